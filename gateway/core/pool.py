@@ -1,0 +1,127 @@
+"""The pool: which workers exist, what they cost, what they can hold. Pure data; `adapters/poolfile.py` reads the YAML."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from decimal import Decimal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+NANO_PER_USD = 1_000_000_000
+WorkerKind = Literal["openai", "litellm", "tool", "self"]
+Handle = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{1,15}$")]
+SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Price(_Frozen):
+    """Prices in US dollars per million tokens, as a person writes them; the integers are what money uses."""
+
+    input_usd_per_mtok: Decimal = Field(ge=0, le=100_000)
+    output_usd_per_mtok: Decimal = Field(ge=0, le=100_000)
+    call_usd: Decimal = Field(default=Decimal(0), ge=0, le=1_000)
+
+    @property
+    def input_nano_per_mtok(self) -> int:
+        """Nano-dollars per million input tokens."""
+        return int(self.input_usd_per_mtok * NANO_PER_USD)
+
+    @property
+    def output_nano_per_mtok(self) -> int:
+        """Nano-dollars per million output tokens."""
+        return int(self.output_usd_per_mtok * NANO_PER_USD)
+
+    @property
+    def call_nano(self) -> int:
+        """Nano-dollars per call, whatever its size (tools)."""
+        return int(self.call_usd * NANO_PER_USD)
+
+
+class WorkerSpec(_Frozen):
+    """One worker of the pool file. `price` is None only until LiteLLM's offline map has been asked for it."""
+
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[^\s/][^\s]*$")
+    handle: Handle
+    kind: WorkerKind
+    model: str | None = Field(default=None, description="model id sent upstream")
+    url: str | None = Field(default=None, description="openai: base URL ending in /v1; tool: endpoint, or builtin:vote")
+    api_key: SecretRef | None = None
+    description: str = Field(default="", max_length=400)
+    tags: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9 _-]{0,31}$")], ...] = Field(default=(), max_length=16)
+    price: Price | None = None
+    context_tokens: int = Field(default=8192, ge=16, le=10_000_000)
+    output_tokens_max: int = Field(default=1024, ge=1, le=1_000_000)
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    concurrency_max: int = Field(default=64, ge=1, le=10_000)
+    latency_hint_s: float | None = Field(default=None, ge=0, description="typical seconds, shown to the conductor")
+    version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
+    params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
+
+    @model_validator(mode="after")
+    def _kind_has_what_it_needs(self) -> WorkerSpec:
+        if self.kind == "openai" and not (self.url and self.model):
+            raise ValueError("kind openai needs `url` (…/v1) and `model`")
+        if self.kind == "litellm" and not self.model:
+            raise ValueError("kind litellm needs `model`, e.g. anthropic/claude-sonnet-4-5")
+        if self.kind == "tool" and not self.url:
+            raise ValueError("kind tool needs `url`: an http(s) endpoint or builtin:vote")
+        return self
+
+    @field_validator("url")
+    @classmethod
+    def _url_scheme(cls, url: str | None) -> str | None:
+        if url is not None and not re.match(r"^(https?://|builtin:)", url):
+            raise ValueError("`url` must start with http://, https:// or builtin:")
+        return url.rstrip("/") if url else url
+
+
+class PoolFile(_Frozen):
+    """The whole `pool.yaml`. Every pool is a list of worker names; `default` is the pool a key gets when it names none."""
+
+    workers: tuple[WorkerSpec, ...] = Field(min_length=1, max_length=256)
+    pools: dict[str, tuple[str, ...]]
+    default: str = "default"
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> PoolFile:
+        for what in ("name", "handle"):
+            seen: set[str] = set()
+            for worker in self.workers:
+                value = str(getattr(worker, what))
+                if value in seen:
+                    raise ValueError(f"two workers share the {what} `{value}`; make it unique")
+                seen.add(value)
+        known = {worker.name for worker in self.workers}
+        for pool, names in self.pools.items():
+            if not names:
+                raise ValueError(f"pool `{pool}` is empty; list at least one worker")
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"pool `{pool}` names `{name}`, which is not under workers")
+        if self.default not in self.pools:
+            raise ValueError(f"`default` is `{self.default}`, which is not under pools ({', '.join(self.pools)})")
+        return self
+
+    def worker(self, name: str) -> WorkerSpec:
+        """The worker of that name. Raises KeyError."""
+        return next(w for w in self.workers if w.name == name) if name in {w.name for w in self.workers} else _missing(name)
+
+    def pool(self, name: str) -> tuple[WorkerSpec, ...]:
+        """The workers of one pool in file order. Raises KeyError."""
+        by_name = {worker.name: worker for worker in self.workers}
+        return tuple(by_name[worker] for worker in self.pools[name])
+
+
+def _missing(name: str) -> WorkerSpec:
+    raise KeyError(name)
+
+
+def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
+    """sha256 over what each worker is (not its secret reference): stamps a rollout with the pool it saw."""
+    lines = [worker.model_dump_json(exclude={"api_key"}) for worker in sorted(workers, key=lambda w: w.name)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

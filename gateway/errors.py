@@ -1,0 +1,206 @@
+"""Every error Baton raises on purpose, and how each looks to an OpenAI client.
+
+BatonError                      status  type                    code
+├── BadRequest                  400     invalid_request_error   (given)
+│   ├── PlanRefused             400     invalid_request_error   plan_refused        (never reaches a client: a router plans instead)
+│   ├── Unpriced                400     invalid_request_error   unpriced_worker
+│   └── ConfigError             400     invalid_request_error   bad_config          (command line: one line, file:line and the fix)
+├── Unauthorized                401     invalid_request_error   invalid_api_key
+├── Forbidden                   403     permission_error        (given)
+├── NotFound                    404     invalid_request_error   not_found | model_not_found
+├── Conflict                    409     invalid_request_error   (given)
+├── TooLarge                    413     invalid_request_error   request_too_large
+├── RateLimited                 429     rate_limit_error        rate_limit_exceeded (retry; carries Retry-After)
+├── BudgetExceeded              429     insufficient_quota      insufficient_quota  (x-should-retry: false)
+├── CapReached                  400     invalid_request_error   cap_reached         (which cap, and how to lift it)
+├── DeadlineExceeded            504     timeout_error           deadline_exceeded
+├── UpstreamError               502     upstream_error          (the worker failed; `retryable`, `upstream_status`)
+│   ├── UpstreamTimeout         504     upstream_error          upstream_timeout
+│   ├── UpstreamRateLimited     429     rate_limit_error        upstream_rate_limited
+│   ├── UpstreamRefused         400     invalid_request_error   (the worker called the request bad; passed on)
+│   └── UpstreamProtocol        502     upstream_error          upstream_protocol   (nonsense, cut stream, bad JSON)
+├── ConductorError              502     upstream_error          conductor_unavailable (never reaches a client either)
+└── Unavailable                 503     server_error            (given)
+    ├── MoneyUnavailable        503     server_error            money_unavailable   (Redis away: money fails closed)
+    └── SpoolFull               503     server_error            spool_full
+
+`status`, `type` and `code` travel with the error; `api/edge.py` is the one place that turns them into replies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BatonError(Exception):
+    """Base of the tree. `message` is for people, `param` names the offending field where there is one."""
+
+    status: int = 500
+    type: str = "server_error"
+    code: str | None = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object: all four keys, always."""
+        return {
+            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        }
+
+
+class BadRequest(BatonError):
+    status, type, code = 400, "invalid_request_error", "invalid_request"
+
+
+class PlanRefused(BadRequest):
+    """A plan that `core.plan.validate` will not let run. `reason` is a stable name used as a metric label."""
+
+    code = "plan_refused"
+
+    def __init__(self, reason: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.reason = reason
+
+
+class Unpriced(BadRequest):
+    code = "unpriced_worker"
+
+
+class ConfigError(BadRequest):
+    """A setting, pool file or policy directory that cannot be used. The message names the place and the fix."""
+
+    code = "bad_config"
+
+
+class Unauthorized(BatonError):
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class Forbidden(BatonError):
+    status, type, code = 403, "permission_error", "forbidden"
+
+
+class NotFound(BatonError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class Conflict(BatonError):
+    status, type, code = 409, "invalid_request_error", "conflict"
+
+
+class TooLarge(BatonError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class RateLimited(BatonError):
+    """Over RPM, TPM or concurrency. `retry_after_s` is when one more request would fit."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        headers = {
+            "retry-after": str(max(1, round(retry_after_s))),
+            "retry-after-ms": str(max(1, round(retry_after_s * 1000))),
+        }
+        super().__init__(message, headers=headers)
+        self.retry_after_s = retry_after_s
+
+
+class BudgetExceeded(BatonError):
+    """The hold does not fit one of its scopes; retrying cannot help, so clients are told not to."""
+
+    status, type, code = 429, "insufficient_quota", "insufficient_quota"
+
+    def __init__(self, message: str, *, scope: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+        self.scope = scope
+
+
+class CapReached(BatonError):
+    """A cap of the request ended it before there was any answer. `cap` names it (`depth`, `cost`, …)."""
+
+    status, type, code = 400, "invalid_request_error", "cap_reached"
+
+    def __init__(self, cap: str, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+        self.cap = cap
+
+
+class DeadlineExceeded(BatonError):
+    status, type, code = 504, "timeout_error", "deadline_exceeded"
+
+
+class UpstreamError(BatonError):
+    """A worker failed. `retryable` says whether the same call may be tried again; `billable` whether it may cost."""
+
+    status, type, code = 502, "upstream_error", "upstream_error"
+    retryable: bool = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool | None = None,
+        upstream_status: int | None = None,
+        retry_after_s: float | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        dispatched: bool = True,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        if retryable is not None:
+            self.retryable = retryable
+        self.upstream_status = upstream_status
+        self.retry_after_s = retry_after_s
+        self.dispatched = dispatched  # False: the request never left (refused connection, DNS): costs nothing
+
+
+class UpstreamTimeout(UpstreamError):
+    status, code, retryable = 504, "upstream_timeout", True
+
+
+class UpstreamRateLimited(UpstreamError):
+    status, type, code, retryable = 429, "rate_limit_error", "upstream_rate_limited", True
+
+
+class UpstreamRefused(UpstreamError):
+    status, type, code = 400, "invalid_request_error", "upstream_refused"
+
+
+class UpstreamProtocol(UpstreamError):
+    code, retryable = "upstream_protocol", True
+
+
+class ConductorError(BatonError):
+    """The conductor is down, slow, or spoke nonsense. `reason`: down | slow | unparseable | refused."""
+
+    status, type, code = 502, "upstream_error", "conductor_unavailable"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Unavailable(BatonError):
+    status, type, code = 503, "server_error", "unavailable"
+
+
+class MoneyUnavailable(Unavailable):
+    code = "money_unavailable"
+
+
+class SpoolFull(Unavailable):
+    code = "spool_full"

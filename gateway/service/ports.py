@@ -1,0 +1,288 @@
+"""The ports: what the use cases need from the outside world. Adapters implement them; fakes ship in `tests/fakes`.
+
+One noun each. Nothing here does anything; shapes, units and errors are the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from gateway.core.events import Event
+from gateway.core.money import Usage
+from gateway.core.pool import WorkerSpec
+
+# ---------------------------------------------------------------- conductor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a plan is decoded. `logprobs` are asked for always: without them nothing can be learned from the log."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    tokens_max: int = 512
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConductorCall:
+    """One planning call: chat messages in, JSON constrained by `schema` out, within `timeout_s`."""
+
+    messages: Sequence[Mapping[str, str]]
+    schema: Mapping[str, Any]
+    sampling: Sampling
+    timeout_s: float
+    model: str | None = None  # a policy version by name; None: the live one
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConductorChunk:
+    """A piece of the plan as it is decoded: text with its token ids and log-probs (behaviour, after mask)."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    tokens: tuple[str, ...] = ()  # text of each token, so that decisions can be told from task text
+
+
+@dataclass(frozen=True, slots=True)
+class ConductorEnd:
+    """The last item of the stream. `prompt_token_ids` is empty where the server does not say."""
+
+    model: str
+    usage: Usage
+    prompt_token_ids: tuple[int, ...] = ()
+    finish_reason: str = "stop"
+
+
+class Conductor(Protocol):
+    """A language model that decodes plans, behind the OpenAI protocol."""
+
+    def decode(self, call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
+        """Stream a plan; the last item is a ConductorEnd. Raises ConductorError(down | slow | unparseable)."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether the server answers and serves the live version."""
+        ...
+
+
+# ---------------------------------------------------------------- workers
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCall:
+    """One attempt at one worker. `body` is a chat-completions body without `model` and `stream`.
+
+    `saw` is what the step may see, oldest first, as (handle, task, reply text): tools such as `vote` read it; for model
+    workers it is already rendered into `body["messages"]`.
+    """
+
+    worker: WorkerSpec
+    body: Mapping[str, Any]
+    timeout_s: float
+    rollout_id: str
+    step_id: str
+    depth: int = 0
+    saw: Sequence[tuple[str, str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReply:
+    """A whole completion as the worker sent it (OpenAI body) with the usage that will be billed."""
+
+    body: Mapping[str, Any]
+    usage: Usage
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Workers(Protocol):
+    """Calls of workers, each one attempt: no retries, no fallbacks in here."""
+
+    async def complete(self, call: WorkerCall) -> WorkerReply:
+        """The whole reply. Raises UpstreamError and its children; cancelling closes the upstream connection."""
+        ...
+
+    def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
+        """OpenAI chunks as dicts, usage always asked for (a last chunk with empty `choices` where the worker sends
+        one). Raises as `complete`; an upstream that dies midway raises UpstreamProtocol, never ends quietly."""
+        ...
+
+
+# ---------------------------------------------------------------- money and limits
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Something with a budget: `org:x`, `key:x`, `user:x:y`. `limit_nano` None: counted, not limited."""
+
+    name: str
+    limit_nano: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Money reserved in every scope at once. `granted_nano` lies between what was asked at least and at most."""
+
+    id: str
+    granted_nano: int
+    scopes: tuple[Scope, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Nano-dollars of one scope: posted for good, and held by open holds."""
+
+    posted_nano: int
+    held_nano: int
+
+
+class Budgets(Protocol):
+    """Two-phase money over all scopes atomically. Every call raises MoneyUnavailable when the store is away."""
+
+    async def hold(
+        self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_s: float
+    ) -> Hold:
+        """Reserve up to `amount_nano`, at least `amount_min_nano`, in all scopes or none. Idempotent by id.
+        Raises BudgetExceeded naming the first scope that cannot hold the least amount."""
+        ...
+
+    async def post(self, hold_id: str, actual_nano: int) -> int:
+        """Close the hold with what was really spent (never more than granted); returns what was charged. Idempotent:
+        a second post or void returns the first result."""
+        ...
+
+    async def void(self, hold_id: str) -> int:
+        """Close the hold with nothing spent; returns what was charged (0, or the first result)."""
+        ...
+
+    async def renew(self, hold_id: str, lease_s: float) -> bool:
+        """Extend the lease; False when the hold is no longer open."""
+        ...
+
+    async def expired(self, limit: int) -> Sequence[str]:
+        """Ids of open holds whose lease ran out (for the sweeper, which decides between void and uncertain)."""
+        ...
+
+    async def balance(self, scope: str) -> Balance: ...
+
+    async def load(self, posted: Mapping[str, int]) -> None:
+        """Rebuild: set the posted nano-dollars of scopes from the ledger and open a new epoch."""
+        ...
+
+    async def ready(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """What the x-ratelimit headers say after admission. None: not limited."""
+
+    requests_limit: int | None = None
+    requests_left: int | None = None
+    tokens_limit: int | None = None
+    tokens_left: int | None = None
+
+
+class RateLimits(Protocol):
+    """Requests and tokens a minute (sliding window), and requests in flight, per key."""
+
+    async def admit(
+        self, key_id: str, request_id: str, tokens: int, rpm: int | None, tpm: int | None, concurrency: int | None
+    ) -> RateState:
+        """Count the request in, or raise RateLimited with a true `retry_after_s`."""
+        ...
+
+    async def release(self, key_id: str, request_id: str, tokens_used: int | None) -> None:
+        """The request ended: free its place in flight, and set its tokens to what was really used."""
+        ...
+
+
+# ---------------------------------------------------------------- log and store
+
+
+class Journal(Protocol):
+    """The write-ahead journal on this host's disk."""
+
+    async def append(self, event: Event) -> None:
+        """Return once the event is on disk (group fsync). Raises SpoolFull."""
+        ...
+
+    async def shipped(self) -> None:
+        """Wait until everything appended so far is in Postgres; raises TimeoutError after the adapter's bound."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """One API key as stored: never the secret, only its HMAC digest."""
+
+    public_id: str
+    key_class: str  # "data" | "admin"
+    name: str
+    digest: bytes
+    pepper_version: int
+    org: str
+    pools: tuple[str, ...]
+    workers: tuple[str, ...]  # empty: every worker of its pools
+    budget_nano: int | None
+    rpm: int | None
+    tpm: int | None
+    concurrency: int | None
+    caps: Mapping[str, Any]
+    log_mode: str  # "full" | "redacted" | "metadata"
+    train: bool
+    created_at: datetime
+    revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExperience:
+    """What one worker did on the nearest past tasks with an outcome."""
+
+    worker: str
+    n: int
+    success_mean: float  # [0, 1]
+    cost_nano_mean: int
+    latency_ms_mean: int
+
+
+class Store(Protocol):
+    """Named queries of Postgres. Every one that reads a rollout takes the owner and returns nothing for others."""
+
+    async def key_insert(self, key: KeyRow) -> None: ...
+    async def key_get(self, public_id: str) -> KeyRow | None: ...
+    async def key_list(self) -> Sequence[KeyRow]: ...
+    async def key_revoke(self, public_id: str, at: datetime) -> bool: ...
+
+    async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
+        """Rollout with rounds, steps, outcomes and ledger rows as one JSON-able tree; by rollout or completion id."""
+        ...
+
+    async def outcome_insert(self, row: Mapping[str, Any]) -> tuple[str, bool]:
+        """Insert unless (key, idempotency key) exists; returns (outcome id, whether it is new)."""
+        ...
+
+    async def experience_near(
+        self, task_type: str | None, embedding: Sequence[float], workers: Sequence[str], k: int
+    ) -> Sequence[WorkerExperience]:
+        """Per worker, over its `k` nearest past steps with an outcome (same task type first where one is given)."""
+        ...
+
+    async def outcome_count(self, pool: str) -> int: ...
+
+    async def posted_totals(self) -> Mapping[str, int]:
+        """Scope name → nano-dollars posted, from the ledger: what Redis is rebuilt from."""
+        ...
+
+    async def ready(self) -> bool: ...
+
+
+class Clock(Protocol):
+    """Time, so that tests own it."""
+
+    def now(self) -> datetime: ...
+    def monotonic_s(self) -> float: ...
