@@ -56,9 +56,7 @@ class BatonError(Exception):
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object: all four keys, always."""
-        return {
-            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        }
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class BadRequest(BatonError):

@@ -37,9 +37,7 @@ class Usage:
 
 def cost_nano(price: Price, usage: Usage) -> int:
     """Actual cost of one call in nano-dollars, rounded up."""
-    per_million = (
-        price.input_nano_per_mtok * usage.prompt_tokens + price.output_nano_per_mtok * usage.completion_tokens
-    )
+    per_million = price.input_nano_per_mtok * usage.prompt_tokens + price.output_nano_per_mtok * usage.completion_tokens
     return -(-per_million // 1_000_000) + price.call_nano
 
 

@@ -109,7 +109,11 @@ class PoolFile(_Frozen):
 
     def worker(self, name: str) -> WorkerSpec:
         """The worker of that name. Raises KeyError."""
-        return next(w for w in self.workers if w.name == name) if name in {w.name for w in self.workers} else _missing(name)
+        return (
+            next(w for w in self.workers if w.name == name)
+            if name in {w.name for w in self.workers}
+            else _missing(name)
+        )
 
     def pool(self, name: str) -> tuple[WorkerSpec, ...]:
         """The workers of one pool in file order. Raises KeyError."""
