@@ -1,4 +1,4 @@
-"""Caps: the limits of one request beside its budget. They come from settings, the key and request headers, never from text."""
+"""Caps: the limits of one request beside its budget. They come from settings, key and headers, never from text."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 EMBEDDING_DIM = 256
@@ -21,7 +22,7 @@ _WORD = re.compile(r"[^\W_]+|[^\w\s]")
 def embed(text: str) -> list[float]:
     """Text → 256 floats of length 1 (all zeros for empty text). Deterministic across processes and machines."""
     words = _WORD.findall(re.sub(r"\d", "0", text[:EMBEDDED_CHARS_MAX].lower()))
-    features = words + [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)]
+    features = words + [f"{a} {b}" for a, b in pairwise(words)]
     for word in words:
         padded = f"^{word}$"
         features += [f"#{padded[i : i + 3]}" for i in range(len(padded) - 2)]
@@ -69,5 +70,5 @@ def smoothed_success(weights: RuleWeights, success_mean: float, n: int) -> float
 
 
 def rule_utility(weights: RuleWeights, success: float, latency_s: float, cost_usd: float) -> float:
-    """w1·success + w2/latency − w3·cost (latency floored at 0.1 s so that one fast worker cannot win on speed alone)."""
+    """w1·success + w2/latency − w3·cost; latency is floored at 0.1 s so that speed alone cannot win."""
     return weights.success * success + weights.latency / max(latency_s, 0.1) - weights.cost * cost_usd

@@ -1,4 +1,4 @@
-"""The pool: which workers exist, what they cost, what they can hold. Pure data; `adapters/poolfile.py` reads the YAML."""
+"""The pool: which workers exist, what they cost, what they can hold. Pure; `adapters/poolfile.py` reads the YAML."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 NANO_PER_USD = 1_000_000_000
 WorkerKind = Literal["openai", "litellm", "tool", "self"]
 Handle = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{1,15}$")]
+_TOKEN_PRICES = {"input_usd_per_mtok", "output_usd_per_mtok"}
 SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")]
 
 
@@ -20,10 +21,13 @@ class _Frozen(BaseModel):
 
 
 class Price(_Frozen):
-    """Prices in US dollars per million tokens, as a person writes them; the integers are what money uses."""
+    """Prices in US dollars per million tokens, as a person writes them; the integers are what money uses.
 
-    input_usd_per_mtok: Decimal = Field(ge=0, le=100_000)
-    output_usd_per_mtok: Decimal = Field(ge=0, le=100_000)
+    A model must give both token prices (`WorkerSpec` checks); a tool may give `call_usd` alone.
+    """
+
+    input_usd_per_mtok: Decimal = Field(default=Decimal(0), ge=0, le=100_000)
+    output_usd_per_mtok: Decimal = Field(default=Decimal(0), ge=0, le=100_000)
     call_usd: Decimal = Field(default=Decimal(0), ge=0, le=1_000)
 
     @property
@@ -70,18 +74,20 @@ class WorkerSpec(_Frozen):
             raise ValueError("kind litellm needs `model`, e.g. anthropic/claude-sonnet-4-5")
         if self.kind == "tool" and not self.url:
             raise ValueError("kind tool needs `url`: an http(s) endpoint or builtin:vote")
+        if self.kind != "tool" and self.price and not self.price.model_fields_set >= _TOKEN_PRICES:
+            raise ValueError("`price` of a model needs input_usd_per_mtok and output_usd_per_mtok (0 where it is free)")
         return self
 
     @field_validator("url")
     @classmethod
     def _url_scheme(cls, url: str | None) -> str | None:
-        if url is not None and not re.match(r"^(https?://|builtin:)", url):
-            raise ValueError("`url` must start with http://, https:// or builtin:")
+        if url is not None and not re.match(r"^(https?://.|builtin:vote$)", url):
+            raise ValueError("`url` must start with http:// or https://, or be builtin:vote")
         return url.rstrip("/") if url else url
 
 
 class PoolFile(_Frozen):
-    """The whole `pool.yaml`. Every pool is a list of worker names; `default` is the pool a key gets when it names none."""
+    """The whole `pool.yaml`. A pool is a list of worker names; `default` is the one a key gets when it names none."""
 
     workers: tuple[WorkerSpec, ...] = Field(min_length=1, max_length=256)
     pools: dict[str, tuple[str, ...]]
@@ -109,20 +115,12 @@ class PoolFile(_Frozen):
 
     def worker(self, name: str) -> WorkerSpec:
         """The worker of that name. Raises KeyError."""
-        return (
-            next(w for w in self.workers if w.name == name)
-            if name in {w.name for w in self.workers}
-            else _missing(name)
-        )
+        return {worker.name: worker for worker in self.workers}[name]
 
     def pool(self, name: str) -> tuple[WorkerSpec, ...]:
         """The workers of one pool in file order. Raises KeyError."""
         by_name = {worker.name: worker for worker in self.workers}
         return tuple(by_name[worker] for worker in self.pools[name])
-
-
-def _missing(name: str) -> WorkerSpec:
-    raise KeyError(name)
 
 
 def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
