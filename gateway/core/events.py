@@ -32,9 +32,11 @@ class Event:
 
 
 def canonical(event: Event) -> bytes:
-    """The one byte form: sorted keys, no spaces, UTF-8. Equal events have equal bytes."""
+    """The one byte form: sorted keys, no spaces, UTF-8 (lone surrogates kept). Equal events have equal bytes."""
     record = {"id": event.id, "kind": event.kind, "ts_us": event.ts_us, "payload": event.payload}
-    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def parse(data: bytes) -> Event:

@@ -1,0 +1,64 @@
+"""Engines for PostgreSQL over psycopg 3: every connection has a connect, a pool and a statement time-out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from gateway.errors import ConfigError
+
+
+def driver_url(database_url: str) -> URL:
+    """`postgres://` or `postgresql://` as SQLAlchemy wants it for psycopg 3. Raises ConfigError on anything else."""
+    try:
+        url = make_url(database_url)
+    except ArgumentError:
+        raise ConfigError("DATABASE_URL is not a URL; write postgresql://user:password@host:5432/name") from None
+    if url.drivername not in ("postgres", "postgresql", "postgresql+psycopg"):
+        raise ConfigError(f"DATABASE_URL starts with `{url.drivername}://`; Baton speaks postgresql:// only")
+    return url.set(drivername="postgresql+psycopg")
+
+
+def _options(connect_timeout_s: float, statement_timeout_s: float, pool_size: int, pool_timeout_s: float) -> Any:
+    return {
+        "pool_size": pool_size,
+        "max_overflow": 0,
+        "pool_timeout": pool_timeout_s,
+        "pool_pre_ping": True,
+        "pool_recycle": 1800,
+        "hide_parameters": True,  # an error text must not carry a client's prompt into a log line
+        "connect_args": {
+            "connect_timeout": max(2, round(connect_timeout_s)),  # libpq's own least is 2 s
+            "options": f"-c statement_timeout={round(statement_timeout_s * 1000)} -c timezone=UTC",
+            "application_name": "baton",
+        },
+    }
+
+
+def async_engine(
+    database_url: str,
+    *,
+    pool_size: int = 8,
+    pool_timeout_s: float = 2.0,
+    connect_timeout_s: float = 2.0,
+    statement_timeout_s: float = 2.0,
+) -> AsyncEngine:
+    """The engine of the store: short statements on the event loop."""
+    options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
+    return create_async_engine(driver_url(database_url), **options)
+
+
+def sync_engine(
+    database_url: str,
+    *,
+    pool_size: int = 1,
+    pool_timeout_s: float = 2.0,
+    connect_timeout_s: float = 2.0,
+    statement_timeout_s: float = 30.0,
+) -> Engine:
+    """The engine of the shipper and of migrations: long statements in a thread of their own."""
+    options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
+    return create_engine(driver_url(database_url), **options)

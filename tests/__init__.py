@@ -1,0 +1,1 @@
+"""Tests: unit (pure), contract (fake and real), integration (real parts on loopback), migration, acceptance."""
