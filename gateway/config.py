@@ -1,0 +1,308 @@
+"""Every setting and every limit, and the only place that reads the environment.
+
+`load()` gives the frozen `Settings`. A setting `drain_s` is the variable `BATON_DRAIN_S`; a `BATON_*` variable that
+is no setting is an error that names the nearest one. `docs/configuration.md` is written from the fields below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.core.money import usd_to_nano
+from gateway.core.pool import SecretRef
+from gateway.errors import ConfigError
+
+PREFIX = "BATON_"
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Bytes = Annotated[int, Field(ge=1024, le=2**40)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Places(BaseModel):
+    """Places: where state lives, where Baton listens, and the servers it uses"""
+
+    data_dir: Path = Field(Path(".baton"), description="all state of this installation")
+    host: str = Field("127.0.0.1", description="address of the public API")
+    port: Port = Field(8080, description="port of the public API; 0: any free one")
+    admin_host: str = Field("127.0.0.1", description="address of the admin API, health and metrics")
+    admin_port: Port = Field(8081, description="port of the admin API; 0: any free one")
+    port_strict: bool = Field(False, description="a taken port is an error; off: the next free one is used")
+    database_url: str | None = Field(
+        None,
+        validation_alias=AliasChoices("BATON_DATABASE_URL", "DATABASE_URL"),
+        description="PostgreSQL, `postgresql://user:password@host/database`; unset: an embedded server",
+    )
+    redis_url: str | None = Field(
+        None,
+        validation_alias=AliasChoices("BATON_REDIS_URL", "REDIS_URL"),
+        description="Redis, `redis://host:6379/0` or `unix:///path`; unset: an embedded server",
+    )
+    pepper: SecretRef | None = Field(
+        None, description="`env:NAME` or `file:PATH` of the secret under key digests; unset: made once in the data dir"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the program's own log")
+
+
+class Planning(BaseModel):
+    """Planning: the pool, the conductor, and who plans when"""
+
+    pool: Path | None = Field(None, description="the pool file; unset: the arena's simulated workers")
+    default_pool_name: str | None = Field(None, description="pool of keys that name none; unset: the file's `default`")
+    conductor: str = Field(
+        "embedded",
+        description="`embedded` (the one shipped), a policy directory, `worker:NAME` (of the pool), "
+        "or `http://host:port/v1#model`",
+    )
+    conductor_api_key: SecretRef | None = Field(None, description="`env:NAME` or `file:PATH`, for a conductor by URL")
+    conductor_input_usd_per_mtok: Decimal | None = Field(
+        None, ge=0, le=100_000, description="price of a prompt token; 0 when embedded, required for a URL"
+    )
+    conductor_output_usd_per_mtok: Decimal | None = Field(
+        None, ge=0, le=100_000, description="price of a plan token; 0 when embedded, required for a URL"
+    )
+    conductor_structured: Literal["auto", "vllm", "json_schema", "json_object", "none"] = Field(
+        "auto", description="how the plan's schema is asked for; auto: vllm when embedded, else json_schema"
+    )
+    conductor_timeout_s: Seconds = Field(10.0, description="a planning call that takes longer goes to the fallback")
+    conductor_temperature: float = Field(0.0, ge=0, le=2, description="of planning, outside the exploring share")
+    conductor_concurrency_max: Count = Field(64, description="planning calls in flight")
+    explore_share: Share = Field(0.1, description="share of requests planned at temperature 1, so that logs can teach")
+    plan_prompt: Literal["auto", "compact", "full"] = Field(
+        "auto", description="prompt profile; auto: what the conductor's manifest says, full without one"
+    )
+    plan_tokens_max: Count = Field(512, description="tokens of one plan")
+    plan_bytes_max: Bytes = Field(262_144, description="bytes of one plan; longer is refused unread")
+    default_policy: Literal["auto", "conductor", "rule"] = Field(
+        "auto", description="what `baton` means; auto: the conductor once `conductor_outcomes_min` outcomes exist"
+    )
+    fallback_policy: Literal["rule"] = Field("rule", description="plans when the conductor can't")
+    conductor_outcomes_min: int = Field(
+        0, ge=0, le=1_000_000, description="outcomes a pool needs before `auto` trusts the conductor with it"
+    )
+    rule_w_success: float = Field(1.0, ge=0, le=1000, description="rule: weight of the observed success rate")
+    rule_w_latency: float = Field(0.05, ge=0, le=1000, description="rule: weight of 1 / seconds")
+    rule_w_cost: float = Field(20.0, ge=0, le=100_000, description="rule: weight of the dollars of one call")
+    experience_neighbours: Count = Field(50, description="past steps per worker that experience is computed from")
+    experience_cache_s: Seconds = Field(5.0, description="how old cached experience may be")
+    stickiness_s: float = Field(300.0, ge=0, le=86_400, description="a conversation stays with its worker; 0: never")
+
+
+class Caps(BaseModel):
+    """Caps: the most one request may do; a key or a request can only lower them"""
+
+    caps_depth_max: int = Field(2, ge=0, le=8, description="child loops inside child loops")
+    caps_rounds_max: int = Field(2, ge=1, le=16, description="plans per request")
+    caps_steps_max: int = Field(5, ge=1, le=16, description="steps per plan")
+    caps_parallel_max: int = Field(4, ge=1, le=16, description="steps running at the same time")
+    caps_calls_max: int = Field(16, ge=1, le=1000, description="worker calls in all, retries included")
+    caps_tokens_max: Count = Field(200_000, description="tokens in all, planning included")
+    caps_cost_usd_max: str = Field("0.50", description="dollars in all")
+    caps_wall_s_max: Seconds = Field(120.0, description="wall-clock of the whole request")
+
+
+class Requests(BaseModel):
+    """Requests: what the public API accepts, and how it behaves"""
+
+    body_bytes_max: Bytes = Field(10 * 2**20, description="bytes of a request body; more is 413")
+    header_bytes_max: Bytes = Field(65_536, description="bytes of all request headers; more is 431")
+    messages_max: Count = Field(2000, description="messages of one request")
+    output_tokens_default: Count = Field(1024, description="`max_tokens` where the client gives none")
+    in_flight_max: Count = Field(512, description="requests being served")
+    queue_max: int = Field(512, ge=0, le=1_000_000, description="requests waiting for a place; more is 503")
+    queue_wait_s: Seconds = Field(10.0, description="longest wait for a place; then 503")
+    keepalive_s: float = Field(10.0, ge=0, le=3600, description="an SSE comment this often while nothing else; 0: off")
+    idempotency_s: Seconds = Field(86_400.0, description="how long an `idempotency-key` is remembered")
+    strict_fields: bool = Field(False, description="unknown request fields are 400 instead of passed on")
+    drain_s: float = Field(30.0, ge=0, le=3600, description="after SIGTERM, time for open requests to finish")
+    key_cache_s: float = Field(1.0, ge=0, le=60, description="how long a revoked key may still work")
+    key_cache_max: Count = Field(10_000, description="keys remembered")
+
+
+class Upstream(BaseModel):
+    """Workers: how they are called"""
+
+    worker_connect_s: Seconds = Field(5.0, description="time to connect to a worker")
+    worker_idle_s: Seconds = Field(60.0, description="longest silence inside a worker's stream")
+    worker_reply_bytes_max: Bytes = Field(16 * 2**20, description="bytes of one worker's reply")
+    worker_connections_max: Count = Field(512, description="open connections to all workers")
+    retry_attempts_max: int = Field(3, ge=1, le=10, description="attempts at one step, the first included")
+    retry_backoff_s: Seconds = Field(0.25, description="first pause between attempts; doubles, with jitter")
+    retry_budget_share: Share = Field(0.2, description="retries as a share of calls; above it there are none")
+
+
+class Money(BaseModel):
+    """Money and limits: holds, leases, and what happens when Redis is away"""
+
+    money_lease_s: Seconds = Field(60.0, description="a hold not renewed for this long is swept")
+    money_sweep_s: Seconds = Field(15.0, description="how often abandoned holds are looked for")
+    rate_limits_fail_open: bool = Field(True, description="serve without rate limits while Redis is away; never money")
+    redis_connect_s: Seconds = Field(0.2, description="time to connect to Redis")
+    redis_timeout_s: Seconds = Field(0.2, description="time for one Redis command")
+    redis_connections_max: Count = Field(64, description="connections to Redis")
+
+
+class Log(BaseModel):
+    """Log: the journal on disk and its way to PostgreSQL"""
+
+    spool_dir: Path | None = Field(None, description="journal; unset: `spool` in the data directory")
+    spool_bytes_max: Bytes = Field(2**30, description="bytes of journal not yet in PostgreSQL; then 503 `spool_full`")
+    spool_segment_bytes: Bytes = Field(16 * 2**20, description="bytes of one journal file")
+    spool_fsync_window_ms: float = Field(2.0, ge=0, le=1000, description="how long a group waits to share one fsync")
+    ship_batch_max: Count = Field(500, description="events per transaction")
+    ship_interval_s: Seconds = Field(0.2, description="pause of the shipper when there is nothing to do")
+    ship_wait_s: Seconds = Field(5.0, description="how long a read waits for its own writes to be shipped")
+    db_connections_max: Count = Field(10, description="connections to PostgreSQL")
+    db_connect_s: Seconds = Field(5.0, description="time to connect to PostgreSQL")
+    db_statement_s: Seconds = Field(10.0, description="time for one statement")
+
+
+MAY_HOLD_SECRETS = frozenset({"database_url", "redis_url", "pepper", "conductor_api_key"})  # never echoed
+SECTIONS: tuple[type[BaseModel], ...] = (Places, Planning, Caps, Requests, Upstream, Money, Log)
+
+
+class Settings(Log, Money, Upstream, Requests, Caps, Planning, Places, BaseSettings):
+    """All of the above as one frozen, flat object."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True, validate_default=True
+    )
+
+    @field_validator("caps_cost_usd_max")
+    @classmethod
+    def _is_money(cls, text: str) -> str:
+        usd_to_nano(text)
+        return text
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, url: str | None) -> str | None:
+        """Any spelling of a PostgreSQL URL becomes the one SQLAlchemy needs for psycopg."""
+        if url is None or url.startswith("postgresql+psycopg://"):
+            return url
+        scheme, _, rest = url.partition("://")
+        if scheme not in ("postgres", "postgresql"):
+            raise ValueError(f"starts with `{scheme}`; write postgresql://user:password@host:5432/database")
+        return f"postgresql+psycopg://{rest}"
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis(cls, url: str | None) -> str | None:
+        if url is not None and urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("write redis://host:6379/0, rediss://… or unix:///path/to/socket")
+        return url
+
+    @model_validator(mode="after")
+    def _conductor_is_whole(self) -> Settings:
+        if self.conductor_kind == "url":
+            parts = urlsplit(self.conductor)
+            if not parts.hostname or not parts.fragment:
+                raise ValueError(f"conductor `{self.conductor}` names no model; write http://host:port/v1#model")
+            if self.conductor_input_usd_per_mtok is None or self.conductor_output_usd_per_mtok is None:
+                raise ValueError(
+                    "a conductor by URL needs its price, or it would be free: set "
+                    "BATON_CONDUCTOR_INPUT_USD_PER_MTOK and BATON_CONDUCTOR_OUTPUT_USD_PER_MTOK (0 is allowed)"
+                )
+        return self
+
+    @property
+    def conductor_kind(self) -> Literal["embedded", "worker", "url", "directory"]:
+        """Which of its four forms `conductor` has."""
+        if self.conductor == "embedded":
+            return "embedded"
+        if self.conductor.startswith("worker:"):
+            return "worker"
+        return "url" if self.conductor.startswith(("http://", "https://")) else "directory"
+
+    @property
+    def caps_cost_nano_max(self) -> int:
+        """`caps_cost_usd_max` in nano-dollars."""
+        return usd_to_nano(self.caps_cost_usd_max)
+
+    @property
+    def spool_path(self) -> Path:
+        """The journal's directory."""
+        return self.spool_dir or self.data_dir / "spool"
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The running servers a gateway is wired to; `cli` starts or finds them, `app.build` uses them.
+
+    `conductor_url` (base URL ending in /v1) and `conductor_model` are None when the conductor is a worker of the pool.
+    """
+
+    database_url: str
+    redis_url: str
+    pool_file: Path
+    pepper: bytes
+    conductor_url: str | None = None
+    conductor_model: str | None = None
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def load(**given: Any) -> Settings:
+    """Settings from the environment; `given` (the command line) wins, its Nones do not count.
+
+    Raises ConfigError with one line per mistake: the variable, what is wrong with it, and the fix.
+    """
+    _refuse_unknown(os.environ)
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_line(dict(detail)) for detail in error.errors())) from None
+
+
+def resolve_secret(ref: str) -> str:
+    """The secret behind `env:NAME` or `file:PATH`. Raises ConfigError that names the reference, never the secret."""
+    kind, _, where = ref.partition(":")
+    if kind == "env":
+        value = os.environ.get(where, "")
+        if not value:
+            raise ConfigError(f"`{ref}`: the variable {where} is not set; export it, or use file:PATH")
+        return value
+    try:
+        value = Path(where).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`{ref}`: {error}; put the secret in that file, alone") from None
+    if not value:
+        raise ConfigError(f"`{ref}`: the file is empty; put the secret in it, alone")
+    return value
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    known = [variable(name) for name in Settings.model_fields]
+    lines = []
+    for name in sorted(name for name in environ if name.startswith(PREFIX) and name not in known):
+        near = difflib.get_close_matches(name, known, n=1)
+        fix = f"did you mean {near[0]}?" if near else "unset it; docs/configuration.md lists every setting"
+        lines.append(f"{name}: no such setting; {fix}")
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def _line(detail: Mapping[str, Any]) -> str:
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if not detail["loc"]:
+        return message
+    name = str(detail["loc"][0]).lower().removeprefix(PREFIX.lower())
+    field = Settings.model_fields.get(name)
+    if field is None:
+        return f"{name}: no such setting; docs/configuration.md lists every setting"
+    shown = "" if name in MAY_HOLD_SECRETS else f"={detail['input']}"
+    return f"{variable(name)}{shown}: {message} ({field.description}; default {field.default})"

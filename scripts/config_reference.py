@@ -1,0 +1,68 @@
+"""Write docs/configuration.md from the settings themselves. `--check` only says whether the page is current."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from gateway.config import SECTIONS, variable
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+HEAD = """# Configuration
+
+<!-- Written by scripts/config_reference.py (`make docs`); change the fields in gateway/config.py instead. -->
+
+Every setting is an environment variable. A `BATON_*` variable that is not in this list stops the start with the
+nearest known name; `baton check` says the same without starting. `DATABASE_URL` and `REDIS_URL` are read too, after
+their prefixed forms. Units are in the names: `_s` seconds, `_ms` milliseconds, `_usd` dollars, `_bytes` bytes.
+"""
+
+
+def limits(field_metadata: list[object]) -> str:
+    """The bounds of a field as a person would write them: `0 < x ≤ 86400`."""
+    found: dict[str, str] = {}
+    for item in field_metadata:
+        found |= {name: str(getattr(item, name)) for name in ("gt", "ge", "lt", "le") if hasattr(item, name)}
+    low = f"{found['gt']} < " if "gt" in found else f"{found['ge']} ≤ " if "ge" in found else ""
+    high = f" < {found['lt']}" if "lt" in found else f" ≤ {found['le']}" if "le" in found else ""
+    return f"{low}x{high}" if low or high else ""
+
+
+def default(value: object) -> str:
+    """A default as it would be written in the environment; nothing for None."""
+    if value is None:
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def section(model: type[BaseModel]) -> str:
+    """One heading and its table."""
+    lines = [f"\n## {model.__doc__}\n", "| variable | default | range | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        choices = re.findall(r"'([^']+)'", str(field.annotation)) if "Literal" in str(field.annotation) else []
+        span = " ".join(f"`{choice}`" for choice in choices) or limits(list(field.metadata))
+        lines.append(f"| `{variable(name)}` | {default(field.default)} | {span} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def render() -> str:
+    """The whole page."""
+    return HEAD + "".join(section(model) for model in SECTIONS)
+
+
+def main() -> int:
+    """Write the page, or with --check exit 1 when it is not what it should be."""
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(render(), encoding="utf-8")
+        return 0
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == render():
+        return 0
+    print(f"{PAGE.name} is not current; run `make docs`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

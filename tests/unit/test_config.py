@@ -1,0 +1,142 @@
+"""Settings: where they come from, what is refused, and how a mistake reads."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway import config
+from gateway.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in config.Settings.model_fields:
+        monkeypatch.delenv(config.variable(name), raising=False)
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.delenv("REDIS_URL", raising=False)
+
+
+def _message(**given: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config.load(**given)
+    return caught.value.message
+
+
+def test_defaults_need_nothing() -> None:
+    settings = config.load()
+    assert settings.conductor_kind == "embedded"
+    assert settings.database_url is None
+    assert settings.spool_path == Path(".baton/spool")
+    assert settings.caps_cost_nano_max == 500_000_000
+
+
+def test_the_environment_is_read_and_the_command_line_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_PORT", "9000")
+    monkeypatch.setenv("BATON_HOST", "0.0.0.0")  # noqa: S104 - a string, nothing listens
+    settings = config.load(port=9001, host=None)
+    assert (settings.port, settings.host) == (9001, "0.0.0.0")  # noqa: S104
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        config.load().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["DATABASE_URL", "BATON_DATABASE_URL"])
+def test_any_postgres_url_becomes_the_drivers(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "postgres://u:p@h/d")
+    assert config.load().database_url == "postgresql+psycopg://u:p@h/d"
+
+
+def test_the_prefixed_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://plain")
+    monkeypatch.setenv("BATON_REDIS_URL", "redis://prefixed")
+    assert config.load().redis_url == "redis://prefixed"
+
+
+def test_an_unknown_variable_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_DRIAN_S", "1")
+    assert _message() == "BATON_DRIAN_S: no such setting; did you mean BATON_DRAIN_S?"
+
+
+def test_an_unknown_variable_like_nothing_is_told_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_QQQQQQQQ", "1")
+    assert "docs/configuration.md" in _message()
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    assert _message(colour="red") == "colour: no such setting; docs/configuration.md lists every setting"
+
+
+def test_every_mistake_has_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_PORT", "99999")
+    monkeypatch.setenv("BATON_DRAIN_S", "soon")
+    lines = _message().splitlines()
+    assert sorted(line.split(":")[0] for line in lines) == ["BATON_DRAIN_S=soon", "BATON_PORT=99999"]
+    assert all("default" in line for line in lines)
+
+
+@pytest.mark.parametrize("amount", ["-1", "much", "NaN", "10000000000"])
+def test_money_is_an_amount_in_dollars(amount: str) -> None:
+    assert "BATON_CAPS_COST_USD_MAX" in _message(caps_cost_usd_max=amount)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DATABASE_URL", "mysql://user:hunter2@host/db"),
+        ("REDIS_URL", "http://user:hunter2@host"),
+        ("BATON_PEPPER", "hunter2"),
+        ("BATON_CONDUCTOR_API_KEY", "hunter2"),
+    ],
+)
+def test_a_secret_in_a_wrong_value_is_not_echoed(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert "hunter2" not in _message()
+
+
+@pytest.mark.parametrize(
+    ("conductor", "kind"),
+    [
+        ("embedded", "embedded"),
+        ("worker:gpt", "worker"),
+        ("policies/conductor@7", "directory"),
+        ("https://host/v1#model", "url"),
+    ],
+)
+def test_the_four_forms_of_a_conductor(conductor: str, kind: str) -> None:
+    settings = config.load(
+        conductor=conductor, conductor_input_usd_per_mtok="0.1", conductor_output_usd_per_mtok=Decimal(0)
+    )
+    assert settings.conductor_kind == kind
+
+
+def test_a_conductor_by_url_needs_a_model_and_a_price() -> None:
+    assert "#model" in _message(conductor="http://host/v1")
+    assert "BATON_CONDUCTOR_INPUT_USD_PER_MTOK" in _message(conductor="http://host/v1#m")
+
+
+def test_secrets_come_from_the_environment_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOME_KEY", "from-env")
+    (tmp_path / "key").write_text("from-file\n")
+    assert config.resolve_secret("env:SOME_KEY") == "from-env"
+    assert config.resolve_secret(f"file:{tmp_path / 'key'}") == "from-file"
+
+
+def test_a_missing_secret_names_its_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    (tmp_path / "empty").write_text("\n")
+    for ref in ("env:SOME_KEY", f"file:{tmp_path / 'absent'}", f"file:{tmp_path / 'empty'}"):
+        with pytest.raises(ConfigError) as caught:
+            config.resolve_secret(ref)
+        assert f"`{ref}`" in caught.value.message
+
+
+def test_every_field_is_in_one_section_and_described() -> None:
+    listed = [name for section in config.SECTIONS for name in section.model_fields]
+    assert sorted(listed) == sorted(config.Settings.model_fields)
+    assert all(field.description for field in config.Settings.model_fields.values())
