@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext
 from typing import Any
 
 from gateway.core.pool import NANO_PER_USD, Price
@@ -48,23 +48,25 @@ def worst_case_nano(price: Price, input_tokens_bound: int, output_tokens_max: in
 
 def output_tokens_that_fit(price: Price, input_tokens_bound: int, budget_nano: int, attempts: int = 1) -> int:
     """Largest output bound whose worst case fits `budget_nano`; negative where even the input does not fit."""
-    left = budget_nano // attempts - cost_nano(price, Usage(input_tokens_bound, 0))
-    if left < 0:
+    millionths = (
+        budget_nano // attempts - price.call_nano
+    ) * 1_000_000 - price.input_nano_per_mtok * input_tokens_bound
+    if millionths < 0:
         return -1
     if price.output_nano_per_mtok == 0:
         return NANO_MAX
-    return left * 1_000_000 // price.output_nano_per_mtok
+    return millionths // price.output_nano_per_mtok
 
 
 def input_tokens_bound(messages: Iterable[Mapping[str, Any]], extra_text: str = "") -> int:
     """Upper bound of the prompt tokens: a byte-level tokenizer spends at most one token a UTF-8 byte."""
-    total = TOKENS_PER_REQUEST + len(extra_text.encode())
+    total = TOKENS_PER_REQUEST + _bytes(extra_text)
     for message in messages:
         total += TOKENS_PER_MESSAGE + _content_bound(message.get("content"))
         for key in ("name", "tool_call_id", "refusal"):
-            total += len(str(message.get(key) or "").encode())
+            total += _bytes(str(message.get(key) or ""))
         if message.get("tool_calls"):
-            total += len(str(message["tool_calls"]).encode())
+            total += _bytes(str(message["tool_calls"]))
     return total
 
 
@@ -72,12 +74,17 @@ def _content_bound(content: Any) -> int:
     if content is None:
         return 0
     if isinstance(content, str):
-        return len(content.encode())
+        return _bytes(content)
     bound = 0
     for part in content:
         is_text = isinstance(part, Mapping) and part.get("type") in ("text", "refusal")
-        bound += len(str(part).encode()) if is_text else TOKENS_PER_MEDIA_PART
+        bound += _bytes(str(part)) if is_text else TOKENS_PER_MEDIA_PART
     return bound
+
+
+def _bytes(text: str) -> int:
+    # JSON may carry a lone surrogate (`"\ud800"`), which strict UTF-8 refuses to encode.
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def usd_to_nano(text: str | Decimal | int) -> int:
@@ -88,10 +95,10 @@ def usd_to_nano(text: str | Decimal | int) -> int:
         raise ValueError(f"`{text}` is not an amount in dollars") from None
     if not usd.is_finite() or usd < 0:
         raise ValueError(f"`{text}` is not an amount in dollars")
-    nano = int((usd * NANO_PER_USD).to_integral_value(rounding=ROUND_CEILING))
-    if nano > NANO_MAX:
+    if usd > Decimal(NANO_MAX) / NANO_PER_USD:
         raise ValueError(f"${text} is over the largest amount, ${NANO_MAX // NANO_PER_USD:,}")
-    return nano
+    with localcontext(rounding=ROUND_CEILING):
+        return int((usd * NANO_PER_USD).to_integral_value())
 
 
 def nano_to_usd(nano: int) -> str:

@@ -11,6 +11,9 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from gateway.core.events import Event
+from gateway.core.ledger import Balance as Balance
+from gateway.core.ledger import Hold as Hold
+from gateway.core.ledger import Scope as Scope
 from gateway.core.money import Usage
 from gateway.core.pool import WorkerSpec
 
@@ -116,48 +119,35 @@ class Workers(Protocol):
 # ---------------------------------------------------------------- money and limits
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Something with a budget: `org:x`, `key:x`, `user:x:y`. `limit_nano` None: counted, not limited."""
-
-    name: str
-    limit_nano: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Money reserved in every scope at once. `granted_nano` lies between what was asked at least and at most."""
-
-    id: str
-    granted_nano: int
-    scopes: tuple[Scope, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """Nano-dollars of one scope: posted for good, and held by open holds."""
-
-    posted_nano: int
-    held_nano: int
-
-
 class Budgets(Protocol):
-    """Two-phase money over all scopes atomically. Every call raises MoneyUnavailable when the store is away."""
+    """Two-phase money over all scopes atomically (`core/ledger.py` is the model). Every call but `ready` raises
+    MoneyUnavailable when the store is away, or was emptied or restarted and waits for `load`."""
+
+    @property
+    def epoch_lost(self) -> bool:
+        """Whether `load` must be called before anything else can succeed: at first, and after a flush or restart."""
+        ...
 
     async def hold(
         self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_s: float
     ) -> Hold:
-        """Reserve up to `amount_nano`, at least `amount_min_nano`, in all scopes or none. Idempotent by id.
-        Raises BudgetExceeded naming the first scope that cannot hold the least amount."""
+        """Reserve up to `amount_nano`, at least `amount_min_nano`, in all scopes or none. The same id again returns the
+        first grant. Raises BudgetExceeded naming the first scope that cannot hold the least amount, Conflict when the
+        id is settled already, ValueError on amounts outside 0..2**53-1."""
         ...
 
     async def post(self, hold_id: str, actual_nano: int) -> int:
-        """Close the hold with what was really spent (never more than granted); returns what was charged. Idempotent:
-        a second post or void returns the first result."""
+        """Close the hold with what was really spent, even where a provider billed more than was granted (never
+        under-count); returns what was charged. Whichever of post, void and uncertain comes first decides: later calls
+        return its result. All three raise NotFound for an id never held, or settled more than a day ago."""
         ...
 
     async def void(self, hold_id: str) -> int:
         """Close the hold with nothing spent; returns what was charged (0, or the first result)."""
+        ...
+
+    async def uncertain(self, hold_id: str) -> int:
+        """Close a hold that was dispatched and never heard of again: charged in full, creditable by a person later."""
         ...
 
     async def renew(self, hold_id: str, lease_s: float) -> bool:
@@ -171,7 +161,8 @@ class Budgets(Protocol):
     async def balance(self, scope: str) -> Balance: ...
 
     async def load(self, posted: Mapping[str, int]) -> None:
-        """Rebuild: set the posted nano-dollars of scopes from the ledger and open a new epoch."""
+        """Rebuild: set the posted nano-dollars of scopes from the ledger and open a new epoch. Where another gateway
+        has rebuilt already, join its epoch instead. Holds this process has open are put back either way."""
         ...
 
     async def ready(self) -> bool: ...

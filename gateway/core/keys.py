@@ -1,0 +1,100 @@
+"""API keys: `bt_<class>_<12-character public id>_<32 random base62><6-character base62 CRC32>` (ADR 0004). Pure.
+
+The public id finds the row, the checksum turns typing errors and guesses away without a look-up, and only an
+HMAC-SHA-256 of the whole text under a server-side pepper is ever stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+KeyClass = Literal["data", "admin"]
+BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
+PUBLIC_ID_CHARS = 12
+RANDOM_CHARS = 32  # 190 bits
+CHECKSUM_CHARS = 6  # 62**6 > 2**32
+PEPPER_BYTES_MIN = 16
+
+_FORM = re.compile(
+    rf"(?P<body>bt_(?P<key_class>data|admin)_(?P<public_id>[0-9A-Za-z]{{{PUBLIC_ID_CHARS}}})"
+    rf"_[0-9A-Za-z]{{{RANDOM_CHARS}}})(?P<checksum>[0-9A-Za-z]{{{CHECKSUM_CHARS}}})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedKey:
+    """A key whose form and checksum are right; whether it exists is for the store to say."""
+
+    key_class: KeyClass
+    public_id: str
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a request is made by and what it may do. None: not limited. `workers` empty: all of its pools."""
+
+    public_id: str
+    key_class: KeyClass
+    name: str
+    org: str
+    pools: tuple[str, ...]
+    workers: tuple[str, ...] = ()
+    budget_nano: int | None = None
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrency: int | None = None
+    caps: Mapping[str, Any] = field(default_factory=dict)
+    log_mode: str = "full"
+    train: bool = True
+
+
+def mint(key_class: KeyClass) -> tuple[str, str]:
+    """A new key as (secret text, public id). The text is shown once and kept by nobody."""
+    public_id = _random(PUBLIC_ID_CHARS)
+    body = f"bt_{key_class}_{public_id}_{_random(RANDOM_CHARS)}"
+    return body + checksum(body), public_id
+
+
+def parse(text: str) -> ParsedKey:
+    """Raises ValueError, which never repeats the text, when form or checksum is wrong."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise ValueError("not of the form bt_data_… or bt_admin_…")
+    if checksum(match["body"]) != match["checksum"]:
+        raise ValueError("its checksum is wrong: a character was lost or changed")
+    return ParsedKey(cast(KeyClass, match["key_class"]), match["public_id"], text)
+
+
+def checksum(body: str) -> str:
+    """CRC32 of everything before it, as six base62 digits."""
+    value = zlib.crc32(body.encode())
+    digits = ""
+    for _ in range(CHECKSUM_CHARS):
+        value, digit = divmod(value, len(BASE62))
+        digits = BASE62[digit] + digits
+    return digits
+
+
+def digest(text: str, pepper: bytes) -> bytes:
+    """HMAC-SHA-256, 32 bytes. No slow hash: 190 random bits cannot be searched, and a slow one is a way to stall us."""
+    if len(pepper) < PEPPER_BYTES_MIN:
+        raise ValueError(f"the pepper has {len(pepper)} bytes; at least {PEPPER_BYTES_MIN} are needed")
+    return hmac.new(pepper, text.encode(), hashlib.sha256).digest()
+
+
+def matches(text: str, pepper: bytes, stored: bytes) -> bool:
+    """Whether `stored` is the digest of `text`, in constant time."""
+    return hmac.compare_digest(digest(text, pepper), stored)
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(BASE62) for _ in range(length))
