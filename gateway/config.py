@@ -185,17 +185,6 @@ class Settings(Log, Money, Upstream, Requests, Caps, Planning, Places, BaseSetti
         usd_to_nano(text)
         return text
 
-    @field_validator("database_url")
-    @classmethod
-    def _is_postgres(cls, url: str | None) -> str | None:
-        """Any spelling of a PostgreSQL URL becomes the one SQLAlchemy needs for psycopg."""
-        if url is None or url.startswith("postgresql+psycopg://"):
-            return url
-        scheme, _, rest = url.partition("://")
-        if scheme not in ("postgres", "postgresql"):
-            raise ValueError(f"starts with `{scheme}`; write postgresql://user:password@host:5432/database")
-        return f"postgresql+psycopg://{rest}"
-
     @field_validator("redis_url")
     @classmethod
     def _is_redis(cls, url: str | None) -> str | None:
@@ -268,21 +257,9 @@ def load(**given: Any) -> Settings:
         raise ConfigError("\n".join(_line(dict(detail)) for detail in error.errors())) from None
 
 
-def resolve_secret(ref: str) -> str:
-    """The secret behind `env:NAME` or `file:PATH`. Raises ConfigError that names the reference, never the secret."""
-    kind, _, where = ref.partition(":")
-    if kind == "env":
-        value = os.environ.get(where, "")
-        if not value:
-            raise ConfigError(f"`{ref}`: the variable {where} is not set; export it, or use file:PATH")
-        return value
-    try:
-        value = Path(where).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`{ref}`: {error}; put the secret in that file, alone") from None
-    if not value:
-        raise ConfigError(f"`{ref}`: the file is empty; put the secret in it, alone")
-    return value
+def environment() -> dict[str, str]:
+    """A copy of the environment, for what looks up secret references (`env:NAME`) and for child processes."""
+    return dict(os.environ)
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
