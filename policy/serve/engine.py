@@ -1,0 +1,184 @@
+"""Decoding: prompts in, tokens out as they are sampled, a bounded number at a time.
+
+Each sequence runs in one worker thread, and its tokens cross to the event loop through a queue no longer than its
+token bound. Closing the stream stops the thread before its next token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event, Lock
+from typing import Any
+
+import numpy as np
+
+from policy.serve.runtime import Cache, Runtime
+from policy.serve.sampling import allowed_tokens, behaviour_logprobs, draw, top_tokens
+from policy.serve.tokens import Tokens
+
+PREFIXES_KEPT = 8
+PREFIX_TOKENS_MIN = 16
+
+
+class Busy(Exception):
+    """Every decoding thread is taken and the queue is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to decode. `schema` None: free text. `tokens_max` counts the end-of-sequence token too."""
+
+    prompt_ids: Sequence[int]
+    schema: Mapping[str, Any] | None
+    temperature: float
+    top_p: float
+    seed: int | None
+    tokens_max: int
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token with its behaviour log-prob and the likeliest alternatives; `finish` is set on the last one."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    finish: str | None = None  # stop | length
+
+
+class PrefixCache:
+    """The caches of the last few prompts, so that a shared beginning is computed once. Safe across threads."""
+
+    def __init__(self, kept: int = PREFIXES_KEPT) -> None:
+        self._kept = kept
+        self._entries: OrderedDict[tuple[int, ...], Cache] = OrderedDict()
+        self._lock = Lock()
+
+    def longest(self, ids: Sequence[int]) -> Cache | None:
+        """The cache of the longest known beginning of `ids` that leaves at least one token to compute."""
+        with self._lock:
+            best, length = None, PREFIX_TOKENS_MIN - 1
+            for known, cache in self._entries.items():
+                common = min(_common(known, ids), len(ids) - 1)
+                if common > length:
+                    best, length = cache, common
+        return best.head(length) if best else None
+
+    def add(self, ids: Sequence[int], cache: Cache) -> None:
+        with self._lock:
+            self._entries[tuple(ids)] = cache
+            self._entries.move_to_end(tuple(ids))
+            while len(self._entries) > self._kept:
+                self._entries.popitem(last=False)
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many leading items two sequences share."""
+    size = min(len(left), len(right))
+    differ = np.nonzero(np.asarray(left[:size]) != np.asarray(right[:size]))[0]
+    return int(differ[0]) if len(differ) else size
+
+
+class Engine:
+    """Decodes jobs on `threads` threads; at most `queue_max` more wait. Made and used on one event loop."""
+
+    def __init__(self, runtime: Runtime, tokens: Tokens, threads: int = 2, queue_max: int = 64) -> None:
+        self.runtime = runtime
+        self.tokens = tokens
+        self.in_flight = 0
+        self._in_flight_max = threads + queue_max
+        self._prefixes = PrefixCache()
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="decode")
+
+    @property
+    def full(self) -> bool:
+        """Whether one more job would be refused."""
+        return self.in_flight >= self._in_flight_max
+
+    async def stream(self, job: Job) -> AsyncGenerator[list[Sampled], None]:
+        """Tokens as they come, in batches when the reader is slower. Raises Busy, BadSchema."""
+        if self.full:
+            raise Busy
+        self.in_flight += 1
+        loop, cancelled = asyncio.get_running_loop(), Event()
+        ready: asyncio.Queue[Sampled | None] = asyncio.Queue(maxsize=job.tokens_max + 1)
+
+        def put(item: Sampled | None) -> None:
+            loop.call_soon_threadsafe(ready.put_nowait, item)
+
+        running = loop.run_in_executor(self._threads, self._run, job, cancelled, put)
+        try:
+            while batch := await _drain(ready):
+                yield batch
+            await running
+        finally:
+            cancelled.set()
+            running.add_done_callback(self._left)
+
+    def _left(self, running: asyncio.Future[None]) -> None:
+        self.in_flight -= 1
+        if not running.cancelled():
+            running.exception()  # the reader has gone or has seen it: nothing is left to report
+
+    def _run(self, job: Job, cancelled: Event, put: Callable[[Sampled | None], None]) -> None:
+        try:
+            for sampled in self.decode(job):
+                if cancelled.is_set():
+                    return
+                put(sampled)
+        finally:
+            if not cancelled.is_set():
+                put(None)
+
+    def decode(self, job: Job) -> Iterator[Sampled]:
+        """The sequence, token by token, on the calling thread. Raises BadSchema."""
+        matcher = self.tokens.matcher(job.schema) if job.schema is not None else None
+        random = np.random.default_rng(job.seed)
+        logits, cache = self._prefill(job.prompt_ids)
+        unseen: list[int] = []  # tokens the model has not been fed: a run of forced ones goes in together
+        for index in range(1, job.tokens_max + 1):
+            allowed = allowed_tokens(matcher.compute_bitmask(), self.tokens.vocab) if matcher else None
+            forced = allowed is not None and np.count_nonzero(allowed) == 1
+            if unseen and not forced:
+                logits, cache = self.runtime.forward(unseen, cache)
+                unseen = []
+            logprobs = behaviour_logprobs(logits, allowed, job.temperature, job.top_p)
+            token = draw(logprobs, job.temperature, random)
+            top = tuple(top_tokens(logprobs, job.top_logprobs)) if job.top_logprobs else ()
+            ended = token in self.tokens.eos_ids
+            finish = "stop" if ended else "length" if index == job.tokens_max else None
+            yield Sampled(token, float(logprobs[token]), top, finish)
+            if finish:
+                return
+            unseen.append(token)
+            if matcher:
+                matcher.consume_token(token)
+
+    def _prefill(self, ids: Sequence[int]) -> tuple[Any, Cache]:
+        known = self._prefixes.longest(ids) or self.runtime.empty()
+        logits, cache = self.runtime.forward(ids[known.length :], known)
+        self._prefixes.add(ids, cache)
+        return logits, cache
+
+    def close(self) -> None:
+        """Let running sequences end and stop the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+async def _drain(ready: asyncio.Queue[Sampled | None]) -> list[Sampled]:
+    """What is there now, waiting for the first; empty when the sequence is over."""
+    batch: list[Sampled] = []
+    item = await ready.get()
+    while item is not None:
+        batch.append(item)
+        if ready.empty():
+            return batch
+        item = ready.get_nowait()
+    if batch:
+        ready.put_nowait(None)  # the end was seen early: leave it for the next call
+    return batch

@@ -1,0 +1,174 @@
+"""The OpenAI chat protocol with vLLM's extensions, as far as a conductor needs it: requests in, bodies out. Pure.
+
+Fields that would change the answer and are not supported are refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from policy.serve.engine import Sampled
+from policy.serve.tokens import Tokens
+
+TOP_LOGPROBS_MAX = 20
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+class ApiError(Exception):
+    """An error as OpenAI's clients read it."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+
+class Message(_Strict):
+    """One chat message; text only."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class NamedSchema(_Strict):
+    """OpenAI's wrapper of a schema; `strict` is always kept."""
+
+    name: str = "schema"
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(_Strict):
+    """vLLM's way to ask for JSON. White space between tokens of the JSON is never free here."""
+
+    json_: dict[str, Any] = Field(alias="json")
+    disable_any_whitespace: bool = True
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+
+
+class ChatRequest(_Strict):
+    """POST /v1/chat/completions. Defaults are OpenAI's."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=TOP_LOGPROBS_MAX)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool = False
+    n: Literal[1] = 1
+    user: str | None = None
+
+    def tokens_max(self, room: int) -> int:
+        """How many tokens may be decoded when `room` are left in the context. Raises ApiError as vLLM does."""
+        asked = self.max_completion_tokens or self.max_tokens
+        if room < 1 or (asked or 1) > room:
+            message = f"the prompt leaves room for {max(room, 0)} tokens in the context; {asked or 1} were asked for"
+            raise ApiError(400, message, code="context_length_exceeded", param="messages")
+        return asked or room
+
+    def schema_wanted(self) -> dict[str, Any] | None:
+        """The JSON schema the answer must follow, or None for free text. Raises ApiError."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.json_
+        if self.response_format is None or self.response_format.type == "text":
+            return None
+        if self.response_format.type == "json_object":
+            return ANY_OBJECT
+        if self.response_format.json_schema is None:
+            raise ApiError(400, "response_format json_schema needs a json_schema", param="response_format")
+        return self.response_format.json_schema.json_schema
+
+
+def logprobs_body(sampled: Sequence[Sampled], tokens: Tokens) -> dict[str, Any]:
+    """OpenAI's log-prob list: one entry a token, the end-of-sequence token included."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        raw = tokens.token_bytes(token) or tokens.token_text(token).encode()
+        return {"token": tokens.token_text(token), "logprob": logprob, "bytes": list(raw)}
+
+    content = [
+        {**entry(s.token, s.logprob), "top_logprobs": [entry(token, logprob) for token, logprob in s.top]}
+        for s in sampled
+    ]
+    return {"content": content}
+
+
+class Replies:
+    """Bodies of one completion: what stays the same in all of its chunks is said once, here."""
+
+    def __init__(self, request: ChatRequest, tokens: Tokens, prompt_ids: Sequence[int], id_: str, created: int) -> None:
+        self._request = request
+        self._tokens = tokens
+        self._prompt_ids = list(prompt_ids)
+        self._common = {"id": id_, "created": created, "model": request.model}
+
+    def opening(self) -> dict[str, Any]:
+        """The first chunk: the role, and the prompt's token ids where they were asked for."""
+        chunk = self._chunk({"role": "assistant", "content": ""}, [])
+        if self._request.return_token_ids:
+            chunk["prompt_token_ids"] = self._prompt_ids
+        return chunk
+
+    def piece(self, text: str, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        """A chunk of one or more tokens; it says so when it is the last."""
+        return self._chunk({"content": text}, sampled)
+
+    def _chunk(self, delta: dict[str, str], sampled: Sequence[Sampled]) -> dict[str, Any]:
+        choice = self._choice(sampled) | {"delta": delta}
+        return {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def _choice(self, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": sampled[-1].finish if sampled else None}
+        wants = self._request.logprobs and bool(sampled)
+        choice["logprobs"] = logprobs_body(sampled, self._tokens) if wants else None
+        if self._request.return_token_ids and sampled:
+            choice["token_ids"] = [s.token for s in sampled]
+        return choice
+
+    def usage(self, count: int) -> dict[str, int]:
+        """Tokens of the call, the end-of-sequence token included."""
+        prompt = len(self._prompt_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+
+    def usage_chunk(self, count: int) -> dict[str, Any]:
+        """The chunk that `stream_options.include_usage` asks for."""
+        return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": self.usage(count)}
+
+    def whole(self, text: str, sampled: Sequence[Sampled]) -> dict[str, Any]:
+        """The body of a completion that was not streamed."""
+        message = {"role": "assistant", "content": text}
+        body = {
+            **self._common,
+            "object": "chat.completion",
+            "choices": [self._choice(sampled) | {"message": message}],
+            "usage": self.usage(len(sampled)),
+        }
+        return body | ({"prompt_token_ids": self._prompt_ids} if self._request.return_token_ids else {})

@@ -1,0 +1,250 @@
+"""The conductor's HTTP server: what vLLM's OpenAI server answers, for one small model on CPU.
+
+POST /v1/chat/completions · GET /v1/models · /health · /version · /metrics
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import ValidationError
+from starlette.types import Receive, Scope, Send
+
+from policy.serve.engine import Busy, Engine, Job, Sampled
+from policy.serve.protocol import ApiError, ChatRequest, Replies
+from policy.serve.tokens import BadSchema, TextStream
+
+VERSION = "baton-conductor 1"
+BODY_BYTES_MAX = 1 << 20
+Pieces = AsyncGenerator[tuple[str, list[Sampled]], None]
+DECODE_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Metrics:
+    """Counters of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "baton_conductor_requests", "Chat completions by HTTP status", ["status"], registry=self.registry
+        )
+        self.tokens = Counter("baton_conductor_tokens", "Tokens read and decoded", ["kind"], registry=self.registry)
+        self.seconds = Histogram(
+            "baton_conductor_decode_seconds", "A whole decode", buckets=DECODE_BUCKETS_S, registry=self.registry
+        )
+        self.in_flight = Gauge("baton_conductor_in_flight", "Sequences decoding or waiting", registry=self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the routes work on."""
+
+    name: str
+    engine: Engine
+    about: Mapping[str, Any]  # the public part of the manifest
+    metrics: Metrics
+    started_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One admitted completion."""
+
+    served: Served
+    request: ChatRequest
+    job: Job
+    replies: Replies
+
+    async def pieces(self) -> Pieces:
+        """Text and tokens as they are decoded. Raises Busy."""
+        text, count, start = TextStream(), 0, time.perf_counter()
+        metrics, tokens = self.served.metrics, self.served.engine.tokens
+        metrics.tokens.labels("prompt").inc(len(self.job.prompt_ids))
+        try:
+            async with aclosing(self.served.engine.stream(self.job)) as stream:
+                async for batch in stream:
+                    count += len(batch)
+                    data = b"".join(tokens.token_bytes(s.token) for s in batch)
+                    yield text.feed(data, final=batch[-1].finish is not None), batch
+        finally:
+            metrics.tokens.labels("completion").inc(count)
+            metrics.seconds.observe(time.perf_counter() - start)
+
+
+def create_app(name: str, engine: Engine, about: Mapping[str, Any]) -> FastAPI:
+    """The application serving `engine` under the model name `name`."""
+    served = Served(name, engine, about, Metrics(), int(time.time()))
+    served.metrics.in_flight.set_function(lambda: engine.in_flight)
+    app = FastAPI(title="Baton conductor", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.served = served
+    app.add_api_route("/v1/chat/completions", _chat, methods=["POST"])
+    app.add_api_route("/v1/models", _models, methods=["GET"])
+    app.add_api_route("/health", _health, methods=["GET"])
+    app.add_api_route("/version", _version, methods=["GET"])
+    app.add_api_route("/metrics", _metrics, methods=["GET"])
+    return app
+
+
+def _served(request: Request) -> Served:
+    served: Served = request.app.state.served
+    return served
+
+
+async def _health() -> Response:
+    return Response()
+
+
+async def _version() -> dict[str, str]:
+    return {"version": VERSION}
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(generate_latest(_served(request).metrics.registry), media_type="text/plain; version=0.0.4")
+
+
+async def _models(request: Request) -> dict[str, Any]:
+    served = _served(request)
+    entry = {
+        "id": served.name,
+        "object": "model",
+        "created": served.started_s,
+        "owned_by": "baton",
+        "max_model_len": served.engine.runtime.shape.context,
+        "baton": dict(served.about),
+    }
+    return {"object": "list", "data": [entry]}
+
+
+async def _chat(request: Request) -> Response:
+    served = _served(request)
+    try:
+        call = await _admit(served, await _body(request))
+        response = await (_streamed(call) if call.request.stream else _whole(call, request))
+    except ApiError as error:
+        response = JSONResponse(error.body, status_code=error.status)
+    served.metrics.requests.labels(str(response.status_code)).inc()
+    return response
+
+
+async def _body(request: Request) -> ChatRequest:
+    """The request's body, bounded and checked. Raises ApiError."""
+    data = b""
+    async for block in request.stream():
+        data += block
+        if len(data) > BODY_BYTES_MAX:
+            raise ApiError(413, f"the body is larger than {BODY_BYTES_MAX} bytes", code="request_too_large")
+    try:
+        return ChatRequest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or None
+        raise ApiError(400, f"{where or 'body'}: {first['msg']}", param=where) from error
+
+
+async def _admit(served: Served, request: ChatRequest) -> Call:
+    """Everything that can refuse a request, before the first byte of a reply. Raises ApiError."""
+    if request.model != served.name:
+        raise ApiError(404, f"The model `{request.model}` does not exist.", code="model_not_found", param="model")
+    engine, schema = served.engine, request.schema_wanted()
+    try:
+        prompt_ids = await asyncio.to_thread(
+            engine.tokens.encode_chat, [message.model_dump() for message in request.messages]
+        )
+        if schema is not None:
+            await asyncio.to_thread(engine.tokens.matcher, schema)
+    except (ValueError, BadSchema) as error:
+        raise ApiError(400, str(error), param="messages" if isinstance(error, ValueError) else "schema") from error
+    if engine.full:
+        raise ApiError(503, "every decoding thread is taken and the queue is full", code="overloaded")
+    job = Job(
+        prompt_ids=prompt_ids,
+        schema=schema,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        tokens_max=request.tokens_max(engine.runtime.shape.context - len(prompt_ids)),
+        top_logprobs=request.top_logprobs,
+    )
+    replies = Replies(request, engine.tokens, prompt_ids, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
+    return Call(served, request, job, replies)
+
+
+async def _streamed(call: Call) -> Response:
+    """Server-sent events. The first tokens are awaited here, so that a refusal still has its status."""
+    pieces = call.pieces()
+    try:
+        first = await anext(pieces)
+    except Busy as error:
+        raise ApiError(503, "every decoding thread is taken and the queue is full", code="overloaded") from error
+    return EventStream(_events(call, first, pieces), pieces)
+
+
+class EventStream(StreamingResponse):
+    """A streamed reply that stops its decode when it ends, however it ends."""
+
+    def __init__(self, events: AsyncIterator[str], pieces: Pieces) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._pieces.aclose()
+
+
+async def _events(call: Call, first: tuple[str, list[Sampled]], pieces: Pieces) -> AsyncIterator[str]:
+    count = len(first[1])
+    yield _event(call.replies.opening())
+    yield _event(call.replies.piece(*first))
+    async for text, sampled in pieces:
+        count += len(sampled)
+        yield _event(call.replies.piece(text, sampled))
+    if call.request.stream_options and call.request.stream_options.include_usage:
+        yield _event(call.replies.usage_chunk(count))
+    yield "data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n"
+
+
+async def _whole(call: Call, request: Request) -> Response:
+    """One body; a client that leaves before it is ready stops the decode."""
+    collecting = asyncio.create_task(_collect(call))
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not collecting.done():
+            return Response(status_code=499)
+        return JSONResponse(collecting.result())
+    except Busy as error:
+        raise ApiError(503, "every decoding thread is taken and the queue is full", code="overloaded") from error
+    finally:
+        collecting.cancel()
+        leaving.cancel()
+        await asyncio.gather(collecting, leaving, return_exceptions=True)
+
+
+async def _collect(call: Call) -> dict[str, Any]:
+    text, sampled = "", []
+    async with aclosing(call.pieces()) as pieces:
+        async for piece, batch in pieces:
+            text += piece
+            sampled += batch
+    return call.replies.whole(text, sampled)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
