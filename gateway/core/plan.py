@@ -158,6 +158,7 @@ class PlanReader:
         self._in_string = False
         self._escaped = False
         self._closed = False
+        self.opened = 0  # step objects begun so far: one that is followed by another cannot be the last
 
     def feed(self, delta: str) -> list[object]:
         """Step objects completed by `delta`. Raises PlanRefused when the text outgrows PLAN_BYTES_MAX."""
@@ -184,6 +185,7 @@ class PlanReader:
         elif char in "{[":
             if self._depth == 0:
                 self._start = self._at
+                self.opened += 1
             self._depth += 1
         elif char in "}]":
             if self._depth == 0:

@@ -1,4 +1,4 @@
-"""OpenAI's chat-completions replies, whole and in chunks: a worker's choices under Baton's id, model and usage. Pure."""
+"""OpenAI's chat-completions replies, whole and in chunks: a worker's choices under Baton's id and usage. Pure."""
 
 from __future__ import annotations
 
@@ -111,6 +111,11 @@ class Collected:
     def __init__(self) -> None:
         self._choices: dict[int, dict[str, Any]] = {}
         self.finished = False
+
+    @property
+    def started(self) -> bool:
+        """Whether anything has come at all."""
+        return bool(self._choices)
 
     def add(self, chunk_choices: Sequence[Mapping[str, Any]]) -> None:
         """Take in the choices of one chunk."""

@@ -19,6 +19,7 @@ class AttemptRecord:
     finished_us: int
     error: str | None = None  # error code, None when it worked
     upstream_status: int | None = None
+    dispatched: bool = True  # False: it never left this host, so it cannot have cost anything
 
 
 @dataclass(slots=True)

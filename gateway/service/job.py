@@ -1,0 +1,106 @@
+"""What one loop works on: the request it serves, what it may use, and the tree of loops it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.core.caps import Caps
+from gateway.core.meter import Meter
+from gateway.core.plan import Allowed, Plan, Step
+from gateway.core.pool import WorkerSpec
+from gateway.core.prompt import ShownReply, ShownWorker
+from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.errors import BatonError
+from gateway.service.ports import WorkerExperience
+
+
+class Sink(Protocol):
+    """Where the last step's stream goes. Awaiting it is the back-pressure of a slow reader."""
+
+    async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
+        """Pass the choices of one chunk on to the client."""
+        ...
+
+
+@dataclass(slots=True)
+class Tree:
+    """What all loops of one request share."""
+
+    meter: Meter
+    hold_id: str
+    deadline_s: float  # monotonic
+    slots: asyncio.Semaphore  # worker calls in flight
+    children: list[RolloutRecord] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepRun:
+    """One step while it runs. `ended` is set whatever became of it; `body` is there only when it worked."""
+
+    index: int
+    step: Step
+    spec: WorkerSpec
+    record: StepRecord
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    body: Mapping[str, Any] | None = None
+    error: BatonError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a policy plans from. `shown` and `allowed.handles` are in the order shown."""
+
+    conversation: Sequence[Mapping[str, Any]]
+    workers: tuple[WorkerSpec, ...]
+    shown: tuple[ShownWorker, ...]
+    experience: Mapping[str, WorkerExperience]  # by worker name
+    replies: tuple[ShownReply, ...]
+    allowed: Allowed
+    round: int
+    depth_left: int
+    timeout_s: float
+    explore: bool  # decode at temperature 1, so that the log holds alternatives to learn from
+    avoid: frozenset[str] = frozenset()  # handles that failed in this loop
+
+
+class EarlyStart(Protocol):
+    """Told of each step that is certain to run, while the rest of the plan is still being written."""
+
+    def __call__(self, step: Step) -> None: ...
+
+
+class Planner(Protocol):
+    """A policy: turns a situation into a plan, and fills in the round's record as it goes."""
+
+    name: str
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """One plan within `situation.allowed`. Raises ConductorError, PlanRefused or CapReached."""
+        ...
+
+
+@dataclass(slots=True)
+class Job:
+    """One loop: the root's, or a child's one level deeper."""
+
+    record: RolloutRecord
+    tree: Tree
+    conversation: tuple[Mapping[str, Any], ...]
+    params: Mapping[str, Any]  # the client's own, for the step whose reply is the answer
+    workers: tuple[WorkerSpec, ...]  # in the order shown
+    experience: Mapping[str, WorkerExperience]
+    planner: Planner
+    fallback: Planner | None
+    caps: Caps
+    rounds: int
+    explore: bool = False
+    sink: Sink | None = None
+    runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index
+
+    @property
+    def depth(self) -> int:
+        """How many loops are above this one."""
+        return self.record.depth
