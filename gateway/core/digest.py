@@ -1,0 +1,159 @@
+"""What code can say about replies: their final answers, which of them agree, refusals, truncation. Pure and total.
+
+A model never writes a digest; it is what a planner needs in order to ship, redo or escalate (DESIGN §4). The same
+extraction serves the `vote` tool and the graders, so a majority counts what a grader would compare.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+TEXT_CHARS_MAX = 65_536  # of a reply, the last so many: answers stand at the end
+_ANSWER = re.compile(r"(?:^|[^a-z])(?:final\s+)?answer\s*(?:\*\*)?\s*[:=]\s*(?:\*\*)?[ \t]*(?=\S)", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"\banswer\s+is:?\s+(?=\S)", re.IGNORECASE)
+_JSON_ANSWER = re.compile(r'"answer"\s*:\s*(?=\S)', re.IGNORECASE)
+_FENCE = re.compile(r"^```[a-z]*\s*|\s*```$", re.IGNORECASE)
+_THOUSANDS = re.compile(r"^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+_OPTION = re.compile(r"^\(?([a-j])(?:[).:]|\)\s.*|[.:]\s.*)?$|^\(([a-j])\)\s.*$", re.IGNORECASE | re.DOTALL)
+_WRAP = ("**", "__", "`", '"', "'", "$")
+_REFUSAL = re.compile(
+    r"\b(?:i (?:can(?:no|')t|can not|am unable to|'m unable to|am not able to|'m not able to|won't) "
+    r"(?:help|assist|answer|comply|provide|do that|fulfil)|as an ai\b|i'm sorry, but i (?:can|am|'m))",
+    re.IGNORECASE,
+)
+
+
+def extract_answer(reply: str) -> str:
+    r"""The final answer a reply gives: the `answer` of its JSON object; else what follows the last `Answer:`, the last
+    `\boxed{…}`, or the last "answer is"; else its last line. Empty for an empty reply."""
+    text = reply[-TEXT_CHARS_MAX:].strip()
+    for find in (_from_json, _from_marker, _boxed, _from_sentence):
+        found = find(text)
+        if found is not None:
+            return found
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _from_json(text: str) -> str | None:
+    hits = list(_JSON_ANSWER.finditer(text))
+    if not hits:
+        return None
+    rest = text[hits[-1].end() :]
+    try:
+        value, _ = json.JSONDecoder(strict=False).raw_decode(rest)
+    except ValueError:
+        return rest.strip().rstrip("}` \n").strip('"').strip()  # cut off, or badly escaped
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _from_marker(text: str) -> str | None:
+    hits = list(_ANSWER.finditer(text))
+    if not hits:
+        return None
+    line = text[hits[-1].end() :].split("\n", 1)[0].strip()
+    return _boxed(line) or line
+
+
+def _from_sentence(text: str) -> str | None:
+    hits = list(_ANSWER_IS.finditer(text))
+    return text[hits[-1].end() :].split("\n", 1)[0].strip() if hits else None
+
+
+def _boxed(text: str) -> str | None:
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 0, start + len("\\boxed{")
+    for at in range(begin, len(text)):
+        if text[at] == "{":
+            depth += 1
+        elif text[at] == "}" and depth:
+            depth -= 1
+        elif text[at] == "}":
+            return text[begin:at].strip()
+    return None
+
+
+def normalise(answer: str) -> str:
+    """An answer in the form answers are compared in: case, quotes, final full stops, currency signs, thousands
+    separators and trailing zeros do not count; `(B)`, `B.` and `B) Paris` are the option `b`."""
+    text = _unwrap(_FENCE.sub("", answer.strip()))
+    option = _OPTION.match(text)
+    if option:
+        return str(option[1] or option[2]).casefold()
+    number = _number(text)
+    if number is not None:
+        return number
+    text = re.sub(r"\s*([,;|])\s*", r"\1 ", " ".join(text.split()).casefold())
+    return text.strip()
+
+
+def _unwrap(text: str) -> str:
+    before = None
+    while before != text:
+        before = text
+        text = text.strip().rstrip(".!").strip()
+        for mark in _WRAP:
+            if len(text) >= 2 * len(mark) + 1 and text.startswith(mark) and text.endswith(mark):
+                text = text[len(mark) : -len(mark)]
+        text = text.removeprefix("\\(").removesuffix("\\)")
+    return text
+
+
+def _number(text: str) -> str | None:
+    bare = text.lstrip("$€£ ").removeprefix("\\$").strip()
+    if text.startswith(("-$", "-€", "-£")):
+        bare = "-" + text[2:]
+    if _THOUSANDS.match(bare):
+        bare = bare.replace(",", "")
+    if not re.fullmatch(r"[+-]?\d*\.?\d+", bare, re.ASCII):
+        return None
+    try:
+        value = Decimal(bare)
+    except InvalidOperation:
+        return None
+    plain = f"{value:f}".lstrip("+")
+    plain = plain.rstrip("0").rstrip(".") if "." in plain else plain
+    sign, digits = ("-", plain[1:]) if plain.startswith("-") else ("", plain)
+    digits = digits.lstrip("0") or "0"
+    digits = "0" + digits if digits.startswith(".") else digits
+    return "0" if digits == "0" else sign + digits
+
+
+def agreement(replies: Sequence[str]) -> list[list[int]]:
+    """Indices of the replies grouped by equal answer, largest group first, ties to the group that began first. Replies
+    without any answer stand alone."""
+    groups: dict[str, list[int]] = {}
+    for index, reply in enumerate(replies):
+        answer = normalise(extract_answer(reply))
+        groups.setdefault(answer or f"\0{index}", []).append(index)
+    return sorted(groups.values(), key=lambda group: (-len(group), group[0]))
+
+
+def majority(replies: Sequence[str]) -> int:
+    """Index of the earliest reply with the most common answer; ties to the earliest. Raises ValueError on none."""
+    if not replies:
+        raise ValueError("no replies to vote on")
+    answered = [group for group in agreement(replies) if replies[group[0]].strip()]
+    return answered[0][0] if answered else 0
+
+
+def is_refusal(reply: str) -> bool:
+    """Whether the reply declines to answer (its first 400 characters say so)."""
+    return bool(_REFUSAL.search(reply[:400].replace("’", "'")))
+
+
+def digest(replies: Sequence[str], finish_reasons: Sequence[str | None] = ()) -> dict[str, Any]:
+    """Facts about replies, JSON-able: `answers`, `agree` (groups of two or more indices, largest first), `refused` and
+    `truncated` (indices)."""
+    return {
+        "answers": [extract_answer(reply) for reply in replies],
+        "agree": [group for group in agreement(replies) if len(group) > 1],
+        "refused": [index for index, reply in enumerate(replies) if is_refusal(reply)],
+        "truncated": [index for index, reason in enumerate(finish_reasons[: len(replies)]) if reason == "length"],
+    }
