@@ -1,0 +1,189 @@
+"""Journal payloads → rows of `tables.py`, and rows → the tree that `GET /v1/rollouts/{id}` shows. No I/O."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Table
+
+from gateway.adapters import tables
+from gateway.core.events import Event
+from gateway.core.experience import embed, question_text
+from gateway.errors import BadRequest
+
+Row = dict[str, Any]
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+IDEMPOTENCY_CHARS_MAX = 200
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # PostgreSQL's text and jsonb refuse both
+_LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged_nano", "state", "scopes"}
+_HIDDEN = {"task_embedding"}
+SUMMARY = (
+    *("id", "created_at", "finished_at", "completion_id", "policy_requested", "policy_used", "policy_version"),
+    *("pool_name", "task_type", "status", "fallback", "capped", "cost_nano", "prompt_tokens", "completion_tokens"),
+    *("overhead_ms", "stream"),
+)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows by table, in the order in which foreign keys allow them to be inserted."""
+
+    rollouts: list[Row] = field(default_factory=list)
+    rounds: list[Row] = field(default_factory=list)
+    steps: list[Row] = field(default_factory=list)
+    ledger: list[Row] = field(default_factory=list)
+    outcomes: list[Row] = field(default_factory=list)
+
+    def extend(self, other: Rows) -> None:
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(other, name))
+
+
+def clean(value: Any) -> Any:
+    """A copy that PostgreSQL can store: NUL and lone surrogates become U+FFFD, NaN and infinities None."""
+    if isinstance(value, str):
+        return _UNSTORABLE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {clean(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def at(us: int | None) -> datetime | None:
+    """Microseconds since the epoch → UTC, exactly; 0 and None (never happened) → None."""
+    return EPOCH + timedelta(microseconds=us) if us else None
+
+
+def event_rows(event: Event) -> Rows:
+    """The rows of one event. Raises ValueError, TypeError or KeyError on a payload that is none of the five kinds."""
+    if event.kind == "rollout":
+        return _rollout_rows(event.payload)
+    if event.kind == "outcome":
+        row = outcome_row({"id": event.id, "created_at": at(event.ts_us), **event.payload})
+        return Rows(outcomes=[row | {"id": uuid_text(row["id"])}])
+    return Rows(ledger=[_ledger_row(event)])
+
+
+def uuid_text(value: Any) -> str:
+    """The canonical form of a UUID. Raises ValueError on anything else."""
+    return str(UUID(value)) if isinstance(value, str) else _no_uuid(value)
+
+
+def _no_uuid(value: Any) -> str:
+    raise ValueError(f"{type(value).__name__} is not a UUID")
+
+
+def _table_row(table: Table, record: Mapping[str, Any]) -> Row:
+    return {column.name: _cell(column.name, record) for column in table.columns if column.name not in _HIDDEN}
+
+
+def _cell(column: str, record: Mapping[str, Any]) -> Any:
+    return at(record.get(f"{column[:-3]}_us")) if column.endswith("_at") else record.get(column)
+
+
+def _rollout_rows(payload: Mapping[str, Any]) -> Rows:
+    record = clean(payload)
+    rollout_id = uuid_text(record["id"])
+    rollout = _table_row(tables.rollouts, record) | {"task_embedding": _task_embedding(record)}
+    rounds = [_table_row(tables.rounds, r | {"rollout_id": rollout_id}) for r in record["rounds"]]
+    for row, raw in zip(rounds, payload["rounds"], strict=True):
+        row["plan_logprobs"] = raw["plan_logprobs"]  # a float array holds -inf, which jsonb could not
+    steps = [_table_row(tables.steps, s | {"rollout_id": rollout_id}) for s in record["steps"]]
+    return Rows([rollout], rounds, steps)
+
+
+def _task_embedding(record: Mapping[str, Any]) -> list[float] | None:
+    """What a later task is compared with. Child loops, and keys that log no text, have none."""
+    if record.get("depth") or record.get("log_mode") == "metadata" or not isinstance(record["request"], Mapping):
+        return None
+    try:
+        vector = embed(question_text(record["request"].get("messages")))
+    except (AttributeError, TypeError):  # a request that was refused for its shape is still logged
+        return None
+    return vector if any(vector) else None
+
+
+def _ledger_row(event: Event) -> Row:
+    payload = clean(event.payload)
+    kind, amount = {
+        "hold": ("hold", "amount_nano"),
+        "dispatch": ("dispatched", "bound_nano"),
+        "settle": (payload.get("state"), "charged_nano"),
+    }[event.kind]
+    return {
+        "event_id": uuid_text(event.id),
+        "hold_id": payload["hold_id"],
+        "rollout_id": payload.get("rollout_id"),
+        "kind": kind,
+        "amount_nano": payload[amount],
+        "scopes": [[s, None] if isinstance(s, str) else list(s) for s in payload.get("scopes") or []],
+        "detail": {key: value for key, value in payload.items() if key not in _LEDGER_FIELDS},
+        "at": at(event.ts_us),
+    }
+
+
+def outcome_row(given: Mapping[str, Any]) -> Row:
+    """A row of `outcomes` from what a client or grader sent. Raises BadRequest naming the field.
+
+    `kind` number: `value` in [0, 1]; boolean: `value` true or false; label, comment, demonstration: the field so named.
+    """
+    kind = given.get("kind")
+    if kind not in tables.OUTCOME_KINDS:
+        raise BadRequest(f"kind must be one of {', '.join(tables.OUTCOME_KINDS)}", param="kind")
+    value = given.get("value")
+    if kind in tables.JUDGED:
+        value = _judgement(kind, value)
+    elif value is not None:
+        raise BadRequest(f"an outcome of kind {kind} has no value; send kind number", param="value")
+    elif given.get(kind) is None:
+        raise BadRequest(f"an outcome of kind {kind} needs `{kind}`", param=kind)
+    key = given.get("idempotency_key")
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= IDEMPOTENCY_CHARS_MAX):
+        raise BadRequest(f"idempotency_key must have 1 to {IDEMPOTENCY_CHARS_MAX} characters", param="idempotency_key")
+    row = {column.name: clean(given.get(column.name)) for column in tables.outcomes.columns}
+    return row | {"value": value, "source": clean(given.get("source") or "client")}
+
+
+def _judgement(kind: str, value: Any) -> float:
+    if kind == "boolean" and (isinstance(value, bool) or value in (0, 1)):
+        return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "number" and is_number and 0 <= value <= 1:
+        return float(value)
+    wanted = "true or false" if kind == "boolean" else "a number from 0 to 1"
+    raise BadRequest(f"value must be {wanted} for an outcome of kind {kind}", param="value")
+
+
+def jsonable(row: Mapping[str, Any]) -> Row:
+    """A row as JSON: times as ISO 8601 in UTC with microseconds. Columns that only machines read are left out."""
+    return {name: _iso(value) for name, value in row.items() if name not in _HIDDEN}
+
+
+def summary(row: Mapping[Any, Any]) -> Row:
+    """A rollout in a list: who planned, how it ended, what it cost."""
+    return jsonable({name: row[name] for name in SUMMARY})
+
+
+def _iso(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return value
+
+
+def tree(root_id: str, rollouts: Iterable[Row], parts: Mapping[str, Sequence[Row]]) -> Row:
+    """One rollout with its `parts` (rounds, steps, outcomes, ledger) and, in the same shape, its `children`."""
+    nodes = {row["id"]: jsonable(row) | {name: [] for name in parts} | {"children": []} for row in rollouts}
+    for name, rows in parts.items():
+        for row in rows:
+            nodes[row["rollout_id"]][name].append(jsonable(row))
+    for node in nodes.values():
+        if node["id"] != root_id and node["parent_id"] in nodes:
+            nodes[node["parent_id"]]["children"].append(node)
+    return nodes[root_id]

@@ -1,0 +1,426 @@
+"""`Store`: the fake and PostgreSQL give the same answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gateway.adapters import rows
+from gateway.adapters.database import async_engine
+from gateway.adapters.store import PostgresStore, insert_rows
+from gateway.core.events import Event
+from gateway.core.experience import embed
+from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
+from gateway.service.ports import KeyRow, Store
+from tests.fakes.store import FakeStore
+from tests.records import (
+    T0_US,
+    a_rollout,
+    a_round,
+    a_step,
+    dispatch_event,
+    event,
+    hold_event,
+    new_id,
+    rollout_event,
+    settle_event,
+)
+
+NOW = datetime(2026, 3, 4, 5, 6, 7, 123456, tzinfo=UTC)
+KEY = KeyRow(
+    public_id="abc123",
+    key_class="data",
+    name="ann",
+    digest=b"\x00\xff" * 16,
+    pepper_version=1,
+    org="acme",
+    pools=("default", "fast"),
+    workers=(),
+    budget_nano=2**53 - 1,
+    rpm=60,
+    tpm=None,
+    concurrency=4,
+    caps={"depth": 1},
+    log_mode="full",
+    train=True,
+    created_at=NOW,
+)
+
+
+@dataclass(slots=True)
+class World:
+    """A store, and what fills it with events as the shipper would."""
+
+    store: Any  # Store, and the queries of boot and admin
+    ingest: Callable[[Event], Awaitable[None]]
+
+    async def rollout(self, **changes: Any) -> str:
+        record = a_rollout(**changes)
+        await self.ingest(rollout_event(record))
+        return record.id
+
+    async def judge(self, rollout_id: str, value: float, at: datetime = NOW, **changes: Any) -> tuple[str, bool]:
+        row = {"rollout_id": rollout_id, "key_id": "key1", "kind": "number", "value": value, "created_at": at}
+        return await self.outcome(**(row | changes))
+
+    async def outcome(self, **row: Any) -> tuple[str, bool]:
+        result: tuple[str, bool] = await self.store.outcome_insert(row)
+        return result
+
+
+@pytest.fixture(params=["fake", "postgres"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    if request.param == "fake":
+        fake = FakeStore()
+
+        async def ingest_fake(one: Event) -> None:
+            fake.ingest(one)
+
+        yield World(fake, ingest_fake)
+        return
+    store = PostgresStore(async_engine(request.getfixturevalue("database_url")))
+
+    async def ingest_real(one: Event) -> None:
+        async with store.engine.begin() as connection:
+            await connection.run_sync(insert_rows, rows.event_rows(one))
+
+    yield World(store, ingest_real)
+    await store.close()
+
+
+async def test_it_is_a_store(world: World) -> None:
+    store: Store = world.store
+    assert await store.ready()
+
+
+# ---------------------------------------------------------------- keys
+
+
+async def test_a_key_comes_back_as_it_went_in(world: World) -> None:
+    await world.store.key_insert(KEY)
+    assert await world.store.key_get("abc123") == KEY
+    assert await world.store.key_get("abc124") is None
+
+
+async def test_a_public_id_is_taken_once(world: World) -> None:
+    await world.store.key_insert(KEY)
+    with pytest.raises(Conflict):
+        await world.store.key_insert(replace(KEY, name="eve"))
+    assert (await world.store.key_get("abc123")).name == "ann"
+
+
+async def test_keys_are_listed_newest_first(world: World) -> None:
+    for n, name in enumerate("abc"):
+        await world.store.key_insert(replace(KEY, public_id=name, created_at=NOW + timedelta(microseconds=n)))
+    assert [key.public_id for key in await world.store.key_list()] == ["c", "b", "a"]
+
+
+async def test_a_key_is_revoked_once(world: World) -> None:
+    await world.store.key_insert(KEY)
+    assert await world.store.key_revoke("abc123", NOW)
+    assert not await world.store.key_revoke("abc123", NOW + timedelta(days=1))
+    assert not await world.store.key_revoke("nobody", NOW)
+    assert (await world.store.key_get("abc123")).revoked_at == NOW
+
+
+# ---------------------------------------------------------------- rollouts
+
+
+async def test_a_rollout_comes_back_whole(world: World) -> None:
+    record = a_rollout()
+    await world.ingest(rollout_event(record))
+    await world.ingest(hold_event("h1", record.id, 9_000, ("key:key1", 10)))
+    await world.judge(record.id, 1.0)
+    tree = await world.store.rollout_get(record.id, "key1")
+    assert json.loads(json.dumps(tree)) == tree
+    assert tree["created_at"] == "2025-10-09T08:53:20.123456Z"
+    assert tree["request"] == record.request
+    assert tree["rounds"][0]["plan_logprobs"] == [-0.1, -2.5, -0.000001]
+    assert tree["rounds"][0]["plan_token_ids"] == [10, 11, 12]
+    assert tree["rounds"][0]["decision_mask"] == [True, False, True]
+    assert [(s["step"], s["worker"], s["see"]) for s in tree["steps"]] == [(0, "alpha", []), (1, "beta", [0])]
+    assert tree["steps"][0]["messages"] == [{"role": "user", "content": "2+2?"}]
+    assert tree["steps"][0]["attempts"][0]["started_us"] == T0_US + 30_000
+    assert tree["outcomes"][0]["value"] == 1.0
+    assert (tree["ledger"][0]["kind"], tree["ledger"][0]["scopes"]) == ("hold", [["key:key1", 10]])
+    assert tree["error"] is None
+    assert "task_embedding" not in tree
+
+
+async def test_only_the_owner_reads_a_rollout(world: World) -> None:
+    rollout_id = await world.rollout()
+    assert await world.store.rollout_get(rollout_id, "key1") is not None
+    assert await world.store.rollout_get(rollout_id, "key2") is None
+
+
+@pytest.mark.parametrize("name", ["", "nobody", "chatcmpl-x\x00y", "00000000-0000-7000-8000-000000000000", "\ud800"])
+async def test_an_unknown_rollout_is_none(world: World, name: str) -> None:
+    await world.rollout()
+    assert await world.store.rollout_get(name, "key1") is None
+
+
+async def test_a_completion_id_finds_the_top_of_the_tree(world: World) -> None:
+    parent = await world.rollout(completion_id="chatcmpl-1")
+    await world.rollout(completion_id="chatcmpl-1", parent_id=parent, depth=1)
+    tree = await world.store.rollout_get("chatcmpl-1", "key1")
+    assert tree["id"] == parent
+    assert [child["depth"] for child in tree["children"]] == [1]
+
+
+async def test_children_nest_to_four_levels(world: World) -> None:
+    parent = top = await world.rollout()
+    for depth in range(1, 7):
+        parent = await world.rollout(parent_id=parent, depth=depth)
+    node, depths = await world.store.rollout_get(top, "key1"), []
+    while node["children"]:
+        (node,) = node["children"]
+        depths.append(node["depth"])
+        assert len(node["steps"]) == 2
+    assert depths == [1, 2, 3, 4]
+
+
+async def test_text_that_a_database_refuses_is_stored_with_a_mark(world: World) -> None:
+    nan = float("nan")
+    rollout_id = await world.rollout(
+        request={"messages": [{"role": "user", "content": "a\x00b\ud800c"}], "n": nan},
+        steps=[a_step(0, reply="\x00")],
+        rounds=[a_round(plan_logprobs=[float("-inf"), -1.0, 0.0])],
+    )
+    tree = await world.store.rollout_get(rollout_id, "key1")
+    assert tree["request"] == {"messages": [{"role": "user", "content": "a\ufffdb\ufffdc"}], "n": None}
+    assert tree["steps"][0]["reply"] == "\ufffd"
+    assert tree["rounds"][0]["plan_logprobs"][0] == float("-inf")
+
+
+async def test_an_event_stored_twice_is_stored_once(world: World) -> None:
+    record = a_rollout()
+    for one in (rollout_event(record), hold_event("h", record.id, 5, ("org:a", None))):
+        await world.ingest(one)
+        await world.ingest(one)
+    tree = await world.store.rollout_get(record.id, "key1")
+    assert (len(tree["rounds"]), len(tree["steps"]), len(tree["ledger"])) == (1, 2, 1)
+
+
+async def test_recent_rollouts_are_the_keys_own_newest_first(world: World) -> None:
+    old = await world.rollout()
+    new = await world.rollout(created_us=T0_US + 1)
+    await world.rollout(key_id="key2")
+    await world.rollout(parent_id=new, depth=1)
+    found = await world.store.recent_rollouts("key1", 10)
+    assert [row["id"] for row in found] == [new, old]
+    assert found[0]["cost_nano"] == 805
+    assert "request" not in found[0]
+    assert len(await world.store.recent_rollouts("key1", 1)) == 1
+
+
+# ---------------------------------------------------------------- outcomes
+
+
+@pytest.mark.parametrize(
+    ("row", "value"),
+    [
+        ({"kind": "number", "value": 0.25}, 0.25),
+        ({"kind": "boolean", "value": True}, 1.0),
+        ({"kind": "boolean", "value": False}, 0.0),
+        ({"kind": "label", "label": "polite"}, None),
+        ({"kind": "comment", "comment": "too long"}, None),
+        ({"kind": "demonstration", "demonstration": {"content": "five"}}, None),
+    ],
+)
+async def test_every_kind_of_outcome(world: World, row: dict[str, Any], value: float | None) -> None:
+    rollout_id = await world.rollout(completion_id="chatcmpl-9")
+    _, new = await world.outcome(rollout_id="chatcmpl-9", key_id="key1", grader_version="g2", **row)
+    assert new
+    (found,) = (await world.store.rollout_get(rollout_id, "key1"))["outcomes"]
+    assert (found["value"], found["source"], found["grader_version"]) == (value, "client", "g2")
+    assert {name: found[name] for name in row if name != "value"} == {n: v for n, v in row.items() if n != "value"}
+
+
+@pytest.mark.parametrize(
+    ("row", "param"),
+    [
+        ({"kind": "number", "value": 1.01}, "value"),
+        ({"kind": "number", "value": float("nan")}, "value"),
+        ({"kind": "number", "value": True}, "value"),
+        ({"kind": "number"}, "value"),
+        ({"kind": "boolean", "value": "yes"}, "value"),
+        ({"kind": "label", "label": "x", "value": 1}, "value"),
+        ({"kind": "label"}, "label"),
+        ({"kind": "stars", "value": 1}, "kind"),
+        ({"kind": "number", "value": 1, "idempotency_key": ""}, "idempotency_key"),
+        ({"kind": "number", "value": 1, "idempotency_key": "k" * 201}, "idempotency_key"),
+    ],
+)
+async def test_a_value_that_does_not_fit_is_refused(world: World, row: dict[str, Any], param: str) -> None:
+    rollout_id = await world.rollout()
+    with pytest.raises(BadRequest) as refused:
+        await world.outcome(rollout_id=rollout_id, key_id="key1", **row)
+    assert refused.value.param == param
+
+
+async def test_an_outcome_needs_a_rollout_of_its_own_key(world: World) -> None:
+    rollout_id = await world.rollout()
+    for rollout, key in ((rollout_id, "key2"), (new_id(), "key1"), ("chatcmpl-none", "key1")):
+        with pytest.raises(NotFound):
+            await world.judge(rollout, 1.0, key_id=key)
+
+
+async def test_an_idempotency_key_counts_once_per_key(world: World) -> None:
+    rollout_id = await world.rollout()
+    other = await world.rollout(key_id="key2")
+    first, new = await world.judge(rollout_id, 1.0, idempotency_key="i1")
+    assert new
+    assert await world.judge(rollout_id, 0.0, idempotency_key="i1") == (first, False)
+    assert (await world.judge(other, 0.0, key_id="key2", idempotency_key="i1"))[1]
+    assert (await world.judge(rollout_id, 0.0))[1]
+    assert (await world.judge(rollout_id, 0.0))[1]
+    assert len((await world.store.rollout_get(rollout_id, "key1"))["outcomes"]) == 3
+
+
+async def test_an_outcome_event_is_stored_once(world: World) -> None:
+    rollout_id = await world.rollout()
+    judged = {"rollout_id": rollout_id, "key_id": "key1", "kind": "number", "value": 0.5, "source": "grader"}
+    one = event("outcome", judged)
+    await world.ingest(one)
+    await world.ingest(one)
+    (found,) = (await world.store.rollout_get(rollout_id, "key1"))["outcomes"]
+    assert (found["id"], found["source"], found["value"]) == (one.id, "grader", 0.5)
+    assert await world.store.outcome_count("default") == 1
+
+
+# ---------------------------------------------------------------- experience
+
+
+async def near(world: World, text: str = "", task_type: str | None = None, k: int = 8) -> dict[str, tuple[int, float]]:
+    workers = ["alpha", "beta", "gamma"]
+    found = await world.store.experience_near(task_type, embed(text) if text else [], workers, k)
+    return {one.worker: (one.n, one.success_mean) for one in found}
+
+
+def _request(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+async def test_an_outcome_credits_each_finished_step_of_a_model_worker(world: World) -> None:
+    steps = [
+        a_step(0, "alpha", cost_nano=400),
+        a_step(1, "beta", kind="litellm"),
+        a_step(2, "gamma", status="failed"),
+        a_step(3, "gamma", kind="tool"),
+        a_step(4, "gamma", kind="self"),
+    ]
+    rollout_id = await world.rollout(steps=steps)
+    assert await near(world) == {}
+    await world.judge(rollout_id, 0.5)
+    (alpha, beta) = await world.store.experience_near(None, [], ["alpha", "beta", "gamma"], 8)
+    assert (alpha.worker, beta.worker) == ("alpha", "beta")
+    assert (alpha.n, alpha.success_mean, alpha.cost_nano_mean, alpha.latency_ms_mean) == (1, 0.5, 400, 100)
+
+
+async def test_labels_and_comments_are_no_experience(world: World) -> None:
+    rollout_id = await world.rollout()
+    await world.outcome(rollout_id=rollout_id, key_id="key1", kind="label", label="good")
+    assert await near(world) == {}
+    assert await world.store.outcome_count("default") == 0
+
+
+async def test_the_latest_judgement_stands(world: World) -> None:
+    rollout_id = await world.rollout()
+    await world.judge(rollout_id, 0.0, NOW)
+    await world.judge(rollout_id, 1.0, NOW + timedelta(seconds=1))
+    await world.judge(rollout_id, 0.5, NOW - timedelta(seconds=1))
+    assert await near(world) == {"alpha": (1, 1.0), "beta": (1, 1.0)}
+    assert await world.store.outcome_count("default") == 1
+    assert await world.store.outcome_count("other") == 0
+
+
+async def test_the_most_similar_tasks_count(world: World) -> None:
+    sums, poems = "what is 17 plus 25?", "write a poem about the sea at night"
+    for text, value in ((sums, 1.0), (poems, 0.0)):
+        for n in range(3):
+            rollout_id = await world.rollout(request=_request(f"{text} {n}"), steps=[a_step(0)], task_type=None)
+            await world.judge(rollout_id, value)
+    assert await near(world, "what is 4 plus 5?", k=3) == {"alpha": (3, 1.0)}
+    assert await near(world, "a poem about the sea", k=3) == {"alpha": (3, 0.0)}
+    assert await near(world, "a poem about the sea", k=6) == {"alpha": (6, 0.5)}
+
+
+async def test_the_same_task_type_comes_first(world: World) -> None:
+    for task_type, value in (("sum", 1.0), ("poem", 0.0)):
+        for n in range(2):
+            rollout_id = await world.rollout(request=_request("same words"), steps=[a_step(0)], task_type=task_type)
+            await world.judge(rollout_id, value, NOW + timedelta(seconds=n))
+    assert await near(world, "same words", "poem", k=2) == {"alpha": (2, 0.0)}
+    assert await near(world, "same words", "sum", k=2) == {"alpha": (2, 1.0)}
+    assert (await near(world, "", "sum", k=3))["alpha"] == pytest.approx((3, 2 / 3))
+
+
+async def test_without_an_embedding_the_latest_count(world: World) -> None:
+    for n, value in enumerate((0.0, 0.0, 1.0, 1.0)):
+        rollout_id = await world.rollout(steps=[a_step(0)])
+        await world.judge(rollout_id, value, NOW + timedelta(seconds=n))
+    assert await near(world, k=2) == {"alpha": (2, 1.0)}
+
+
+async def test_a_task_logged_without_text_has_no_embedding_but_counts(world: World) -> None:
+    hidden = await world.rollout(log_mode="metadata", request={}, steps=[a_step(0)])
+    await world.judge(hidden, 1.0)
+    assert await near(world, "what is 2+2?", k=1) == {"alpha": (1, 1.0)}
+    seen = await world.rollout(steps=[a_step(0)])
+    await world.judge(seen, 0.0, NOW - timedelta(days=1))
+    assert await near(world, "what is 2+2?", k=1) == {"alpha": (1, 0.0)}
+
+
+# ---------------------------------------------------------------- money
+
+
+async def test_totals_are_what_was_posted_or_is_uncertain(world: World) -> None:
+    rollout_id = new_id()
+    assert await world.store.posted_totals() == {}
+    for hold, state, nano in (("h1", "posted", 70), ("h2", "voided", 0), ("h3", "uncertain", 500)):
+        await world.ingest(hold_event(hold, rollout_id, 500, ("org:a", 10), ("key:k", None)))
+        await world.ingest(settle_event(hold, rollout_id, state, nano, "org:a", "key:k"))
+    await world.ingest(hold_event("h4", rollout_id, 9, ("org:a", 10)))
+    assert await world.store.posted_totals() == {"org:a": 570, "key:k": 570}
+
+
+async def test_a_hold_is_settled_once_in_the_ledger_too(world: World) -> None:
+    rollout_id = new_id()
+    await world.ingest(settle_event("h1", rollout_id, "posted", 70, "org:a"))
+    await world.ingest(settle_event("h1", rollout_id, "uncertain", 500, "org:a"))
+    assert await world.store.posted_totals() == {"org:a": 70}
+
+
+async def test_open_holds_and_whether_a_call_left(world: World) -> None:
+    rollout_id = new_id()
+    for hold in ("h1", "h2", "h3"):
+        await world.ingest(hold_event(hold, rollout_id, 500, ("org:a", 10)))
+    await world.ingest(dispatch_event("h2", rollout_id))
+    await world.ingest(dispatch_event("h3", rollout_id))
+    await world.ingest(settle_event("h3", rollout_id, "posted", 7, "org:a"))
+    holds: Sequence[Any] = await world.store.open_holds()
+    assert {(h["hold_id"], h["dispatched"], h["amount_nano"]) for h in holds} == {("h1", False, 500), ("h2", True, 500)}
+    assert holds[0]["scopes"] == [["org:a", 10]]
+    assert holds[0]["rollout_id"] == rollout_id
+    assert [await world.store.dispatched(h) for h in ("h1", "h2", "h9")] == [False, True, False]
+
+
+# ---------------------------------------------------------------- away
+
+
+async def test_a_database_that_is_away_is_unavailable(world: World) -> None:
+    if isinstance(world.store, FakeStore):
+        world.store.away = True
+    else:
+        await world.store.close()
+        world.store = PostgresStore(async_engine("postgresql://127.0.0.1:1/none"))
+    assert not await world.store.ready()
+    with pytest.raises(Unavailable):
+        await world.store.key_get("abc123")
+    with pytest.raises(Unavailable):
+        await world.judge(new_id(), 1.0)

@@ -1,0 +1,195 @@
+"""`Store` in memory: the same answers as PostgreSQL's (tests/contract/test_store.py holds it to that)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from gateway.adapters import rows
+from gateway.adapters.tables import MODEL_KINDS, SETTLED
+from gateway.core.events import Event
+from gateway.core.ids import uuid7
+from gateway.errors import Conflict, NotFound, Unavailable
+from gateway.service.ports import KeyRow, WorkerExperience
+
+Row = dict[str, Any]
+
+
+class FakeStore:
+    """Set `away` to make every call raise Unavailable."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, KeyRow] = {}
+        self.rows = rows.Rows()
+        self.experience: dict[tuple[str, int, int], Row] = {}
+        self.away = False
+
+    def ingest(self, event: Event) -> None:
+        """What the shipper does: store an event's rows once."""
+        new = rows.event_rows(event)
+        for name, key in (("rollouts", "id"), ("ledger", "event_id")):
+            have = {row[key] for row in getattr(self.rows, name)}
+            if any(row[key] in have for row in getattr(new, name)):
+                return
+        if any(self._settled(row["hold_id"]) for row in new.ledger if row["kind"] in SETTLED):
+            return
+        judged, new.outcomes = new.outcomes, []
+        self.rows.extend(new)
+        for row in judged:
+            self._judge(row)
+
+    def _settled(self, hold_id: str) -> bool:
+        return any(row["hold_id"] == hold_id and row["kind"] in SETTLED for row in self.rows.ledger)
+
+    def _up(self) -> None:
+        if self.away:
+            raise Unavailable("the database is not available", code="store_unavailable")
+
+    async def ready(self) -> bool:
+        return not self.away
+
+    async def key_insert(self, key: KeyRow) -> None:
+        self._up()
+        if key.public_id in self.keys:
+            raise Conflict(f"key `{key.public_id}` exists or is malformed", code="key_conflict")
+        self.keys[key.public_id] = key
+
+    async def key_get(self, public_id: str) -> KeyRow | None:
+        self._up()
+        return self.keys.get(public_id)
+
+    async def key_list(self) -> Sequence[KeyRow]:
+        self._up()
+        return sorted(sorted(self.keys.values(), key=lambda k: k.public_id), key=lambda k: k.created_at, reverse=True)
+
+    async def key_revoke(self, public_id: str, at: datetime) -> bool:
+        self._up()
+        key = self.keys.get(public_id)
+        if key is None or key.revoked_at is not None:
+            return False
+        self.keys[public_id] = replace(key, revoked_at=at)
+        return True
+
+    def _owned(self, name: str, key_id: str) -> str | None:
+        found = [r for r in self.rows.rollouts if name in (r["id"], r["completion_id"]) and r["key_id"] == key_id]
+        return min(found, key=lambda r: int(r["depth"]))["id"] if found else None
+
+    async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
+        self._up()
+        root = self._owned(rollout_id, key_id)
+        if root is None:
+            return None
+        ids, level = [root], [root]
+        for _ in range(4):
+            level = [r["id"] for r in self.rows.rollouts if r["parent_id"] in level and r["key_id"] == key_id]
+            ids += level
+        orders = {
+            "rounds": ("round",),
+            "steps": ("round", "step"),
+            "outcomes": ("created_at", "id"),
+            "ledger": ("at", "event_id"),
+        }
+        parts = {
+            name: sorted(
+                (r for r in getattr(self.rows, name) if r["rollout_id"] in ids),
+                key=lambda r, order=order: tuple(r[c] for c in order),  # type: ignore[misc]
+            )
+            for name, order in orders.items()
+        }
+        found = [r for r in self.rows.rollouts if r["id"] in ids]
+        return rows.tree(root, sorted(found, key=lambda r: (r["created_at"], r["id"])), parts)
+
+    async def outcome_insert(self, row: Mapping[str, Any]) -> tuple[str, bool]:
+        new = rows.outcome_row(row)
+        self._up()
+        rollout = self._owned(str(row["rollout_id"]), str(row["key_id"]))
+        if rollout is None:
+            raise NotFound(f"no rollout `{row['rollout_id']}` of this key", param="rollout_id")
+        new["created_at"] = new["created_at"] or datetime.now(UTC)
+        new["id"] = new["id"] or uuid7(time.time_ns() // 1_000_000)
+        return self._judge(new | {"rollout_id": rollout})
+
+    def _judge(self, new: Row) -> tuple[str, bool]:
+        for old in self.rows.outcomes:
+            same_key = new["idempotency_key"] is not None and old["idempotency_key"] == new["idempotency_key"]
+            if old["id"] == new["id"] or (same_key and old["key_id"] == new["key_id"]):
+                return str(old["id"]), False
+        self.rows.outcomes.append(new)
+        if new["value"] is not None:
+            self._credit(new)
+        return str(new["id"]), True
+
+    def _credit(self, outcome: Row) -> None:
+        rollout = next(r for r in self.rows.rollouts if r["id"] == outcome["rollout_id"])
+        for step in self.rows.steps:
+            if step["rollout_id"] != rollout["id"] or step["status"] != "done" or step["kind"] not in MODEL_KINDS:
+                continue
+            key = (step["rollout_id"], step["round"], step["step"])
+            if key in self.experience and self.experience[key]["at"] > outcome["created_at"]:
+                continue
+            took = step["finished_at"] - step["started_at"]
+            self.experience[key] = {
+                "worker": step["worker"],
+                "pool": rollout["pool_name"],
+                "task_type": rollout["task_type"],
+                "embedding": rollout["task_embedding"],
+                "success": outcome["value"],
+                "cost_nano": step["cost_nano"],
+                "latency_ms": round(took.total_seconds() * 1000),
+                "at": outcome["created_at"],
+            }
+
+    async def experience_near(
+        self, task_type: str | None, embedding: Sequence[float], workers: Sequence[str], k: int
+    ) -> Sequence[WorkerExperience]:
+        self._up()
+
+        def order(row: Row) -> tuple[bool, float, float]:
+            other = task_type is not None and row["task_type"] != task_type
+            distance = 0.0
+            if any(embedding):
+                near = row["embedding"]
+                distance = 2.0 if near is None else 1 - sum(a * b for a, b in zip(near, embedding, strict=True))
+            return (other, distance, -row["at"].timestamp())
+
+        result = []
+        for worker in sorted(set(workers)):
+            near = sorted((r for r in self.experience.values() if r["worker"] == worker), key=order)[:k]
+            if near:
+                mean = {c: sum(r[c] for r in near) / len(near) for c in ("success", "cost_nano", "latency_ms")}
+                means = (mean["success"], round(mean["cost_nano"]), round(mean["latency_ms"]))
+                result.append(WorkerExperience(worker, len(near), *means))
+        return result
+
+    async def outcome_count(self, pool: str) -> int:
+        self._up()
+        return len({key[0] for key, row in self.experience.items() if row["pool"] == pool})
+
+    async def posted_totals(self) -> Mapping[str, int]:
+        self._up()
+        totals: dict[str, int] = {}
+        for row in self.rows.ledger:
+            for name, _ in row["scopes"] if row["kind"] in ("posted", "uncertain") else ():
+                totals[name] = totals.get(name, 0) + row["amount_nano"]
+        return totals
+
+    async def recent_rollouts(self, key_id: str, limit: int) -> Sequence[Mapping[str, Any]]:
+        self._up()
+        own = [r for r in self.rows.rollouts if r["key_id"] == key_id and r["depth"] == 0]
+        own.sort(key=lambda r: (r["created_at"], r["id"]), reverse=True)
+        return [rows.summary(r) for r in own[:limit]]
+
+    async def open_holds(self) -> Sequence[Mapping[str, Any]]:
+        self._up()
+        names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
+        holds = [r for r in self.rows.ledger if r["kind"] == "hold" and not self._settled(r["hold_id"])]
+        sent = {r["hold_id"] for r in self.rows.ledger if r["kind"] == "dispatched"}
+        holds.sort(key=lambda r: r["at"])
+        return [{name: row[name] for name in names} | {"dispatched": row["hold_id"] in sent} for row in holds]
+
+    async def dispatched(self, hold_id: str) -> bool:
+        self._up()
+        return any(r["hold_id"] == hold_id and r["kind"] == "dispatched" for r in self.rows.ledger)
