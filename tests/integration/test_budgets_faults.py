@@ -1,0 +1,150 @@
+"""Money when Redis hangs, is gone, comes back empty or comes back with old data: refused in time, never wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.adapters.budgets import RedisBudgets
+from gateway.core.ledger import Balance, Scope
+from gateway.errors import MoneyUnavailable
+from tests.servers import RedisServer, free_port, start_redis
+
+KEY = Scope("key:k", 50)
+REFUSED_WITHIN_S = 0.25
+PERSISTENT = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    redis = start_redis(tmp_path)
+    yield redis
+    redis.stop()
+
+
+@pytest.fixture
+async def budgets(server: RedisServer) -> AsyncIterator[RedisBudgets]:
+    adapter = RedisBudgets(server.url)
+    await adapter.load({})
+    yield adapter
+    await adapter.close()
+
+
+async def refused_in_time(call: Callable[[], Awaitable[object]]) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(MoneyUnavailable):
+        await call()
+    assert time.monotonic() - started_s < REFUSED_WITHIN_S
+
+
+async def test_a_hung_redis_refuses_in_time_and_works_again_when_it_wakes(
+    server: RedisServer, budgets: RedisBudgets
+) -> None:
+    await budgets.hold("a", 10, 10, [KEY], 60)
+    server.freeze()
+    await refused_in_time(lambda: budgets.hold("b", 1, 1, [KEY], 60))
+    await refused_in_time(lambda: budgets.post("a", 1))
+    assert not await budgets.ready()
+    assert not budgets.epoch_lost
+    server.thaw()
+    assert await budgets.post("a", 1) == 1  # whether or not the call that timed out was carried out
+    assert (await budgets.balance("key:k")).posted_nano == 1
+
+
+async def test_many_callers_of_a_hung_redis_are_all_refused_in_time(server: RedisServer, budgets: RedisBudgets) -> None:
+    server.freeze()
+    started_s = time.monotonic()
+    calls = [budgets.hold(f"h{n}", 1, 1, [KEY], 60) for n in range(300)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    elapsed_s = time.monotonic() - started_s
+    assert {type(result) for result in results} == {MoneyUnavailable}
+    assert elapsed_s < 2 * REFUSED_WITHIN_S  # 300 callers share this test's one core
+
+
+async def test_a_closed_port_refuses_in_time() -> None:
+    adapter = RedisBudgets(f"redis://127.0.0.1:{free_port()}")
+    await refused_in_time(lambda: adapter.load({}))
+    await refused_in_time(lambda: adapter.hold("a", 1, 1, [KEY], 60))
+    assert not await adapter.ready()
+    await adapter.close()
+
+
+async def test_a_restarted_redis_refuses_until_rebuilt(
+    server: RedisServer, budgets: RedisBudgets, tmp_path: Path
+) -> None:
+    await budgets.hold("open", 20, 20, [KEY], 60)
+    server.stop()
+    await refused_in_time(lambda: budgets.post("open", 5))
+    again = start_redis(tmp_path, port=server.port)
+    try:
+        await refused_in_time(lambda: budgets.post("open", 5))
+        assert budgets.epoch_lost
+        await budgets.load({"key:k": 7})
+        assert await budgets.balance("key:k") == Balance(7, 20)
+        assert await budgets.post("open", 5) == 5
+    finally:
+        again.stop()
+
+
+async def test_a_restart_with_old_data_on_disk_is_fenced_too(tmp_path: Path) -> None:
+    server = start_redis(tmp_path, args=PERSISTENT)
+    budgets = RedisBudgets(server.url)
+    await budgets.load({"key:k": 1})
+    await budgets.hold("open", 20, 20, [KEY], 60)
+    server.stop()
+    server = start_redis(tmp_path, port=server.port, args=PERSISTENT)
+    try:
+        with pytest.raises(MoneyUnavailable, match="rebuilding"):
+            await budgets.balance("key:k")
+        await budgets.load({"key:k": 30})
+        assert await budgets.balance("key:k") == Balance(30, 20)
+    finally:
+        await budgets.close()
+        server.stop()
+
+
+async def test_a_flushed_script_cache_is_reloaded(server: RedisServer, budgets: RedisBudgets) -> None:
+    redis: Redis = Redis.from_url(server.url)
+    await redis.script_flush()
+    assert (await budgets.hold("a", 10, 10, [KEY], 60)).granted_nano == 10
+    await redis.aclose()
+
+
+async def test_a_rebuild_that_dies_halfway_leaves_money_refused_and_another_takes_over(
+    server: RedisServer, budgets: RedisBudgets
+) -> None:
+    redis: Redis = Redis.from_url(server.url)
+    await redis.delete("{baton}:epoch")
+    await redis.hset("{baton}:epoch", "loading", "a rebuild that died")
+    with pytest.raises(MoneyUnavailable, match="rebuilding"):
+        await budgets.balance("key:k")
+    await budgets.load({"key:k": 3})
+    assert await budgets.balance("key:k") == Balance(3, 0)
+    await redis.aclose()
+
+
+async def test_records_are_bounded_settled_holds_expire_and_empty_scopes_go(
+    server: RedisServer, budgets: RedisBudgets
+) -> None:
+    redis: Redis = Redis.from_url(server.url)
+    await budgets.hold("a", 10, 10, [KEY], 60)
+    assert await redis.ttl("{baton}:hold:a") == -1
+    await budgets.post("a", 12)
+    assert 86_000 < await redis.ttl("{baton}:hold:a") <= 86_400
+    assert await redis.hget("{baton}:hold:a", "over") == b"2"
+    assert await redis.exists("{baton}:held", "{baton}:open") == 0
+    await redis.aclose()
+
+
+async def test_the_script_itself_refuses_amounts_that_doubles_cannot_hold(
+    server: RedisServer, budgets: RedisBudgets
+) -> None:
+    for amount in (2**53, -1, 0.5, "nan"):
+        with pytest.raises(MoneyUnavailable, match="not an amount of nano-dollars"):
+            await budgets._run("hold", "a", str(amount), 0, 60_000, "key:k", "")
+    assert await budgets.balance("key:k") == Balance(0, 0)
