@@ -1,0 +1,174 @@
+"""What every HTTP upstream needs: bounded reading, and failures turned into the errors of `gateway.errors`.
+
+Nothing an upstream sends is believed: sizes are counted after decoding, encodings are decoded here with a bound (a gzip
+bomb stops at the limit), and text that reaches a client is cut short and scrubbed of the worker's key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+import httpx
+
+from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
+
+MESSAGE_CHARS_MAX = 500
+ERROR_BODY_BYTES_MAX = 65_536
+RETRY_AFTER_S_MAX = 3600.0
+_KEY_LIKE = re.compile(r"(?i)\b(sk|rk|pk|key|AIza)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|\bbearer\s+\S+")
+_REFUSED = (400, 404, 413, 422)
+_RETRYABLE = (408, 409, 425, 429)
+_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
+
+
+async def bounded_bytes(response: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
+    """The decoded body in pieces, at most `bytes_max` in all. Raises UpstreamProtocol beyond."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", *_WBITS):
+        raise UpstreamProtocol(f"the worker answered in an encoding nobody asked for: {encoding[:40]}")
+    declared = response.headers.get("content-length", "")
+    if declared.isdigit() and len(declared) < 20 and int(declared) > bytes_max:
+        raise _too_large(bytes_max)
+    left = bytes_max
+    inflate = zlib.decompressobj(_WBITS[encoding]) if encoding in _WBITS else None
+    async for raw in response.aiter_raw():
+        piece = inflate.decompress(raw, left + 1) if inflate else raw
+        left -= len(piece)
+        if left < 0:
+            raise _too_large(bytes_max)
+        if piece:
+            yield piece
+    if inflate and not inflate.eof:
+        raise UpstreamProtocol("the worker's compressed reply was cut short")
+
+
+async def bounded_body(response: httpx.Response, bytes_max: int) -> bytes:
+    """The whole decoded body. Raises UpstreamProtocol when it is larger than `bytes_max`."""
+    return b"".join([piece async for piece in bounded_bytes(response, bytes_max)])
+
+
+async def error_body(response: httpx.Response) -> bytes:
+    """The start of an error's body: what fits; an oversized one is not another error."""
+    pieces: list[bytes] = []
+    with suppress(UpstreamProtocol, zlib.error, httpx.HTTPError):
+        async for piece in bounded_bytes(response, ERROR_BODY_BYTES_MAX):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def parse_object(raw: bytes | str) -> dict[str, Any]:
+    """A JSON object out of a reply. Raises UpstreamProtocol."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise UpstreamProtocol("the worker's reply is not JSON") from None
+    if not isinstance(value, dict):
+        raise UpstreamProtocol("the worker's reply is not a JSON object")
+    return value
+
+
+def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: str | None) -> UpstreamError:
+    """The error for a status that is not 200. Never carries the worker's key, nor what a 401 said about it."""
+    message, param, code = _described(body, secret)
+    if status in (401, 403):
+        return UpstreamError(f"the worker's key was refused upstream ({status})", upstream_status=status)
+    if 300 <= status < 400:
+        return UpstreamError(f"the worker answered with a redirect ({status}), never followed", upstream_status=status)
+    if status in _REFUSED:
+        text = message or f"the worker refused the request ({status})"
+        return UpstreamRefused(text, upstream_status=status, param=param, code=code)
+    text = f"the worker failed ({status})" + (f": {message}" if message else "")
+    wait_s = retry_after_s(headers, datetime.now(UTC))
+    if status == 429:
+        return UpstreamRateLimited(text, upstream_status=status, retry_after_s=wait_s)
+    retryable = status >= 500 or status in _RETRYABLE
+    return UpstreamError(text, upstream_status=status, retryable=retryable, retry_after_s=wait_s)
+
+
+def event_error(payload: Any, secret: str | None) -> UpstreamError:
+    """The error for an error object sent in the middle of a stream with status 200."""
+    error = payload if isinstance(payload, Mapping) else {}
+    status = next((v for v in (error.get("code"), error.get("status")) if isinstance(v, int) and 300 <= v < 600), None)
+    if status is not None:
+        return status_error(status, {}, json.dumps({"error": dict(error)}).encode(), secret)
+    message = scrub(str(error.get("message") or payload), secret)
+    return UpstreamError(f"the worker failed while it answered: {message}", retryable=True)
+
+
+def _described(body: bytes, secret: str | None) -> tuple[str, str | None, str | None]:
+    """(message, param, code) of an error body in OpenAI's or a vendor's shape."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return "", None, None
+    error = value.get("error", value) if isinstance(value, dict) else None
+    if not isinstance(error, dict):
+        return scrub(error, secret) if isinstance(error, str) else "", None, None
+    message, param, code = (error.get(name) for name in ("message", "param", "code"))
+    return (
+        scrub(message, secret) if isinstance(message, str) else "",
+        scrub(param, secret) if isinstance(param, str) else None,
+        scrub(code, secret) if isinstance(code, str) else None,
+    )
+
+
+def scrub(text: str, secret: str | None) -> str:
+    """Upstream text fit for a client: one line, cut, without the key or anything that looks like one."""
+    if secret:
+        text = text.replace(secret, "[key]")
+    return " ".join(_KEY_LIKE.sub("[key]", text).split())[:MESSAGE_CHARS_MAX]
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or HTTP date, RFC 9110 §10.2.3); None: not said."""
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            wait_s = float(headers.get(name, "")) * unit_s
+        except ValueError:
+            continue
+        if math.isfinite(wait_s):
+            return min(max(wait_s, 0.0), RETRY_AFTER_S_MAX)
+    try:
+        when = parsedate_to_datetime(headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return min(max((when - now).total_seconds(), 0.0), RETRY_AFTER_S_MAX)
+
+
+@contextmanager
+def transport_errors() -> Iterator[None]:
+    """Turn what the HTTP client raises into UpstreamTimeout, UpstreamError or UpstreamProtocol."""
+    try:
+        yield
+    except TimeoutError:
+        raise UpstreamTimeout("the worker did not answer in time") from None
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error) as error:
+        raise _transport_error(error) from error
+
+
+def _transport_error(error: Exception) -> UpstreamError:
+    cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
+    if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
+        return UpstreamError("no secure connection to the worker", retryable=True, dispatched=False)
+    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | httpx.ConnectError):
+        return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
+    if isinstance(cause, aiohttp.InvalidURL | httpx.InvalidURL | httpx.UnsupportedProtocol):
+        return UpstreamError("the worker's URL is not usable", dispatched=False)
+    if isinstance(cause, zlib.error):
+        return UpstreamProtocol("the worker's compressed reply is broken")
+    return UpstreamProtocol("the worker hung up before its reply was whole")
+
+
+def _too_large(bytes_max: int) -> UpstreamProtocol:
+    return UpstreamProtocol(f"the worker's reply is larger than {bytes_max} bytes", retryable=False)

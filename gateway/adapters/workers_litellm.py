@@ -1,0 +1,238 @@
+"""Every other vendor, through LiteLLM: the only file that imports it, and only when a pool needs it (ADR 0006).
+
+Everything LiteLLM would do beside translating is off: retries, fallbacks, caching, callbacks, logging, telemetry, the
+price map from the web, `.env` files. Its exceptions become ours; what it makes up to hide a cut stream is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from decimal import Decimal
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gateway.adapters import upstream
+from gateway.adapters.workers_http import StreamTally, checked_completion, request_body
+from gateway.core.pool import Price
+from gateway.core.usage import billed_usage, read_usage, text_bytes
+from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamTimeout
+from gateway.service.ports import WorkerCall, WorkerReply
+
+PRICE_MAP = "model_prices_and_context_window_backup.json"
+_MISSING = "kind litellm needs the extra; pip install 'baton[litellm]'"
+_ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else importing it asks the web, three times
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_MODE": "PRODUCTION",  # else importing it loads .env files
+}
+
+
+def offline_price(model: str, context_tokens: int = 0) -> Price | None:
+    """The price LiteLLM's packaged map gives for a model id, without importing LiteLLM; None where it has none.
+
+    Where a vendor charges more above a prompt size, the dearest tier that `context_tokens` can reach is taken.
+    Raises ConfigError where LiteLLM is not installed.
+    """
+    entry = _entry(_price_map(), model)
+    if entry is None:
+        return None
+    amounts = [_dearest(entry, f"{side}_cost_per_token", context_tokens) for side in ("input", "output")]
+    if None in amounts:
+        return None
+    per_mtok = [str(amount * 1_000_000) for amount in amounts if amount is not None]
+    return Price.model_validate({"input_usd_per_mtok": per_mtok[0], "output_usd_per_mtok": per_mtok[1]})
+
+
+def _entry(prices: Mapping[str, Any], model: str) -> Mapping[str, Any] | None:
+    """The map's entry: under the whole id, or under the bare name if it is that provider's."""
+    provider, _, bare = model.partition("/")
+    for name in (model, bare):
+        entry = prices.get(name)
+        if isinstance(entry, dict) and (name == model or str(entry.get("litellm_provider")) == provider):
+            return entry
+    return None
+
+
+def _dearest(entry: Mapping[str, Any], name: str, context_tokens: int) -> Decimal | None:
+    """The highest of a price and its `…_above_200k_tokens` tiers within reach; None where there is no base price."""
+    if entry.get(name) is None:
+        return None
+    amounts = [Decimal(str(entry[name]))]
+    for key, amount in entry.items():
+        tier = key.removeprefix(f"{name}_above_").removesuffix("k_tokens")
+        if tier.isdigit() and amount is not None and context_tokens > int(tier) * 1000:
+            amounts.append(Decimal(str(amount)))
+    return max(amounts)
+
+
+@cache
+def _price_map() -> Mapping[str, Any]:
+    spec = find_spec("litellm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(_MISSING)
+    text = (Path(spec.submodule_search_locations[0]) / PRICE_MAP).read_text(encoding="utf-8")
+    prices: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    return prices
+
+
+@cache
+def _litellm() -> ModuleType:
+    """The module, imported quietly and switched to doing nothing but translate. Raises ConfigError."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # boundary: LiteLLM reads these at import and has no other switch
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside its own imports, none of them ours to mend
+        try:
+            import litellm
+        except ImportError:
+            raise ConfigError(_MISSING) from None
+    litellm.suppress_debug_info = True
+    litellm.turn_off_message_logging = True
+    litellm.telemetry = False
+    litellm.drop_params = False
+    litellm.modify_params = False
+    litellm.num_retries = 0
+    litellm.cache = None
+    litellm.disable_hf_tokenizer_download = True
+    for callbacks in ("callbacks", "success_callback", "failure_callback", "input_callback", "service_callback"):
+        setattr(litellm, callbacks, [])
+    module: ModuleType = litellm
+    return module
+
+
+class LiteLLMWorkers:
+    """`ports.Workers` for kind `litellm`. `secrets`: worker name → key. Raises ConfigError without the extra."""
+
+    def __init__(
+        self, secrets: Mapping[str, str], *, reply_bytes_max: int = 16 << 20, chunk_gap_s_max: float = 60.0
+    ) -> None:
+        self._litellm = _litellm()
+        self._secrets = dict(secrets)
+        self._reply_bytes_max = reply_bytes_max
+        self._chunk_gap_s_max = chunk_gap_s_max
+
+    async def close(self) -> None:
+        """Close the clients that LiteLLM caches."""
+        await self._litellm.close_litellm_async_clients()
+
+    async def complete(self, call: WorkerCall) -> WorkerReply:
+        """As `ports.Workers.complete`."""
+        body = request_body(call)
+        try:
+            async with asyncio.timeout(call.timeout_s):
+                response = await self._litellm.acompletion(**body, **self._options(call))
+        except Exception as error:  # boundary: LiteLLM lets anything escape; every error becomes ours
+            raise self._mapped(error, call) from error
+        completion = checked_completion(_plain(response))
+        generated = text_bytes(choice["message"] for choice in completion["choices"])
+        if generated > self._reply_bytes_max:
+            raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
+        usage = billed_usage(read_usage(completion), body, _size(body), generated)
+        return WorkerReply(completion, usage)
+
+    async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
+        """As `ports.Workers.stream`; the last chunk always carries `usage` as it will be billed, and no choices."""
+        body = request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
+        now = asyncio.get_running_loop().time
+        deadline = now() + call.timeout_s
+        tally = StreamTally()
+        chunks: Any = None
+        try:
+            chunks = await self._timed(call, deadline, self._litellm.acompletion(**body, **self._options(call)))
+            until = deadline
+            while (chunk := await self._timed(call, until, anext(chunks, None))) is not None:
+                until = min(deadline, now() + self._chunk_gap_s_max)
+                plain = _plain(chunk)
+                _refuse_made_up_end(plain, chunks)
+                if visible := tally.add(plain):
+                    yield visible
+                if tally.text_bytes > self._reply_bytes_max:
+                    raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes")
+        finally:
+            if chunks is not None:
+                await chunks.aclose()
+        yield tally.last_chunk(call, body, _size(body))
+
+    async def _timed(self, call: WorkerCall, until: float, waiting: Any) -> Any:
+        """Await one thing of LiteLLM's, no later than `until` on the loop's clock."""
+        try:
+            async with asyncio.timeout_at(until):
+                return await waiting
+        except Exception as error:  # boundary: LiteLLM lets anything escape; every error becomes ours
+            raise self._mapped(error, call) from error
+
+    def _options(self, call: WorkerCall) -> dict[str, Any]:
+        """What LiteLLM is told beside the body."""
+        options: dict[str, Any] = {
+            "num_retries": 0,
+            "max_retries": 0,
+            "timeout": call.timeout_s,
+            "drop_params": False,
+            "caching": False,
+            "no-log": True,
+            "api_key": self._secrets.get(call.worker.name),
+        }
+        return options | ({"api_base": call.worker.url} if call.worker.url else {})
+
+    def _mapped(self, error: Exception, call: WorkerCall) -> UpstreamError:
+        """LiteLLM's exceptions are OpenAI's with a status; where it guessed the status, the type says more."""
+        secret = self._secrets.get(call.worker.name)
+        if isinstance(error, UpstreamError):
+            return error
+        if isinstance(error, TimeoutError | self._litellm.Timeout):
+            return UpstreamTimeout("the worker did not answer in time")
+        if isinstance(error, self._litellm.APIConnectionError):
+            return _unreachable(error)
+        status = getattr(error, "status_code", None)
+        if not isinstance(status, int):
+            return UpstreamProtocol(f"the worker's reply made no sense ({type(error).__name__})")
+        response = getattr(error, "response", None)
+        headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
+        message = {"message": str(getattr(error, "message", error)), "code": None}
+        return upstream.status_error(status, headers, json.dumps({"error": message}).encode(), secret)
+
+
+def _refuse_made_up_end(chunk: Mapping[str, Any], chunks: Any) -> None:
+    """LiteLLM ends a cut stream with a `stop` of its own; only a finish reason that was received may pass."""
+    received = getattr(chunks, "received_finish_reason", True) or getattr(chunks, "intermittent_finish_reason", None)
+    if not received and any(choice.get("finish_reason") for choice in chunk.get("choices") or ()):
+        raise UpstreamProtocol("the worker's stream ended before its reply was whole")
+
+
+def _unreachable(error: Exception) -> UpstreamError:
+    """A connection error: it never left only if some cause in the chain says that no connection came about."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if type(cause).__name__ in (
+            "ConnectError",
+            "ConnectTimeout",
+            "ClientConnectorError",
+            "ClientConnectorDNSError",
+        ):
+            return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
+        cause = cause.__cause__ or cause.__context__
+    return UpstreamProtocol("the worker hung up before its reply was whole")
+
+
+def _plain(response: Any) -> dict[str, Any]:
+    """A response or chunk of LiteLLM's as plain JSON data, without its empty fields."""
+    body: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
+    for choice in body.get("choices") or ():
+        for part in ("message", "delta"):
+            if part in choice:
+                choice[part].pop("provider_specific_fields", None)
+    return body
+
+
+def _size(body: Mapping[str, Any]) -> int:
+    with suppress(TypeError, ValueError):
+        return len(json.dumps(body, separators=(",", ":")).encode())
+    return 0

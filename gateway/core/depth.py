@@ -1,0 +1,32 @@
+"""The signed depth header: a gateway that is another gateway's worker counts on instead of starting at 0. Pure.
+
+`x-baton-depth: 2;<hex hmac-sha256>`. Only gateways that share the secret believe each other; anyone else's header
+counts as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+HEADER = "x-baton-depth"
+DEPTH_MAX = 999
+
+
+def sign(depth: int, secret: bytes) -> str:
+    """The header's value for a call at that depth. Raises ValueError outside 0 … DEPTH_MAX."""
+    if not 0 <= depth <= DEPTH_MAX:
+        raise ValueError(f"depth {depth} is outside 0 … {DEPTH_MAX}")
+    return f"{depth};{_mac(depth, secret)}"
+
+
+def verify(value: str | None, secret: bytes) -> int | None:
+    """The depth that a header proves, or None where it is absent, malformed or signed with another secret."""
+    number, _, mac = (value or "").partition(";")
+    if not (number.isascii() and number.isdigit() and len(number) <= 3 and mac.isascii()):
+        return None
+    return int(number) if hmac.compare_digest(mac, _mac(int(number), secret)) else None
+
+
+def _mac(depth: int, secret: bytes) -> str:
+    return hmac.new(secret, f"{HEADER}:{depth}".encode(), hashlib.sha256).hexdigest()

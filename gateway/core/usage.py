@@ -1,0 +1,81 @@
+"""Tokens of one call as they will be billed: read from an OpenAI `usage` object, bounded, or estimated. Pure.
+
+A worker's word is not taken for what it cannot be: counts that are no whole numbers count as missing, and counts above
+what the request could have used are cut to that bound, so that no reply costs more than was held for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gateway.core.money import Usage, input_tokens_bound
+
+BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; only ever used where the worker reports nothing
+
+
+def read_usage(body: Mapping[str, Any]) -> Usage | None:
+    """The usage a completion or chunk carries; None where it has none that can be believed."""
+    usage = body.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    if not (_is_count(prompt) and _is_count(completion)):
+        return None
+    return Usage(int(prompt or 0), int(completion or 0), usage.get("estimated") is True)
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """The inverse: an OpenAI `usage` object, with `estimated: true` added where it is a guess."""
+    body: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    return {**body, "estimated": True} if usage.estimated else body
+
+
+def billed_usage(reported: Usage | None, request: Mapping[str, Any], request_bytes: int, reply_bytes: int) -> Usage:
+    """What a call counts as: the report where there is one, else bytes ÷ 4 rounded up; never above the bounds.
+
+    `request_bytes` is the size of the body sent, `reply_bytes` of the text that came back, both UTF-8.
+    """
+    usage = reported or Usage(_tokens(request_bytes), _tokens(reply_bytes), estimated=True)
+    prompt = min(usage.prompt_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes))
+    completion = min(usage.completion_tokens, _completion_bound(request) or usage.completion_tokens)
+    cut = (prompt, completion) != (usage.prompt_tokens, usage.completion_tokens)
+    return Usage(prompt, completion, usage.estimated or cut)
+
+
+def text_bytes(pieces: Iterable[Mapping[str, Any]]) -> int:
+    """UTF-8 bytes of generated text in messages or deltas: content, reasoning, refusal and tool arguments."""
+    return sum(_piece_bytes(piece) for piece in pieces)
+
+
+def _piece_bytes(piece: Mapping[str, Any]) -> int:
+    texts = [piece.get(key) for key in ("content", "reasoning_content", "reasoning", "refusal")]
+    for call in piece.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            texts += [function.get("name"), function.get("arguments")]
+    return sum(len(text.encode("utf-8", "replace")) for text in texts if isinstance(text, str))
+
+
+def _prompt_bound(prompt_tokens: int, request: Mapping[str, Any], request_bytes: int) -> int:
+    if prompt_tokens <= request_bytes:  # the usual case, decided without walking the messages
+        return request_bytes
+    return max(request_bytes, input_tokens_bound(request.get("messages") or ()))
+
+
+def _completion_bound(request: Mapping[str, Any]) -> int | None:
+    tokens_max = request.get("max_completion_tokens") or request.get("max_tokens")
+    choices = request.get("n") or 1
+    return tokens_max * choices if isinstance(tokens_max, int) and isinstance(choices, int) else None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _tokens(size_bytes: int) -> int:
+    return -(-size_bytes // BYTES_PER_TOKEN)
