@@ -16,6 +16,7 @@ from gateway.core.ledger import Hold as Hold
 from gateway.core.ledger import Scope as Scope
 from gateway.core.money import Usage
 from gateway.core.pool import WorkerSpec
+from gateway.core.rollout import RolloutRecord
 
 # ---------------------------------------------------------------- conductor
 
@@ -277,3 +278,19 @@ class Clock(Protocol):
 
     def now(self) -> datetime: ...
     def monotonic_s(self) -> float: ...
+
+
+class Metrics(Protocol):
+    """What the request path counts."""
+
+    def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
+        """A rollout was settled and logged."""
+        ...
+
+    def degraded(self, what: str) -> None:
+        """Something optional was away and the request went on without it."""
+        ...
+
+    def bug(self, error: Exception) -> None:
+        """An error nobody raised on purpose."""
+        ...

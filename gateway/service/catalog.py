@@ -1,0 +1,79 @@
+"""What a key may ask for: the models it sees, and what each name turns into (a policy over which workers)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.core.keys import Principal
+from gateway.core.pool import PoolFile, WorkerSpec
+from gateway.errors import BadRequest, Forbidden, NotFound
+from gateway.service.job import Planner
+from gateway.service.routers import FixedPlanner
+
+FIXED_PREFIX = "baton/fixed:"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A model name resolved: who plans, who plans when that fails (None: nobody), and over which workers."""
+
+    name: str
+    planner: Planner
+    fallback: Planner | None
+    pool: str
+    workers: tuple[WorkerSpec, ...]
+
+
+class Catalog:
+    """Resolves model names. `planners` maps `baton`, `baton/conductor`, `baton/rule` … to planner and fallback."""
+
+    def __init__(self, pools: PoolFile, planners: dict[str, tuple[Planner, Planner | None]]) -> None:
+        self._pools = pools
+        self._planners = planners
+
+    def resolve(self, principal: Principal, model: str, pool: str | None) -> Choice:
+        """Raises NotFound(model_not_found) for anything this key may not use: it does not say whether it exists."""
+        pool_name = self._pool_name(principal, pool)
+        workers = self._workers(principal, pool_name)
+        if model in self._planners:
+            planner, fallback = self._planners[model]
+            return Choice(model, planner, fallback, pool_name, workers)
+        wanted = model.removeprefix(FIXED_PREFIX)
+        spec = next((spec for spec in workers if spec.name == wanted), None)
+        if spec is None or (spec.kind in ("self", "tool") and model == wanted):
+            raise NotFound(
+                f"The model `{model[:128]}` does not exist or you do not have access to it.",
+                param="model",
+                code="model_not_found",
+            )
+        return Choice(model, FixedPlanner(spec.name), None, pool_name, workers)
+
+    def models(self, principal: Principal, pool: str | None = None) -> list[str]:
+        """Every name this key may send as `model`."""
+        workers = self._workers(principal, self._pool_name(principal, pool))
+        callable_ = [spec.name for spec in workers if spec.kind in ("openai", "litellm")]
+        return [*self._planners, *(FIXED_PREFIX + name for name in callable_), *callable_]
+
+    def pools(self, principal: Principal) -> Sequence[str]:
+        """The pools this key may use, its default first."""
+        return principal.pools or (self._pools.default,)
+
+    def _pool_name(self, principal: Principal, asked: str | None) -> str:
+        mine = self.pools(principal)
+        if asked is not None and asked not in mine:
+            raise Forbidden(
+                f"this key may not use pool `{asked[:64]}`; it may use {', '.join(mine)}", param="x-baton-pool"
+            )
+        name = asked or mine[0]
+        if name not in self._pools.pools:
+            raise BadRequest(
+                f"pool `{name}` is no longer in the pool file", param="x-baton-pool", code="pool_not_found"
+            )
+        return name
+
+    def _workers(self, principal: Principal, pool: str) -> tuple[WorkerSpec, ...]:
+        every = self._pools.pool(pool)
+        if not principal.workers:
+            return every
+        return tuple(spec for spec in every if spec.name in principal.workers)

@@ -1,0 +1,354 @@
+"""The way of a request, top to bottom: resolve → limits → hold → rounds → journal → settle → reply.
+
+The work runs in tasks of its own, not in the client's connection: a client that leaves cancels the worker calls, but
+what was spent is still settled and what was done is still logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.caps import Caps
+from gateway.core.chat import ChatRequest
+from gateway.core.events import Event
+from gateway.core.experience import embed, question_text
+from gateway.core.ids import uuid7
+from gateway.core.keys import Principal
+from gateway.core.meter import Meter
+from gateway.core.money import Usage, input_tokens_bound, nano_to_usd, worst_case_nano
+from gateway.core.pool import Price, WorkerSpec, pool_hash
+from gateway.core.prompt import price_tier
+from gateway.core.redact import apply_mode
+from gateway.core.reply import completion
+from gateway.core.rollout import RolloutRecord, as_payload
+from gateway.errors import BadRequest, BatonError, CapReached, MoneyUnavailable, Unavailable
+from gateway.service.catalog import Catalog, Choice
+from gateway.service.job import Job, Tree
+from gateway.service.ports import (
+    Budgets,
+    Clock,
+    Journal,
+    Metrics,
+    RateLimits,
+    Scope,
+    Store,
+    WorkerExperience,
+)
+from gateway.service.rounds import Rounds, close_record
+from gateway.service.running import Running, overhead_ms
+from gateway.service.steps import OUTPUT_TOKENS_MIN, price_of
+
+LEASE_SLACK_S = 30.0
+MODEL_KINDS = ("openai", "litellm")
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Settings of the request path that are neither caps nor ports."""
+
+    caps: Caps
+    planning_price: Price
+    planning_tokens_max: int
+    rounds: int
+    attempts_max: int
+    explore_share: float
+    experience_k: int
+    experience_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with what came beside its body: caps and pool by header, and the depth of a gateway before us."""
+
+    principal: Principal
+    chat: ChatRequest
+    caps: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    rounds: int | None = None
+    depth: int = 0
+
+
+class Completer:
+    """Serves requests over the ports. One for the whole process."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        rounds: Rounds,
+        budgets: Budgets,
+        limits: RateLimits,
+        journal: Journal,
+        store: Store,
+        clock: Clock,
+        metrics: Metrics,
+        policies: Policies,
+    ) -> None:
+        self._catalog = catalog
+        self._rounds = rounds
+        self._budgets = budgets
+        self._limits = limits
+        self._journal = journal
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+        self._policies = policies
+        self._owned: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests admitted and not yet settled and logged."""
+        return len(self._owned)
+
+    async def start(self, asked: Asked) -> Running:
+        """Admit a request and set it going. Raises NotFound, RateLimited, BudgetExceeded, MoneyUnavailable, BadRequest."""
+        policies, principal, chat = self._policies, asked.principal, asked.chat
+        choice = self._catalog.resolve(principal, chat.model, asked.pool)
+        caps = policies.caps.narrowed(principal.caps).narrowed(asked.caps)
+        if asked.depth > caps.depth:
+            raise CapReached("depth", f"this request comes from {asked.depth} gateways deep; the cap is {caps.depth}")
+        record = self._record(asked, choice, caps)
+        input_bound = input_tokens_bound(chat.messages, str(chat.params))
+        rate = await self._limits.admit(
+            principal.public_id, record.id, input_bound // 4, principal.rpm, principal.tpm, principal.concurrency
+        )
+        try:
+            record.hold_nano = await self._hold(record, choice, caps, input_bound, chat, principal)
+        except BaseException:
+            await self._limits.release(principal.public_id, record.id, 0)
+            raise
+        running = Running(record, chat, rate)
+        job = self._job(asked, choice, caps, running)
+        owner = asyncio.create_task(self._own(running, job))
+        self._owned.add(owner)
+        owner.add_done_callback(self._owned.discard)
+        return running
+
+    async def drain(self, timeout_s: float) -> int:
+        """Wait for open requests; cancel those left after `timeout_s`; returns how many."""
+        _, late = await asyncio.wait(self._owned, timeout=timeout_s) if self._owned else (None, set())
+        for task in late:
+            task.cancel()  # `_own` passes it on to the work and still settles
+        if late:
+            await asyncio.wait(late, timeout=timeout_s)
+        return len(late)
+
+    # ------------------------------------------------------------ admission
+
+    def _record(self, asked: Asked, choice: Choice, caps: Caps) -> RolloutRecord:
+        now_us = self._now_us()
+        rollout_id = uuid7(now_us // 1000)
+        principal, chat = asked.principal, asked.chat
+        return RolloutRecord(
+            id=rollout_id,
+            key_id=principal.public_id,
+            org=principal.org,
+            created_us=now_us,
+            policy_requested=choice.name,
+            pool_name=choice.pool,
+            pool_hash=pool_hash(choice.workers),
+            pool=[],
+            caps=caps.as_json(),
+            request={"model": chat.model, "messages": [dict(m) for m in chat.messages], **chat.params},
+            completion_id=f"chatcmpl-{rollout_id.replace('-', '')}",
+            depth=asked.depth,
+            end_user=chat.end_user,
+            task_type=chat.metadata.get("task_type"),
+            stream=chat.stream,
+            log_mode=principal.log_mode,
+            train=principal.train and chat.metadata.get("train") != "false",
+            tags=dict(chat.metadata),
+        )
+
+    async def _hold(
+        self, record: RolloutRecord, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest, who: Principal
+    ) -> int:
+        """Reserve the worst case of the whole tree, in every scope or none; returns what was granted."""
+        most, least = self._bounds(choice, caps, input_bound, chat)
+        if least > caps.cost_nano:
+            raise CapReached(
+                "cost",
+                f"any answer could cost ${nano_to_usd(least)}; the cap is ${nano_to_usd(caps.cost_nano)}",
+            )
+        scopes = [Scope(f"org:{record.org}", None), Scope(f"key:{record.key_id}", who.budget_nano)]
+        hold = await self._budgets.hold(record.id, most, least, scopes, caps.wall_s + LEASE_SLACK_S)
+        payload = {
+            "hold_id": hold.id,
+            "rollout_id": record.id,
+            "amount_nano": hold.granted_nano,
+            "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
+        }
+        try:
+            await self._journal.append(self._event("hold", payload))
+        except BaseException:
+            await self._budgets.void(hold.id)
+            raise
+        return hold.granted_nano
+
+    def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
+        """(worst case of the tree under the cap on cost, least with which one answer can be had), in nano-dollars."""
+        policies = self._policies
+        planned = choice.fallback is not None
+        named = choice.planner.name.removeprefix("fixed:")
+        workers = [spec for spec in choice.workers if (spec.kind in MODEL_KINDS if planned else spec.name == named)]
+        if not workers:
+            raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
+        calls = caps.calls if planned else policies.attempts_max
+        planning = 0
+        if choice.planner.name == "conductor":
+            planning = policies.rounds * worst_case_nano(
+                policies.planning_price, 4 * input_bound, policies.planning_tokens_max
+            )
+        dearest = max(_call_nano(spec, input_bound, spec.output_tokens_max * chat.choices) for spec in workers)
+        cheapest = min(_call_nano(spec, input_bound, OUTPUT_TOKENS_MIN * chat.choices) for spec in workers)
+        return max(1, min(caps.cost_nano, planning + calls * dearest)), max(1, planning + cheapest)
+
+    def _job(self, asked: Asked, choice: Choice, caps: Caps, running: Running) -> Job:
+        record, chat = running.record, asked.chat
+        draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
+        workers = list(choice.workers)
+        draw.shuffle(workers)
+        meter = Meter(record.hold_nano, caps)
+        tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel))
+        return Job(
+            record=record,
+            tree=tree,
+            conversation=chat.messages,
+            params=chat.params,
+            workers=tuple(workers),
+            experience={},
+            planner=choice.planner,
+            fallback=choice.fallback,
+            caps=caps,
+            rounds=min(caps.rounds, asked.rounds or self._policies.rounds),
+            explore=draw.random() < self._policies.explore_share,
+            sink=running if chat.stream else None,
+        )
+
+    # ------------------------------------------------------------ the work
+
+    async def _own(self, running: Running, job: Job) -> None:
+        """Owns one request to its very end: run, log, settle, release. Runs in its own task."""
+        running.work = asyncio.create_task(self._work(job))
+        body: Mapping[str, Any] | None = None
+        try:
+            body = await running.work
+        except BatonError as error:
+            running.error = error
+        except asyncio.CancelledError:
+            running.work.cancel()
+            await asyncio.wait({running.work})  # the tree unwinds: every upstream connection closes
+            running.error = Unavailable("the request was cancelled", code="cancelled")
+            job.record.status = "aborted"
+        except Exception as bug:  # boundary: a bug must still settle its money and leave its log
+            self._metrics.bug(bug)
+            running.error = BatonError("internal error; the request id finds it in the log")
+        await self._finish(running, job, body)
+
+    async def _work(self, job: Job) -> Mapping[str, Any]:
+        if job.fallback is not None:
+            job.experience = await self._experience(job)
+        job.record.pool = [_shown(spec, job.experience.get(spec.name)) for spec in job.workers]
+        return await self._rounds.run(job)
+
+    async def _experience(self, job: Job) -> Mapping[str, WorkerExperience]:
+        """What the workers did on tasks like this one; nothing when the store is slow or away."""
+        question = question_text(job.conversation)
+        names = [spec.name for spec in job.workers if spec.kind in MODEL_KINDS]
+        try:
+            async with asyncio.timeout(self._policies.experience_timeout_s):
+                near = await self._store.experience_near(
+                    job.record.task_type, embed(question), names, self._policies.experience_k
+                )
+        except (TimeoutError, BatonError):
+            self._metrics.degraded("experience")
+            return {}
+        return {past.worker: past for past in near if past.n}
+
+    async def _finish(self, running: Running, job: Job, body: Mapping[str, Any] | None) -> None:
+        record = running.record
+        close_record(record, self._now_us())
+        record.cost_nano = job.tree.meter.spent_nano
+        if running.error is not None:
+            record.error = running.error.body()["error"]
+            record.status = record.status if record.status == "aborted" else "failed"
+        else:
+            record.status = "done"
+        record.overhead_ms = overhead_ms(record, self._now_us())
+        running.usage = Usage(record.prompt_tokens, record.completion_tokens)
+        if body is not None:
+            running.body = completion(
+                body,
+                completion_id=record.completion_id,
+                created_s=record.created_us // 1_000_000,
+                model=running.chat.model,
+                usage=running.usage,
+            )
+            record.reply = running.body
+        try:
+            await self._log(job)
+        except BatonError as error:  # a reply that is not on disk is not given
+            running.error, running.body = error, None
+        await self._settle(record)
+        self._metrics.finished(record, overhead_ms(record, self._now_us()))
+        running.finished.set()
+
+    async def _log(self, job: Job) -> None:
+        """Everything about the request, on disk before its last byte."""
+        record = job.record
+        settle = {
+            "hold_id": record.id,
+            "rollout_id": record.id,
+            "state": "posted" if record.cost_nano else "voided",
+            "charged_nano": record.cost_nano,
+            "scopes": [f"org:{record.org}", f"key:{record.key_id}"],
+        }
+        records = [record, *job.tree.children]
+        events = [self._event("rollout", apply_mode(as_payload(each), each.log_mode)) for each in records]
+        await asyncio.gather(*map(self._journal.append, [self._event("settle", settle), *events]))
+
+    async def _settle(self, record: RolloutRecord) -> None:
+        """Close the hold and give back the rate limits. With Redis away the journal still says what was spent."""
+        try:
+            if record.cost_nano:
+                await self._budgets.post(record.id, record.cost_nano)
+            else:
+                await self._budgets.void(record.id)
+        except MoneyUnavailable:
+            self._metrics.degraded("settle")
+        await self._limits.release(record.key_id, record.id, record.prompt_tokens + record.completion_tokens)
+
+    def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
+        now_us = self._now_us()
+        return Event(uuid7(now_us // 1000), kind, now_us, payload)
+
+    def _now_us(self) -> int:
+        return int(self._clock.now().timestamp() * 1_000_000)
+
+
+def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int) -> int:
+    return worst_case_nano(price_of(spec), input_bound, output_bound)
+
+
+def _shown(spec: WorkerSpec, past: WorkerExperience | None) -> dict[str, Any]:
+    """One worker of the pool as the rollout's record keeps it."""
+    price = price_of(spec)
+    seen = None
+    if past is not None:
+        seen = {"n": past.n, "success": past.success_mean, "cost_nano": past.cost_nano_mean, "ms": past.latency_ms_mean}
+    return {
+        "name": spec.name,
+        "handle": spec.handle,
+        "kind": spec.kind,
+        "version": spec.version,
+        "tags": list(spec.tags),
+        "tier": price_tier(price),
+        "input_nano_per_mtok": price.input_nano_per_mtok,
+        "output_nano_per_mtok": price.output_nano_per_mtok,
+        "call_nano": price.call_nano,
+        "experience": seen,
+    }

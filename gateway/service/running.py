@@ -1,0 +1,94 @@
+"""A request being served, as its reader sees it: the chunks, the result, and the headers that tell its story."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from gateway.core.chat import ChatRequest
+from gateway.core.clocks import covered_us
+from gateway.core.money import Usage, nano_to_usd
+from gateway.core.rollout import RolloutRecord
+from gateway.errors import BatonError
+from gateway.service.ports import RateState
+
+QUEUE_CHUNKS_MAX = 32  # a slower reader than this holds the worker's stream back
+
+
+class Running:
+    """A request being served. Read `chunks` (if it streams) and then `result`; `cancel` when the client leaves."""
+
+    def __init__(self, record: RolloutRecord, chat: ChatRequest, rate: RateState) -> None:
+        self.record = record
+        self.chat = chat
+        self.rate = rate
+        self.body: dict[str, Any] | None = None
+        self.error: BatonError | None = None
+        self.usage = Usage()
+        self.finished = asyncio.Event()
+        self.work: asyncio.Task[Mapping[str, Any]] | None = None
+        self._queue: asyncio.Queue[Sequence[Mapping[str, Any]] | None] = asyncio.Queue(QUEUE_CHUNKS_MAX)
+
+    async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
+        """Sink: waits while the reader is QUEUE_CHUNKS_MAX chunks behind."""
+        await self._queue.put(choices)
+
+    async def chunks(self) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
+        """The reply's chunks until it is over; then `finished` is set and `body` or `error` is there."""
+        while (choices := await self._next()) is not None:
+            yield choices
+
+    async def result(self) -> dict[str, Any]:
+        """The whole reply. Raises what ended the request."""
+        await self.finished.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.body is not None
+        return self.body
+
+    def cancel(self) -> None:
+        """The client has left: stop every upstream call. Settling and logging go on."""
+        if self.work is not None:
+            self.work.cancel()
+
+    async def _next(self) -> Sequence[Mapping[str, Any]] | None:
+        """The next chunk, or None once the request has finished and the queue is empty."""
+        if self.finished.is_set() and self._queue.empty():
+            return None
+        getting = asyncio.ensure_future(self._queue.get())
+        ending = asyncio.ensure_future(self.finished.wait())
+        try:
+            await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+            return None if self._queue.empty() else self._queue.get_nowait()
+        finally:
+            getting.cancel()
+            ending.cancel()
+
+
+def overhead_ms(record: RolloutRecord, now_us: int) -> float:
+    """Milliseconds in which neither the conductor nor any worker was being waited for."""
+    spans = [(planned.started_us, planned.finished_us) for planned in record.rounds if planned.planner == "conductor"]
+    spans += [(step.started_us, step.finished_us) for step in record.steps if step.started_us]
+    return (now_us - record.created_us - covered_us(spans)) / 1000
+
+
+def reply_headers(record: RolloutRecord) -> dict[str, str]:
+    """The x-baton headers, as far as they are known yet."""
+    policy = record.policy_used or record.policy_requested
+    version = f" ({record.policy_version})" if record.policy_version else ""
+    headers = {
+        "x-baton-rollout-id": record.id,
+        "x-baton-policy": policy + version,
+        "x-baton-workers": ",".join(step.worker for step in record.steps),
+        "x-baton-steps": str(len(record.steps)),
+        "x-baton-cost-usd": nano_to_usd(record.cost_nano),
+        "x-baton-overhead-ms": f"{record.overhead_ms:.1f}",
+    }
+    if record.fallback:
+        headers["x-baton-fallback"] = record.fallback
+    if record.capped:
+        headers["x-baton-capped"] = record.capped
+    return headers

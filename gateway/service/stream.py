@@ -1,0 +1,103 @@
+"""A running request as server-sent events, in OpenAI's exact order.
+
+Role first; `finish_reason` and `logprobs` on every choice; a finish in a chunk of its own; usage, if asked for, null on
+every chunk and then once with empty choices; `[DONE]` only after success. An error after the first byte is one `error`
+event and no `[DONE]`. While nothing else comes, a comment keeps the connection alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from gateway.core.reply import chunk, usage_json
+from gateway.service.running import Running, reply_headers
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": baton is working\n\n"
+
+
+async def events(running: Running, keepalive_s: float) -> AsyncIterator[bytes]:
+    """The body of the stream. `keepalive_s` 0: no comments."""
+    frames = _Frames(running)
+    source = running.chunks()
+    pending: asyncio.Task[Sequence[Mapping[str, Any]] | None] | None = None
+    try:
+        while True:
+            pending = pending or asyncio.create_task(_next(source))
+            done, _ = await asyncio.wait({pending}, timeout=keepalive_s or None)
+            if not done:
+                yield KEEP_ALIVE
+                continue
+            choices, pending = pending.result(), None
+            if choices is None:
+                break
+            for frame in frames.chunk(choices):
+                yield frame
+    finally:
+        if pending is not None:
+            pending.cancel()
+    for frame in frames.end():
+        yield frame
+
+
+async def _next(source: AsyncIterator[Sequence[Mapping[str, Any]]]) -> Sequence[Mapping[str, Any]] | None:
+    return await anext(source, None)
+
+
+class _Frames:
+    """Turns worker chunks into ours, one choice index at a time."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._begun: set[int] = set()
+
+    def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        """Frames for the choices of one worker chunk: role, delta and finish apart."""
+        frames: list[bytes] = []
+        for choice in choices:
+            index = choice.get("index", 0)
+            delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
+            delta.pop("role", None)
+            if index not in self._begun:
+                self._begun.add(index)
+                opening = {"role": "assistant", "content": "", "refusal": None}
+                frames.append(self._frame([{"index": index, "delta": opening}]))
+            if any(value not in ("", []) for value in delta.values()) or choice.get("logprobs"):
+                frames.append(self._frame([{"index": index, "delta": delta, "logprobs": choice.get("logprobs")}]))
+            if choice.get("finish_reason"):
+                frames.append(self._frame([{"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}]))
+        return frames
+
+    def end(self) -> list[bytes]:
+        """The last frames, once the request is logged and settled."""
+        running = self._running
+        if running.error is not None:
+            return [_data(running.error.body())]
+        story = f": baton {json.dumps(reply_headers(running.record))}\n\n".encode()
+        if not running.chat.include_usage:
+            return [story, DONE]
+        last = self._chunk([])
+        last["usage"] = usage_json(running.usage)
+        return [_data(last), story, DONE]
+
+    def _frame(self, choices: Sequence[Mapping[str, Any]]) -> bytes:
+        return _data(self._chunk(choices))
+
+    def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        record = self._running.record
+        body = chunk(
+            choices,
+            completion_id=record.completion_id,
+            created_s=record.created_us // 1_000_000,
+            model=self._running.chat.model,
+        )
+        if self._running.chat.include_usage:
+            body["usage"] = None
+        return body
+
+
+def _data(body: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")
