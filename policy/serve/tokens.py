@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from policy.serve.shape import ModelError, Shape
 
 GRAMMARS_KEPT = 64
-# The separators of Python's json.dumps, which are also those of xgrammar, vLLM's default; no other white space.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Compact JSON, no free white space: what vLLM 0.32 makes with `disable_any_whitespace`, so both mask the same tokens.
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
 class BadSchema(Exception):

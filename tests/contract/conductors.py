@@ -1,0 +1,165 @@
+"""The conductors that the contract suite runs against: the scripted fake, the embedded server, and a real vLLM."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.adapters.breaker import Breaker
+from gateway.adapters.conductor import HttpConductor
+from gateway.service.ports import Conductor, ConductorCall, Sampling
+from tests.fakes.conductor import ScriptedConductor
+
+ROOT = Path(__file__).parents[2]
+VLLM = ROOT / ".venv-vllm" / "bin" / "vllm"
+VLLM_BOOT_S = 200.0
+SERVE_BOOT_S = 30.0
+HANDLES = ("atlas", "quill", "forge")
+
+
+def text_schema(chars_max: int) -> dict[str, Any]:
+    """One or two steps whose task is text of up to that many characters."""
+    step = {
+        "type": "object",
+        "properties": {
+            "worker": {"enum": list(HANDLES)},
+            "task": {"anyOf": [{"type": "null"}, {"type": "string", "minLength": 2, "maxLength": chars_max}]},
+        },
+        "required": ["worker", "task"],
+        "additionalProperties": False,
+    }
+    steps = {"type": "array", "items": step, "minItems": 1, "maxItems": 2}
+    return {"type": "object", "properties": {"steps": steps}, "required": ["steps"], "additionalProperties": False}
+
+
+SCHEMA = text_schema(12)
+
+
+def planning_call(
+    question: str = "Add 2 and 3.",
+    *,
+    temperature: float = 1.0,
+    seed: int | None = None,
+    schema: Mapping[str, Any] | None = None,
+    tokens_max: int = 256,
+    timeout_s: float = 60.0,
+) -> ConductorCall:
+    """A planning call with defaults that any of the three conductors can meet."""
+    messages = [{"role": "user", "content": question}]
+    return ConductorCall(messages, schema or SCHEMA, Sampling(temperature, 1.0, tokens_max, seed), timeout_s)
+
+
+def scripted_plan(call: ConductorCall) -> str:
+    """A plan that follows SCHEMA, drawn from the call's seed as a sampler would."""
+    draw = random.Random(call.sampling.seed if call.sampling.temperature else 0)
+    steps = [{"worker": draw.choice(HANDLES), "task": draw.choice([None, "check", "add"])}]
+    return json.dumps({"steps": steps * draw.randint(1, 2)}, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A conductor under test, how to read its tokens, and how to kill it."""
+
+    conductor: Conductor
+    text_of: Callable[[tuple[int, ...]], str]
+    kill: Callable[[], None]
+
+
+def fake() -> Served:
+    conductor = ScriptedConductor(scripted_plan, gap_s=0.001)
+
+    def kill() -> None:
+        conductor.down = True
+
+    return Served(conductor, conductor.text_of, kill)
+
+
+def over_http(url: str, model_dir: Path, kill: Callable[[], None], **options: Any) -> Served:
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    conductor = HttpConductor(f"{url}/v1", "conductor", breaker=Breaker(failures_max=10_000), **options)
+    return Served(conductor, lambda ids: str(tokenizer.decode(ids)), kill)
+
+
+@contextmanager
+def embedded_server(model_dir: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """`python -m policy.serve` on a free port; ends with the block."""
+    port_file = model_dir.parent / f"port-{time.monotonic_ns()}"
+    command = [sys.executable, "-m", "policy.serve", "--model", str(model_dir), "--port-file", str(port_file), *options]
+    with _process(command) as process:
+        _wait(port_file.is_file, process, SERVE_BOOT_S)
+        yield f"http://127.0.0.1:{port_file.read_text().strip()}", process
+
+
+@contextmanager
+def vllm_server(model_dir: Path, log: Path) -> Iterator[str]:
+    """A real vLLM on a free port, as research/training.md §2 starts it; masks come from the grammar engine we use."""
+    if not VLLM.is_file():
+        pytest.fail("no .venv-vllm: run `make test-vllm`, which makes it")
+    port = _free_port()
+    structured = {"backend": "guidance", "disable_any_whitespace": True}
+    command = [str(VLLM), "serve", str(model_dir), "--served-model-name", "conductor", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
+    command += ["--block-size", "32", "--logprobs-mode", "processed_logprobs"]
+    command += ["--structured-outputs-config", json.dumps(structured)]
+    environment = {
+        "PATH": f"{VLLM.parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(log.parent),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("wb") as output, _process(command, env=environment, stdout=output, stderr=output) as process:
+        url = f"http://127.0.0.1:{port}"
+        _wait(lambda: _answers(url), process, VLLM_BOOT_S)
+        yield url
+
+
+@contextmanager
+def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, cwd=ROOT, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=20)
+
+
+def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    while not ready():
+        if process.poll() is not None:
+            pytest.fail(f"the server ended with status {process.returncode} before it was ready")
+        if time.monotonic() > end:
+            pytest.fail(f"the server was not ready after {timeout_s} s")
+        time.sleep(0.05)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v1/models", timeout=1.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
