@@ -2,9 +2,9 @@
 
 BatonError                      status  type                    code
 ├── BadRequest                  400     invalid_request_error   (given)
-│   ├── PlanRefused             400     invalid_request_error   plan_refused        (never reaches a client: a router plans instead)
+│   ├── PlanRefused             400     invalid_request_error   plan_refused        (never reaches a client)
 │   ├── Unpriced                400     invalid_request_error   unpriced_worker
-│   └── ConfigError             400     invalid_request_error   bad_config          (command line: one line, file:line and the fix)
+│   └── ConfigError             400     invalid_request_error   bad_config          (one line: file:line and the fix)
 ├── Unauthorized                401     invalid_request_error   invalid_api_key
 ├── Forbidden                   403     permission_error        (given)
 ├── NotFound                    404     invalid_request_error   not_found | model_not_found
@@ -29,6 +29,7 @@ BatonError                      status  type                    code
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -110,8 +111,8 @@ class RateLimited(BatonError):
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         headers = {
-            "retry-after": str(max(1, round(retry_after_s))),
-            "retry-after-ms": str(max(1, round(retry_after_s * 1000))),
+            "retry-after": str(max(1, math.ceil(retry_after_s))),
+            "retry-after-ms": str(max(1, math.ceil(retry_after_s * 1000))),
         }
         super().__init__(message, headers=headers)
         self.retry_after_s = retry_after_s

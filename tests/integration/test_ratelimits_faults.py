@@ -1,0 +1,60 @@
+"""Rate limits when Redis is away: open or closed as set, quick either way, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.adapters.ratelimits import RedisRateLimits
+from gateway.errors import RateLimited, Unavailable
+from gateway.service.ports import RateState
+from tests.servers import RedisServer, free_port, start_redis
+
+
+async def test_closed_limits_refuse_when_redis_is_away() -> None:
+    limits = RedisRateLimits(f"redis://127.0.0.1:{free_port()}", fail_open=False)
+    with pytest.raises(Unavailable) as caught:
+        await limits.admit("k", "a", 1, 1, None, None)
+    assert (caught.value.status, caught.value.code) == (503, "rate_limits_unavailable")
+    await limits.close()
+
+
+async def test_open_limits_let_pass_quickly_and_come_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    server = start_redis(tmp_path)
+    limits = RedisRateLimits(server.url, pause_s=0.3)
+    try:
+        await limits.admit("k", "a", 1, 1, None, None)
+        server.freeze()
+        started_s = time.monotonic()
+        for n in range(20):
+            assert await limits.admit("k", f"b{n}", 1, 1, None, None) == RateState()
+            await limits.release("k", f"b{n}", 1)
+        assert time.monotonic() - started_s < 0.25
+        server.thaw()
+        await asyncio.sleep(0.35)
+        with pytest.raises(RateLimited):
+            await limits.admit("k", "c", 1, 1, None, None)
+        messages = [record.message for record in caplog.records]
+        assert [m.split(":")[0] for m in messages] == ["rate limits are off", "rate limits are on again"]
+    finally:
+        await limits.close()
+        server.stop()
+
+
+async def test_an_idle_key_leaves_nothing_behind(redis_server: RedisServer) -> None:
+    limits = RedisRateLimits(redis_server.url, prefix="idle", window_s=0.1, lease_s=0.2)
+    redis: Redis = Redis.from_url(redis_server.url)
+    await limits.admit("k", "a", 5, 5, 50, 5)
+    assert await redis.exists("{idle:k}:at", "{idle:k}:tokens", "{idle:k}:flight") == 3
+    await asyncio.sleep(0.3)
+    assert await redis.exists("{idle:k}:at", "{idle:k}:tokens", "{idle:k}:flight") == 0
+    await limits.release("k", "a", 9)
+    assert await redis.exists("{idle:k}:at", "{idle:k}:tokens", "{idle:k}:flight") == 0
+    await redis.aclose()
+    await limits.close()
