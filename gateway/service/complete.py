@@ -105,7 +105,7 @@ class Completer:
         return len(self._owned)
 
     async def start(self, asked: Asked) -> Running:
-        """Admit a request and set it going. Raises NotFound, RateLimited, BudgetExceeded, MoneyUnavailable, BadRequest."""
+        """Admit a request and set it going. Raises NotFound, RateLimited, BudgetExceeded, CapReached, Unavailable."""
         policies, principal, chat = self._policies, asked.principal, asked.chat
         choice = self._catalog.resolve(principal, chat.model, asked.pool)
         caps = policies.caps.narrowed(principal.caps).narrowed(asked.caps)

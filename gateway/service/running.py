@@ -42,9 +42,8 @@ class Running:
     async def result(self) -> dict[str, Any]:
         """The whole reply. Raises what ended the request."""
         await self.finished.wait()
-        if self.error is not None:
-            raise self.error
-        assert self.body is not None
+        if self.body is None:
+            raise self.error or BatonError("the request ended without a reply")
         return self.body
 
     def cancel(self) -> None:

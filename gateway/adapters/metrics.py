@@ -1,0 +1,85 @@
+"""Every Prometheus instrument, declared once. Labels are bounded: worker names, policies and states, never keys."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from gateway.core.pool import NANO_PER_USD
+from gateway.core.rollout import RolloutRecord
+
+log = logging.getLogger("baton")
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+OVERHEAD_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1)
+
+
+class PrometheusMetrics:
+    """The Metrics port, and the text of GET /metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = self._counter("requests", "Requests, by policy and how they ended", "policy", "status")
+        self._seconds = self._histogram("request_seconds", "From admission to the durable log", SECONDS, "policy")
+        self._overhead = self._histogram(
+            "overhead_seconds", "Time in which no worker or conductor was waited for", OVERHEAD_SECONDS
+        )
+        self._cost = self._counter("cost_usd", "Dollars spent, by worker (`conductor` for planning)", "worker")
+        self._steps = self._counter("steps", "Worker calls of plans, by worker and how they ended", "worker", "status")
+        self._step_seconds = self._histogram("step_seconds", "One worker call", SECONDS, "worker")
+        self._tokens = self._counter("tokens", "Tokens of worker calls", "worker", "kind")
+        self._plan_seconds = self._histogram("plan_seconds", "One planning call of the conductor", SECONDS)
+        self._refusals = self._counter("plans_refused", "Conductor plans not used, by reason", "reason")
+        self._fallbacks = self._counter("fallbacks", "Times a router planned instead, by reason", "reason")
+        self._capped = self._counter("capped", "Requests ended early by a cap", "cap")
+        self._degraded = self._counter("degraded", "Optional parts that were away", "part")
+        self._bugs = self._counter("bugs", "Errors nobody raised on purpose")
+
+    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """A value read when /metrics is asked."""
+        Gauge(f"baton_{name}", help_text, registry=self.registry).set_function(read)
+
+    def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
+        """Count one request with its rounds and steps."""
+        policy = record.policy_requested if record.policy_requested.startswith("baton") else "worker"
+        policy = "baton/fixed" if policy.startswith("baton/fixed:") else policy
+        self._requests.labels(policy, record.status).inc()
+        self._seconds.labels(policy).observe((record.finished_us - record.created_us) / 1e6)
+        self._overhead.observe(max(0.0, overhead_ms / 1000))
+        for planned in record.rounds:
+            if planned.planner == "conductor":
+                self._plan_seconds.observe((planned.finished_us - planned.started_us) / 1e6)
+                self._cost.labels("conductor").inc(planned.cost_nano / NANO_PER_USD)
+            if planned.refusal:
+                self._refusals.labels(planned.refusal).inc()
+        for step in record.steps:
+            self._steps.labels(step.worker, step.status).inc()
+            self._step_seconds.labels(step.worker).observe(max(0, step.finished_us - step.started_us) / 1e6)
+            self._cost.labels(step.worker).inc(step.cost_nano / NANO_PER_USD)
+            self._tokens.labels(step.worker, "prompt").inc(step.prompt_tokens)
+            self._tokens.labels(step.worker, "completion").inc(step.completion_tokens)
+        if record.fallback:
+            self._fallbacks.labels(record.fallback).inc()
+        if record.capped:
+            self._capped.labels(record.capped).inc()
+
+    def degraded(self, what: str) -> None:
+        """Count a request that went on without an optional part."""
+        self._degraded.labels(what).inc()
+
+    def bug(self, error: Exception) -> None:
+        """Count and log an error nobody raised on purpose."""
+        self._bugs.inc()
+        log.error("a request met an error nobody raised on purpose", exc_info=error)
+
+    def exposition(self) -> tuple[bytes, str]:
+        """Body and content type of GET /metrics."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"baton_{name}", help_text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"baton_{name}", help_text, labels, buckets=buckets, registry=self.registry)

@@ -1,0 +1,128 @@
+"""The edge: request ids, size limits, JSON, and the one place that turns errors into OpenAI-shaped replies.
+
+Pure ASGI: Starlette's BaseHTTPMiddleware would hide the client's disconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import BadRequest, BatonError, NotFound, TooLarge
+
+log = logging.getLogger("baton")
+T = TypeVar("T")
+
+
+class Edge:
+    """Outermost layer: gives every reply its `x-request-id` and bounds the size of the headers."""
+
+    def __init__(self, app: ASGIApp, *, header_bytes_max: int) -> None:
+        self._app = app
+        self._header_bytes_max = header_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(16)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    (b"access-control-expose-headers", b"X-Request-ID"),
+                ]
+            await send(message)
+
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes_max:
+            error = BatonError(f"the headers are over {self._header_bytes_max} bytes", code="headers_too_large")
+            error.status, error.type = 431, "invalid_request_error"
+            await reply(error)(scope, receive, stamped)
+            return
+        await self._app(scope, receive, stamped)
+
+
+def reply(error: BatonError) -> JSONResponse:
+    """An error as OpenAI's clients expect it."""
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+def install(app: FastAPI) -> None:
+    """Register the error handlers: ours, the framework's, and the last resort."""
+
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        return reply(error if isinstance(error, BatonError) else BatonError("internal error"))
+
+    async def framework(request: Request, error: Exception) -> JSONResponse:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        if status == 405:
+            wrong = BadRequest(f"{request.method} is not allowed on {request.url.path}", code="method_not_allowed")
+            wrong.status = 405
+            return reply(wrong)
+        return reply(NotFound(f"Invalid URL ({request.method} {request.url.path})", code="unknown_url"))
+
+    async def unknown(request: Request, error: Exception) -> JSONResponse:
+        log.error("unhandled error in %s", request.state.request_id, exc_info=error)
+        return reply(BatonError("internal error; quote the x-request-id header when you report it"))
+
+    app.add_exception_handler(BatonError, known)
+    app.add_exception_handler(HTTPException, framework)
+    app.add_exception_handler(Exception, unknown)
+
+
+async def read_json(request: Request, bytes_max: int) -> Any:
+    """The decoded body. Raises TooLarge (413) without reading further, BadRequest where it is not JSON."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise TooLarge(f"the body is over {bytes_max} bytes")
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > bytes_max:
+            raise TooLarge(f"the body is over {bytes_max} bytes")
+    try:
+        body = json.loads(data.decode(), parse_constant=_no_constant)
+        if b"\\u" in data:  # half a surrogate pair decodes, and can then never be encoded again
+            json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise BadRequest("We could not parse the JSON body of your request.", code="invalid_json") from None
+    return body
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+async def gone(receive: Receive) -> None:
+    """Returns when the client has left. Only for use once the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T], leave: Callable[[], None]) -> T | None:
+    """The result of `work`, or None when the client left first; then `leave` was called and `work` is abandoned."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        leave()
+        return None
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

@@ -1,0 +1,58 @@
+"""Liveness, readiness and metrics, for probes and for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+CHECK_S = 1.0
+Check = Callable[[], Awaitable[bool]]
+
+
+@dataclass(slots=True)
+class HealthApi:
+    """`needed` decide readiness; `watched` are only reported. `draining` is set when shutdown begins."""
+
+    needed: Mapping[str, Check]
+    watched: Mapping[str, Check]
+    metrics: Callable[[], tuple[bytes, str]]
+    draining: bool = field(default=False)
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter()
+        router.add_api_route("/livez", self.livez, methods=["GET"], response_model=None)
+        router.add_api_route("/readyz", self.readyz, methods=["GET"], response_model=None)
+        router.add_api_route("/metrics", self.exposition, methods=["GET"], response_model=None)
+        return router
+
+    async def livez(self) -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok"}
+
+    async def readyz(self) -> Response:
+        """200 when everything a request needs is there; says of each part whether it is."""
+        checks = {**self.needed, **self.watched}
+        results = await asyncio.gather(*(_check(check) for check in checks.values()))
+        parts = dict(zip(checks, results, strict=True))
+        ready = not self.draining and all(parts[name] for name in self.needed)
+        status = "draining" if self.draining else "ready" if ready else "not ready"
+        body = {"status": status, "parts": {name: "ok" if good else "away" for name, good in parts.items()}}
+        return JSONResponse(body, status_code=200 if ready else 503)
+
+    async def exposition(self) -> Response:
+        """Prometheus text."""
+        body, content_type = self.metrics()
+        return Response(body, media_type=content_type)
+
+
+async def _check(check: Check) -> bool:
+    try:
+        async with asyncio.timeout(CHECK_S):
+            return await check()
+    except Exception:  # boundary: a part that raises is a part that is away, whatever the reason
+        return False

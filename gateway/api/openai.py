@@ -1,0 +1,192 @@
+"""The OpenAI-compatible routes: chat completions and models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.edge import read_json, unless_gone
+from gateway.core.caps import CAP_HEADERS, caps_from_headers
+from gateway.core.chat import FIELDS, parse_request
+from gateway.core.depth import HEADER, verify
+from gateway.core.keys import Principal
+from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.service.auth import Authenticator
+from gateway.service.catalog import Catalog
+from gateway.service.complete import Asked, Completer
+from gateway.service.ports import RateState
+from gateway.service.running import Running, reply_headers
+from gateway.service.stream import events
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIApi:
+    """What the routes need."""
+
+    completer: Completer
+    catalog: Catalog
+    authenticator: Authenticator
+    depth_secret: bytes
+    body_bytes_max: int
+    messages_max: int
+    in_flight_max: int
+    keepalive_s: float
+    strict_fields: bool
+    models_created_s: int
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1")
+        router.add_api_route(
+            "/chat/completions", self.chat, methods=["POST"], response_model=None, openapi_extra=_CHAT_DOC
+        )
+        router.add_api_route("/models", self.models, methods=["GET"], response_model=None)
+        router.add_api_route("/models/{model:path}", self.model, methods=["GET"], response_model=None)
+        return router
+
+    async def chat(self, request: Request) -> Response:
+        """Plan the request over the key's workers and answer it; streamed as it is produced where asked for."""
+        principal = await self._who(request)
+        chat = parse_request(
+            await read_json(request, self.body_bytes_max), messages_max=self.messages_max, strict=self.strict_fields
+        )
+        if self.completer.in_flight >= self.in_flight_max:
+            raise Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
+        asked = Asked(
+            principal=principal,
+            chat=chat,
+            caps=caps_from_headers(request.headers),
+            pool=request.headers.get("x-baton-pool"),
+            rounds=_rounds(request.headers.get("x-baton-rounds")),
+            depth=_depth(request.headers.get(HEADER), self.depth_secret),
+        )
+        running = await self.completer.start(asked)
+        return await (self._streamed(request, running) if chat.stream else self._whole(request, running))
+
+    async def _whole(self, request: Request, running: Running) -> Response:
+        await unless_gone(request.receive, running.finished.wait(), running.cancel)
+        if not running.finished.is_set():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if running.error is not None:
+            running.error.headers |= reply_headers(running.record)
+            raise running.error
+        return JSONResponse(await running.result(), headers=_headers(running))
+
+    async def _streamed(self, request: Request, running: Running) -> Response:
+        frames = cast(Any, events(running, self.keepalive_s if _wants_comments(request) else 0))
+        first = await unless_gone(request.receive, anext(frames), running.cancel)
+        if first is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if running.error is not None and not first.startswith(b'data: {"id"'):
+            running.error.headers |= reply_headers(running.record)
+            raise running.error  # nothing has been sent yet: a plain error with its own status
+        return EventStream(first, frames, running)
+
+    async def models(self, request: Request) -> dict[str, Any]:
+        """Every name this key may send as `model`."""
+        names = self.catalog.models(await self._who(request), request.headers.get("x-baton-pool"))
+        return {"object": "list", "data": [self._model(name) for name in names]}
+
+    async def model(self, request: Request, model: str) -> dict[str, Any]:
+        """One of them."""
+        if model not in self.catalog.models(await self._who(request), request.headers.get("x-baton-pool")):
+            raise NotFound(f"The model `{model[:128]}` does not exist", param="model", code="model_not_found")
+        return self._model(model)
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self.models_created_s, "owned_by": "baton"}
+
+    async def _who(self, request: Request) -> Principal:
+        return await self.authenticator.authenticate(request.headers.get("authorization"), "data")
+
+
+class EventStream(Response):
+    """Sends frames as they come; a client that leaves cancels the request's work at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, frames: AsyncIterator[bytes], running: Running) -> None:
+        super().__init__(headers={**_headers(running), "cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._frames = frames
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        await unless_gone(receive, self._send(send), self._running.cancel)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async with aclosing(cast(Any, self._frames)) as frames:
+            async for frame in frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _headers(running: Running) -> dict[str, str]:
+    headers = {**reply_headers(running.record), **_rate_headers(running.rate)}
+    if running.chat.dropped:
+        headers["x-baton-dropped-fields"] = ",".join(running.chat.dropped)[:512].encode("ascii", "replace").decode()
+    if running.chat.stream and not running.finished.is_set():
+        for name in ("x-baton-cost-usd", "x-baton-overhead-ms"):
+            del headers[name]  # not known yet; the stream's closing comment has them
+    return headers
+
+
+def _rate_headers(rate: RateState) -> dict[str, str]:
+    values = {
+        "x-ratelimit-limit-requests": rate.requests_limit,
+        "x-ratelimit-remaining-requests": rate.requests_left,
+        "x-ratelimit-limit-tokens": rate.tokens_limit,
+        "x-ratelimit-remaining-tokens": rate.tokens_left,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _wants_comments(request: Request) -> bool:
+    return request.headers.get("x-baton-keepalive", "on").lower() not in ("off", "0", "false")
+
+
+def _depth(header: str | None, secret: bytes) -> int:
+    """0 for a client; one more than the depth that another gateway of ours proves."""
+    depth = verify(header, secret)
+    return 0 if depth is None else depth + 1
+
+
+def _rounds(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdigit() or not 1 <= int(text) <= 16:
+        raise BadRequest("x-baton-rounds must be a number from 1 to 16", param="x-baton-rounds")
+    return int(text)
+
+
+_CHAT_DOC = {
+    "parameters": [
+        {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
+        for name in ("x-baton-pool", "x-baton-rounds", "x-baton-keepalive", *CAP_HEADERS)
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["model", "messages"],
+                    "properties": {name: {"description": good} for name, (_, _, good) in FIELDS.items()},
+                }
+            }
+        },
+    },
+}
