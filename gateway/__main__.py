@@ -1,0 +1,10 @@
+"""`baton` and `python -m gateway`."""
+
+from __future__ import annotations
+
+import sys
+
+from gateway.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The public and the admin listener: two uvicorn servers in one process, which leave the signals to us.
+
+What uvicorn's fast parser lacks is added here: a bound on the bytes and on the seconds of a request's head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.errors import ConfigError
+
+PORTS_TRIED = 20
+BACKLOG = 2048
+IDLE_S = 30  # a connection without a request
+STARTED_POLL_S = 0.01
+HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+    b'{"error":{"message":"the request headers are too large","type":"invalid_request_error",'
+    b'"param":null,"code":"headers_too_large"}}'
+)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A head over `head_bytes_max` is answered 431; one not whole after `head_s` is cut."""
+
+    head_bytes_max = 65_536
+    head_s = 15.0
+    _head_bytes = 0
+    _in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.head_bytes_max and not self.transport.is_closing():
+            self.transport.write(HEAD_TOO_LARGE)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._forget_head()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._head_bytes = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        self._forget_head()
+        self._head_timer = self.loop.call_later(self.head_s, self.transport.close)
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class Listener(uvicorn.Server):
+    """Serves one application on one socket until `close`."""
+
+    def __init__(self, app: Any, sock: socket.socket, *, drain_s: float, head_bytes_max: int) -> None:
+        protocol = type("Protocol", (BoundedProtocol,), {"head_bytes_max": head_bytes_max})
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=IDLE_S,
+                timeout_graceful_shutdown=max(1, round(drain_s)),
+            )
+        )
+        self.sock = sock
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: `serve` decides what a signal means for both listeners."""
+        yield
+
+    async def open(self) -> None:
+        """Return once connections are accepted."""
+        self._task = asyncio.create_task(self.serve(sockets=[self.sock]), name="listener")
+        while not self.started and not self._task.done():
+            await asyncio.sleep(STARTED_POLL_S)
+        if self._task.done():
+            await self._task
+
+    async def close(self) -> None:
+        """Accept nothing more, let open requests finish within the drain time, then cut them."""
+        self.should_exit = True
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def bind(host: str, port: int, *, strict: bool) -> socket.socket:
+    """A listening socket on that port, or where it is taken on one of the next ones, then on any; `strict`: only there.
+
+    Raises ConfigError with the setting to change.
+    """
+    tries = [port] if strict else [*range(port, min(port + PORTS_TRIED, 65_536)), 0] if port else [0]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in tries:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, candidate))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(f"cannot listen on {host}:{candidate}: {error.strerror}; check the host") from None
+            continue
+        sock.setblocking(False)
+        return sock
+    raise ConfigError(f"{host}:{port} is taken; free it, set another port, or unset BATON_PORT_STRICT")
+
+
+def url(sock: socket.socket) -> str:
+    """`http://host:port` of a bound socket, as a client on this machine reaches it."""
+    host, port = sock.getsockname()[:2]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{reachable}:{port}"
+
+

@@ -1,0 +1,166 @@
+"""Start a gateway with everything it needs, print how to use it, and serve until Ctrl-C.
+
+What is not configured is started here: PostgreSQL, Redis, simulated workers, the shipped conductor. All state is in one
+data directory; docs/configuration.md lists every setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+
+from gateway import config
+from gateway.cli.banner import banner
+from gateway.cli.datadir import FACTS, DataDir
+from gateway.cli.firstkeys import first_keys
+from gateway.cli.listeners import Listener, bind, url
+from gateway.cli.services import Stack
+from gateway.config import Services, Settings
+from gateway.errors import Conflict
+
+log = logging.getLogger("gateway")
+EXIT_RUNNING = 3
+EXIT_FORCED = 130
+QUIET = ("alembic", "httpx", "httpcore", "uvicorn")
+
+
+class Bundle(Protocol):
+    """What `gateway.app.build` gives: two ASGI applications over one set of adapters."""
+
+    public: Any
+    admin: Any
+
+    async def start(self) -> None:
+        """Background work begins: shipper, sweeper, recovery of what a crash left."""
+        ...
+
+    def drain(self) -> None:
+        """Not ready any more; requests that are open go on."""
+        ...
+
+    async def stop(self) -> None:
+        """Flush the journal, close every connection."""
+        ...
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Arguments; each stands for the setting of its name."""
+    parser.add_argument("--pool", type=Path, help="pool file; default: simulated workers (BATON_POOL)")
+    parser.add_argument(
+        "--conductor", help="embedded, DIRECTORY, worker:NAME or http://host:port/v1#model (BATON_CONDUCTOR)"
+    )
+    parser.add_argument("--data-dir", type=Path, help="where all state lives; default .baton (BATON_DATA_DIR)")
+    parser.add_argument("--host", help="address of the public API (BATON_HOST)")
+    parser.add_argument("--port", type=int, help="its port, 0: any free one (BATON_PORT)")
+    parser.add_argument("--admin-port", type=int, help="port of the admin API (BATON_ADMIN_PORT)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve. 0 after a clean stop, 3 when a gateway runs on this data directory already."""
+    names = ("pool", "conductor", "data_dir", "host", "port", "admin_port")
+    settings = config.load(**{name: getattr(options, name) for name in names})
+    _log_to_stderr(settings.log_level)
+    data = DataDir(settings.data_dir)
+    try:
+        with data.locked(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_until_stopped(settings, data))
+    except Conflict as error:
+        print(error.message, file=sys.stderr)
+        return EXIT_RUNNING
+
+
+async def _until_stopped(settings: Settings, data: DataDir) -> int:
+    """Run until the first signal, which cancels; the second ends the process (its children are leashed to it)."""
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(_serve(settings, data))
+    signals: list[int] = []
+
+    def heard(number: int) -> None:
+        signals.append(number)
+        if len(signals) > 1:
+            os._exit(EXIT_FORCED)
+        serving.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, heard, number)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        if not signals:
+            raise
+    return 0
+
+
+async def _serve(settings: Settings, data: DataDir) -> None:
+    """Up in order, and down in the reverse one, however far it got."""
+    began_s = time.monotonic()
+    _say(f"baton: starting in {data.path}")
+    stack = Stack(settings, data, _say)
+    services = await stack.start()
+    try:
+        await _serve_on(services, settings, data, began_s)
+    finally:
+        await stack.stop()
+        _say("baton: stopped")
+
+
+async def _serve_on(services: Services, settings: Settings, data: DataDir, began_s: float) -> None:
+    from gateway.app import build
+
+    keys = await first_keys(services, data)
+    bundle: Bundle = await build(settings, services)
+    await bundle.start()
+    try:
+        sockets = [
+            bind(settings.host, settings.port, strict=settings.port_strict),
+            bind(settings.admin_host, settings.admin_port, strict=settings.port_strict),
+        ]
+        limits = {"drain_s": settings.drain_s, "head_bytes_max": settings.header_bytes_max}
+        public = Listener(bundle.public, sockets[0], **limits)
+        admin = Listener(bundle.admin, sockets[1], **limits)
+        await public.open()
+        await admin.open()
+        facts = {
+            "base_url": f"{url(sockets[0])}/v1",
+            "admin_url": url(sockets[1]),
+            "data_key": keys.data_key,
+            "admin_key": keys.admin_key,
+            "pid": os.getpid(),
+            "database_url": services.database_url,
+        }
+        data.write(FACTS, facts)
+        _say(banner(facts, data.path, new=keys.new, took_s=time.monotonic() - began_s))
+        try:
+            await asyncio.Event().wait()  # until cancelled by a signal
+        finally:
+            await _drain(bundle, public, admin, data)
+    finally:
+        await bundle.stop()
+
+
+async def _drain(bundle: Bundle, public: Listener, admin: Listener, data: DataDir) -> None:
+    """Not ready; no new connections; open requests finish; the admin API, which says so meanwhile, goes last."""
+    _say("baton: draining; Ctrl-C again ends at once")
+    bundle.drain()
+    await public.close()
+    await admin.close()
+    data.forget_facts()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s %(message)s")
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)

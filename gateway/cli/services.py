@@ -1,0 +1,163 @@
+"""Find or start what a gateway stands on: PostgreSQL (migrated), Redis, the workers, the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urldefrag
+
+from gateway import config
+from gateway.adapters import poolfile
+from gateway.adapters.embedded import PROGRAMS_ROOT, EmbeddedPostgres, EmbeddedProgram, EmbeddedRedis, Server
+from gateway.adapters.migrate import upgrade
+from gateway.cli.datadir import DataDir
+from gateway.config import Services, Settings
+from gateway.errors import ConfigError, Unavailable
+
+ARENA_SEED = 7
+POOL_TEXT_S = 30.0
+SHIPPED_CONDUCTOR = "models/conductor"  # inside the policy package
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+def conductor_directory(settings: Settings) -> Path:
+    """Where the conductor's weights are. Raises ConfigError when there is no policy with a readable manifest."""
+    if settings.conductor_kind == "embedded":
+        spec = find_spec("policy")
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                "no embedded conductor in this installation; set BATON_CONDUCTOR=http://host:port/v1#model"
+            )
+        directory = Path(spec.origin).parent / SHIPPED_CONDUCTOR
+    else:
+        directory = Path(settings.conductor)
+    manifest = directory / "manifest.json"
+    try:
+        if not isinstance(json.loads(manifest.read_text(encoding="utf-8")), dict):
+            raise ValueError("it is not an object")
+    except (OSError, ValueError) as error:
+        fix = "BATON_CONDUCTOR must be embedded, a policy directory, worker:NAME or http://host:port/v1#model"
+        raise ConfigError(f"{manifest}:1: {error}; {fix}") from None
+    return directory.resolve()
+
+
+class Stack:
+    """The servers this process started, and the `Services` that came of them. `stop` ends them, last started first."""
+
+    def __init__(self, settings: Settings, data: DataDir, say: Say) -> None:
+        self.settings = settings
+        self.data = data
+        self.say = say
+        self.started: list[Server] = []
+
+    async def start(self) -> Services:
+        """Everything at once. Raises the first error after stopping what had started."""
+        pepper = self._pepper()
+        if self.settings.pool:
+            poolfile.load(self.settings.pool, config.environment())
+        if self.settings.conductor_kind in ("embedded", "directory"):
+            conductor_directory(self.settings)
+        try:
+            async with asyncio.TaskGroup() as group:
+                database = group.create_task(self._timed("postgres", self._database()))
+                redis = group.create_task(self._timed("redis", self._redis()))
+                pool = group.create_task(self._timed("workers", self._pool()))
+                conductor = group.create_task(self._timed("conductor", self._conductor()))
+        except BaseExceptionGroup as errors:
+            await self.stop()
+            raise errors.exceptions[0] from None
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        url, model = conductor.result()[0]
+        return Services(
+            database_url=database.result()[0],
+            redis_url=redis.result()[0],
+            pool_file=pool.result()[0],
+            pepper=pepper,
+            conductor_url=url,
+            conductor_model=model,
+        )
+
+    async def stop(self) -> None:
+        """Last started first; a server that resists does not keep the others up."""
+        while self.started:
+            await self.started.pop().stop()
+
+    async def _timed(self, name: str, work: Coroutine[Any, Any, tuple[T, str]]) -> tuple[T, str]:
+        began_s = time.monotonic()
+        result = await work
+        self.say(f"  {name:<10} {time.monotonic() - began_s:5.1f} s  {result[1]}")
+        return result
+
+    async def _run(self, server: Server) -> None:
+        self.started.append(server)
+        await server.start()
+
+    def _pepper(self) -> bytes:
+        ref = self.settings.pepper
+        return poolfile.resolve_secret(ref, config.environment()).encode() if ref else self.data.pepper()
+
+    async def _database(self) -> tuple[str, str]:
+        url, where = self.settings.database_url, "yours"
+        if url is None:
+            server = EmbeddedPostgres(self.data.path)
+            await self._run(server)
+            url, where = server.url, "embedded"
+        vectors = await asyncio.to_thread(upgrade, url)
+        return url, f"{where}, migrated{'' if vectors else ', without pgvector'}"
+
+    async def _redis(self) -> tuple[str, str]:
+        if self.settings.redis_url:
+            return self.settings.redis_url, "yours"
+        server = EmbeddedRedis(self.data.path)
+        await self._run(server)
+        return server.url, "embedded"
+
+    async def _pool(self) -> tuple[Path, str]:
+        if self.settings.pool:
+            return self.settings.pool.resolve(), str(self.settings.pool)
+        arena = EmbeddedProgram("arena", self.data.path, "policy.arena", ["serve", "--seed", str(ARENA_SEED)])
+        await self._run(arena)
+        path = self.data.path / "arena-pool.yaml"
+        path.write_bytes(await _output("policy.arena", "pool", "--base-url", arena.url))
+        return path, f"simulated (the arena), {arena.url}"
+
+    async def _conductor(self) -> tuple[tuple[str | None, str | None], str]:
+        settings = self.settings
+        if settings.conductor_kind == "worker":
+            return (None, None), f"{settings.conductor} of the pool"
+        if settings.conductor_kind == "url":
+            url, model = urldefrag(settings.conductor)
+            return (url.rstrip("/"), model), settings.conductor
+        directory = conductor_directory(settings)
+        server = EmbeddedProgram("conductor", self.data.path, "policy.serve", ["--model", str(directory)])
+        await self._run(server)
+        return (server.url, "conductor"), f"{directory.name}, {server.url}"
+
+
+async def _output(module: str, *arguments: str) -> bytes:
+    """What `python -m MODULE …` prints. Raises Unavailable with its last words."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", module, *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=PROGRAMS_ROOT,
+    )
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), POOL_TEXT_S)
+    except TimeoutError:
+        process.kill()
+        raise Unavailable(f"{module} {arguments[0]} did not answer within {POOL_TEXT_S:g} s") from None
+    if process.returncode != 0:
+        words = " | ".join(errors.decode(errors="replace").strip().splitlines()[-3:])
+        raise Unavailable(f"{module} {arguments[0]} ended with status {process.returncode}: {words}")
+    return output
