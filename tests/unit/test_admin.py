@@ -1,0 +1,105 @@
+"""Issuing keys: what is stored, and what is said about a field that is wrong."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gateway.core import keys
+from gateway.errors import BadRequest, NotFound
+from gateway.service.admin import KeyAdmin, describe
+from tests.fakes.store import FakeStore
+
+POOLS = {"default": ["atlas", "quill"], "cheap": ["quill"]}
+PEPPER = b"p" * 32
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class StoppedClock:
+    def now(self) -> datetime:
+        return NOW
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def admin(store: FakeStore) -> KeyAdmin:
+    return KeyAdmin(store, {7: PEPPER}, StoppedClock(), POOLS)
+
+
+async def test_the_secret_is_returned_and_only_its_digest_stored(admin: KeyAdmin, store: FakeStore) -> None:
+    row, secret = await admin.create_key("app", pools=["cheap", "cheap"], workers=["quill"], budget_usd="0.5", tpm=10)
+    assert keys.parse(secret).public_id == row.public_id
+    assert store.keys == {row.public_id: row}
+    assert keys.matches(secret, PEPPER, row.digest)
+    assert secret not in repr(row)
+    assert (row.pepper_version, row.pools, row.workers, row.created_at) == (7, ("cheap",), ("quill",), NOW)
+
+
+async def test_keys_are_listed_and_revoked_once(admin: KeyAdmin) -> None:
+    row, _ = await admin.create_key("app")
+    revoked = await admin.revoke_key(row.public_id)
+    assert revoked.revoked_at == NOW
+    assert await admin.revoke_key(row.public_id) == revoked
+    assert list(await admin.list_keys()) == [revoked]
+    with pytest.raises(NotFound, match="baton keys list"):
+        await admin.revoke_key("nobody")
+
+
+async def test_what_people_see_of_a_key_is_json_without_digest(admin: KeyAdmin) -> None:
+    row, _ = await admin.create_key("app", budget_usd=25, caps={"steps": 3})
+    shown = json.loads(json.dumps(describe(row)))
+    assert (shown["id"], shown["budget_usd"], shown["caps"]) == (row.public_id, "25", {"steps": 3})
+    assert (shown["created_at"], shown["revoked_at"]) == ("2026-01-01T00:00:00+00:00", None)
+    assert "digest" not in shown
+    assert describe(await admin.revoke_key(row.public_id))["revoked_at"] == "2026-01-01T00:00:00+00:00"
+    assert describe((await admin.create_key("free"))[0])["budget_usd"] is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("key_class", "root", "`root` is not one of data, admin"),
+        ("log_mode", "none", "`none` is not one of full, redacted, metadata"),
+        ("name", "", "1 to 128 printable characters"),
+        ("name", "x" * 129, "1 to 128 printable characters"),
+        ("org", "a\nb", "1 to 128 printable characters"),
+        ("budget_usd", "lots", "`lots` is not an amount in dollars; write dollars such as 25"),
+        ("budget_usd", "-1", "is not an amount in dollars"),
+        ("budget_usd", "1e12", "over the largest amount"),
+        ("rpm", 0, "not a whole number from 1"),
+        ("tpm", -5, "not a whole number from 1"),
+        ("concurrency", 1.5, "leave it out for no limit"),
+        ("rpm", True, "not a whole number from 1"),
+        ("pools", ["nope"], "no pool `nope`; known are cheap, default"),
+        ("workers", ["nope"], "no worker `nope` in any pool; known are atlas, quill"),
+    ],
+)
+async def test_a_wrong_field_is_named_with_its_fix(
+    admin: KeyAdmin, store: FakeStore, field: str, value: Any, told: str
+) -> None:
+    with pytest.raises(BadRequest, match=told) as caught:
+        await admin.create_key(**{"name": "app", field: value})
+    assert caught.value.param == field
+    assert store.keys == {}
+
+
+async def test_a_worker_must_be_in_one_of_the_keys_pools(admin: KeyAdmin) -> None:
+    with pytest.raises(BadRequest, match="no worker `atlas` in cheap; known are quill"):
+        await admin.create_key("app", pools=["cheap"], workers=["atlas"])
+
+
+@pytest.mark.parametrize("caps", [{"speed": 1}, {"steps": 0}, {"wall_s": "long"}])
+async def test_caps_are_checked(admin: KeyAdmin, caps: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        await admin.create_key("app", caps=caps)
+    assert caught.value.param == f"caps.{next(iter(caps))}"
