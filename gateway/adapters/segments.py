@@ -1,0 +1,219 @@
+"""The journal's files: segments of checked records, the mark of what was shipped, the lock. Blocking; run in a thread.
+
+    000000000001.log   record*          record = length (4 bytes, little-endian) ‖ CRC-32 (4) ‖ payload
+    000000000002.log                    the CRC (zlib's) covers length and payload
+    000000000001.bad                    a segment with a damaged record, kept for a person to look at
+    shipped                             {"offset": …, "segment": …}: all before it is in PostgreSQL
+    lock                                held by the one process that writes here
+
+A segment is only ever appended to. What a crash leaves half-written is at the very end, was never acknowledged, and is
+cut. A bad record with good ones after it is no such tail: it is damage, and reading stops there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from gateway.errors import ConfigError
+
+HEADER = struct.Struct("<II")
+PAYLOAD_START = b'{"id":'  # what every event's canonical form begins with
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NAME = re.compile(r"^(\d{12})\.(log|bad)$")
+_MARK = "shipped"
+
+
+class Position(NamedTuple):
+    """A byte of the journal. Positions compare in the order in which records were written."""
+
+    segment: int
+    offset: int
+
+
+class NoSpace(OSError):
+    """The disk is full; the segment is as it was before the write."""
+
+
+def encode(payload: bytes) -> bytes:
+    """One record."""
+    length = len(payload).to_bytes(4, "little")
+    return HEADER.pack(len(payload), zlib.crc32(payload, zlib.crc32(length))) + payload
+
+
+def _payload(file: BinaryIO, left: int) -> bytes | None:
+    """The next record's payload, of at most `left` bytes with its header; None where there is no good record."""
+    header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    length, crc = HEADER.unpack(header)
+    if not 0 < length <= left - HEADER.size:
+        return None
+    payload = file.read(length)
+    return payload if zlib.crc32(payload, zlib.crc32(header[:4])) == crc else None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Payloads in order; `end` is the offset after the last one. `bad`: at `end` there are bytes, but no record."""
+
+    payloads: list[bytes]
+    end: int
+    bad: bool = False
+
+
+def read(path: Path, offset: int, until: int, *, records_max: int, bytes_max: int) -> Chunk:
+    """Records from `offset`, none beyond `until`: at most `records_max` and `bytes_max`, but always one."""
+    payloads: list[bytes] = []
+    start = offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        while offset < until and len(payloads) < records_max:
+            payload = _payload(file, until - offset)
+            if payload is None:
+                return Chunk(payloads, offset, bad=True)
+            size = HEADER.size + len(payload)
+            if payloads and offset - start + size > bytes_max:
+                break
+            payloads.append(payload)
+            offset += size
+    return Chunk(payloads, offset)
+
+
+def good_end(path: Path) -> int:
+    """Offset after the last good record that is reached from the start without meeting a bad one."""
+    end, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while end < size and (payload := _payload(file, size - end)) is not None:
+            end += HEADER.size + len(payload)
+    return end
+
+
+def cut_torn_tail(path: Path) -> int:
+    """Cut what a crash left half-written; returns the bytes cut. Damage (see above) is left as it is."""
+    end = good_end(path)
+    with path.open("r+b") as file:
+        file.seek(end)
+        rest = file.read()
+        if not rest or _holds_a_record(rest):
+            return 0
+        file.truncate(end)
+        os.fsync(file.fileno())
+    return len(rest)
+
+
+def _holds_a_record(data: bytes) -> bool:
+    """Whether a whole good record starts anywhere in `data`."""
+    found = data.find(PAYLOAD_START, HEADER.size)
+    while found >= 0:
+        length, crc = HEADER.unpack_from(data, found - HEADER.size)
+        payload = data[found : found + length]
+        if len(payload) == length and zlib.crc32(payload, zlib.crc32(data[found - 8 : found - 4])) == crc:
+            return True
+        found = data.find(PAYLOAD_START, found + 1)
+    return False
+
+
+class Segment:
+    """The file being written. After any error but NoSpace its state is unknown: use it no more."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.number = number
+        self.size = 0
+        try:
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND
+            self._fd = os.open(segment_path(directory, number), flags, 0o600)
+        except OSError as error:
+            raise _named(error) from error
+        sync_directory(directory)
+
+    def append(self, blob: bytes) -> None:
+        """Write and fdatasync. Raises NoSpace with the file cut back to where it was, or OSError."""
+        try:
+            view = memoryview(blob)
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            os.ftruncate(self._fd, self.size)
+            raise _named(error) from error
+        os.fdatasync(self._fd)  # an error here leaves it open which pages are on disk: fatal, never retried
+        self.size += len(blob)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _named(error: OSError) -> OSError:
+    return NoSpace(*error.args) if error.errno in NO_SPACE else error
+
+
+def segment_path(directory: Path, number: int, ending: str = "log") -> Path:
+    return directory / f"{number:012d}.{ending}"
+
+
+def numbers(directory: Path, ending: str = "log") -> list[int]:
+    """Numbers of the segments there, oldest first."""
+    found = (_NAME.match(path.name) for path in directory.iterdir())
+    return sorted(int(match[1]) for match in found if match and match[2] == ending)
+
+
+def set_aside(directory: Path, number: int) -> Path:
+    """Rename a damaged segment so that it is neither read nor deleted; returns where it is."""
+    aside = segment_path(directory, number, "bad")
+    segment_path(directory, number).rename(aside)
+    sync_directory(directory)
+    return aside
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations and renames in it durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_mark(directory: Path) -> Position:
+    """Where shipping goes on. The very beginning when there is no usable mark: shipping twice does no harm."""
+    try:
+        mark = json.loads((directory / _MARK).read_bytes())
+        return Position(int(mark["segment"]), int(mark["offset"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Position(0, 0)
+
+
+def write_mark(directory: Path, mark: Position) -> None:
+    """Replace the mark, durably, in one step."""
+    temporary = directory / f"{_MARK}.tmp"
+    with temporary.open("wb") as file:
+        file.write(json.dumps(mark._asdict(), sort_keys=True).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / _MARK)
+    sync_directory(directory)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory for this process. Raises ConfigError naming it when another one does."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (directory / "lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"the journal in {directory} is in use by another process; stop it, or give this one a directory "
+                "of its own"
+            ) from None
+        yield
