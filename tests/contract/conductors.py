@@ -46,6 +46,12 @@ def text_schema(chars_max: int) -> dict[str, Any]:
 
 
 SCHEMA = text_schema(12)
+LONG_SCHEMA = {  # never over before its token bound
+    "type": "object",
+    "properties": {"text": {"type": "string", "minLength": 20_000}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
 
 
 def planning_call(

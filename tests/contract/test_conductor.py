@@ -17,6 +17,7 @@ from gateway.adapters.conductor import HttpConductor
 from gateway.errors import ConductorError
 from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 from tests.contract.conductors import (
+    LONG_SCHEMA,
     SCHEMA,
     Served,
     embedded_server,
@@ -134,7 +135,7 @@ async def test_a_seed_reproduces_a_plan_and_other_seeds_differ(served: Served) -
 
 
 async def test_the_first_chunk_comes_before_the_plan_is_whole(served: Served) -> None:
-    chunks, _ = await plan(served.conductor, planning_call(seed=1, schema=text_schema(300)))
+    chunks, _ = await plan(served.conductor, planning_call(seed=1, schema=LONG_SCHEMA, tokens_max=300))
     assert len(chunks) > 1
     assert len(chunks[0].token_ids) < len(ids_of(chunks))
 
@@ -145,7 +146,7 @@ async def test_a_token_bound_ends_the_plan_with_length(served: Served) -> None:
 
 
 async def test_leaving_a_plan_frees_its_place(served: Served) -> None:
-    long_call = planning_call(seed=3, schema=text_schema(2000), tokens_max=700)
+    long_call = planning_call(seed=3, schema=LONG_SCHEMA, tokens_max=700)
     async with aclosing(served.conductor.decode(long_call)) as items:  # type: ignore[type-var]
         await anext(items)
     end = time.monotonic() + 5.0
@@ -159,7 +160,7 @@ async def test_leaving_a_plan_frees_its_place(served: Served) -> None:
 
 
 async def test_a_deadline_that_passes_is_slow(served: Served) -> None:
-    call = planning_call(seed=3, schema=text_schema(2000), tokens_max=900, timeout_s=0.0005)
+    call = planning_call(seed=3, schema=LONG_SCHEMA, tokens_max=900, timeout_s=0.0005)
     with pytest.raises(ConductorError) as caught:
         await plan(served.conductor, call)
     assert caught.value.reason == "slow"

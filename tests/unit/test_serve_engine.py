@@ -1,0 +1,164 @@
+"""Decoding in this process: bounds, the prefix cache, forced tokens, grammars and text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from policy.serve.engine import Busy, Engine, Job, PrefixCache, Sampled
+from policy.serve.runtime import Cache, Runtime
+from policy.serve.shape import ModelError
+from policy.serve.tokens import BadSchema, TextStream, Tokens
+from tests.contract.conductors import LONG_SCHEMA, SCHEMA, text_schema
+from tests.tiny_model import write_tiny_model
+
+MESSAGES = [{"role": "user", "content": "Plan for this request. " * 6}]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("engine") / "tiny")
+
+
+def make_engine(directory: Path, threads: int = 1, queue_max: int = 1) -> Engine:
+    runtime = Runtime(directory)
+    return Engine(runtime, Tokens(directory, runtime.shape), threads, queue_max)
+
+
+def job(engine: Engine, **changes: Any) -> Job:
+    fields: dict[str, Any] = {
+        "prompt_ids": engine.tokens.encode_chat(MESSAGES),
+        "schema": SCHEMA,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "seed": 1,
+        "tokens_max": 200,
+    }
+    return Job(**(fields | changes))
+
+
+def text(engine: Engine, sampled: list[Sampled]) -> str:
+    return b"".join(engine.tokens.token_bytes(s.token) for s in sampled).decode()
+
+
+def test_forced_tokens_skip_the_model_and_change_no_logprob(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(directory)
+    calls: list[int] = []
+    forward = engine.runtime.forward
+
+    def counting(ids: list[int], cache: Cache) -> Any:
+        calls.append(len(ids))
+        return forward(ids, cache)
+
+    monkeypatch.setattr(engine.runtime, "forward", counting)
+    sampled = list(engine.decode(job(engine)))
+    forced = [s for s in sampled if s.logprob == 0.0]
+    assert len(forced) > 5
+    assert len(calls) <= len(sampled) - len(forced) + 1
+    jsonschema.validate(json.loads(text(engine, sampled)), SCHEMA)
+    # every log-prob is that of a plain decode, one forward pass a token
+    ids, cache = list(job(engine).prompt_ids), engine.runtime.empty()
+    logits, cache = forward(ids, cache)
+    matcher = engine.tokens.matcher(SCHEMA)
+    for s in sampled:
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        scores = np.where(bits[: len(logits)] == 1, logits.astype(np.float64), -np.inf)
+        assert s.logprob == pytest.approx(scores[s.token] - np.log(np.exp(scores).sum()), abs=1e-4)
+        matcher.consume_token(s.token)
+        logits, cache = forward([s.token], cache)
+
+
+def test_a_shared_beginning_is_computed_once_and_changes_nothing(directory: Path) -> None:
+    engine, fresh = make_engine(directory), make_engine(directory)
+    longer = [*MESSAGES, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And now?"}]
+    list(engine.decode(job(engine)))
+    ids = engine.tokens.encode_chat(longer)
+    warm = list(engine.decode(job(engine, prompt_ids=ids)))
+    cold = list(fresh.decode(job(fresh, prompt_ids=ids)))
+    assert [s.token for s in warm] == [s.token for s in cold]
+    assert [s.logprob for s in warm] == pytest.approx([s.logprob for s in cold], abs=1e-4)
+
+
+def test_the_prefix_cache_is_bounded_and_leaves_one_token() -> None:
+    kept = PrefixCache(kept=2)
+    arrays = (np.arange(40, dtype=np.float32).reshape(1, 1, 40, 1),)
+    for first in range(3):
+        kept.add([first, *range(1, 40)], Cache(40, arrays))
+    assert kept.longest([0, *range(1, 40)]) is None
+    same = kept.longest([2, *range(1, 40)])
+    assert same is not None
+    assert same.length == 39
+    assert kept.longest([2, *range(1, 10), 99]) is None  # too short to be worth it
+
+
+async def test_the_queue_is_bounded(directory: Path) -> None:
+    engine = make_engine(directory, threads=1, queue_max=0)
+    stream = engine.stream(job(engine, schema=LONG_SCHEMA, tokens_max=700))
+    await anext(stream)
+    assert engine.full
+    with pytest.raises(Busy):
+        await anext(engine.stream(job(engine)))
+    await stream.aclose()
+    for _ in range(500):
+        await asyncio.sleep(0.01 * engine.in_flight)
+    assert engine.in_flight == 0
+    engine.close()
+
+
+async def test_a_failing_decode_reaches_its_reader(directory: Path) -> None:
+    engine = make_engine(directory)
+    with pytest.raises(BadSchema):
+        await anext(engine.stream(job(engine, schema={"type": "nonsense"})))
+    await asyncio.sleep(0)
+    assert engine.in_flight == 0
+    engine.close()
+
+
+def test_free_text_and_alternatives(directory: Path) -> None:
+    engine = make_engine(directory)
+    sampled = list(engine.decode(job(engine, schema=None, tokens_max=8, top_logprobs=3)))
+    assert all(len(s.top) == 3 and s.top[0][1] >= s.top[1][1] for s in sampled)
+    assert sampled[-1].finish == "length" or sampled[-1].token in engine.tokens.eos_ids
+
+
+def test_torn_characters_are_joined_and_torn_ends_replaced() -> None:
+    stream = TextStream()
+    euro = "€".encode()
+    assert [stream.feed(euro[:1]), stream.feed(euro[1:]), stream.feed(euro[:2], final=True)] == ["", "€", "�"]
+
+
+def test_special_tokens_have_names_and_no_bytes(directory: Path) -> None:
+    tokens = make_engine(directory).tokens
+    assert (tokens.token_bytes(2), tokens.token_text(2)) == (b"", "<|im_end|>")
+
+
+def test_compiled_grammars_are_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy.serve.tokens.GRAMMARS_KEPT", 2)
+    tokens = make_engine(directory).tokens
+    for size in range(1, 5):
+        tokens.matcher(text_schema(size + 2))
+    assert len(tokens._grammars) == 2
+
+
+def test_a_template_file_wins_and_a_refusing_one_says_so(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] + eos_token }}")
+    shape = Runtime(model).shape
+    assert Tokens(model, shape).encode_chat([{"role": "user", "content": "a"}])[-1] == 2
+    (model / "chat_template.jinja").write_text("{{ nothing.at.all }}")
+    with pytest.raises(ValueError, match="template"):
+        Tokens(model, shape).encode_chat(MESSAGES)
+
+
+@pytest.mark.parametrize("text_", ["{}", '{"chat_template": "{% if %}"}', "["])
+def test_a_bad_template_is_named(text_: str, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    (model / "tokenizer_config.json").write_text(text_)
+    with pytest.raises(ModelError, match="template"):
+        Tokens(model, Runtime(model).shape)
