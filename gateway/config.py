@@ -78,6 +78,7 @@ class Planning(BaseModel):
     conductor_timeout_s: Seconds = Field(10.0, description="a planning call that takes longer goes to the fallback")
     conductor_temperature: float = Field(0.0, ge=0, le=2, description="of planning, outside the exploring share")
     conductor_concurrency_max: Count = Field(64, description="planning calls in flight")
+    conductor_rounds: int = Field(1, ge=1, le=16, description="plans per request the conductor is offered by default")
     explore_share: Share = Field(0.1, description="share of requests planned at temperature 1, so that logs can teach")
     plan_prompt: Literal["auto", "compact", "full"] = Field(
         "auto", description="prompt profile; auto: what the conductor's manifest says, full without one"
@@ -95,6 +96,7 @@ class Planning(BaseModel):
     rule_w_latency: float = Field(0.05, ge=0, le=1000, description="rule: weight of 1 / seconds")
     rule_w_cost: float = Field(20.0, ge=0, le=100_000, description="rule: weight of the dollars of one call")
     experience_neighbours: Count = Field(50, description="past steps per worker that experience is computed from")
+    experience_timeout_s: Seconds = Field(0.1, description="longest wait for experience; then planned without")
     experience_cache_s: Seconds = Field(5.0, description="how old cached experience may be")
     stickiness_s: float = Field(300.0, ge=0, le=86_400, description="a conversation stays with its worker; 0: never")
 

@@ -73,7 +73,7 @@ class Server:
             raise RuntimeError("start servers from the main thread: the leash is tied to the thread that forks")
         try:
             process = await self._launch()
-        except BaseException:
+        except BaseException:  # boundary: undone here, and raised again
             await self.stop()
             raise
         self._watch = asyncio.create_task(self._supervise(process), name=f"supervise {self.name}")

@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Errors that Baton raises on purpose are lines on standard error, not tracebacks."""
     options = parser().parse_args(arguments)
     try:
-        return COMMANDS[options.command].run(options)
+        status: int = COMMANDS[options.command].run(options)
+        return status
     except BatonError as error:
         print(error.message, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

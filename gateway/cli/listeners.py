@@ -20,7 +20,6 @@ from gateway.errors import ConfigError
 PORTS_TRIED = 20
 BACKLOG = 2048
 IDLE_S = 30  # a connection without a request
-STARTED_POLL_S = 0.01
 HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
     b'{"error":{"message":"the request headers are too large","type":"invalid_request_error",'
@@ -98,6 +97,7 @@ class Listener(uvicorn.Server):
             )
         )
         self.sock = sock
+        self._opened = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -108,10 +108,15 @@ class Listener(uvicorn.Server):
     async def open(self) -> None:
         """Return once connections are accepted."""
         self._task = asyncio.create_task(self.serve(sockets=[self.sock]), name="listener")
-        while not self.started and not self._task.done():
-            await asyncio.sleep(STARTED_POLL_S)
-        if self._task.done():
+        opened = asyncio.create_task(self._opened.wait())
+        await asyncio.wait((opened, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            opened.cancel()
             await self._task
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._opened.set()
 
     async def close(self) -> None:
         """Accept nothing more, let open requests finish within the drain time, then cut them."""
@@ -148,5 +153,3 @@ def url(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{reachable}:{port}"
-
-

@@ -14,42 +14,25 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from gateway import config
 from gateway.cli.banner import banner
 from gateway.cli.datadir import FACTS, DataDir
-from gateway.cli.firstkeys import first_keys
+from gateway.cli.keyring import first_keys
 from gateway.cli.listeners import Listener, bind, url
 from gateway.cli.services import Stack
 from gateway.config import Services, Settings
 from gateway.errors import Conflict
 
-log = logging.getLogger("gateway")
+if TYPE_CHECKING:
+    from gateway.app import Bundle
+
 EXIT_RUNNING = 3
 EXIT_FORCED = 130
 QUIET = ("alembic", "httpx", "httpcore", "uvicorn")
-
-
-class Bundle(Protocol):
-    """What `gateway.app.build` gives: two ASGI applications over one set of adapters."""
-
-    public: Any
-    admin: Any
-
-    async def start(self) -> None:
-        """Background work begins: shipper, sweeper, recovery of what a crash left."""
-        ...
-
-    def drain(self) -> None:
-        """Not ready any more; requests that are open go on."""
-        ...
-
-    async def stop(self) -> None:
-        """Flush the journal, close every connection."""
-        ...
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -114,19 +97,21 @@ async def _serve(settings: Settings, data: DataDir) -> None:
 
 
 async def _serve_on(services: Services, settings: Settings, data: DataDir, began_s: float) -> None:
-    from gateway.app import build
+    from gateway.app import build  # here, so that `baton --help` need not load it
 
     keys = await first_keys(services, data)
-    bundle: Bundle = await build(settings, services)
+    bundle = await build(settings, services)
     await bundle.start()
     try:
         sockets = [
             bind(settings.host, settings.port, strict=settings.port_strict),
             bind(settings.admin_host, settings.admin_port, strict=settings.port_strict),
         ]
-        limits = {"drain_s": settings.drain_s, "head_bytes_max": settings.header_bytes_max}
-        public = Listener(bundle.public, sockets[0], **limits)
-        admin = Listener(bundle.admin, sockets[1], **limits)
+        apps = (bundle.public, bundle.admin)
+        public, admin = (
+            Listener(app, sock, drain_s=settings.drain_s, head_bytes_max=settings.header_bytes_max)
+            for app, sock in zip(apps, sockets, strict=True)
+        )
         await public.open()
         await admin.open()
         facts = {
@@ -136,6 +121,7 @@ async def _serve_on(services: Services, settings: Settings, data: DataDir, began
             "admin_key": keys.admin_key,
             "pid": os.getpid(),
             "database_url": services.database_url,
+            "pool_file": str(services.pool_file),
         }
         data.write(FACTS, facts)
         _say(banner(facts, data.path, new=keys.new, took_s=time.monotonic() - began_s))

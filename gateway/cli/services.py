@@ -48,6 +48,12 @@ def conductor_directory(settings: Settings) -> Path:
     return directory.resolve()
 
 
+def pepper_of(settings: Settings, data: DataDir) -> bytes:
+    """The secret under key digests: the one referred to, else the data directory's own."""
+    ref = settings.pepper
+    return poolfile.resolve_secret(ref, config.environment()).encode() if ref else data.pepper()
+
+
 class Stack:
     """The servers this process started, and the `Services` that came of them. `stop` ends them, last started first."""
 
@@ -59,7 +65,7 @@ class Stack:
 
     async def start(self) -> Services:
         """Everything at once. Raises the first error after stopping what had started."""
-        pepper = self._pepper()
+        pepper = pepper_of(self.settings, self.data)
         if self.settings.pool:
             poolfile.load(self.settings.pool, config.environment())
         if self.settings.conductor_kind in ("embedded", "directory"):
@@ -70,7 +76,7 @@ class Stack:
                 redis = group.create_task(self._timed("redis", self._redis()))
                 pool = group.create_task(self._timed("workers", self._pool()))
                 conductor = group.create_task(self._timed("conductor", self._conductor()))
-        except BaseExceptionGroup as errors:
+        except BaseExceptionGroup as errors:  # boundary: undone here, and its first error raised again
             await self.stop()
             raise errors.exceptions[0] from None
         except asyncio.CancelledError:
@@ -100,10 +106,6 @@ class Stack:
     async def _run(self, server: Server) -> None:
         self.started.append(server)
         await server.start()
-
-    def _pepper(self) -> bytes:
-        ref = self.settings.pepper
-        return poolfile.resolve_secret(ref, config.environment()).encode() if ref else self.data.pepper()
 
     async def _database(self) -> tuple[str, str]:
         url, where = self.settings.database_url, "yours"

@@ -1,0 +1,61 @@
+"""Keys without a running gateway: straight to PostgreSQL, over the same use case as the admin API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from gateway import config
+from gateway.adapters import poolfile
+from gateway.adapters.clock import SystemClock
+from gateway.adapters.database import async_engine
+from gateway.adapters.store import PostgresStore
+from gateway.cli.datadir import KEYS, DataDir
+from gateway.config import Services
+from gateway.core import keys
+from gateway.core.keys import KeyClass
+from gateway.service.admin import KeyAdmin
+
+PEPPER_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FirstKeys:
+    """The keys of an installation. `new`: made by this start, so nobody has seen them yet."""
+
+    data_key: str
+    admin_key: str
+    new: bool
+
+
+@asynccontextmanager
+async def key_admin(services: Services) -> AsyncIterator[tuple[KeyAdmin, PostgresStore]]:
+    """The use case and the store under it, for as long as the block lasts."""
+    pool = poolfile.load(services.pool_file, config.environment())
+    store = PostgresStore(async_engine(services.database_url, pool_size=1))
+    try:
+        yield KeyAdmin(store, {PEPPER_VERSION: services.pepper}, SystemClock(), pool.pools), store
+    finally:
+        await store.close()
+
+
+async def first_keys(services: Services, data: DataDir) -> FirstKeys:
+    """The data key and the admin key in the data directory; made anew where they are missing or don't work any more."""
+    kept = data.read(KEYS) or {}
+    async with key_admin(services) as (admin, store):
+        if await _works(store, kept, "data", services.pepper) and await _works(store, kept, "admin", services.pepper):
+            return FirstKeys(kept["data_key"], kept["admin_key"], new=False)
+        _, data_key = await admin.create_key("first data key", "data")
+        _, admin_key = await admin.create_key("first admin key", "admin")
+    data.write(KEYS, {"data_key": data_key, "admin_key": admin_key})
+    return FirstKeys(data_key, admin_key, new=True)
+
+
+async def _works(store: PostgresStore, kept: dict[str, str], key_class: KeyClass, pepper: bytes) -> bool:
+    try:
+        parsed = keys.parse(str(kept.get(f"{key_class}_key")))
+    except ValueError:
+        return False
+    row = await store.key_get(parsed.public_id)
+    return row is not None and row.revoked_at is None and keys.matches(parsed.text, pepper, row.digest)
