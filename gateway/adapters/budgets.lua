@@ -101,7 +101,7 @@ function op.settle()
   local charged = ({ posted = nano(ARGV[5]), voided = 0, uncertain = granted })[ARGV[4]]
   for i = 1, tonumber(known[4]) do
     local scope = redis.call('HGET', HOLD, 's' .. i)
-    add_held(scope, -granted)
+    add_held(scope, 0 - granted) -- not -granted: that is "-0" for a free request, which Redis refuses
     if charged > 0 then
       redis.call('HSET', POSTED, scope, math.min(NANO_MAX, get(POSTED, scope) + charged))
     end

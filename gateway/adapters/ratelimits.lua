@@ -26,7 +26,7 @@ end
 
 local function slide(now, window_ms)
   for _, request in ipairs(redis.call('ZRANGEBYSCORE', AT, '-inf', now - window_ms)) do
-    redis.call('HINCRBY', TOKENS, '', -tokens_of(request))
+    redis.call('HINCRBY', TOKENS, '', 0 - tokens_of(request)) -- never "-0", which Redis refuses
     redis.call('HDEL', TOKENS, request)
     redis.call('ZREM', AT, request)
   end

@@ -126,6 +126,13 @@ async def test_a_bill_above_the_grant_is_charged_in_full(budgets: Budgets) -> No
         await budgets.hold("b", 0, 0, [KEY], LEASE_S)
 
 
+async def test_a_free_request_holds_and_settles_nothing(budgets: Budgets) -> None:
+    for hold_id, settle in (("a", budgets.void), ("b", budgets.uncertain)):
+        assert (await budgets.hold(hold_id, 0, 0, [Scope("key:k", 0)], LEASE_S)).granted_nano == 0
+        assert await settle(hold_id) == 0
+    assert await budgets.balance("key:k") == Balance(0, 0)
+
+
 async def test_amounts_stay_exact_up_to_the_largest(budgets: Budgets) -> None:
     free = Scope("user:u\ud800\x00", None)
     assert (await budgets.hold("a", NANO_MAX, NANO_MAX - 1, [free], LEASE_S)).granted_nano == NANO_MAX

@@ -20,7 +20,7 @@ from tests.servers import RedisServer
 NAMES = ("org:o", "key:a", "key:b", "user:k:ü")
 LONG_MS = 10**9
 ids = st.sampled_from([f"h{n}" for n in range(8)])
-amounts = st.one_of(st.integers(0, 100), st.integers(0, NANO_MAX))
+amounts = st.one_of(st.sampled_from([0, 1, NANO_MAX]), st.integers(0, 100), st.integers(0, NANO_MAX))
 limits = st.one_of(st.none(), st.integers(0, 300), st.just(NANO_MAX))
 scopes = st.lists(st.builds(Scope, st.sampled_from(NAMES), limits), min_size=1, max_size=4, unique_by=lambda s: s.name)
 
@@ -101,7 +101,7 @@ def test_lua_agrees_with_the_ledger(redis_server: RedisServer) -> None:
         run_state_machine_as_test(
             Agreement,
             settings=settings(
-                max_examples=60,
+                max_examples=100,
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

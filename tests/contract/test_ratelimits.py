@@ -132,6 +132,13 @@ async def test_tokens_come_back_as_they_leave_the_window(make: Make) -> None:
     assert (await limits.admit("k", "c", 20, None, 100, None)).tokens_left == 20
 
 
+async def test_a_request_without_tokens_leaves_the_window_too(make: Make) -> None:
+    limits = make(0.1, 900.0)
+    await limits.admit("k", "a", 0, 1, 10, None)
+    await asyncio.sleep(0.12)
+    assert await limits.admit("k", "b", 0, 1, 10, None) == RateState(1, 0, 10, 10)
+
+
 async def test_the_longest_wait_is_told(limits: RateLimits) -> None:
     await limits.admit("k", "a", 100, 1, 100, None)
     with pytest.raises(RateLimited, match="requests a minute"):
