@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise, permutations
 from random import Random
 
@@ -19,11 +20,16 @@ def _race(rng: Random) -> dict[str, str]:
 
 def race_order(v: Values, _before: str = "") -> str:
     """The one finishing order that fits all facts. Raises ValueError unless there is exactly one."""
-    names = v["names"].split(", ")
+    return _only_order(v["names"], v["facts"])
+
+
+@lru_cache(maxsize=4096)
+def _only_order(all_names: str, facts: str) -> str:
+    names = all_names.split(", ")
     if len(names) > 6:
         raise ValueError("more than six runners")
     before: list[tuple[str, str]] = []
-    for fact in v["facts"].split(", "):
+    for fact in facts.split(", "):
         a, _, b = fact.partition(" beat ")
         winner, loser = (a, b) if b else tuple(reversed(fact.split(" lost to ")))
         before.append((winner, loser))

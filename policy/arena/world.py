@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -52,6 +53,7 @@ class Run:
     children: list[Run] = field(default_factory=list)
 
 
+@lru_cache(maxsize=65_536)
 def count_tokens(text: str) -> int:
     """Tokens of a text as the simulated workers bill them: runs of up to six letters, and signs."""
     return len(_TOKEN.findall(text))

@@ -1,0 +1,283 @@
+"""The OpenAI-shaped HTTP server under the arena's and the replay's workers: one app, one worker a path.
+
+`/w/<worker>/v1/chat/completions` (whole or streamed), `/w/<worker>/v1/models`, `/healthz`. What a worker says comes
+from a `Speaker`; shapes, `n`, `max_tokens`, `stop`, usage, latency and error bodies are the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+
+BODY_BYTES_MAX = 4 * 2**20
+CHOICES_MAX = 16
+DRAIN_S = 5.0
+
+
+class Refused(Exception):
+    """A request the server answers with an OpenAI error object."""
+
+    def __init__(self, status: int, code: str, message: str, kind: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.kind = status, code, message, kind
+
+    def response(self) -> web.Response:
+        """The error as OpenAI words it."""
+        error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
+        return web.json_response({"error": error}, status=self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a worker says to one request: a text per choice, in the tokens it is streamed by, and how long it takes.
+
+    `completion_tokens` None: the pieces are the tokens. `first_s` passes before the first piece, `piece_s` between two.
+    """
+
+    choices: Sequence[Sequence[str]]
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    first_s: float = 0.0
+    piece_s: float = 0.0
+
+
+class Speaker(Protocol):
+    """A set of workers behind one server."""
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """Names, as they stand in paths and as model ids."""
+        ...
+
+    def say(self, worker: str, body: Mapping[str, Any]) -> Said:
+        """What the worker says. Raises Refused."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A choice after `max_tokens` and `stop`."""
+
+    pieces: Sequence[str]
+    finish_reason: str
+    tokens: int
+
+
+def cut(pieces: Sequence[str], tokens: int | None, tokens_max: int | None, stops: Sequence[str]) -> Cut:
+    """Stop sequences cut the text before them; `tokens_max` cuts pieces, pro rata where a piece is not a token."""
+    total = len(pieces) if tokens is None else tokens
+    kept, reason = list(pieces), "stop"
+    text = "".join(kept)
+    ends = [at for stop in stops if stop and (at := text.find(stop)) >= 0]
+    if ends:
+        kept = _until(kept, min(ends))
+    used = -(-total * len(kept) // len(pieces)) if pieces else 0
+    if tokens_max is not None and used > tokens_max:
+        kept = kept[: max(1, len(pieces) * tokens_max // total)]
+        used, reason = tokens_max, "length"
+    return Cut(kept, reason, used)
+
+
+def _until(pieces: Sequence[str], chars: int) -> list[str]:
+    kept: list[str] = []
+    for piece in pieces:
+        if chars <= 0:
+            break
+        kept.append(piece[:chars])
+        chars -= len(piece)
+    return kept
+
+
+def content_text(content: object) -> str:
+    """The text of a message's content: a string, or its text parts joined. Raises Refused on anything else."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
+        return "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
+    raise Refused(400, "invalid_messages", "a message's `content` must be a text or a list of parts")
+
+
+def last_user_text(body: Mapping[str, Any]) -> str:
+    """The text of the last user message. Raises Refused where there is none."""
+    for message in reversed(body["messages"]):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            return content_text(message.get("content"))
+    raise Refused(400, "invalid_messages", "`messages` holds no user message")
+
+
+class WorkerServer:
+    """The aiohttp application over one Speaker."""
+
+    def __init__(self, speaker: Speaker, speed: float = 1.0) -> None:
+        if speed <= 0:
+            raise ValueError("speed must be above 0")
+        self._speaker = speaker
+        self._speed = speed
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/w/{worker}/v1/models", self._models)
+        app.router.add_post("/w/{worker}/v1/chat/completions", self._complete)
+        return app
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "workers": list(self._speaker.workers)})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        try:
+            name = self._worker(request)
+        except Refused as refused:
+            return refused.response()
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "simulator"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            name = self._worker(request)
+            body = await _body(request)
+            if body.get("model") != name:
+                raise Refused(404, "model_not_found", f"model `{body.get('model')}` is not served here; it is `{name}`")
+            said = self._speaker.say(name, body)
+        except Refused as refused:
+            return refused.response()
+        cuts = [cut(c, said.completion_tokens, _tokens_max(body), _stops(body)) for c in said.choices]
+        base = {"id": _completion_id(name, body), "created": int(time.time()), "model": name}
+        usage = _usage(said.prompt_tokens, sum(c.tokens for c in cuts))
+        if body.get("stream"):
+            return await self._stream(request, said, cuts, base, usage, body)
+        await asyncio.sleep((said.first_s + said.piece_s * max((len(c.pieces) for c in cuts), default=0)) / self._speed)
+        choices = [_choice(i, "message", "".join(c.pieces), c.finish_reason) for i, c in enumerate(cuts)]
+        return web.json_response({**base, "object": "chat.completion", "choices": choices, "usage": usage})
+
+    def _worker(self, request: web.Request) -> str:
+        name = request.match_info["worker"]
+        if name not in self._speaker.workers:
+            raise Refused(404, "model_not_found", f"no worker `{name}` here; GET /healthz lists them")
+        return name
+
+    async def _stream(
+        self,
+        request: web.Request,
+        said: Said,
+        cuts: Sequence[Cut],
+        base: Mapping[str, Any],
+        usage: Mapping[str, int],
+        body: Mapping[str, Any],
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
+        await asyncio.sleep(said.first_s / self._speed)
+        await response.prepare(request)
+        options = body.get("stream_options")
+        with_usage = bool(isinstance(options, Mapping) and options.get("include_usage"))
+        chunk = {**base, "object": "chat.completion.chunk", **({"usage": None} if with_usage else {})}
+        for index, choice in enumerate(cuts):
+            for at, piece in enumerate(choice.pieces):
+                delta = _choice(index, "delta", piece, None, role=at == 0)
+                await response.write(_event({**chunk, "choices": [delta]}))
+                await asyncio.sleep(said.piece_s / self._speed)
+            end = {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
+            await response.write(_event({**chunk, "choices": [end]}))
+        if with_usage:
+            await response.write(_event({**chunk, "choices": [], "usage": usage}))
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+
+def _choice(index: int, key: str, text: str, finish_reason: str | None, *, role: bool = True) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text} if role else {"content": text}
+    if key == "message":
+        message["refusal"] = None
+    return {"index": index, key: message, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+def _completion_id(name: str, body: Mapping[str, Any]) -> str:
+    """The same request gets the same id: the server is reproducible."""
+    data = json.dumps([name, body], sort_keys=True, ensure_ascii=False)
+    return "chatcmpl-" + hashlib.blake2b(data.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read())
+    except ValueError:
+        raise Refused(400, "invalid_json", "the body is not JSON") from None
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
+        raise Refused(400, "invalid_messages", "`messages` must be a list with at least one message")
+    return body
+
+
+def choices_of(body: Mapping[str, Any]) -> int:
+    """`n` of a body. Raises Refused outside 1 to CHOICES_MAX."""
+    n = body.get("n")
+    n = 1 if n is None else n
+    if not isinstance(n, int) or not 1 <= n <= CHOICES_MAX:
+        raise Refused(400, "invalid_n", f"`n` must be between 1 and {CHOICES_MAX}")
+    return n
+
+
+def _tokens_max(body: Mapping[str, Any]) -> int | None:
+    for key in ("max_completion_tokens", "max_tokens"):
+        value = body.get(key)
+        if value is not None:
+            if not isinstance(value, int) or value < 1:
+                raise Refused(400, "invalid_max_tokens", f"`{key}` must be a whole number of at least 1")
+            return value
+    return None
+
+
+def _stops(body: Mapping[str, Any]) -> list[str]:
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(item, str) for item in stops):
+        raise Refused(400, "invalid_stop", "`stop` must be a text or a list of texts")
+    return stops
+
+
+async def serve(app: web.Application, host: str, port: int, port_file: Path | None) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what is in flight (DRAIN_S at most). Port 0 takes a free one; the port
+    file appears only once the socket listens, whole or not at all."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_S)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        bound = int(runner.addresses[0][1])
+        if port_file is not None:
+            await asyncio.to_thread(_write_whole, port_file, f"{bound}\n")
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
