@@ -76,6 +76,9 @@ class Planning(BaseModel):
         "auto", description="how the plan's schema is asked for; auto: vllm when embedded, else json_schema"
     )
     conductor_timeout_s: Seconds = Field(10.0, description="a planning call that takes longer goes to the fallback")
+    conductor_rounds: int = Field(
+        1, ge=1, le=16, description="plans a request may take unless it asks otherwise; with 1 every reply streams"
+    )
     conductor_temperature: float = Field(0.0, ge=0, le=2, description="of planning, outside the exploring share")
     conductor_concurrency_max: Count = Field(64, description="planning calls in flight")
     conductor_rounds: int = Field(1, ge=1, le=16, description="plans per request the conductor is offered by default")
@@ -95,10 +98,9 @@ class Planning(BaseModel):
     rule_w_success: float = Field(1.0, ge=0, le=1000, description="rule: weight of the observed success rate")
     rule_w_latency: float = Field(0.05, ge=0, le=1000, description="rule: weight of 1 / seconds")
     rule_w_cost: float = Field(20.0, ge=0, le=100_000, description="rule: weight of the dollars of one call")
+    experience_timeout_s: Seconds = Field(0.1, description="a slower look-up of experience is done without")
     experience_neighbours: Count = Field(50, description="past steps per worker that experience is computed from")
     experience_timeout_s: Seconds = Field(0.1, description="longest wait for experience; then planned without")
-    experience_cache_s: Seconds = Field(5.0, description="how old cached experience may be")
-    stickiness_s: float = Field(300.0, ge=0, le=86_400, description="a conversation stays with its worker; 0: never")
 
 
 class Caps(BaseModel):
@@ -120,12 +122,8 @@ class Requests(BaseModel):
     body_bytes_max: Bytes = Field(10 * 2**20, description="bytes of a request body; more is 413")
     header_bytes_max: Bytes = Field(65_536, description="bytes of all request headers; more is 431")
     messages_max: Count = Field(2000, description="messages of one request")
-    output_tokens_default: Count = Field(1024, description="`max_tokens` where the client gives none")
     in_flight_max: Count = Field(512, description="requests being served")
-    queue_max: int = Field(512, ge=0, le=1_000_000, description="requests waiting for a place; more is 503")
-    queue_wait_s: Seconds = Field(10.0, description="longest wait for a place; then 503")
     keepalive_s: float = Field(10.0, ge=0, le=3600, description="an SSE comment this often while nothing else; 0: off")
-    idempotency_s: Seconds = Field(86_400.0, description="how long an `idempotency-key` is remembered")
     strict_fields: bool = Field(False, description="unknown request fields are 400 instead of passed on")
     drain_s: float = Field(30.0, ge=0, le=3600, description="after SIGTERM, time for open requests to finish")
     key_cache_s: float = Field(1.0, ge=0, le=60, description="how long a revoked key may still work")
@@ -141,7 +139,7 @@ class Upstream(BaseModel):
     worker_connections_max: Count = Field(512, description="open connections to all workers")
     retry_attempts_max: int = Field(3, ge=1, le=10, description="attempts at one step, the first included")
     retry_backoff_s: Seconds = Field(0.25, description="first pause between attempts; doubles, with jitter")
-    retry_budget_share: Share = Field(0.2, description="retries as a share of calls; above it there are none")
+    retry_budget_share: float = Field(0.2, gt=0.001, le=1, description="retries as a share of calls; above it there are none")
 
 
 class Money(BaseModel):

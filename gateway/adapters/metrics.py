@@ -35,6 +35,14 @@ class PrometheusMetrics:
         self._fallbacks = self._counter("fallbacks", "Times a router planned instead, by reason", "reason")
         self._capped = self._counter("capped", "Requests ended early by a cap", "cap")
         self._degraded = self._counter("degraded", "Optional parts that were away", "part")
+        self._stored = self._counter("log_records_stored", "Journal records now in PostgreSQL")
+        self._appended = self._counter("log_records", "Journal records on disk")
+        self._append_seconds = self._histogram("log_fsync_seconds", "One group commit of the journal", OVERHEAD_SECONDS)
+        self._spool_bytes = Gauge("baton_spool_bytes", "Bytes of journal on disk", registry=self.registry)
+        self._lag = Gauge("baton_log_lag_seconds", "Age of the newest record shipped", registry=self.registry)
+        self._ship_retries = self._counter("log_ship_retries", "Times PostgreSQL could not take a batch")
+        self._dead_letters = self._counter("log_dead_letters", "Records PostgreSQL will never take", "kind")
+        self._damaged = self._counter("log_damaged", "Damage found in the journal", "what")
         self._bugs = self._counter("bugs", "Errors nobody raised on purpose")
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
@@ -73,6 +81,34 @@ class PrometheusMetrics:
         """Count and log an error nobody raised on purpose."""
         self._bugs.inc()
         log.error("a request met an error nobody raised on purpose", exc_info=error)
+
+    # ------------------------------------------------------------ the log (LogWatch)
+
+    def appended(self, records: int, bytes_: int, seconds: float) -> None:
+        """One group commit."""
+        self._appended.inc(records)
+        self._append_seconds.observe(seconds)
+
+    def spool_bytes(self, bytes_: int) -> None:
+        """Bytes of journal on disk now."""
+        self._spool_bytes.set(bytes_)
+
+    def shipped(self, records: int, lag_s: float) -> None:
+        """Records that reached PostgreSQL; stored / on disk is the capture rate."""
+        self._stored.inc(records)
+        self._lag.set(lag_s)
+
+    def retrying(self, error: str, wait_s: float) -> None:
+        """PostgreSQL did not take a batch."""
+        self._ship_retries.inc()
+
+    def dead_letter(self, kind: str | None, error: str) -> None:
+        """A record went to `dead_letters`."""
+        self._dead_letters.labels(kind or "unknown").inc()
+
+    def damaged(self, what: str, path: str, bytes_: int) -> None:
+        """The journal held a torn or corrupt record."""
+        self._damaged.labels(what).inc()
 
     def exposition(self) -> tuple[bytes, str]:
         """Body and content type of GET /metrics."""

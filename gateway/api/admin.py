@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
-from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge import read_json
 from gateway.core.money import nano_to_usd
 from gateway.core.pool import PoolFile
-from gateway.errors import BadRequest, NotFound
-from gateway.service.admin import KeyAdmin
+from gateway.errors import BadRequest
+from gateway.service.admin import KeyAdmin, describe
 from gateway.service.auth import Authenticator
-from gateway.service.ports import Budgets, KeyRow
+from gateway.service.ports import Budgets
 
 CREATE_FIELDS = frozenset(
     {
@@ -64,7 +62,7 @@ class AdminApi:
         if unknown:
             raise BadRequest(f"Unknown parameter: '{unknown[0]}'.", param=unknown[0], code="unknown_parameter")
         row, secret = await self.keys.create_key(**body)
-        return JSONResponse({**_shown(row), "key": secret}, status_code=201)
+        return JSONResponse({**describe(row), "key": secret}, status_code=201)
 
     async def list(self, request: Request) -> Response:
         """Every key with what it has posted and holds."""
@@ -73,15 +71,13 @@ class AdminApi:
         for row in await self.keys.list_keys():
             balance = await self.budgets.balance(f"key:{row.public_id}")
             spent = {"spent_usd": nano_to_usd(balance.posted_nano), "held_usd": nano_to_usd(balance.held_nano)}
-            shown.append({**_shown(row), **spent})
+            shown.append({**describe(row), **spent})
         return JSONResponse({"object": "list", "data": shown})
 
     async def revoke(self, request: Request, public_id: str) -> Response:
         """Revoke a key; it stops working within a second."""
         await self._admin(request)
-        if not await self.keys.revoke_key(public_id):
-            raise NotFound(f"no key `{public_id[:32]}`, or it was revoked before", param="public_id")
-        return JSONResponse({"id": public_id, "object": "baton.key", "revoked": True})
+        return JSONResponse(describe(await self.keys.revoke_key(public_id)))
 
     async def show_pools(self, request: Request) -> Response:
         """The pool file as it was read, without secret references."""
@@ -91,13 +87,3 @@ class AdminApi:
 
     async def _admin(self, request: Request) -> None:
         await self.authenticator.authenticate(request.headers.get("authorization"), "admin")
-
-
-def _shown(row: KeyRow) -> dict[str, Any]:
-    """A key without its digest."""
-    fields = {
-        name: value for name, value in asdict(row).items() if name not in ("digest", "pepper_version", "budget_nano")
-    }
-    budget = None if row.budget_nano is None else nano_to_usd(row.budget_nano)
-    shown: dict[str, Any] = jsonable_encoder({**fields, "id": fields.pop("public_id"), "budget_usd": budget})
-    return shown

@@ -12,8 +12,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-from tenacity.wait import wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential, wait_random
 
 from gateway.core.rollout import AttemptRecord
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError
@@ -72,7 +71,7 @@ class Attempts:
         self._budget = retry_budget
         self._clock = clock
         self._attempts_max = attempts_max
-        self._backoff = wait_exponential_jitter(initial=wait_initial_s, max=wait_s_max, jitter=wait_initial_s)
+        self._backoff = wait_exponential(multiplier=wait_initial_s, max=wait_s_max) + wait_random(0, wait_initial_s)
         self._sleep = sleep
 
     async def complete(

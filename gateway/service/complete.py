@@ -25,7 +25,7 @@ from gateway.core.prompt import price_tier
 from gateway.core.redact import apply_mode
 from gateway.core.reply import completion
 from gateway.core.rollout import RolloutRecord, as_payload
-from gateway.errors import BadRequest, BatonError, CapReached, MoneyUnavailable, Unavailable
+from gateway.errors import BadRequest, BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.catalog import Catalog, Choice
 from gateway.service.job import Job, Tree
 from gateway.service.ports import (
@@ -199,7 +199,7 @@ class Completer:
             raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
         calls = caps.calls if planned else policies.attempts_max
         planning = 0
-        if choice.planner.name == "conductor":
+        if choice.planner.name in ("conductor", "auto"):
             planning = policies.rounds * worst_case_nano(
                 policies.planning_price, 4 * input_bound, policies.planning_tokens_max
             )
@@ -305,7 +305,7 @@ class Completer:
             "rollout_id": record.id,
             "state": "posted" if record.cost_nano else "voided",
             "charged_nano": record.cost_nano,
-            "scopes": [f"org:{record.org}", f"key:{record.key_id}"],
+            "scopes": [[f"org:{record.org}", None], [f"key:{record.key_id}", None]],
         }
         records = [record, *job.tree.children]
         events = [self._event("rollout", apply_mode(as_payload(each), each.log_mode)) for each in records]
@@ -318,7 +318,7 @@ class Completer:
                 await self._budgets.post(record.id, record.cost_nano)
             else:
                 await self._budgets.void(record.id)
-        except MoneyUnavailable:
+        except (MoneyUnavailable, NotFound):  # away, or rebuilt meanwhile: the ledger has it
             self._metrics.degraded("settle")
         await self._limits.release(record.key_id, record.id, record.prompt_tokens + record.completion_tokens)
 

@@ -53,6 +53,7 @@ class StepRun:
 class Situation:
     """What a policy plans from. `shown` and `allowed.handles` are in the order shown."""
 
+    pool: str
     conversation: Sequence[Mapping[str, Any]]
     workers: tuple[WorkerSpec, ...]
     shown: tuple[ShownWorker, ...]

@@ -266,6 +266,10 @@ class Store(Protocol):
 
     async def outcome_count(self, pool: str) -> int: ...
 
+    async def open_holds(self) -> Sequence[Mapping[str, Any]]:
+        """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
+        ...
+
     async def posted_totals(self) -> Mapping[str, int]:
         """Scope name → nano-dollars posted, from the ledger: what Redis is rebuilt from."""
         ...

@@ -135,6 +135,7 @@ class Rounds:
             depth_capped=frozenset(spec.handle for spec in job.workers if spec.kind == "self" and not loops),
         )
         return Situation(
+            pool=job.record.pool_name,
             conversation=job.conversation,
             workers=offered,
             shown=tuple(shown_worker(job, spec.name) for spec in offered),

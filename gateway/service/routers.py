@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from gateway.core.experience import RuleWeights, rule_utility, smoothed_success
 from gateway.core.meter import Meter
 from gateway.core.money import Usage, cost_nano
 from gateway.core.plan import Plan, Step
 from gateway.core.pool import NANO_PER_USD, WorkerSpec
 from gateway.core.rollout import RoundRecord
-from gateway.errors import PlanRefused
-from gateway.service.job import EarlyStart, Situation
+from gateway.errors import BatonError, PlanRefused
+from gateway.service.job import EarlyStart, Planner, Situation
 from gateway.service.steps import price_of
 
 LATENCY_GUESS_S = 2.0
@@ -59,3 +61,34 @@ class RulePlanner:
         latency_s = past.latency_ms_mean / 1000 if past else spec.latency_hint_s or LATENCY_GUESS_S
         nano = past.cost_nano_mean if past else cost_nano(price_of(spec), USAGE_GUESS)
         return rule_utility(self._weights, success, latency_s, nano / NANO_PER_USD)
+
+
+class AutoPlanner:
+    """`baton` while a pool is new: the rule, until so many judged rollouts exist that the conductor can be trusted."""
+
+    name = "auto"
+
+    def __init__(
+        self, rule: RulePlanner, learned: Planner, count: Callable[[str], Awaitable[int]], outcomes_min: int
+    ) -> None:
+        self._rule = rule
+        self._learned = learned
+        self._count = count
+        self._outcomes_min = outcomes_min
+        self._trusted: set[str] = set()
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """As the planner it stands for; the record names that one."""
+        planner = self._learned if await self._trusts(situation.pool) else self._rule
+        record.planner = planner.name
+        return await planner.plan(situation, record, meter, early)
+
+    async def _trusts(self, pool: str) -> bool:
+        if pool not in self._trusted:
+            try:
+                judged = await self._count(pool)
+            except BatonError:  # the store is away: the rule needs nothing
+                return False
+            if judged >= self._outcomes_min:
+                self._trusted.add(pool)
+        return pool in self._trusted

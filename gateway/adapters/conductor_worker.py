@@ -1,0 +1,70 @@
+"""A worker of the pool as the conductor: any model that a worker kind can reach can plan, LiteLLM's vendors included.
+
+Such a model reports no token ids and mostly no log-probs, so its plans are logged for audit but not for learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal
+
+from gateway.core.money import Usage
+from gateway.core.pool import WorkerSpec
+from gateway.core.usage import read_usage
+from gateway.errors import BatonError, ConductorError, UpstreamTimeout
+from gateway.service.ports import ConductorCall, ConductorChunk, ConductorEnd, WorkerCall, Workers
+
+Structured = Literal["json_schema", "json_object", "none"]
+
+
+class WorkerConductor:
+    """The Conductor port over the Workers port."""
+
+    def __init__(self, workers: Workers, spec: WorkerSpec, structured: Structured) -> None:
+        self._workers = workers
+        self._spec = spec
+        self._structured = structured
+
+    async def decode(self, call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
+        """Raises ConductorError(slow | down): whatever the worker's fault was, a router plans instead."""
+        usage, said = None, 0
+        try:
+            async with asyncio.timeout(call.timeout_s):
+                async for chunk in self._workers.stream(self._worker_call(call)):
+                    usage = read_usage(chunk) or usage
+                    text = _text(chunk)
+                    said += len(text)
+                    if text:
+                        yield ConductorChunk(text, tokens=(text,))
+        except (UpstreamTimeout, TimeoutError):
+            raise ConductorError("slow", f"worker {self._spec.name} gave no plan in time") from None
+        except BatonError as error:
+            raise ConductorError("down", f"worker {self._spec.name}: {error.message}") from None
+        yield ConductorEnd(self._spec.name, usage or Usage(0, -(-said // 4), estimated=True))
+
+    async def ready(self) -> bool:
+        """A hosted model is taken to be there; its failures are met one by one."""
+        return True
+
+    async def close(self) -> None:
+        """The workers are closed by their owner."""
+
+    def _worker_call(self, call: ConductorCall) -> WorkerCall:
+        body: dict[str, Any] = {
+            "messages": [dict(message) for message in call.messages],
+            "max_tokens": call.sampling.tokens_max,
+            "temperature": call.sampling.temperature,
+        }
+        if self._structured == "json_schema":
+            schema = {"name": "plan", "strict": False, "schema": dict(call.schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif self._structured == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        return WorkerCall(self._spec, body, call.timeout_s, "planning", "plan")
+
+
+def _text(chunk: Mapping[str, Any]) -> str:
+    choices = chunk.get("choices") or [{}]
+    content = (choices[0].get("delta") or {}).get("content")
+    return content if isinstance(content, str) else ""

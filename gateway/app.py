@@ -1,0 +1,339 @@
+"""The composition root: the only place that knows every adapter. Builds them, wires the use cases, starts and stops.
+
+Order of starting: journal, shipper, balances, then traffic. Stopping runs it backwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.types import ASGIApp
+
+from gateway import __version__
+from gateway.adapters import poolfile
+from gateway.adapters.budgets import RedisBudgets
+from gateway.adapters.conductor import HttpConductor
+from gateway.adapters.conductor_worker import Structured, WorkerConductor
+from gateway.adapters.database import async_engine, sync_engine
+from gateway.adapters.metrics import PrometheusMetrics
+from gateway.adapters.ratelimits import RedisRateLimits
+from gateway.adapters.shipper import Shipper, ShipperLimits
+from gateway.adapters.spool import Spool, SpoolLimits
+from gateway.adapters.store import PostgresStore
+from gateway.adapters.workers import PooledWorkers, pooled_workers
+from gateway.api import edge
+from gateway.api.admin import AdminApi
+from gateway.api.health import HealthApi
+from gateway.api.openai import OpenAIApi
+from gateway.api.outcomes import OutcomesApi
+from gateway.config import Services, Settings, environment
+from gateway.core.caps import Caps
+from gateway.core.experience import RuleWeights
+from gateway.core.pool import PoolFile, Price
+from gateway.core.prompt import PROMPT_VERSION, Profile, prompt_hash
+from gateway.errors import ConfigError
+from gateway.service.admin import KeyAdmin
+from gateway.service.attempts import Attempts, RetryBudget
+from gateway.service.auth import Authenticator
+from gateway.service.catalog import Catalog
+from gateway.service.complete import LEASE_SLACK_S, Completer, Policies
+from gateway.service.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.job import Planner
+from gateway.service.outcomes import Outcomes
+from gateway.service.ports import Clock, Conductor
+from gateway.service.recover import Recovery
+from gateway.service.rounds import Rounds
+from gateway.service.routers import AutoPlanner, RulePlanner
+
+log = logging.getLogger("gateway")
+READY_S_MAX = 30.0
+FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
+PEPPER_VERSION = 1
+EXIT_JOURNAL_BROKEN = 70
+
+
+class SystemClock:
+    """The Clock port."""
+
+    def now(self) -> datetime:
+        """Now, in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+
+@dataclass(slots=True)
+class Bundle:
+    """Two applications over one set of adapters, with their start, drain and stop."""
+
+    public: ASGIApp
+    admin: ASGIApp
+    health: HealthApi
+    completer: Completer
+    recovery: Recovery
+    shipper: Shipper
+    drain_s: float
+    closers: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Ship what the journal holds, rebuild balances, begin sweeping. Returns once money can be reserved."""
+        self.shipper.start()
+        self.tasks.append(asyncio.create_task(self.recovery.run(), name="recovery"))
+        with suppress(TimeoutError):  # then it serves 503 for money until it can
+            await asyncio.wait_for(self.recovery.first.wait(), READY_S_MAX)
+
+    def drain(self) -> None:
+        """Readiness turns off; open requests go on."""
+        self.health.draining = True
+
+    async def stop(self) -> None:
+        """Finish open requests, then close everything, last built first."""
+        self.health.draining = True
+        await self.completer.drain(self.drain_s)
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for close in reversed(self.closers):
+            await close()
+
+
+async def build(settings: Settings, services: Services) -> Bundle:
+    """Everything wired. Raises ConfigError for what cannot be used as configured."""
+    pools = _pools(settings, services)
+    clock, metrics = SystemClock(), PrometheusMetrics()
+    depth_secret = hashlib.sha256(b"depth" + services.pepper).digest()
+    workers = pooled_workers(pools, poolfile.secrets(pools, environment()), depth_secret)
+    conductor, planning = await _conductor(settings, services, pools, workers)
+    spool, shipper = await _log(settings, services, metrics)
+    store = _store(settings, services)
+    budgets, limits = _money(settings, services)
+    catalog = Catalog(pools, _planners(settings, conductor, planning, store))
+    policies = _policies(settings, planning)
+    completer = Completer(
+        catalog=catalog,
+        rounds=Rounds(_attempts(settings, workers, clock), spool, clock),
+        budgets=budgets,
+        limits=limits,
+        journal=spool,
+        store=store,
+        clock=clock,
+        metrics=metrics,
+        policies=policies,
+    )
+    lease_s = policies.caps.wall_s + LEASE_SLACK_S
+    peppers = {PEPPER_VERSION: services.pepper}
+    auth = Authenticator(store, peppers, clock, cache_s=settings.key_cache_s, cached_keys_max=settings.key_cache_max)
+    health = HealthApi(
+        needed={"money": budgets.ready},
+        watched={"postgres": store.ready, "conductor": conductor.ready},
+        metrics=metrics.exposition,
+    )
+    openai = _openai(settings, completer, catalog, auth, depth_secret)
+    outcomes = OutcomesApi(Outcomes(store, spool, clock), auth, settings.body_bytes_max)
+    keys = KeyAdmin(store, peppers, clock, pools.pools)
+    admin = AdminApi(keys, budgets, pools, auth, settings.body_bytes_max)
+    metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
+    return Bundle(
+        public=_app("Baton", settings, openai.router(), outcomes.router(), health.router()),
+        admin=_app("Baton admin", settings, admin.router(), health.router()),
+        health=health,
+        completer=completer,
+        recovery=Recovery(budgets, store, spool, clock, lease_s=lease_s, sweep_s=settings.money_sweep_s),
+        shipper=shipper,
+        drain_s=settings.drain_s,
+        closers=[store.close, spool.close, shipper.stop, budgets.close, limits.close, workers.close, conductor.close],
+    )
+
+
+def _pools(settings: Settings, services: Services) -> PoolFile:
+    pools = poolfile.load(services.pool_file, environment())
+    name = settings.default_pool_name
+    if name is None:
+        return pools
+    if name not in pools.pools:
+        raise ConfigError(f"BATON_DEFAULT_POOL_NAME={name}: no such pool; there are {', '.join(pools.pools)}")
+    return pools.model_copy(update={"default": name})
+
+
+# ---------------------------------------------------------------- the conductor
+
+
+async def _conductor(
+    settings: Settings, services: Services, pools: PoolFile, workers: PooledWorkers
+) -> tuple[HttpConductor | WorkerConductor, ConductorSettings]:
+    """The conductor and how to ask it. One served with a manifest is refused when its prompt is not ours."""
+    structured = settings.conductor_structured
+    if settings.conductor_kind == "worker":
+        spec = pools.worker(settings.conductor.removeprefix("worker:"))
+        price = spec.price or FREE
+        if spec.kind == "litellm":
+            hint: Structured = structured if structured in ("json_schema", "json_object") else "none"
+            return WorkerConductor(workers, spec, hint), _planning(settings, "full", price)
+        key = poolfile.resolve_secret(spec.api_key, environment()) if spec.api_key else None
+        hosted = "json_schema" if structured == "auto" else structured
+        conductor = HttpConductor(str(spec.url), str(spec.model), key, structured=hosted)
+        return conductor, _planning(settings, "full", price)
+    if services.conductor_url is None or services.conductor_model is None:
+        raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
+    ours = settings.conductor_kind in ("embedded", "directory")
+    served = ("vllm" if ours else "json_schema") if structured == "auto" else structured
+    ref = settings.conductor_api_key
+    key = poolfile.resolve_secret(ref, environment()) if ref else None
+    conductor = HttpConductor(services.conductor_url, services.conductor_model, key, structured=served)
+    profile = _profile(settings, (await conductor.describe()).get("baton") if ours else None)
+    return conductor, _planning(settings, profile, _conductor_price(settings))
+
+
+def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:
+    """The prompt profile; weights trained on another prompt are refused (a mismatch plans nonsense, quietly)."""
+    if manifest is None:
+        return "full" if settings.plan_prompt == "auto" else settings.plan_prompt
+    trained = str(manifest.get("prompt_version"))
+    profile: Profile = "compact" if trained.startswith("compact") else "full"
+    if trained != f"{profile}-{PROMPT_VERSION}" or manifest.get("prompt_hash") != prompt_hash(profile):
+        raise ConfigError(
+            f"BATON_CONDUCTOR: its weights were trained on prompt {trained}, this gateway renders "
+            f"{profile}-{PROMPT_VERSION} with another hash; retrain them, or use the version they came with"
+        )
+    return profile
+
+
+def _conductor_price(settings: Settings) -> Price:
+    prompt, plan = settings.conductor_input_usd_per_mtok, settings.conductor_output_usd_per_mtok
+    return Price(input_usd_per_mtok=prompt or Decimal(0), output_usd_per_mtok=plan or Decimal(0))
+
+
+def _planning(settings: Settings, profile: Profile, price: Price) -> ConductorSettings:
+    return ConductorSettings(
+        profile, price, settings.conductor_timeout_s, settings.plan_tokens_max, settings.conductor_temperature
+    )
+
+
+def _planners(
+    settings: Settings, conductor: Conductor, planning: ConductorSettings, store: PostgresStore
+) -> dict[str, tuple[Planner, Planner | None]]:
+    weights = RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost)
+    rule = RulePlanner(weights)
+    learned = ConductorPlanner(conductor, planning)
+    default: Planner = rule if settings.default_policy == "rule" else learned
+    if settings.default_policy == "auto" and settings.conductor_outcomes_min:
+        default = AutoPlanner(rule, learned, store.outcome_count, settings.conductor_outcomes_min)
+    return {"baton": (default, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
+
+
+# ---------------------------------------------------------------- log, store, money
+
+
+async def _log(settings: Settings, services: Services, metrics: PrometheusMetrics) -> tuple[Spool, Shipper]:
+    limits = SpoolLimits(
+        segment_bytes=settings.spool_segment_bytes,
+        total_bytes=settings.spool_bytes_max,
+        shipped_timeout_s=settings.ship_wait_s,
+    )
+    spool = await Spool.open(settings.spool_path, limits, metrics, on_fatal=_die)
+    engine = sync_engine(services.database_url, connect_timeout_s=settings.db_connect_s)
+    return spool, Shipper(spool, engine, ShipperLimits(records=settings.ship_batch_max), metrics)
+
+
+def _die(error: BaseException) -> None:
+    """The disk under the journal failed: nothing this process says can be trusted to be logged any more."""
+    log.critical("the journal is broken: %s; ending, so that nothing goes on unlogged", error)
+    os._exit(EXIT_JOURNAL_BROKEN)
+
+
+def _store(settings: Settings, services: Services) -> PostgresStore:
+    return PostgresStore(
+        async_engine(
+            services.database_url,
+            pool_size=settings.db_connections_max,
+            connect_timeout_s=settings.db_connect_s,
+            statement_timeout_s=settings.db_statement_s,
+        )
+    )
+
+
+def _money(settings: Settings, services: Services) -> tuple[RedisBudgets, RedisRateLimits]:
+    deadline_s, connections = settings.redis_timeout_s, settings.redis_connections_max
+    budgets = RedisBudgets(services.redis_url, deadline_s=deadline_s, connections_max=connections)
+    limits = RedisRateLimits(
+        services.redis_url,
+        fail_open=settings.rate_limits_fail_open,
+        deadline_s=deadline_s,
+        connections_max=connections,
+    )
+    return budgets, limits
+
+
+# ---------------------------------------------------------------- the request path
+
+
+def _attempts(settings: Settings, workers: PooledWorkers, clock: Clock) -> Attempts:
+    return Attempts(
+        workers,
+        RetryBudget(calls_per_retry=round(1 / settings.retry_budget_share)),
+        clock,
+        attempts_max=settings.retry_attempts_max,
+        wait_initial_s=settings.retry_backoff_s,
+    )
+
+
+def _policies(settings: Settings, planning: ConductorSettings) -> Policies:
+    caps = Caps(
+        depth=settings.caps_depth_max,
+        rounds=settings.caps_rounds_max,
+        steps=settings.caps_steps_max,
+        parallel=settings.caps_parallel_max,
+        calls=settings.caps_calls_max,
+        tokens=settings.caps_tokens_max,
+        cost_nano=settings.caps_cost_nano_max,
+        wall_s=settings.caps_wall_s_max,
+    )
+    return Policies(
+        caps=caps,
+        planning_price=planning.price,
+        planning_tokens_max=planning.tokens_max,
+        rounds=settings.conductor_rounds,
+        attempts_max=settings.retry_attempts_max,
+        explore_share=settings.explore_share,
+        experience_k=settings.experience_neighbours,
+        experience_timeout_s=settings.experience_timeout_s,
+    )
+
+
+def _openai(
+    settings: Settings, completer: Completer, catalog: Catalog, auth: Authenticator, depth_secret: bytes
+) -> OpenAIApi:
+    return OpenAIApi(
+        completer=completer,
+        catalog=catalog,
+        authenticator=auth,
+        depth_secret=depth_secret,
+        body_bytes_max=settings.body_bytes_max,
+        messages_max=settings.messages_max,
+        in_flight_max=settings.in_flight_max,
+        keepalive_s=settings.keepalive_s,
+        strict_fields=settings.strict_fields,
+        models_created_s=int(time.time()),
+    )
+
+
+def _app(title: str, settings: Settings, *routers: APIRouter) -> ASGIApp:
+    app = FastAPI(title=title, version=__version__, redirect_slashes=False)
+    edge.install(app)
+    for router in routers:
+        app.include_router(router)
+    return edge.Edge(app, header_bytes_max=settings.header_bytes_max)

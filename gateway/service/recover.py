@@ -1,0 +1,89 @@
+"""Recovery, at boot and ever after: balances from the ledger, and a decision for every hold nobody will settle.
+
+A hold that was never dispatched is voided; one that was is charged in full and marked uncertain, because the worker may
+have billed it (DESIGN §5). Never under-counted, never leaked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+from gateway.core.events import Event
+from gateway.core.ids import uuid7
+from gateway.errors import BatonError, MoneyUnavailable
+from gateway.service.ports import Budgets, Clock, Journal, Store
+
+log = logging.getLogger("gateway.recover")
+SWEPT_MAX = 1000
+RETRY_S = 1.0
+
+
+class Recovery:
+    """`lease_s` is the longest a hold may stay open; `sweep_s` how often abandoned ones are looked for."""
+
+    def __init__(
+        self, budgets: Budgets, store: Store, journal: Journal, clock: Clock, *, lease_s: float, sweep_s: float
+    ) -> None:
+        self._budgets = budgets
+        self._store = store
+        self._journal = journal
+        self._clock = clock
+        self._lease_s = lease_s
+        self._sweep_s = sweep_s
+        self.first = asyncio.Event()  # set once balances were there for the first time
+
+    async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """For ever: rebuild whenever the budget store has lost its balances, sweep what was abandoned."""
+        while True:
+            try:
+                if not await self._budgets.ready():
+                    await self.rebuild()
+                self.first.set()
+                await self.sweep()
+                await sleep(self._sweep_s if await self._budgets.ready() else RETRY_S)
+            except BatonError as error:
+                log.warning("recovery waits: %s", error.message)
+                await sleep(RETRY_S)
+
+    async def rebuild(self) -> None:
+        """Balances from the ledger, once the journal of before is in it. Raises MoneyUnavailable, Unavailable."""
+        try:
+            await self._journal.shipped()
+        except TimeoutError:
+            raise MoneyUnavailable("the journal is not in the database yet; balances would be too low") from None
+        await self._budgets.load(await self._store.posted_totals())
+        log.info("balances rebuilt from the ledger")
+
+    async def sweep(self) -> int:
+        """Settle holds whose lease is over; returns how many."""
+        latest = self._clock.now() - timedelta(seconds=self._lease_s)
+        swept = 0
+        for hold in await self._store.open_holds():
+            if hold["at"] > latest or swept >= SWEPT_MAX:
+                break
+            await self._settle(hold, "uncertain" if hold["dispatched"] else "voided")
+            swept += 1
+        return swept
+
+    async def _settle(self, hold: Mapping[str, Any], state: Literal["uncertain", "voided"]) -> None:
+        now = self._clock.now()
+        now_us = int(now.timestamp() * 1_000_000)
+        charged = hold["amount_nano"] if state == "uncertain" else 0
+        payload = {
+            "hold_id": str(hold["hold_id"]),
+            "rollout_id": str(hold["rollout_id"]),
+            "state": state,
+            "charged_nano": charged,
+            "scopes": hold["scopes"],
+        }
+        await self._journal.append(Event(uuid7(now_us // 1000), "settle", now_us, payload))
+        try:
+            settle = self._budgets.uncertain if state == "uncertain" else self._budgets.void
+            await settle(str(hold["hold_id"]))
+        except BatonError:  # unknown to a store that was rebuilt meanwhile: the ledger has it, and that is the truth
+            log.info("hold %s was settled in the ledger only", hold["hold_id"])
+        log.warning("hold %s was abandoned and is now %s", hold["hold_id"], state)
