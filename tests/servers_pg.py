@@ -46,6 +46,15 @@ class PostgresServer:
     def url_of(self, name: str) -> str:
         return make_url(self.url).set(database=name).render_as_string(hide_password=False)
 
+    def shut(self, url: str) -> None:
+        """End every connection to the database and let no new one in: what clients see of a server that is away."""
+        name = make_url(url).database
+        self.admin(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        self.admin(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")  # noqa: S608
+
+    def reopen(self, url: str) -> None:
+        self.admin(f'ALTER DATABASE "{make_url(url).database}" ALLOW_CONNECTIONS true')
+
     def drop(self, url: str) -> None:
         self.admin(f'DROP DATABASE IF EXISTS "{make_url(url).database}" WITH (FORCE)')
 

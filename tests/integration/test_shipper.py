@@ -1,0 +1,334 @@
+"""The shipper against a real PostgreSQL: idempotent, patient, never blocked by one record."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.adapters import segments
+from gateway.adapters.database import sync_engine
+from gateway.adapters.migrate import upgrade
+from gateway.adapters.segments import Position, segment_path
+from gateway.adapters.shipper import Shipper, ShipperLimits
+from gateway.adapters.spool import Quiet, Spool, SpoolLimits
+from gateway.adapters.store import PostgresStore
+from gateway.adapters.tables import dead_letters, ledger, outcomes, rollouts, steps
+from gateway.core.events import Event, canonical
+from tests.records import a_rollout, a_step, event, hold_event, new_id, rollout_event, settle_event
+from tests.servers_pg import PostgresServer
+
+FAST = ShipperLimits(backoff_first_s=0.02, backoff_max_s=0.1)
+
+
+class Watch(Quiet):
+    def __init__(self) -> None:
+        self.retries: list[str] = []
+        self.dead: list[str | None] = []
+        self.damage: list[str] = []
+        self.batches: list[int] = []
+        self.lags: list[float] = []
+        self._retried = asyncio.Condition()
+
+    def retrying(self, error: str, wait_s: float) -> None:
+        self.retries.append(error)
+        self._tell = asyncio.create_task(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._retried:
+            self._retried.notify_all()
+
+    async def tried(self, times: int) -> None:
+        """Wait until shipping was put off that often."""
+        async with asyncio.timeout(20), self._retried:
+            await self._retried.wait_for(lambda: len(self.retries) >= times)
+
+    def dead_letter(self, kind: str | None, error: str) -> None:
+        self.dead.append(kind)
+
+    def damaged(self, what: str, path: str, bytes_: int) -> None:
+        self.damage.append(what)
+
+    def shipped(self, records: int, lag_s: float) -> None:
+        self.batches.append(records)
+        self.lags.append(lag_s)
+
+
+@dataclass(slots=True)
+class Log:
+    """A journal and what starts its shipper."""
+
+    directory: Path
+    url: str
+    spool: Spool
+    watch: Watch
+    limits: ShipperLimits = FAST
+    running: list[Shipper] = field(default_factory=list)
+
+    def start(self, limits: ShipperLimits | None = None) -> Shipper:
+        shipper = Shipper(self.spool, sync_engine(self.url), limits or self.limits, self.watch)
+        shipper.start()
+        self.running.append(shipper)
+        return shipper
+
+    async def append(self, *events: Event) -> None:
+        await asyncio.gather(*(self.spool.append(one) for one in events))
+
+    async def close(self) -> None:
+        for shipper in self.running:
+            await shipper.stop()
+        await self.spool.close()
+
+
+@pytest.fixture
+async def log(tmp_path: Path, database_url: str) -> AsyncIterator[Log]:
+    watch = Watch()
+    log = Log(tmp_path, database_url, await Spool.open(tmp_path, watch=watch), watch)
+    yield log
+    await log.close()
+
+
+async def count(engine: AsyncEngine, table: Any) -> int:
+    async with engine.connect() as connection:
+        return int(await connection.scalar(select(func.count()).select_from(table)) or 0)
+
+
+def holds(n: int) -> list[Event]:
+    return [hold_event(f"h{i}", new_id(), i, ("org:a", None)) for i in range(n)]
+
+
+async def test_what_is_appended_is_in_postgres_soon(log: Log, pg_engine: AsyncEngine) -> None:
+    log.start()
+    record = a_rollout()
+    await log.append(hold_event("h", record.id, 9_000, ("org:acme", None)))
+    await log.append(rollout_event(record), settle_event("h", record.id, "posted", 805, "org:acme"))
+    await log.spool.shipped()
+    store = PostgresStore(pg_engine)
+    tree = await store.rollout_get(record.id, "key1")
+    assert tree is not None
+    assert [row["kind"] for row in tree["ledger"]] == ["hold", "posted"]
+    assert len(tree["steps"]) == 2
+    assert await store.posted_totals() == {"org:acme": 805}
+    started = time.monotonic()
+    await log.append(*holds(1))
+    await log.spool.shipped()
+    assert time.monotonic() - started < 0.5  # some 15 ms on an idle machine
+
+
+async def test_a_judgement_in_the_journal_becomes_experience(log: Log, pg_engine: AsyncEngine) -> None:
+    log.start()
+    record = a_rollout(steps=[a_step(0)])
+    judged = {"rollout_id": record.id, "key_id": "key1", "kind": "boolean", "value": True, "source": "grader"}
+    await log.append(event("outcome", judged), rollout_event(record))  # one batch: order within it does not matter
+    await log.spool.shipped()
+    (alpha,) = await PostgresStore(pg_engine).experience_near(None, [], ["alpha"], 5)
+    assert (alpha.n, alpha.success_mean) == (1, 1.0)
+
+
+async def test_batches_are_bounded(log: Log, pg_engine: AsyncEngine) -> None:
+    await log.append(*holds(1_050))
+    log.start()
+    await log.spool.shipped()
+    assert await count(pg_engine, ledger) == 1_050
+    assert sum(log.watch.batches) == 1_050
+    assert max(log.watch.batches) == 500
+
+
+async def test_a_crash_between_insert_and_mark_repeats_nothing(
+    log: Log, pg_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = a_rollout()
+    judged = {"rollout_id": record.id, "key_id": "key1", "kind": "number", "value": 1, "source": "grader"}
+    await log.append(rollout_event(record), event("outcome", judged), *holds(20))
+
+    inserted = asyncio.Event()
+
+    async def die(_: Position) -> None:
+        inserted.set()
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.spool, "acknowledge", die)
+        shipper = log.start()
+        await asyncio.wait_for(inserted.wait(), 20)
+        await shipper.stop()
+    assert await count(pg_engine, ledger) == 20
+    assert log.spool.acknowledged == Position(0, 0)
+    log.start()
+    await log.spool.shipped()
+    sizes = [await count(pg_engine, table) for table in (rollouts, steps, outcomes, ledger)]
+    assert sizes == [1, 2, 1, 20]
+
+
+async def test_shipping_goes_on_after_a_restart(log: Log, pg_engine: AsyncEngine) -> None:
+    await log.append(*holds(3))
+    log.start()
+    await log.spool.shipped()
+    await log.append(*holds(2))
+    await log.close()
+    log.running.clear()
+    log.spool = await Spool.open(log.directory, watch=log.watch)
+    assert log.spool.acknowledged > Position(0, 0)
+    await log.append(*holds(4))
+    log.start()
+    await log.spool.shipped()
+    assert await count(pg_engine, ledger) == 9
+    assert segments.numbers(log.directory) == [2]  # the first is shipped and deleted
+
+
+async def test_postgres_away_loses_nothing(log: Log, pg_server: PostgresServer, pg_engine: AsyncEngine) -> None:
+    log.start()
+    await log.append(*holds(5))
+    await log.spool.shipped()
+    pg_server.shut(log.url)
+    await log.append(*holds(7))
+    await log.watch.tried(3)
+    pg_server.reopen(log.url)
+    await log.spool.shipped()
+    assert await count(pg_engine, ledger) == 12
+    assert log.watch.dead == []
+
+
+async def test_a_database_without_tables_is_waited_for(log: Log, pg_server: PostgresServer) -> None:
+    log.url = pg_server.create()
+    log.start()
+    await log.append(*holds(3))
+    await log.watch.tried(2)
+    await asyncio.to_thread(upgrade, log.url)
+    await log.spool.shipped()
+    assert log.watch.dead == []
+
+
+POISON: list[tuple[str, dict[str, Any]]] = [
+    ("settle", {"hold_id": "h", "rollout_id": None, "state": "lost", "charged_nano": 5}),
+    ("settle", {"hold_id": "h", "rollout_id": "nonsense", "state": "posted", "charged_nano": 5}),
+    ("hold", {"hold_id": "h", "amount_nano": -1, "scopes": []}),
+    ("hold", {"hold_id": "h", "amount_nano": 2**70, "scopes": []}),
+    ("hold", {"hold_id": "h", "amount_nano": "a lot", "scopes": []}),
+    ("hold", {"hold_id": {"a": 1}, "amount_nano": 1, "scopes": []}),
+    ("hold", {"hold_id": "h", "amount_nano": 1, "scopes": [7]}),
+    ("hold", {}),
+    ("hold", []),  # type: ignore[list-item]
+    ("party", {"hold_id": "h"}),
+    ("outcome", {"kind": "number", "value": 7}),
+    ("outcome", {"kind": "number", "value": 1, "rollout_id": "00000000-0000-7000-8000-000000000000", "key_id": "k"}),
+    ("rollout", {"id": "not a uuid", "rounds": [], "steps": []}),
+    ("rollout", {"id": "00000000-0000-7000-8000-000000000000", "rounds": 4, "steps": []}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(POISON)))
+async def test_a_poisonous_record_is_put_away_alone(log: Log, pg_engine: AsyncEngine, number: int) -> None:
+    kind, payload = POISON[number]
+    bad = event(kind, payload)  # type: ignore[arg-type]
+    good = holds(9)
+    log.start(ShipperLimits(linger_s=0.05))
+    await log.append(*good[:5], bad, *good[5:])
+    await log.spool.shipped()
+    assert await count(pg_engine, ledger) == 9
+    async with pg_engine.connect() as connection:
+        (letter,) = (await connection.execute(select(dead_letters))).mappings()
+    assert bytes(letter["record"]) == canonical(bad)
+    assert letter["digest"] == hashlib.sha256(canonical(bad)).hexdigest()
+    assert (letter["kind"], log.watch.dead) == (kind, [kind])
+    assert letter["error"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task": {"not": "text"}},
+        {"see": ["x"]},
+        {"see": "all"},
+        {"cost_nano": 1.5e30},
+        {"finished_us": 10**30},
+        {"round": None},
+        {"step": "one"},
+        {"step": 10**6},
+    ],
+)
+async def test_a_rollout_with_a_bad_step_is_put_away_whole(
+    log: Log, pg_engine: AsyncEngine, changes: dict[str, Any]
+) -> None:
+    bad = rollout_event(a_rollout())
+    payload: dict[str, Any] = dict(bad.payload)
+    payload["steps"] = [payload["steps"][0] | changes, payload["steps"][1]]
+    good = a_rollout()
+    await log.append(Event(bad.id, "rollout", bad.ts_us, payload), rollout_event(good))
+    log.start()
+    await log.spool.shipped()
+    assert [await count(pg_engine, table) for table in (rollouts, steps, dead_letters)] == [1, 2, 1]
+    assert await PostgresStore(pg_engine).rollout_get(good.id, "key1") is not None
+
+
+async def test_bytes_that_are_no_event_are_put_away(log: Log, pg_engine: AsyncEngine) -> None:
+    await log.append(*holds(1))
+    deep = b"[" * 100_000
+    with segment_path(log.directory, 1).open("ab") as file:
+        file.write(segments.encode(b"hello") + segments.encode(deep) + segments.encode(canonical(holds(1)[0])))
+    await log.spool.close()
+    log.spool = await Spool.open(log.directory)
+    log.start()
+    await log.spool.shipped()
+    assert await count(pg_engine, ledger) == 2
+    assert log.watch.dead == [None, None]
+
+
+async def test_damage_stops_one_segment_not_the_log(log: Log, pg_engine: AsyncEngine) -> None:
+    await log.append(*holds(5))
+    path = segment_path(log.directory, 1)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    log.start()
+    await log.spool.shipped()
+    await log.append(*holds(3))
+    await log.spool.shipped()
+    assert log.watch.damage == ["corrupt"]
+    assert await count(pg_engine, ledger) == 2 + 3
+    assert segments.numbers(log.directory, "bad") == [1]
+
+
+async def test_two_shippers_of_the_same_events_do_not_deadlock(
+    log: Log, pg_engine: AsyncEngine, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    events = [rollout_event(a_rollout()) for _ in range(300)]
+    directory = tmp_path_factory.mktemp("other")
+    other = Log(directory, log.url, await Spool.open(directory), Watch())
+    await log.append(*events)
+    await other.append(*reversed(events))
+    log.start()
+    other.start()
+    await asyncio.gather(log.spool.shipped(), other.spool.shipped())
+    await other.close()
+    assert await count(pg_engine, rollouts) == 300
+    assert log.watch.retries == other.watch.retries == []
+
+
+async def test_the_lag_is_the_age_of_what_was_shipped(log: Log) -> None:
+    shipper = Shipper(log.spool, sync_engine(log.url), FAST, log.watch, now_s=lambda: 2_000_000_000.0)
+    log.running.append(shipper)
+    shipper.start()
+    await log.append(event("hold", {"hold_id": "h", "amount_nano": 1}, 1_999_999_990_000_000))
+    await log.spool.shipped()
+    assert log.watch.lags == [10.0]
+
+
+async def test_segments_go_once_they_are_shipped(log: Log, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("small")
+    small = Log(directory, log.url, await Spool.open(directory, SpoolLimits(segment_bytes=2_000)), Watch())
+    small.start()
+    for one in holds(60):
+        await small.append(one)
+    await small.spool.shipped()
+    assert len(segments.numbers(directory)) == 1
+    assert small.spool.bytes_on_disk < 4_000
+    await small.close()
