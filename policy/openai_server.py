@@ -117,22 +117,24 @@ def last_user_text(body: Mapping[str, Any]) -> str:
 class WorkerServer:
     """The aiohttp application over one Speaker."""
 
-    def __init__(self, speaker: Speaker, speed: float = 1.0) -> None:
+    def __init__(self, speaker: Speaker, speed: float = 1.0, unknown_code: str = "model_not_found") -> None:
         if speed <= 0:
             raise ValueError("speed must be above 0")
         self._speaker = speaker
         self._speed = speed
+        self._unknown_code = unknown_code
+        self._calls = {"open": 0, "done": 0, "cancelled": 0}
 
     def app(self) -> web.Application:
         """The routes."""
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/w/{worker}/v1/models", self._models)
-        app.router.add_post("/w/{worker}/v1/chat/completions", self._complete)
+        app.router.add_post("/w/{worker}/v1/chat/completions", self._counted)
         return app
 
     async def _health(self, _request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", "workers": list(self._speaker.workers)})
+        return web.json_response({"status": "ok", "workers": list(self._speaker.workers), "calls": self._calls})
 
     async def _models(self, request: web.Request) -> web.Response:
         try:
@@ -141,6 +143,18 @@ class WorkerServer:
             return refused.response()
         model = {"id": name, "object": "model", "created": 0, "owned_by": "simulator"}
         return web.json_response({"object": "list", "data": [model]})
+
+    async def _counted(self, request: web.Request) -> web.StreamResponse:
+        """Counts calls by how they end; a client that leaves cancels its call."""
+        self._calls["open"] += 1
+        end = "cancelled"
+        try:
+            response = await self._complete(request)
+            end = "done"
+            return response
+        finally:
+            self._calls["open"] -= 1
+            self._calls[end] += 1
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -163,7 +177,7 @@ class WorkerServer:
     def _worker(self, request: web.Request) -> str:
         name = request.match_info["worker"]
         if name not in self._speaker.workers:
-            raise Refused(404, "model_not_found", f"no worker `{name}` here; GET /healthz lists them")
+            raise Refused(404, self._unknown_code, f"no worker `{name}` here; GET /healthz lists them")
         return name
 
     async def _stream(
@@ -223,7 +237,7 @@ def _completion_id(name: str, body: Mapping[str, Any]) -> str:
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.read())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Refused(400, "invalid_json", "the body is not JSON") from None
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise Refused(400, "invalid_messages", "`messages` must be a list with at least one message")
@@ -260,7 +274,7 @@ def _stops(body: Mapping[str, Any]) -> list[str]:
 async def serve(app: web.Application, host: str, port: int, port_file: Path | None) -> None:
     """Serve until SIGTERM or SIGINT, then finish what is in flight (DRAIN_S at most). Port 0 takes a free one; the port
     file appears only once the socket listens, whole or not at all."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_S)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_S, handler_cancellation=True)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gzip
 import hashlib
+import io
 import json
 import re
 import sys
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -33,7 +34,7 @@ LINE_BYTES_MAX = 4 * 2**20
 QUESTIONS_MAX = 200_000
 RECORDED_BYTES_MAX = 2 * 2**30  # of compressed answers held in memory
 CONTEXT_TOKENS = 32_768
-OUTPUT_TOKENS_MAX = 4_096
+OUTPUT_TOKENS_MAX = 8_192
 _PIECE = re.compile(r"\s*\S+|\s+$")
 
 
@@ -99,7 +100,7 @@ def load(path: Path, models: Sequence[str] = ()) -> Recordings:
     return found
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
@@ -246,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    asyncio.run(serve(WorkerServer(speaker).app(), args.host, args.port, args.port_file))
+    asyncio.run(serve(WorkerServer(speaker, unknown_code="no_recording").app(), args.host, args.port, args.port_file))
     return 0
 
 
