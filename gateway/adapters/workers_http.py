@@ -48,6 +48,7 @@ def http_client(
     client = httpx.AsyncClient(
         transport=transport,
         follow_redirects=False,
+        headers={"user-agent": "baton"},
         trust_env=False,
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the rest is bounded by the call's own deadline
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -19,14 +20,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import aiohttp
+import httpx
+
 from gateway.adapters import upstream
 from gateway.adapters.workers_http import StreamTally, checked_completion, request_body
+from gateway.core.chat import FIELDS
 from gateway.core.pool import Price
 from gateway.core.usage import billed_usage, read_usage, text_bytes
-from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamTimeout
+from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports import WorkerCall, WorkerReply
 
 PRICE_MAP = "model_prices_and_context_window_backup.json"
+_REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
+_BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
+_CHOICE_FIELDS = ("index", "finish_reason", "logprobs")
+_MESSAGE_FIELDS = ("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio")
+_PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
 _MISSING = "kind litellm needs the extra; pip install 'baton[litellm]'"
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else importing it asks the web, three times
@@ -92,6 +102,9 @@ def _litellm() -> ModuleType:
         warnings.simplefilter("ignore")  # deprecations inside its own imports, none of them ours to mend
         try:
             import litellm
+
+            for lazily_built in (litellm.ModelResponse, litellm.ModelResponseStream):
+                lazily_built()  # else the first call would build their schemas, and warn
         except ImportError:
             raise ConfigError(_MISSING) from None
     litellm.suppress_debug_info = True
@@ -104,8 +117,21 @@ def _litellm() -> ModuleType:
     litellm.disable_hf_tokenizer_download = True
     for callbacks in ("callbacks", "success_callback", "failure_callback", "input_callback", "service_callback"):
         setattr(litellm, callbacks, [])
+    _keep_gemini_honest()
     module: ModuleType = litellm
     return module
+
+
+def _keep_gemini_honest() -> None:
+    """LiteLLM calls every Gemini chunk finished, which hides a cut stream: a missing reason stays missing."""
+    from litellm.llms.vertex_ai.gemini.vertex_and_google_ai_studio_gemini import VertexGeminiConfig
+
+    invent = VertexGeminiConfig._check_finish_reason
+
+    def reported(message: Any, finish_reason: str | None) -> Any:
+        return None if finish_reason is None else invent(message, finish_reason)
+
+    VertexGeminiConfig._check_finish_reason = staticmethod(reported)
 
 
 class LiteLLMWorkers:
@@ -125,12 +151,9 @@ class LiteLLMWorkers:
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """As `ports.Workers.complete`."""
-        body = request_body(call)
-        try:
-            async with asyncio.timeout(call.timeout_s):
-                response = await self._litellm.acompletion(**body, **self._options(call))
-        except Exception as error:  # boundary: LiteLLM lets anything escape; every error becomes ours
-            raise self._mapped(error, call) from error
+        body = _request_body(call)
+        until = asyncio.get_running_loop().time() + call.timeout_s
+        response = await self._timed(call, until, self._litellm.acompletion(**{**body, **self._options(call)}))
         completion = checked_completion(_plain(response))
         generated = text_bytes(choice["message"] for choice in completion["choices"])
         if generated > self._reply_bytes_max:
@@ -140,13 +163,13 @@ class LiteLLMWorkers:
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """As `ports.Workers.stream`; the last chunk always carries `usage` as it will be billed, and no choices."""
-        body = request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
+        body = _request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
         now = asyncio.get_running_loop().time
         deadline = now() + call.timeout_s
         tally = StreamTally()
         chunks: Any = None
         try:
-            chunks = await self._timed(call, deadline, self._litellm.acompletion(**body, **self._options(call)))
+            chunks = await self._timed(call, deadline, self._litellm.acompletion(**{**body, **self._options(call)}))
             until = deadline
             while (chunk := await self._timed(call, until, anext(chunks, None))) is not None:
                 until = min(deadline, now() + self._chunk_gap_s_max)
@@ -178,26 +201,30 @@ class LiteLLMWorkers:
             "drop_params": False,
             "caching": False,
             "no-log": True,
+            "_skip_mcp_handler": True,  # else LiteLLM looks at the client's tools for servers of its own to call
             "api_key": self._secrets.get(call.worker.name),
         }
         return options | ({"api_base": call.worker.url} if call.worker.url else {})
 
     def _mapped(self, error: Exception, call: WorkerCall) -> UpstreamError:
-        """LiteLLM's exceptions are OpenAI's with a status; where it guessed the status, the type says more."""
-        secret = self._secrets.get(call.worker.name)
+        """LiteLLM's exceptions are OpenAI's with a status; where it guessed the status, the cause says more."""
         if isinstance(error, UpstreamError):
             return error
+        if isinstance(original := getattr(error, "original_exception", None), Exception):
+            return self._mapped(original, call)
+        if _never_left(error):
+            return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
         if isinstance(error, TimeoutError | self._litellm.Timeout):
             return UpstreamTimeout("the worker did not answer in time")
         if isinstance(error, self._litellm.APIConnectionError):
-            return _unreachable(error)
+            return UpstreamProtocol("the worker hung up before its reply was whole, or it made no sense")
         status = getattr(error, "status_code", None)
         if not isinstance(status, int):
             return UpstreamProtocol(f"the worker's reply made no sense ({type(error).__name__})")
         response = getattr(error, "response", None)
         headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
-        message = {"message": str(getattr(error, "message", error)), "code": None}
-        return upstream.status_error(status, headers, json.dumps({"error": message}).encode(), secret)
+        body = json.dumps({"error": {"message": _vendor_message(str(getattr(error, "message", error)))}}).encode()
+        return upstream.status_error(status, headers, body, self._secrets.get(call.worker.name))
 
 
 def _refuse_made_up_end(chunk: Mapping[str, Any], chunks: Any) -> None:
@@ -207,29 +234,68 @@ def _refuse_made_up_end(chunk: Mapping[str, Any], chunks: Any) -> None:
         raise UpstreamProtocol("the worker's stream ended before its reply was whole")
 
 
-def _unreachable(error: Exception) -> UpstreamError:
-    """A connection error: it never left only if some cause in the chain says that no connection came about."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if type(cause).__name__ in (
-            "ConnectError",
-            "ConnectTimeout",
-            "ClientConnectorError",
-            "ClientConnectorDNSError",
-        ):
-            return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
-        cause = cause.__cause__ or cause.__context__
-    return UpstreamProtocol("the worker hung up before its reply was whole")
+def _never_left(error: BaseException | None) -> bool:
+    """Whether no connection came about: some cause in the chain says so, or LiteLLM quotes the one it swallowed."""
+    text = str(error)
+    while error is not None:
+        if isinstance(error, httpx.ConnectError | aiohttp.ClientConnectorError):
+            return True
+        error = error.__cause__ or error.__context__
+    return "Cannot connect to host" in text
+
+
+def _vendor_message(text: str) -> str:
+    """The vendor's own message out of `litellm.SomeError: VendorException - b'{"error": {…}}'`."""
+    start = text.find("{")
+    with suppress(ValueError, RecursionError):
+        body, _ = json.JSONDecoder(strict=False).raw_decode(text, start) if start >= 0 else ({}, 0)
+        message = (body.get("error") or {}).get("message")
+        if isinstance(message, str):
+            return message
+    return _PREFIX.sub("", text)
+
+
+def _request_body(call: WorkerCall) -> dict[str, Any]:
+    """The body to translate. LiteLLM takes settings and body as one set of names, and fetches URLs itself: only
+    known chat parameters may come from a request, and files only as `data:`. Raises UpstreamRefused."""
+    unknown = sorted(call.body.keys() - FIELDS.keys())
+    if unknown:
+        raise UpstreamRefused(f"`{unknown[0]}` cannot be sent to this worker", param=unknown[0], dispatched=False)
+    for message in call.body.get("messages") or ():
+        parts = message.get("content")
+        for part in parts if isinstance(parts, list) else ():
+            if _REMOTE.match(_link(part)):
+                raise UpstreamRefused(
+                    "this worker takes images and files as data: URLs only", param="messages", dispatched=False
+                )
+    return request_body(call)
+
+
+def _link(part: Mapping[str, Any]) -> str:
+    """What a content part points at, if anything."""
+    for name, field in (("image_url", "url"), ("file", "file_id"), ("file", "file_data")):
+        target = part.get(name)
+        value = target.get(field) if isinstance(target, Mapping) else target
+        if isinstance(value, str):
+            return value
+    return ""
 
 
 def _plain(response: Any) -> dict[str, Any]:
-    """A response or chunk of LiteLLM's as plain JSON data, without its empty fields."""
-    body: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
-    for choice in body.get("choices") or ():
-        for part in ("message", "delta"):
-            if part in choice:
-                choice[part].pop("provider_specific_fields", None)
-    return body
+    """A response or chunk of LiteLLM's as plain JSON data, without the fields that it adds to OpenAI's."""
+    whole: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
+    body = {name: whole[name] for name in _BODY_FIELDS if name in whole}
+    if body.get("object") == "chat.completion.chunk" and body.get("usage"):
+        return {**body, "choices": []}  # LiteLLM repeats an empty choice beside the usage
+    return {**body, "choices": [_plain_choice(choice) for choice in whole.get("choices") or ()]}
+
+
+def _plain_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {"finish_reason": None, **{name: choice[name] for name in _CHOICE_FIELDS if name in choice}}
+    for part in ("message", "delta"):
+        if part in choice:
+            plain[part] = {name: value for name, value in choice[part].items() if name in _MESSAGE_FIELDS}
+    return plain
 
 
 def _size(body: Mapping[str, Any]) -> int:

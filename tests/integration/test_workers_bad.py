@@ -1,0 +1,328 @@
+"""What a worker can do wrong, one server each, over real sockets: every one ends in its named error, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.adapters.workers_http import HttpWorkers
+from gateway.core.money import Usage
+from gateway.core.pool import WorkerSpec
+from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
+from gateway.service.ports import WorkerCall, WorkerReply
+
+KEY = "sk-test-0123456789abcdef"
+Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+def completion(content: str = "fine", usage: Any = None) -> bytes:
+    message = {"role": "assistant", "content": content}
+    body: dict[str, Any] = {"id": "c", "object": "chat.completion", "created": 1, "model": "m"}
+    body["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    return json.dumps(body | ({"usage": usage} if usage is not None else {})).encode()
+
+
+def event(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+def sends(*pieces: bytes, pause_s: float = 0.0) -> Behaviour:
+    """A worker that sends these bytes and hangs up."""
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+    return behave
+
+
+def replies(body: bytes, *headers: str) -> Behaviour:
+    lines = "".join(f"{line}\r\n" for line in headers).encode()
+    return sends(HEAD + lines + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+
+
+def status(code: int, body: bytes = b"{}", *headers: str) -> Behaviour:
+    lines = "".join(f"{line}\r\n" for line in headers)
+    return sends(f"HTTP/1.1 {code} X\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+
+@asynccontextmanager
+async def serving(behave: Behaviour) -> AsyncIterator[int]:
+    """A raw TCP server that reads one request's head and then behaves. Yields its port."""
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.split(b":")[1]))
+            await behave(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(client, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def a_call(port: int, timeout_s: float = 5.0) -> WorkerCall:
+    spec = WorkerSpec.model_validate(
+        {
+            "name": "w",
+            "handle": "atlas",
+            "kind": "openai",
+            "model": "m",
+            "url": f"http://127.0.0.1:{port}/v1",
+            "price": {"input_usd_per_mtok": "1", "output_usd_per_mtok": "1"},
+        }
+    )
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
+    return WorkerCall(spec, body, timeout_s, "rollout", "step")
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[HttpWorkers]:
+    workers = HttpWorkers({"w": KEY}, b"secret", reply_bytes_max=1 << 20, event_bytes_max=1 << 16, chunk_gap_s_max=0.5)
+    yield workers
+    await workers.close()
+
+
+async def whole(workers: HttpWorkers, behave: Behaviour, timeout_s: float = 5.0) -> WorkerReply:
+    async with serving(behave) as port:
+        return await workers.complete(a_call(port, timeout_s))
+
+
+async def streamed(workers: HttpWorkers, behave: Behaviour, timeout_s: float = 5.0) -> list[Any]:
+    async with serving(behave) as port:
+        return [chunk async for chunk in workers.stream(a_call(port, timeout_s))]
+
+
+async def test_refusing_the_connection(workers: HttpWorkers) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with pytest.raises(UpstreamError, match="cannot be reached") as caught:
+        await workers.complete(a_call(port))
+    assert caught.value.retryable
+    assert not caught.value.dispatched
+
+
+async def test_hanging(workers: HttpWorkers) -> None:
+    with pytest.raises(UpstreamTimeout):
+        await whole(workers, sends(b"", pause_s=30), timeout_s=0.2)
+
+
+async def test_too_many_requests_with_a_time_to_come_back(workers: HttpWorkers) -> None:
+    with pytest.raises(UpstreamRateLimited) as caught:
+        await whole(workers, status(429, b'{"error": {"message": "slow"}}', "retry-after-ms: 1500", "retry-after: 9"))
+    assert caught.value.retry_after_s == pytest.approx(1.5)
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize("code", [408, 409, 425, 500, 502, 503, 529])
+async def test_failing_for_now(workers: HttpWorkers, code: int) -> None:
+    with pytest.raises(UpstreamError) as caught:
+        await whole(workers, status(code, b"<html>oops</html>"))
+    assert caught.value.retryable
+    assert caught.value.upstream_status == code
+
+
+@pytest.mark.parametrize("code", [400, 404, 413, 422])
+async def test_refusing_the_request(workers: HttpWorkers, code: int) -> None:
+    body = json.dumps({"error": {"message": f"no, {KEY}", "param": "tools", "code": "bad_tools"}}).encode()
+    with pytest.raises(UpstreamRefused) as caught:
+        await whole(workers, status(code, body))
+    assert (caught.value.message, caught.value.param, caught.value.code) == ("no, [key]", "tools", "bad_tools")
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("code", [401, 403])
+async def test_refusing_the_key_names_no_key(workers: HttpWorkers, code: int) -> None:
+    with pytest.raises(UpstreamError, match="key was refused") as caught:
+        await whole(workers, status(code, b'{"error": {"message": "Incorrect API key provided: sk-test-01*****cdef"}}'))
+    assert "sk-test" not in caught.value.message
+    assert not caught.value.retryable
+
+
+async def test_resetting_in_the_middle_of_a_stream(workers: HttpWorkers) -> None:
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(EVENTS + event({"content": "half"}))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        raw = writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        writer.transport.abort()
+
+    with pytest.raises(UpstreamProtocol):
+        await streamed(workers, behave)
+
+
+async def test_dribbling_is_bounded_over_the_whole_call(workers: HttpWorkers) -> None:
+    slow = sends(HEAD + b"\r\n", *(bytes([byte]) for byte in completion()), pause_s=0.05)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(UpstreamTimeout):
+        await whole(workers, slow, timeout_s=0.4)
+    assert asyncio.get_running_loop().time() - began < 1.0
+
+
+async def test_falling_silent_in_the_middle_of_a_stream(workers: HttpWorkers) -> None:
+    with pytest.raises(UpstreamTimeout):
+        await streamed(workers, sends(EVENTS + event({"content": "half"}), b"", pause_s=3.0))
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"data: {not json\n\n",
+        b"data: [1, 2]\n\n",
+        b'data: {"choices": ["x"]}\n\n',
+        b'data: {"choices": {"0": 1}}\n\n',
+        b"data: " + b"x" * (1 << 17) + b"\n\n",
+        b"\n".join([b"data: " + b"x" * 1000] * 100) + b"\n\n",
+        b"<html>what stream?</html>",
+    ],
+)
+async def test_a_stream_of_nonsense(workers: HttpWorkers, stream: bytes) -> None:
+    with pytest.raises(UpstreamProtocol):
+        await streamed(workers, sends(EVENTS + stream))
+
+
+async def test_an_error_in_the_middle_of_a_stream(workers: HttpWorkers) -> None:
+    error = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
+    with pytest.raises(UpstreamError, match="engine died") as caught:
+        await streamed(workers, sends(EVENTS + event({"content": "half"}) + error))
+    assert caught.value.upstream_status == 500
+    named = b'event: error\ndata: {"message": "overloaded"}\n\n'
+    with pytest.raises(UpstreamError, match="overloaded"):
+        await streamed(workers, sends(EVENTS + named))
+
+
+async def test_no_usage_is_estimated_and_says_so(workers: HttpWorkers) -> None:
+    reply = await whole(workers, replies(completion("x" * 41)))
+    assert reply.usage.estimated
+    assert reply.usage.completion_tokens == 11  # 41 bytes ÷ 4, rounded up
+    assert reply.usage.prompt_tokens > 10
+    chunks = await streamed(workers, sends(EVENTS + event({"content": "x" * 41}) + event({}, "stop")))
+    assert chunks[-1]["usage"]["estimated"] is True
+    assert chunks[-1]["usage"]["completion_tokens"] == 11
+
+
+@pytest.mark.parametrize("lie", [{"prompt_tokens": -5, "completion_tokens": 3}, {"prompt_tokens": 1.5}, ["no"], {}])
+async def test_usage_that_is_nonsense_counts_as_none(workers: HttpWorkers, lie: Any) -> None:
+    reply = await whole(workers, replies(completion("four", lie)))
+    assert reply.usage.estimated
+    assert reply.usage.completion_tokens == 1
+
+
+async def test_usage_above_what_was_asked_is_cut(workers: HttpWorkers) -> None:
+    lie = {"prompt_tokens": 10**12, "completion_tokens": 10**12}
+    reply = await whole(workers, replies(completion("four", lie)))
+    assert reply.usage.completion_tokens == 50
+    assert reply.usage.prompt_tokens < 1000
+    assert reply.usage.estimated
+    honest = await whole(workers, replies(completion("four", {"prompt_tokens": 9, "completion_tokens": 50})))
+    assert honest.usage == Usage(9, 50)
+
+
+async def test_a_body_of_100_mib(workers: HttpWorkers) -> None:
+    announced = sends(HEAD + b"content-length: 104857600\r\n\r\n", b"x" * 65536, pause_s=5)
+    with pytest.raises(UpstreamProtocol, match="larger than") as caught:
+        await whole(workers, announced, timeout_s=2)
+    assert not caught.value.retryable
+    with pytest.raises(UpstreamProtocol, match="larger than"):
+        await whole(workers, sends(HEAD + b"\r\n", *[b"x" * (1 << 20)] * 100))
+    with pytest.raises(UpstreamProtocol, match="larger than"):
+        await streamed(workers, sends(EVENTS, *[event({"content": "x" * 1000}) * 100] * 100))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br"])
+async def test_a_gzip_bomb(workers: HttpWorkers, encoding: str) -> None:
+    bomb = gzip.compress(b"0" * (64 << 20))
+    with pytest.raises(UpstreamProtocol, match=r"larger than|encoding"):
+        await whole(workers, replies(bomb, f"content-encoding: {encoding}"))
+
+
+async def test_honest_gzip_is_read(workers: HttpWorkers) -> None:
+    reply = await whole(workers, replies(gzip.compress(completion("zipped")), "content-encoding: gzip"))
+    assert reply.body["choices"][0]["message"]["content"] == "zipped"
+    with pytest.raises(UpstreamProtocol, match=r"cut short|broken"):
+        await whole(workers, replies(gzip.compress(completion("zipped"))[:-20], "content-encoding: gzip"))
+    with pytest.raises(UpstreamProtocol, match="broken"):
+        await whole(workers, replies(b"no gzip at all", "content-encoding: gzip"))
+
+
+async def test_a_redirect_to_a_link_local_address_is_not_followed(workers: HttpWorkers) -> None:
+    with pytest.raises(UpstreamError, match="redirect") as caught:
+        await whole(workers, status(307, b"", "location: http://169.254.169.254/latest/meta-data"))
+    assert not caught.value.retryable
+
+
+async def test_bad_utf8(workers: HttpWorkers) -> None:
+    with pytest.raises(UpstreamProtocol, match="not JSON"):
+        await whole(workers, replies(completion("y").replace(b'"y"', b'"\xff\xfe"')))
+    with pytest.raises(UpstreamProtocol, match="UTF-8"):
+        await streamed(workers, sends(EVENTS + b'data: {"choices": "\xff"}\n\n'))
+
+
+async def test_an_early_end(workers: HttpWorkers) -> None:
+    with pytest.raises(UpstreamProtocol):
+        await whole(workers, sends(HEAD + b"content-length: 500\r\n\r\n" + completion()))
+    with pytest.raises(UpstreamProtocol, match="before its reply was whole"):
+        await streamed(workers, sends(EVENTS + event({"content": "half"})))
+    with pytest.raises(UpstreamProtocol):
+        await whole(workers, sends(b""))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"null", b"{}", b'{"choices": []}', b'{"choices": [{}]}', b'{"choices": 3}', b"[" * 100_000],
+)
+async def test_a_reply_that_is_no_completion(workers: HttpWorkers, body: bytes) -> None:
+    with pytest.raises(UpstreamProtocol):
+        await whole(workers, replies(body))
+
+
+async def test_a_last_event_without_its_blank_line_counts(workers: HttpWorkers) -> None:
+    chunks = await streamed(workers, sends(EVENTS + event({"content": "all"}) + event({}, "stop").rstrip()))
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]] == [None, "stop"]
+
+
+async def test_cookies_do_not_travel_from_one_call_to_the_next(workers: HttpWorkers) -> None:
+    heads: list[bytes] = []
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await replies(completion(), "set-cookie: who=first; Path=/")(reader, writer)
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        await behave(reader, writer)
+        writer.close()
+
+    async with await asyncio.start_server(client, "127.0.0.1", 0) as server:
+        call = a_call(server.sockets[0].getsockname()[1])
+        await workers.complete(call)
+        await workers.complete(call)
+    assert len(heads) == 2
+    assert b"cookie" not in heads[1].lower()
+
+
+async def test_a_body_json_cannot_carry_never_leaves(workers: HttpWorkers) -> None:
+    call = a_call(9)
+    with pytest.raises(UpstreamRefused) as caught:
+        await workers.complete(replace(call, body={**call.body, "temperature": float("nan")}))
+    assert not caught.value.dispatched

@@ -1,0 +1,47 @@
+"""The event-stream parser: any cut of the bytes gives the same events; nothing grows without bound."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.adapters.sse import SseError, SseEvent, SseParser
+
+STREAM = (
+    b': hello\r\n\r\ndata: one\n\nevent: error\ndata: two\ndata:three\n\nid: 4\nretry: 5\n\ndata: {"\xc3\xa9": 1}\r\r'
+)
+EVENTS = [SseEvent("one"), SseEvent("two\nthree", "error"), SseEvent('{"é": 1}')]
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_any_cut_gives_the_same_events(cuts: list[int]) -> None:
+    parser = SseParser(1000)
+    edges = [0, *sorted(cuts), len(STREAM)]
+    events = [event for a, b in pairwise(edges) for event in parser.feed(STREAM[a:b])]
+    assert events + parser.end() == EVENTS
+
+
+def test_the_end_completes_an_event_without_its_blank_line() -> None:
+    parser = SseParser(1000)
+    assert parser.feed(b"data: x") == []
+    assert parser.end() == [SseEvent("x")]
+    assert SseParser(1000).end() == []
+
+
+@pytest.mark.parametrize("stream", [b"x" * 200, b"data: x\n" * 20, b"data: \xff\n"])
+def test_what_is_no_event_stream_is_an_error(stream: bytes) -> None:
+    with pytest.raises(SseError):
+        SseParser(100).feed(stream)
+
+
+@given(st.binary(max_size=500))
+def test_no_bytes_make_it_fail_otherwise(stream: bytes) -> None:
+    parser = SseParser(50)
+    try:
+        parser.feed(stream)
+    except SseError:
+        return
+    assert len(parser._line) <= 50
