@@ -66,12 +66,17 @@ SELECT wanted.worker, count(*), avg(near.success), avg(near.cost_nano), avg(near
 FROM unnest(CAST(:workers AS text[])) AS wanted (worker)
 CROSS JOIN LATERAL (
   SELECT success, cost_nano, latency_ms
-  FROM (SELECT * FROM experience WHERE worker = wanted.worker ORDER BY at DESC LIMIT :recent) AS latest
+  FROM experience
+  WHERE worker = wanted.worker AND at >= coalesce(
+    (SELECT at FROM experience AS e WHERE e.worker = wanted.worker ORDER BY at DESC OFFSET :recent - 1 LIMIT 1),
+    '-infinity')
   ORDER BY (CAST(:task_type AS text) IS NOT NULL AND task_type IS DISTINCT FROM :task_type), {distance} LIMIT :k
 ) AS near
 GROUP BY wanted.worker ORDER BY wanted.worker
 """
-NEAREST = text(EXPERIENCE_NEAR.format(distance="embedding <=> CAST(CAST(:embedding AS real[]) AS vector), at DESC"))
+# The question is a sub-select so that a prepared statement turns the array into a vector once, not once a row.
+DISTANCE = "embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector)), at DESC"
+NEAREST = text(EXPERIENCE_NEAR.format(distance=DISTANCE))
 LATEST = text(EXPERIENCE_NEAR.format(distance="at DESC"))
 
 
@@ -80,7 +85,7 @@ class PostgresStore:
     `recovery_timeout_s`: statement time-out of the two queries that read the whole ledger at boot."""
 
     def __init__(
-        self, engine: AsyncEngine, *, experience_recent_max: int = 2_000, recovery_timeout_s: float = 60.0
+        self, engine: AsyncEngine, *, experience_recent_max: int = 1_000, recovery_timeout_s: float = 60.0
     ) -> None:
         self.engine = engine
         self.experience_recent_max = experience_recent_max
