@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -139,7 +139,9 @@ class Upstream(BaseModel):
     worker_connections_max: Count = Field(512, description="open connections to all workers")
     retry_attempts_max: int = Field(3, ge=1, le=10, description="attempts at one step, the first included")
     retry_backoff_s: Seconds = Field(0.25, description="first pause between attempts; doubles, with jitter")
-    retry_budget_share: float = Field(0.2, gt=0.001, le=1, description="retries as a share of calls; above it there are none")
+    retry_budget_share: float = Field(
+        0.2, gt=0.001, le=1, description="retries as a share of calls; above it there are none"
+    )
 
 
 class Money(BaseModel):
@@ -232,10 +234,10 @@ class Services:
     `conductor_url` (base URL ending in /v1) and `conductor_model` are None when the conductor is a worker of the pool.
     """
 
-    database_url: str
-    redis_url: str
+    database_url: str = field(repr=False)
+    redis_url: str = field(repr=False)
     pool_file: Path
-    pepper: bytes
+    pepper: bytes = field(repr=False)
     conductor_url: str | None = None
     conductor_model: str | None = None
 

@@ -186,7 +186,7 @@ class EmbeddedPostgres(Server):
         self._own(self.sockets)
         if self.user != "-":
             for path in (binaries, self.directory, self.sockets):
-                _let_through(path)
+                _let_through(path, quiet=self.data_dir)
         await self._leftover_gone()
         if not self.directory.exists():
             await self._initdb(binaries)
@@ -279,10 +279,12 @@ class EmbeddedRedis(Server):
 
 
 class EmbeddedProgram(Server):
-    """`python -m MODULE …` that serves HTTP, writes its port to `--port-file` once it listens, and has `/health`.
+    """`python -m MODULE …` that serves HTTP, writes its port to `--port-file` once it listens, and answers `health`.
 
     After a crash it comes back on the port it had, so that its URL stays true.
     """
+
+    health = "/health"
 
     def __init__(
         self, name: str, data_dir: Path, module: str, arguments: Sequence[str], *, ready_s: float = 60
@@ -295,8 +297,8 @@ class EmbeddedProgram(Server):
 
     @property
     def url(self) -> str:
-        """Its OpenAI base URL."""
-        return f"http://127.0.0.1:{self.port}/v1"
+        """`http://127.0.0.1:PORT`, once started."""
+        return f"http://127.0.0.1:{self.port}"
 
     async def command(self) -> list[str]:
         """The same interpreter, so the same installed packages."""
@@ -306,12 +308,12 @@ class EmbeddedProgram(Server):
         return [sys.executable, *self.arguments, *listen]
 
     async def probe(self) -> bool:
-        """Whether GET /health is 200."""
+        """Whether it answers 200 at `health`."""
         try:
             self.port = int(self.port_file.read_text())
             async with asyncio.timeout(2.0):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                writer.write(f"GET {self.health} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
                 answer = await reader.readline()
                 writer.close()
         except (OSError, ValueError):
@@ -350,13 +352,15 @@ def _redis_binary() -> Path:
     return found
 
 
-def _let_through(path: Path) -> None:
-    """Let other users pass (not read) the directories above, as far as they don't yet. Only ever needed by root."""
+def _let_through(path: Path, quiet: Path) -> None:
+    """Let other users pass (not read) the directories above, as far as they don't yet. Only ever needed by root.
+    Said aloud where the directory is not one of our own, under `quiet`."""
     for parent in path.resolve().parents:
         mode = parent.stat().st_mode if parent.exists() else 0o777
         if not mode & 0o001:
             parent.chmod(mode | 0o001)
-            log.warning("PostgreSQL must not run as root; %s now lets other users pass through (not read)", parent)
+            if not parent.is_relative_to(quiet):
+                log.warning("PostgreSQL must not run as root; %s now lets other users pass through (not read)", parent)
 
 
 def _postmaster(directory: Path) -> list[str]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from gateway.cli import check, keys, replay, serve
-from gateway.errors import BatonError, ConfigError
+from gateway.errors import BadRequest, BatonError
 
 COMMANDS = {"serve": serve, "check": check, "keys": keys, "replay-workers": replay}
 
@@ -33,6 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except BatonError as error:
         print(error.message, file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, BadRequest) else 1
     except KeyboardInterrupt:
         return 130

@@ -43,8 +43,9 @@ def conductor_directory(settings: Settings) -> Path:
         if not isinstance(json.loads(manifest.read_text(encoding="utf-8")), dict):
             raise ValueError("it is not an object")
     except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
         fix = "BATON_CONDUCTOR must be embedded, a policy directory, worker:NAME or http://host:port/v1#model"
-        raise ConfigError(f"{manifest}:1: {error}; {fix}") from None
+        raise ConfigError(f"{manifest}:1: {what}; {fix}") from None
     return directory.resolve()
 
 
@@ -127,6 +128,7 @@ class Stack:
         if self.settings.pool:
             return self.settings.pool.resolve(), str(self.settings.pool)
         arena = EmbeddedProgram("arena", self.data.path, "policy.arena", ["serve", "--seed", str(ARENA_SEED)])
+        arena.health = "/healthz"
         await self._run(arena)
         path = self.data.path / "arena-pool.yaml"
         path.write_bytes(await _output("policy.arena", "pool", "--base-url", arena.url))
@@ -142,7 +144,7 @@ class Stack:
         directory = conductor_directory(settings)
         server = EmbeddedProgram("conductor", self.data.path, "policy.serve", ["--model", str(directory)])
         await self._run(server)
-        return (server.url, "conductor"), f"{directory.name}, {server.url}"
+        return (f"{server.url}/v1", "conductor"), f"{directory.name}, {server.url}"
 
 
 async def _output(module: str, *arguments: str) -> bytes:

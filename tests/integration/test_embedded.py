@@ -140,15 +140,14 @@ async def test_a_former_server_still_running_is_waited_out(tmp_path: Path) -> No
 
 
 async def test_a_crashed_program_comes_back_where_it_was(tiny: EmbeddedProgram) -> None:
-    url = tiny.url.removesuffix("/v1")
     before = tiny.pid
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.HTTPError):
-            await client.get(f"{url}/die")
+            await client.get(f"{tiny.url}/die")
         await _until(lambda: tiny.restarts == 1 and tiny.pid not in (None, before))
         transport = httpx.AsyncHTTPTransport(retries=10)
         async with httpx.AsyncClient(transport=transport) as patient:
-            assert (await patient.get(f"{url}/health")).status_code == 200
+            assert (await patient.get(f"{tiny.url}/health")).status_code == 200
 
 
 async def test_a_program_that_keeps_failing_is_tried_with_growing_pauses(
@@ -247,12 +246,14 @@ def test_a_redis_on_the_path_is_preferred(monkeypatch: pytest.MonkeyPatch) -> No
     assert embedded._redis_binary() == Path("/usr/bin/redis-server")
 
 
-def test_directories_are_opened_for_passing_and_no_more(tmp_path: Path) -> None:
+def test_directories_are_opened_for_passing_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     (closed / "inner").mkdir()
-    embedded._let_through(closed / "inner")
+    embedded._let_through(closed / "inner", quiet=closed)
     assert stat.S_IMODE(closed.stat().st_mode) == 0o701
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o701
+    assert [f"{tmp_path} now lets" in line for line in caplog.messages] == [True]
 
 
 async def test_a_long_log_is_turned_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,176 @@
+"""The command line without servers: its names, its errors, and the block it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gateway import cli
+from gateway.cli import check, keys
+from gateway.cli.banner import banner, curl, python
+from gateway.cli.datadir import DataDir
+from gateway.errors import ConfigError, Unavailable
+
+FACTS = {
+    "base_url": "http://127.0.0.1:8080/v1",
+    "admin_url": "http://127.0.0.1:8081",
+    "data_key": "bt_data_x",
+    "admin_key": "bt_admin_y",
+}
+WORKERS = """
+workers:
+  - {name: one, handle: atlas, kind: openai, model: m, url: "http://127.0.0.1:1/v1",
+     price: {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}
+pools: {main: [one]}
+default: main
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    path = tmp_path / "pool.yaml"
+    path.write_text(WORKERS)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BATON_DATA_DIR", str(tmp_path / "data"))
+
+
+def test_the_commands_are_these() -> None:
+    assert list(cli.COMMANDS) == ["serve", "check", "keys", "replay-workers"]
+
+
+@pytest.mark.parametrize("command", [[name] for name in cli.COMMANDS] + [["keys", "create"]])
+def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: baton {' '.join(command)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ConfigError("a wrong setting"), 2), (Unavailable("a dead server"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_errors_are_a_line_and_a_status(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(options: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(check, "run", fail)
+    assert cli.main(["check"]) == status
+    assert capsys.readouterr().err == (f"{error}\n" if status != 130 else "")
+
+
+def test_check_says_what_is_right(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--pool", str(pool), "--conductor", "worker:one"]) == 0
+    out = capsys.readouterr().out
+    assert f"{pool}: 1 workers, pools main, default main" in out
+    assert "worker one of the pool" in out
+
+
+def test_check_of_a_conductor_by_url_and_of_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("secret-value")
+    for name, value in {
+        "BATON_CONDUCTOR": "http://127.0.0.1:1/v1#m",
+        "BATON_CONDUCTOR_INPUT_USD_PER_MTOK": "0",
+        "BATON_CONDUCTOR_OUTPUT_USD_PER_MTOK": "0",
+        "BATON_CONDUCTOR_API_KEY": f"file:{tmp_path / 'key'}",
+        "DATABASE_URL": "postgresql://u:secret-value@h/d",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["check"]) == 0
+    out = capsys.readouterr().out
+    assert "http://127.0.0.1:1/v1#m (not called)" in out
+    assert "secret-value" not in out
+
+
+def test_check_reads_a_policys_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"name": "conductor", "version": "7"}))
+    assert cli.main(["check", "--conductor", str(tmp_path)]) == 0
+    assert "conductor@7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (["--conductor", "worker:two"], {}, "BATON_CONDUCTOR=worker:two: no such worker; known: one"),
+        (["--conductor", "nowhere"], {}, "nowhere/manifest.json:1: No such file or directory; BATON_CONDUCTOR must be"),
+        ([], {"BATON_DEFAULT_POOL_NAME": "other"}, "BATON_DEFAULT_POOL_NAME=other"),
+        ([], {"BATON_PROT": "1"}, "did you mean BATON_PORT?"),
+        ([], {"BATON_PEPPER": "env:NOT_SET"}, "NOT_SET"),
+        ([], {"DATABASE_URL": "mysql://h"}, "postgresql://"),
+    ],
+)
+def test_check_names_the_place_and_the_fix(
+    arguments: list[str],
+    environment: dict[str, str],
+    said: str,
+    pool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["check", "--pool", str(pool), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_check_names_the_line_of_a_pool_file(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool.write_text(WORKERS.replace("[one]", "[two]"))
+    assert cli.main(["check", "--pool", str(pool)]) == 2
+    assert capsys.readouterr().err.startswith(f"{pool}:5: ")
+
+
+def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "manifest.json").write_text("[]")
+    assert cli.main(["check", "--conductor", str(tmp_path)]) == 2
+    assert "it is not an object" in capsys.readouterr().err
+
+
+def test_keys_without_a_gateway_say_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["keys", "list"]) == 2
+    assert "start it (`make serve`), or set DATABASE_URL" in capsys.readouterr().err
+
+
+def test_caps_must_be_an_object() -> None:
+    assert keys._object('{"rounds_max": 1}') == {"rounds_max": 1}
+    for text in ("[]", "{"):
+        with pytest.raises(argparse.ArgumentTypeError, match="not a JSON object"):
+            keys._object(text)
+
+
+def test_replay_needs_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay-workers", str(tmp_path / "absent")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_the_admin_key_is_shown_once() -> None:
+    first = banner(FACTS, Path("/data"), new=True, took_s=1.25)
+    again = banner(FACTS, Path("/data"), new=False, took_s=1.25)
+    assert "bt_admin_y   (shown once)" in first
+    assert "bt_admin_y" not in again
+    assert "made at the first start; see /data/serve.json" in again
+    assert all(FACTS[name] in again for name in ("base_url", "admin_url", "data_key"))
+
+
+def test_the_snippets_are_well_formed() -> None:
+    words = shlex.split(curl(FACTS))
+    assert words[:3] == ["curl", "-s", "http://127.0.0.1:8080/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "baton"
+    compile(python(FACTS), "snippet", "exec")
+
+
+def test_serve_says_when_another_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with DataDir(tmp_path / "data").locked():
+        assert cli.main(["serve"]) == 3
+    assert "already running on" in capsys.readouterr().err
