@@ -97,13 +97,13 @@ FAMILIES = (
             Part("arithmetic", "number", lambda v, price: str(int(v["n2"]) - int(v["n1"]) * int(price))),
         ),
         phrasings(
-            "Prices in coins: {rows}. {who} buys {n1} units of {thing} and pays with {n2} coins. How many coins come "
+            "Prices in coins: {rows}. {who} buys {n1} bags of {thing} and pays with {n2} coins. How many coins come "
             "back?",
-            "With the price sheet {rows}, how much change does {who} get for {n1} units of {thing} when handing over "
+            "With the price sheet {rows}, how much change does {who} get for {n1} bags of {thing} when handing over "
             "{n2} coins?",
         ),
         phrasings(
-            "{who} hands {n2} coins to the clerk for {n1} units of {thing}. The board says {rows}. Tell me the change.",
+            "{who} hands {n2} coins to the clerk for {n1} bags of {thing}. The board says {rows}. Tell me the change.",
         ),
     ),
     Family(

@@ -144,7 +144,7 @@ FAMILIES = (
         _stock,
         (Part("format", "record", stock_record),),
         phrasings(
-            "Write one stock line in the style NAME | 0000 | 0.00 for {n1} units of {thing} at {n2} cents each.",
+            "Write one stock line in the style NAME | 0000 | 0.00 for {n1} bags of {thing} at {n2} cents each.",
             "Fill the label NAME | 0000 | 0.00: the good is {thing}, there are {n1} of them, and one costs {n2} cents.",
         ),
         phrasings(

@@ -237,7 +237,7 @@ FAMILIES = (
         phrasings(
             'Take the word "{word}", turn its letters around so that the last comes first, and write it in capitals.',
             'Spell "{word}" from its end to its start, using capital letters only, with no blanks between them.',
-            'Please write the word "{word}" backwards in capital letters. Give just the new word.',
+            'Please write the word "{word}" backwards in capital letters. Give me just the new word.',
         ),
         phrasings(
             'If you look at the sign "{word}" in a mirror, the letters come in the opposite order. Print that in '
