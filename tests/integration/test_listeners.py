@@ -1,0 +1,136 @@
+"""The listeners over real sockets: ports, bounds on a request's head, and draining."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from gateway.cli.listeners import BoundedProtocol, Listener, bind, url
+from gateway.errors import ConfigError
+
+HEAD_BYTES_MAX = 4096
+
+
+async def _answer(request: Request) -> PlainTextResponse:
+    body = await request.body()
+    await asyncio.sleep(float(request.query_params.get("s", "0")))
+    return PlainTextResponse(str(len(body)))
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[Listener]:
+    app = Starlette(routes=[Route("/", _answer, methods=["GET", "POST"])])
+    made = Listener(app, bind("127.0.0.1", 0, strict=True), drain_s=1, head_bytes_max=HEAD_BYTES_MAX)
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def _raw(listener: Listener, *chunks: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(*listener.sock.getsockname())
+    try:
+        for chunk in chunks:
+            writer.write(chunk)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        return await asyncio.wait_for(reader.read(), 5)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_a_taken_port_moves_on_unless_strict() -> None:
+    first = bind("127.0.0.1", 0, strict=True)
+    port = first.getsockname()[1]
+    second = bind("127.0.0.1", port, strict=False)
+    assert second.getsockname()[1] != port
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is taken; free it"):
+        bind("127.0.0.1", port, strict=True)
+    first.close()
+    second.close()
+
+
+async def test_a_host_that_is_not_ours_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        bind("192.0.2.1", 0, strict=False)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")])  # noqa: S104
+async def test_the_url_is_one_that_works_here(host: str, shown: str) -> None:
+    with bind(host, 0, strict=True) as sock:
+        assert url(sock) == f"http://{shown}:{sock.getsockname()[1]}"
+
+
+async def test_a_request_is_answered_and_the_head_of_the_next_is_counted_anew(listener: Listener) -> None:
+    headers = {"x-long": "y" * (HEAD_BYTES_MAX // 2)}
+    async with httpx.AsyncClient(base_url=url(listener.sock), headers=headers) as client:
+        for _ in range(5):
+            assert (await client.post("/", content=b"z" * 100_000)).text == "100000"
+
+
+async def test_a_head_too_large_is_431(listener: Listener) -> None:
+    flood = [b"GET / HTTP/1.1\r\nhost: x\r\n", *(b"a: " + b"b" * 1000 + b"\r\n" for _ in range(6))]
+    assert (await _raw(listener, *flood)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_one_endless_header_is_431(listener: Listener) -> None:
+    flood = [b"GET / HTTP/1.1\r\nhost: x\r\na: ", *(b"b" * 1000 for _ in range(6))]
+    assert (await _raw(listener, *flood)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_body_in_many_pieces_is_no_head(listener: Listener) -> None:
+    head = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 20000\r\n"
+    answer = await _raw(listener, head, b"\r\n", *(b"z" * 2000 for _ in range(10)))
+    assert answer.endswith(b"20000")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT"])
+async def test_a_head_that_never_comes_is_cut(listener: Listener, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedProtocol, "head_s", 0.1)
+    assert await _raw(listener, sent) == b""
+
+
+async def test_closing_lets_an_open_request_finish_and_accepts_no_new_one(listener: Listener) -> None:
+    address = url(listener.sock)
+    async with httpx.AsyncClient(base_url=address) as client:
+        open_request = asyncio.create_task(client.get("/", params={"s": "0.4"}))
+        await asyncio.sleep(0.1)
+        closing = asyncio.create_task(listener.close())
+        await asyncio.sleep(0.1)
+        async with httpx.AsyncClient(base_url=address) as late:
+            with pytest.raises(httpx.ConnectError):
+                await late.get("/")
+        assert (await open_request).text == "0"
+        await closing
+
+
+async def test_a_request_longer_than_the_drain_time_is_cut(listener: Listener) -> None:
+    async with httpx.AsyncClient(base_url=url(listener.sock)) as client:
+        slow = asyncio.create_task(client.get("/", params={"s": "30"}))
+        await asyncio.sleep(0.1)
+        began_s = asyncio.get_running_loop().time()
+        await listener.close()
+        assert asyncio.get_running_loop().time() - began_s < 5
+        with pytest.raises(httpx.HTTPError):
+            (await slow).raise_for_status()
+
+
+async def test_a_server_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: Listener, sockets: list[socket.socket] | None = None) -> None:
+        raise OSError("no more files")
+
+    monkeypatch.setattr(uvicorn.Server, "startup", fail)
+    made = Listener(Starlette(), bind("127.0.0.1", 0, strict=True), drain_s=1, head_bytes_max=HEAD_BYTES_MAX)
+    with pytest.raises(OSError, match="no more files"):
+        await made.open()
+    made.sock.close()
