@@ -131,7 +131,7 @@ class Stack:
         arena.health = "/healthz"
         await self._run(arena)
         path = self.data.path / "arena-pool.yaml"
-        path.write_bytes(await _output("policy.arena", "pool", "--base-url", arena.url))
+        path.write_bytes(await output_of("policy.arena", "pool", "--base-url", arena.url))
         return path, f"simulated (the arena), {arena.url}"
 
     async def _conductor(self) -> tuple[tuple[str | None, str | None], str]:
@@ -147,7 +147,7 @@ class Stack:
         return (f"{server.url}/v1", "conductor"), f"{directory.name}, {server.url}"
 
 
-async def _output(module: str, *arguments: str) -> bytes:
+async def output_of(module: str, *arguments: str) -> bytes:
     """What `python -m MODULE …` prints. Raises Unavailable with its last words."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
