@@ -1,0 +1,197 @@
+"""What may not reach the log: secrets never do, personal data and text according to the key's log mode. Pure.
+
+    full      everything but secrets
+    redacted  and no e-mail address, phone number, payment card or IBAN
+    metadata  no text at all: tokens, costs, timings, workers and the shape of the plan stay
+
+Token ids spell out the text they encode, so a rollout in which anything was taken out keeps none. Every pattern is
+bounded and is tried only where its needle (a plain substring) occurs, so that long texts stay cheap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SECRET = "[secret]"  # noqa: S105 - the mark that stands for one
+DEPTH_MAX = 64
+SECRET_CHARS_MIN = 8
+_L, _R = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
+_QUERY = r"(?:api[_-]?key|key|token|access_token|auth|secret|password|sig|signature)"
+_PEM = r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"
+
+# (needles, pattern, replacement): the pattern runs when the text holds one of the needles.
+_SECRETS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
+    (needles, re.compile(pattern), replacement)
+    for needles, pattern, replacement in (
+        (("sk-", "sk_"), _L + r"sk[-_](?=[\w-]{0,80}?\d)[\w-]{16,400}", SECRET),
+        (("AIza",), _L + r"AIza[\w-]{30,80}", SECRET),
+        (("bt_",), _L + r"bt_(?:data|admin)_[0-9A-Za-z]{8,64}(?:_[0-9A-Za-z]{8,128})?", SECRET),
+        (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), _L + r"gh[pousr]_[A-Za-z0-9]{20,255}", SECRET),
+        (("github_pat_",), _L + r"github_pat_\w{20,255}", SECRET),
+        (("glpat-", "xai-", "pplx-"), _L + r"(?:glpat|xai|pplx)-[\w-]{16,255}", SECRET),
+        (("hf_", "gsk_", "r8_"), _L + r"(?:hf|gsk|r8)_[A-Za-z0-9]{24,255}", SECRET),
+        (("AKIA", "ASIA"), _L + r"(?:AKIA|ASIA)[0-9A-Z]{16}" + _R, SECRET),
+        (("xox",), _L + r"xox[abeoprs]-[A-Za-z0-9-]{10,255}", SECRET),
+        (("eyJ",), _L + r"eyJ[\w-]{8,8192}\.[\w-]{8,8192}\.[\w-]{8,8192}", SECRET),
+        (("earer ", "EARER "), r"(?i)\b(bearer[ \t]{1,8})[\w.~+/=-]{16,8192}", rf"\1{SECRET}"),
+        (("://",), r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@:]{0,256}:[^\s/@]{1,256}@", rf"\1{SECRET}@"),
+        (("=",), rf"(?i)([?&]{_QUERY}=)[^&\s#\"'<>]{{6,2048}}", rf"\1{SECRET}"),
+        (
+            ("PRIVATE KEY-----",),
+            rf"{_PEM}(?:(?:(?!-----)[\s\S]){{0,20000}}-----END [A-Z ]{{0,40}}PRIVATE KEY-----"
+            r"|[\sA-Za-z0-9+/=\\]{0,20000})",
+            SECRET,
+        ),
+    )
+)
+_SECRET_NAMES = re.compile(r"(?i)(?:proxy-)?authorization|(?:x-)?api[-_]?key|password|passwd|client_secret|private_key")
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])")
+_DIGITS = re.compile(r"(?<![\w.+-])(?:\d[ -]?){12,18}\d(?![\w-])")
+_IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])")
+_PHONE = re.compile(
+    r"(?<![\w.+(-])(?:"
+    r"\+\d{1,3}(?:[ ./-]?\(?\d{1,5}\)?){2,6}"  # +49 170 1234567
+    r"|\(\d{2,5}\)[ -]?\d{3,4}[ -]?\d{3,5}"  # (555) 123-4567
+    r"|\d{3}[-. ]\d{3}[-. ]\d{4}"  # 555-123-4567
+    r"|(?<!\d )0[1-9]\d{0,3}[ /-]\d{3,8}(?:[ -]\d{2,5}){0,2}"  # 030 1234567
+    r")(?![\w-])"
+)
+ROLLOUT_TEXT = ("request", "reply", "error", "tags", "end_user")
+ROUND_TEXT = ("messages", "plan_text", "plan", "refusal")
+STEP_TEXT = ("task", "messages", "reply", "tool_calls", "error")
+TOKEN_FIELDS = ("prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask")
+_NO_TEXT_ROUND: dict[str, Any] = {"messages": [], "plan_text": None}
+_NO_TEXT_STEP: dict[str, Any] = {"task": None, "messages": [], "reply": None, "tool_calls": None}
+
+
+class Redactor:
+    """`secrets`: values to remove wherever they occur, such as the pool's provider keys (8 characters or more)."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        known = sorted({value for value in secrets if len(value) >= SECRET_CHARS_MIN}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def scrub(self, value: Any) -> Any:
+        """A copy of JSON-able data without secrets, keys of mappings included; nothing nests deeper than 64."""
+        return self._walk(value, False, 0)
+
+    def scrub_text(self, text: str, *, personal: bool = False) -> str:
+        """`text` without secrets, and where `personal` without personal data either."""
+        if self._known is not None:
+            text = self._known.sub(SECRET, text)
+        for needles, pattern, replacement in _SECRETS:
+            if any(needle in text for needle in needles):
+                text = pattern.sub(replacement, text)
+        return _without_personal(text) if personal else text
+
+    def apply_mode(self, payload: Mapping[str, Any], mode: str) -> dict[str, Any]:
+        """A rollout's payload as `mode` lets it be logged. An unknown mode counts as `metadata`."""
+        if mode not in ("full", "redacted"):
+            return self.scrub(_without_text(payload))  # type: ignore[no-any-return]
+        personal = mode == "redacted"
+        rounds = [self._part(one, ROUND_TEXT, personal) for one in payload["rounds"]]
+        steps = [self._part(one, STEP_TEXT, personal) for one in payload["steps"]]
+        rest = {name: value for name, value in payload.items() if name not in ("rounds", "steps")}
+        kept = self._part(rest, ROLLOUT_TEXT, personal)
+        parts = ((payload["rounds"], rounds, ROUND_TEXT), (payload["steps"], steps, STEP_TEXT))
+        changed = any(kept[name] != rest[name] for name in ROLLOUT_TEXT if name in rest) or any(
+            new[name] != old[name]
+            for before, after, names in parts
+            for old, new in zip(before, after, strict=True)
+            for name in names
+            if name in old
+        )
+        if changed:
+            rounds = [one | {name: [] for name in TOKEN_FIELDS} for one in rounds]
+        return kept | {"rounds": rounds, "steps": steps}
+
+    def _part(self, record: Mapping[str, Any], text_fields: tuple[str, ...], personal: bool) -> dict[str, Any]:
+        return {
+            name: value if name in TOKEN_FIELDS else self._walk(value, personal and name in text_fields, 1)
+            for name, value in record.items()
+        }
+
+    def _walk(self, value: Any, personal: bool, depth: int) -> Any:
+        if isinstance(value, str):
+            return self.scrub_text(value, personal=personal)
+        if not isinstance(value, Mapping | list | tuple):
+            return value
+        if depth > DEPTH_MAX:
+            return "[too deep]"
+        if isinstance(value, Mapping):
+            return {
+                self._walk(key, personal, depth): SECRET
+                if isinstance(item, str) and _SECRET_NAMES.fullmatch(str(key))
+                else self._walk(item, personal, depth + 1)
+                for key, item in value.items()
+            }
+        return [self._walk(item, personal, depth + 1) for item in value]
+
+
+_PLAIN = Redactor()
+
+
+def scrub(value: Any) -> Any:
+    """`Redactor.scrub` with the known patterns only."""
+    return _PLAIN.scrub(value)
+
+
+def apply_mode(payload: Mapping[str, Any], mode: str, redactor: Redactor = _PLAIN) -> dict[str, Any]:
+    """A rollout's payload as the key's log mode lets it be logged, without secrets in any mode."""
+    return redactor.apply_mode(payload, mode)
+
+
+def _without_text(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, names of things and the shape of the plan."""
+    no_tokens: dict[str, Any] = {name: [] for name in TOKEN_FIELDS}
+    rounds = [{**one, **_NO_TEXT_ROUND, **no_tokens, "plan": _shape(one.get("plan"))} for one in payload["rounds"]]
+    steps = [{**one, **_NO_TEXT_STEP} for one in payload["steps"]]
+    error = payload.get("error")
+    gone = {
+        "request": _numbers(payload.get("request")),
+        "reply": None,
+        "error": {name: error.get(name) for name in ("type", "code")} if isinstance(error, Mapping) else None,
+        "tags": {},
+    }
+    return {**payload, **gone, "rounds": rounds, "steps": steps}
+
+
+def _numbers(request: Any) -> dict[str, Any]:
+    """The parameters of a request that hold no text: numbers and switches, and the model asked for."""
+    if not isinstance(request, Mapping):
+        return {}
+    return {k: v for k, v in request.items() if k == "model" or isinstance(v, int | float | bool) or v is None}
+
+
+def _shape(plan: Any) -> Any:
+    """A plan without its task texts."""
+    if not isinstance(plan, Mapping) or not isinstance(plan.get("steps"), list):
+        return None
+    return {"steps": [{"worker": s.get("worker"), "task": None, "see": s.get("see")} for s in plan["steps"]]}
+
+
+def _without_personal(text: str) -> str:
+    if "@" in text:
+        text = _EMAIL.sub("[email]", text)
+    text = _IBAN.sub(lambda match: "[iban]" if _mod97(match[0]) else match[0], text)
+    text = _DIGITS.sub(lambda match: "[card]" if luhn(match[0]) else match[0], text)
+    return _PHONE.sub(lambda match: "[phone]" if _is_phone(match[0]) else match[0], text)
+
+
+def luhn(text: str) -> bool:
+    """Whether the digits in `text` are a payment card's by number and check digit (ISO/IEC 7812-1, annex B)."""
+    digits = [int(char) for char in text if char.isdigit()]
+    doubled = sum(sum(divmod(2 * digit, 10)) for digit in digits[-2::-2])
+    return 13 <= len(digits) <= 19 and any(digits) and (sum(digits[-1::-2]) + doubled) % 10 == 0
+
+
+def _mod97(text: str) -> bool:
+    """Whether an IBAN's check digits are right (ISO 13616)."""
+    plain = text.replace(" ", "")
+    return 15 <= len(plain) <= 34 and int("".join(str(int(char, 36)) for char in plain[4:] + plain[:4])) % 97 == 1
+
+
+def _is_phone(text: str) -> bool:
+    return 8 <= sum(char.isdigit() for char in text) <= 15
