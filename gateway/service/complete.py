@@ -43,6 +43,8 @@ from gateway.service.running import Running, overhead_ms
 from gateway.service.steps import OUTPUT_TOKENS_MIN, price_of
 
 LEASE_SLACK_S = 30.0
+PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
+WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
 MODEL_KINDS = ("openai", "litellm")
 
 
@@ -197,15 +199,16 @@ class Completer:
         workers = [spec for spec in choice.workers if (spec.kind in MODEL_KINDS if planned else spec.name == named)]
         if not workers:
             raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
-        calls = caps.calls if planned else policies.attempts_max
         planning = 0
         if choice.planner.name in ("conductor", "auto"):
-            planning = policies.rounds * worst_case_nano(
-                policies.planning_price, 4 * input_bound, policies.planning_tokens_max
-            )
+            prompt_bound = 3 * input_bound + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
+            planning = worst_case_nano(policies.planning_price, prompt_bound, policies.planning_tokens_max)
+        loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
+        calls = caps.calls if planned else policies.attempts_max
         dearest = max(_call_nano(spec, input_bound, spec.output_tokens_max * chat.choices) for spec in workers)
         cheapest = min(_call_nano(spec, input_bound, OUTPUT_TOKENS_MIN * chat.choices) for spec in workers)
-        return max(1, min(caps.cost_nano, planning + calls * dearest)), max(1, planning + cheapest)
+        most = planning * loops * policies.rounds + calls * dearest
+        return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
 
     def _job(self, asked: Asked, choice: Choice, caps: Caps, running: Running) -> Job:
         record, chat = running.record, asked.chat

@@ -120,6 +120,9 @@ class Workers(Protocol):
 # ---------------------------------------------------------------- money and limits
 
 
+OPEN_LEASE_S = 600.0  # of a hold put back by a rebuild
+
+
 class Budgets(Protocol):
     """Two-phase money over all scopes atomically (`core/ledger.py` is the model). Every call but `ready` raises
     MoneyUnavailable when the store is away, or was emptied or restarted and waits for `load`."""
@@ -161,9 +164,13 @@ class Budgets(Protocol):
 
     async def balance(self, scope: str) -> Balance: ...
 
-    async def load(self, posted: Mapping[str, int]) -> None:
-        """Rebuild: set the posted nano-dollars of scopes from the ledger and open a new epoch. Where another gateway
-        has rebuilt already, join its epoch instead. Holds this process has open are put back either way."""
+    async def load(
+        self, posted: Mapping[str, int], open_holds: Sequence[Hold] = (), lease_s: float = OPEN_LEASE_S
+    ) -> None:
+        """Rebuild after the store lost its epoch: set the posted nano-dollars of scopes from the ledger and open a new
+        epoch. `open_holds` are those the ledger knows and nobody has settled; they are reserved again, under a lease of
+        `lease_s`, as are this process's own. Where an epoch is in force (nothing was lost, or another gateway has
+        rebuilt) it is joined, and `posted` is not used."""
         ...
 
     async def ready(self) -> bool: ...

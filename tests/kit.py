@@ -1,0 +1,171 @@
+"""A whole gateway over the shipped fakes: what the tests of the request path stand on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from gateway.core.caps import Caps
+from gateway.core.chat import parse_request
+from gateway.core.experience import RuleWeights
+from gateway.core.keys import Principal
+from gateway.core.pool import PoolFile, Price, WorkerSpec
+from gateway.core.rollout import RolloutRecord
+from gateway.service.attempts import Attempts, RetryBudget
+from gateway.service.catalog import Catalog
+from gateway.service.complete import Asked, Completer, Policies
+from gateway.service.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.ports import Workers
+from gateway.service.rounds import Rounds
+from gateway.service.routers import RulePlanner
+from gateway.service.running import Running
+from tests.fakes.budgets import FakeBudgets
+from tests.fakes.conductor import Script, ScriptedConductor
+from tests.fakes.journal import FakeJournal
+from tests.fakes.ratelimits import FakeRateLimits
+from tests.fakes.store import FakeStore
+from tests.fakes.workers import FakeWorkers, Scripted
+
+PRICE = Price(input_usd_per_mtok=Decimal(1), output_usd_per_mtok=Decimal(2))
+HANDLES = {"alpha": "atlas", "beta": "birch", "gamma": "grove"}
+KEY = Principal("keyAAAAAAAAA", "data", "tests", "default", ())
+
+
+class TestClock:
+    """Real time: the loop's own waits cannot be faked away."""
+
+    __test__ = False
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+
+@dataclass
+class SpyMetrics:
+    """Counts what the request path says of itself."""
+
+    records: list[RolloutRecord] = field(default_factory=list)
+    degradations: list[str] = field(default_factory=list)
+    bugs: list[Exception] = field(default_factory=list)
+
+    def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
+        self.records.append(record)
+
+    def degraded(self, what: str) -> None:
+        self.degradations.append(what)
+
+    def bug(self, error: Exception) -> None:
+        self.bugs.append(error)
+
+
+def model_worker(name: str, handle: str, **more: Any) -> WorkerSpec:
+    given = {"kind": "openai", "model": name, "url": "http://127.0.0.1:1/v1", "price": PRICE, "output_tokens_max": 64}
+    return WorkerSpec(name=name, handle=handle, **{**given, **more})
+
+
+def pool_file(*extra: WorkerSpec) -> PoolFile:
+    workers = [model_worker(name, handle) for name, handle in HANDLES.items()]
+    workers += [
+        WorkerSpec(name="vote", handle="tally", kind="tool", url="builtin:vote", price=_free()),
+        WorkerSpec(name="self", handle="echo", kind="self", price=_free()),
+        *extra,
+    ]
+    return PoolFile(workers=tuple(workers), pools={"default": tuple(worker.name for worker in workers)})
+
+
+def _free() -> Price:
+    return Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
+
+
+def plan(*steps: tuple[str, str | None, list[int] | str]) -> str:
+    """Plan text from (handle, task, see) triples."""
+    return json.dumps({"steps": [{"worker": w, "task": t, "see": s} for w, t, s in steps]}, separators=(",", ":"))
+
+
+def ask(text: str = "What is 6 times 7?", model: str = "baton", **fields: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": text}], **fields}
+
+
+class Kit:
+    """A Completer and the fakes under it. `serve` runs one request to its end."""
+
+    def __init__(
+        self,
+        script: Script = (plan(("atlas", None, [])),),
+        workers: Mapping[str, Scripted | Sequence[Scripted]] | Workers | None = None,
+        *,
+        caps: Caps | None = None,
+        rounds: int = 1,
+        gap_s: float = 0.0,
+        timeout_s: float = 5.0,
+        pools: PoolFile | None = None,
+        attempts_max: int = 2,
+    ) -> None:
+        self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
+        given: Any = workers
+        self.workers: Any = given if hasattr(given, "complete") else FakeWorkers(given)
+        self.store = FakeStore()
+        self.journal = FakeJournal(self.store.ingest)
+        self.budgets = FakeBudgets()
+        self.limits = FakeRateLimits()
+        self.metrics = SpyMetrics()
+        clock = TestClock()
+        attempts = Attempts(
+            self.workers, RetryBudget(start_retries=100), clock, attempts_max=attempts_max, wait_initial_s=0.001
+        )
+        rule = RulePlanner(RuleWeights())
+        learned = ConductorPlanner(self.conductor, ConductorSettings("full", PRICE, timeout_s))
+        planners = {"baton": (learned, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
+        self.catalog = Catalog(pools or pool_file(), planners)  # type: ignore[arg-type]
+        self.completer = Completer(
+            catalog=self.catalog,
+            rounds=Rounds(attempts, self.journal, clock),
+            budgets=self.budgets,
+            limits=self.limits,
+            journal=self.journal,
+            store=self.store,
+            clock=clock,
+            metrics=self.metrics,
+            policies=Policies(
+                caps=caps or Caps(wall_s=10.0),
+                planning_price=PRICE,
+                planning_tokens_max=256,
+                rounds=rounds,
+                attempts_max=attempts_max,
+                explore_share=0.0,
+                experience_k=20,
+                experience_timeout_s=0.5,
+            ),
+        )
+
+    async def start(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:
+        await self.budgets.load({}) if self.budgets.epoch_lost else None
+        chat = parse_request(body or ask(), messages_max=100)
+        return await self.completer.start(Asked(who, chat, **asked))
+
+    async def serve(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:
+        """Start a request, read its stream if it has one, and wait for its end."""
+        running = await self.start(body, who, **asked)
+        async for _ in running.chunks():
+            pass
+        await running.finished.wait()
+        return running
+
+    async def text(self, running: Running) -> str:
+        body = await running.result()
+        return str(body["choices"][0]["message"]["content"])
+
+    async def open_nano(self, scope: str = f"key:{KEY.public_id}") -> int:
+        """Nano-dollars still held: 0 after every request, however it ended."""
+        return (await self.budgets.balance(scope)).held_nano
+
+    async def posted_nano(self, scope: str = f"key:{KEY.public_id}") -> int:
+        return (await self.budgets.balance(scope)).posted_nano

@@ -1,0 +1,369 @@
+"""The loop over the shipped fakes: graphs, see gating, early start, child loops, caps, fallback, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.caps import Caps
+from gateway.core.money import Usage
+from gateway.errors import (
+    BudgetExceeded,
+    CapReached,
+    ConductorError,
+    DeadlineExceeded,
+    NotFound,
+    RateLimited,
+    SpoolFull,
+    UpstreamError,
+    UpstreamProtocol,
+    UpstreamRefused,
+)
+from gateway.service.ports import WorkerCall
+from tests.fakes.workers import Says
+from tests.kit import KEY, Kit, ask, plan
+
+CANARIES = {"alpha": "canary-one", "beta": "canary-two", "gamma": "canary-three"}
+
+
+async def test_one_step_answers_and_leaves_no_hold_open() -> None:
+    kit = Kit(workers={"alpha": Says("42", usage=Usage(100, 50))})
+    running = await kit.serve()
+    assert await kit.text(running) == "42"
+    record = running.record
+    assert (record.status, record.policy_used, record.policy_version) == ("done", "conductor", "conductor@1")
+    assert record.steps[0].cost_nano == 100 * 1000 + 50 * 2000  # $1 and $2 a million
+    assert await kit.posted_nano() == record.cost_nano > record.steps[0].cost_nano  # planning is paid for too
+    assert await kit.open_nano() == 0
+
+
+async def test_two_steps_overlap_and_the_third_sees_both() -> None:
+    script = plan(("atlas", None, []), ("birch", None, []), ("grove", "Choose the better one.", [0, 1]))
+    slow = {name: Says(text, delay_s=0.1) for name, text in CANARIES.items()}
+    kit = Kit((script,), slow)
+    running = await kit.serve()
+    first, second, third = running.record.steps
+    assert first.started_us < second.finished_us
+    assert second.started_us < first.finished_us
+    assert third.started_us >= max(first.finished_us, second.finished_us)
+    seen = json.dumps(third.messages)
+    assert "canary-one" in seen
+    assert "canary-two" in seen
+    assert await kit.text(running) == "canary-three"
+
+
+@pytest.mark.parametrize(("see", "visible"), [([], set()), ([0], {"one"}), ([1], {"two"}), ("all", {"one", "two"})])
+async def test_a_step_sees_exactly_what_its_plan_says(see: list[int] | str, visible: set[str]) -> None:
+    script = plan(("atlas", "first", []), ("birch", "second", []), ("grove", "third", see))
+    kit = Kit((script,), {name: Says(text) for name, text in CANARIES.items()})
+    running = await kit.serve()
+    sent = json.dumps(kit.workers.calls[-1].body)
+    assert {name for name in ("one", "two") if f"canary-{name}" in sent} == visible
+    assert {handle for handle, _, _ in kit.workers.calls[-1].saw} == {
+        {"one": "atlas", "two": "birch"}[v] for v in visible
+    }
+    assert running.record.steps[2].see == ([0, 1] if see == "all" else see)
+
+
+async def test_a_step_starts_while_the_plan_is_still_being_written() -> None:
+    script = plan(("atlas", None, []), ("birch", "x" * 200, []))
+    kit = Kit((script,), gap_s=0.005)
+    running = await kit.serve()
+    planned, first = running.record.rounds[0], running.record.steps[0]
+    assert first.finished_us < planned.finished_us
+
+
+async def test_only_the_last_step_gets_the_clients_parameters() -> None:
+    kit = Kit((plan(("atlas", None, []), ("birch", None, [0])),))
+    await kit.serve(ask(seed=7, tools=[{"type": "function"}], max_completion_tokens=9))
+    first, last = (dict(call.body) for call in kit.workers.calls)
+    assert "seed" not in first
+    assert "tools" not in first
+    assert (last["seed"], last["max_completion_tokens"]) == (7, 9)
+
+
+async def test_the_last_steps_stream_is_the_reply() -> None:
+    kit = Kit((plan(("atlas", None, []), ("birch", None, [0])),), {"beta": Says("one two three", piece_delay_s=0.01)})
+    running = await kit.start(ask(stream=True))
+    words = [choice["delta"].get("content") async for choices in running.chunks() for choice in choices]
+    assert "".join(filter(None, words)) == "one two three"
+    assert running.record.steps[1].first_byte_us is not None
+    assert await kit.text(running) == "one two three"
+
+
+async def test_a_child_loop_runs_one_level_deeper_on_the_same_money() -> None:
+    parent = plan(("echo", "Work out the first half.", []), ("atlas", None, [0]))
+    child = plan(("birch", None, []))
+    kit = Kit((parent, child), {"beta": Says("half")})
+    running = await kit.serve()
+    step = running.record.steps[0]
+    assert step.child_rollout_id is not None
+    child_log = next(e.payload for e in kit.journal.of_kind("rollout") if e.payload["id"] == step.child_rollout_id)
+    assert (child_log["depth"], child_log["parent_id"], child_log["status"]) == (1, running.record.id, "done")
+    assert "half" in json.dumps(running.record.steps[1].messages)
+    assert running.record.cost_nano == await kit.posted_nano()
+
+
+async def test_the_depth_cap_ends_child_loops_with_a_flag() -> None:
+    kit = Kit((plan(("echo", None, [])),), caps=Caps(depth=1, wall_s=5.0))  # every loop asks for another
+    running = await kit.serve()
+    assert running.record.status == "done"
+    children = [e.payload for e in kit.journal.of_kind("rollout") if e.payload["depth"]]
+    assert [child["depth"] for child in children] == [1]
+    assert children[0]["capped"] == "depth"
+    assert children[0]["fallback"] == "conductor_depth_cap"
+    assert await kit.open_nano() == 0
+
+
+async def test_rounds_show_a_digest_and_an_empty_plan_ships() -> None:
+    kit = Kit((plan(("atlas", None, [])), '{"steps":[]}'), {"alpha": Says("Answer: 42")}, rounds=3)
+    running = await kit.serve(ask(stream=True))
+    assert await kit.text(running) == "Answer: 42"
+    assert [planned.round for planned in running.record.rounds] == [1, 2]
+    assert "0 atlas = 42" in kit.conductor.calls[1].messages[-1]["content"]
+
+
+async def test_a_later_round_may_see_earlier_steps_by_their_number() -> None:
+    kit = Kit((plan(("atlas", None, [])), plan(("birch", None, [0]))), {"alpha": Says("draft")}, rounds=2)
+    running = await kit.serve()
+    assert [(step.round, step.step, step.see) for step in running.record.steps] == [(1, 0, []), (2, 1, [0])]
+    assert "draft" in json.dumps(running.record.steps[1].messages)
+
+
+# ---------------------------------------------------------------- the conductor fails
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (ConductorError("down", "x"), "down"),
+        (ConductorError("slow", "x"), "slow"),
+        ("certainly! here is a plan", "not_json"),
+        (plan(("nobody", None, [])), "unknown_worker"),
+        (plan(("atlas", None, [0])), "forward_see"),
+        (plan(*[("atlas", None, [])] * 6), "too_many_steps"),
+        ('{"steps":[]}', "no_steps"),
+        ('{"steps":[' + " " * 70_000, "not_json"),  # cut at the plan's token bound
+    ],
+)
+async def test_whatever_the_conductor_does_a_router_answers(line: str | ConductorError, reason: str) -> None:
+    kit = Kit((line,))
+    running = await kit.serve()
+    assert running.record.status == "done"
+    assert running.record.policy_used == "rule"
+    assert running.record.fallback == f"conductor_{reason}"
+    assert await kit.open_nano() == 0
+
+
+async def test_a_conductor_that_hangs_is_cut_and_the_router_plans() -> None:
+    kit = Kit(gap_s=1.0, timeout_s=0.05)
+    running = await kit.serve()
+    assert running.record.fallback == "conductor_slow"
+    assert kit.conductor.cancelled == 1
+
+
+async def test_steps_started_early_are_cancelled_when_the_plan_turns_out_bad() -> None:
+    script = plan(("atlas", None, []), ("birch", None, []), ("nobody", None, []))
+    kit = Kit((script,), {"alpha": Says(delay_s=5)}, gap_s=0.003)
+    running = await asyncio.wait_for(kit.serve(), 3)
+    assert "alpha" in kit.workers.cancelled
+    assert running.record.steps[0].status == "cancelled"
+    assert running.record.steps[0].cost_nano > 0  # nobody can say what the worker will bill: in full
+    assert running.record.status == "done"
+    assert await kit.open_nano() == 0
+
+
+# ---------------------------------------------------------------- workers fail
+
+
+async def test_a_failed_last_step_is_answered_by_another_worker() -> None:
+    kit = Kit(workers={"alpha": UpstreamError("boom", upstream_status=500)})
+    running = await kit.serve()
+    assert running.record.status == "done"
+    assert running.record.steps[-1].worker != "alpha"
+    assert running.record.fallback == "worker_upstream_error"
+
+
+async def test_when_every_worker_fails_the_earlier_answer_is_given_and_flagged() -> None:
+    boom = UpstreamError("boom", upstream_status=500)
+    script = plan(("atlas", None, []), ("birch", None, [0]))
+    kit = Kit((script,), {"alpha": [Says("early"), boom], "beta": boom, "gamma": boom})
+    running = await kit.serve()
+    assert await kit.text(running) == "early"
+    assert running.record.capped == "worker"
+
+
+async def test_a_pass_through_reports_its_workers_error() -> None:
+    kit = Kit(workers={"alpha": UpstreamRefused("temperature is too hot", upstream_status=400, param="temperature")})
+    running = await kit.serve(ask(model="alpha"))
+    assert isinstance(running.error, UpstreamRefused)
+    assert running.error.param == "temperature"
+    assert running.record.status == "failed"
+    assert await kit.posted_nano() == await kit.open_nano() == 0
+
+
+async def test_a_stream_that_dies_midway_is_an_error_and_is_billed_for_what_came() -> None:
+    kit = Kit(workers={"alpha": Says("one two three four", dies_after=3)})
+    running = await kit.serve(ask(model="alpha", stream=True))
+    assert isinstance(running.error, UpstreamProtocol)
+    step = running.record.steps[0]
+    assert step.usage_estimated
+    assert 0 < step.cost_nano < 64 * 2000 + 1000 * 200
+    assert await kit.open_nano() == 0
+
+
+async def test_retries_draw_on_the_same_hold_and_errors_with_a_status_cost_nothing() -> None:
+    busy = UpstreamError("busy", retryable=True, upstream_status=503)
+    kit = Kit(workers={"alpha": [busy, Says("ok", usage=Usage(10, 5))]})
+    running = await kit.serve(ask(model="alpha"))
+    step = running.record.steps[0]
+    assert [attempt.error for attempt in step.attempts] == ["upstream_error", None]
+    assert running.record.cost_nano == 10 * 1000 + 5 * 2000
+    assert len(kit.journal.of_kind("dispatch")) == 2
+
+
+# ---------------------------------------------------------------- caps
+
+
+async def test_the_call_cap_ends_with_the_best_answer_so_far() -> None:
+    script = plan(("atlas", None, []), ("birch", None, [0]), ("grove", None, [1]))
+    kit = Kit((script,), {"beta": Says("second")}, caps=Caps(calls=2, wall_s=5.0))
+    running = await kit.serve()
+    assert await kit.text(running) == "second"
+    assert running.record.capped == "calls"
+
+
+async def test_the_cost_cap_lowers_what_is_asked_of_a_worker() -> None:
+    kit = Kit(workers={"alpha": Says("ok", usage=Usage(10, 5))})
+    wanted = {"cost_nano": 200_000}
+    running = await kit.serve(ask(model="alpha"), caps=wanted)
+    assert 16 <= kit.workers.calls[0].body["max_tokens"] < 64
+    assert running.record.cost_nano <= 200_000
+
+
+async def test_a_cost_cap_too_low_for_any_answer_is_refused_before_anything_is_spent() -> None:
+    kit = Kit()
+    with pytest.raises(CapReached, match="any answer could cost"):
+        await kit.serve(ask(model="alpha"), caps={"cost_nano": 1000})
+    assert kit.workers.calls == []
+
+
+async def test_the_deadline_ends_a_request_with_the_best_answer_so_far() -> None:
+    script = plan(("atlas", None, []), ("birch", None, [0]))
+    kit = Kit((script,), {"alpha": Says("first"), "beta": Says(delay_s=9)})
+    running = await asyncio.wait_for(kit.serve(caps={"wall_s": 0.2}), 3)
+    assert await kit.text(running) == "first"
+    assert running.record.capped == "wall_s"
+
+
+async def test_the_deadline_without_an_answer_is_a_504() -> None:
+    kit = Kit(workers={"alpha": Says(delay_s=9)})
+    running = await asyncio.wait_for(kit.serve(ask(model="alpha"), caps={"wall_s": 0.1}), 3)
+    assert isinstance(running.error, DeadlineExceeded)
+    assert await kit.open_nano() == 0
+
+
+async def test_parallel_steps_keep_to_their_cap() -> None:
+    script = plan(*[("atlas", None, [])] * 4, ("birch", None, "all"))
+    kit = Kit((script,), {"alpha": Says(delay_s=0.02)}, caps=Caps(parallel=2, wall_s=5.0))
+    await kit.serve()
+    assert kit.workers.in_flight_peak == 2
+
+
+async def test_the_token_cap_holds() -> None:
+    kit = Kit(caps=Caps(tokens=50, wall_s=5.0))
+    running = await kit.serve(ask(model="alpha"))
+    assert isinstance(running.error, CapReached)
+    assert running.error.cap == "tokens"
+
+
+# ---------------------------------------------------------------- the client leaves; admission
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_cancels_the_whole_tree(stream: bool) -> None:
+    script = plan(("atlas", None, []), ("birch", None, []), ("echo", None, []))
+    child = plan(("grove", None, []))
+    hang = Says(delay_s=60)
+    kit = Kit((script, child), {"alpha": hang, "beta": hang, "gamma": hang})
+    running = await kit.start(ask(stream=stream))
+    while kit.workers.in_flight < 3:
+        await asyncio.sleep(0.005)
+    running.cancel()
+    await asyncio.wait_for(running.finished.wait(), 1)
+    assert sorted(kit.workers.cancelled) == ["alpha", "beta", "gamma"]
+    assert running.record.status == "aborted"
+    assert await kit.open_nano() == 0
+    assert await kit.posted_nano() == running.record.cost_nano > 0
+    assert {e.payload["status"] for e in kit.journal.of_kind("rollout")} == {"aborted"}
+
+
+async def test_a_budget_affords_exactly_what_it_affords() -> None:
+    kit = Kit(workers={"alpha": Says("ok", usage=Usage(100, 64), delay_s=0.01)})
+    poor = replace(KEY, budget_nano=1_000_000)
+    results = await asyncio.gather(*(kit.serve(ask(model="alpha"), poor) for _ in range(20)), return_exceptions=True)
+    refused = [result for result in results if isinstance(result, BudgetExceeded)]
+    assert refused
+    assert await kit.posted_nano() <= 1_000_000
+    assert await kit.open_nano() == 0
+
+
+async def test_concurrency_is_given_back_even_when_the_hold_is_refused() -> None:
+    kit = Kit()
+    one = replace(KEY, concurrency=1, budget_nano=1)
+    for _ in range(3):
+        with pytest.raises(BudgetExceeded):
+            await kit.serve(who=one)
+
+
+async def test_rpm_is_refused_with_a_true_retry_after() -> None:
+    kit = Kit()
+    slow = replace(KEY, rpm=1)
+    await kit.serve(who=slow)
+    with pytest.raises(RateLimited) as refused:
+        await kit.serve(who=slow)
+    assert 0 < refused.value.retry_after_s <= 60
+
+
+async def test_a_worker_the_key_may_not_use_does_not_exist() -> None:
+    kit = Kit((plan(("birch", None, [])),))
+    narrow = replace(KEY, workers=("alpha",))
+    for model in ("beta", "baton/fixed:beta", "gpt-9"):
+        with pytest.raises(NotFound) as missing:
+            await kit.serve(ask(model=model), narrow)
+        assert missing.value.code == "model_not_found"
+    running = await kit.serve(who=narrow)  # a conductor that names it is refused, and the rule plans
+    assert running.record.fallback == "conductor_unknown_worker"
+    assert {call.worker.name for call in kit.workers.calls} == {"alpha"}
+
+
+async def test_a_full_journal_refuses_before_anything_is_spent() -> None:
+    kit = Kit()
+    kit.journal.full = True
+    with pytest.raises(SpoolFull):
+        await kit.serve()
+    assert kit.workers.calls == []
+    assert await kit.open_nano() == 0
+
+
+async def test_a_reply_that_cannot_be_logged_is_not_given() -> None:
+    def fill(call: WorkerCall) -> Says:
+        kit.journal.full = True
+        return Says("unlogged")
+
+    kit = Kit(workers={"alpha": fill})
+    running = await kit.serve(ask(model="alpha"))
+    assert isinstance(running.error, SpoolFull)
+    assert running.body is None
+    assert await kit.open_nano() == 0
+
+
+async def test_draining_waits_then_cuts() -> None:
+    kit = Kit(workers={"alpha": Says(delay_s=60)})
+    running = await kit.start(ask(model="alpha"))
+    assert await kit.completer.drain(0.2) == 1
+    assert running.record.status == "aborted"
+    assert kit.completer.in_flight == 0
