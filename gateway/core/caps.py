@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -76,8 +77,10 @@ def _parse(name: str, text: str) -> int | float:
 
 
 def _positive(name: str, value: Any) -> Any:
-    """`value` when it is a number in range: depth may be 0, the rest must be above it."""
-    floor_ok = isinstance(value, int | float) and not isinstance(value, bool)
-    if not floor_ok or value != value or value in (float("inf"),) or value < 0 or (value == 0 and name != "depth"):
-        raise BadRequest(f"caps.{name} must be a number above 0", param=f"caps.{name}")
-    return value if name == "wall_s" else int(value)
+    """`value` when it is in range: seconds may be a fraction, the rest are whole; depth may be 0, the rest not."""
+    kind = int | float if name == "wall_s" else int
+    good = isinstance(value, kind) and not isinstance(value, bool) and 0 <= value < math.inf
+    if not good or (value == 0 and name != "depth"):
+        what = "a number" if name == "wall_s" else "a whole number"
+        raise BadRequest(f"caps.{name} must be {what} above 0", param=f"caps.{name}")
+    return value

@@ -175,9 +175,9 @@ def parse_request(body: object, *, messages_max: int, strict: bool = False) -> C
         messages=_messages(known["messages"], messages_max),
         params={name: value for name, value in known.items() if FIELDS[name][0] == "last"},
         stream=known.get("stream", False),
-        include_usage=bool(options.get("include_usage")),
+        include_usage=options.get("include_usage") is True,
         metadata=known.get("metadata", {}),
-        end_user=known.get("safety_identifier") or known.get("user"),
+        end_user=known.get("safety_identifier") or known.get("user") or None,
         dropped=dropped,
     )
 

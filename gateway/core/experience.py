@@ -28,7 +28,7 @@ def embed(text: str) -> list[float]:
         features += [f"#{padded[i : i + 3]}" for i in range(len(padded) - 2)]
     vector = [0.0] * EMBEDDING_DIM
     for feature in features:
-        code = zlib.crc32(feature.encode())
+        code = zlib.crc32(feature.encode("utf-8", "surrogatepass"))
         vector[code % EMBEDDING_DIM] += 1.0 if code & 0x8000_0000 else -1.0
     norm = math.sqrt(sum(x * x for x in vector))
     return [x / norm for x in vector] if norm else vector

@@ -18,6 +18,12 @@ from gateway.errors import PlanRefused
 
 PLAN_BYTES_MAX = 65_536
 TASK_CHARS_MAX = 8_000
+REASONS = frozenset(
+    {
+        "bad_see", "bad_step", "bad_task", "depth_cap", "duplicate_key", "forward_see", "no_steps", "not_json",
+        "not_list", "not_object", "task_too_long", "too_large", "too_many_steps", "unknown_key", "unknown_worker",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ def validate_step(raw: object, allowed: Allowed, offset: int) -> Step:
         if isinstance(worker, str) and worker in allowed.depth_capped:
             raise PlanRefused("depth_cap", f"{where}: no child loop below this depth", param=f"{where}.worker")
         raise PlanRefused("unknown_worker", f"{where}: no worker of that handle here", param=f"{where}.worker")
-    return Step(worker, _task(raw.get("task"), where), _see(raw.get("see", []), allowed.first_index + offset, where))
+    return Step(worker, _task(raw.get("task"), where), _see(raw.get("see", []), allowed, offset))
 
 
 def _task(task: object, where: str) -> str | None:
@@ -94,10 +100,11 @@ def _task(task: object, where: str) -> str | None:
     return task
 
 
-def _see(see: object, index: int, where: str) -> tuple[int, ...]:
+def _see(see: object, allowed: Allowed, offset: int) -> tuple[int, ...]:
+    where, index = f"steps[{offset}]", allowed.first_index + offset
     if see == "all":
         return tuple(range(index))
-    if not isinstance(see, list) or len(see) > index + 1:
+    if not isinstance(see, list) or len(see) > _see_max(allowed):
         raise PlanRefused("bad_see", f'{where}.see must be a list of earlier steps, or "all"', param=f"{where}.see")
     for item in see:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
@@ -107,10 +114,15 @@ def _see(see: object, index: int, where: str) -> tuple[int, ...]:
     return tuple(sorted(set(see)))
 
 
+def _see_max(allowed: Allowed) -> int:
+    """Most entries of one `see`, repeats included: as many as the last step has before it, as the grammar says too."""
+    return max(1, allowed.first_index + allowed.steps_max - 1)
+
+
 # ---------------------------------------------------------------- text → JSON
 
 _THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
-_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?```\s*$", re.DOTALL)
+_FENCE = re.compile(r"^\s*```(?:json)?[^\S\n]*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
 def _loads(raw: str | bytes) -> object:
@@ -148,7 +160,10 @@ class PlanReader:
     still goes through `validate`.
     """
 
-    _OPEN = re.compile(r'"steps"\s*:\s*\[')
+    # What `validate` takes off, then the head of the object. Possessive: a match never looks past the first `</think>`.
+    _OPEN = re.compile(
+        r'(?>(?:\s*<think>.*?</think>)?)\s*+(?:```(?:json)?[^\S\n]*+\n\s*+)?+\{\s*+"steps"\s*+:\s*+\[', re.DOTALL
+    )
 
     def __init__(self) -> None:
         self.text = ""
@@ -161,12 +176,12 @@ class PlanReader:
         self.opened = 0  # step objects begun so far: one that is followed by another cannot be the last
 
     def feed(self, delta: str) -> list[object]:
-        """Step objects completed by `delta`. Raises PlanRefused when the text outgrows PLAN_BYTES_MAX."""
+        """Step objects completed by `delta`. Raises PlanRefused (too_large, not_json, duplicate_key)."""
         self.text += delta
         if len(self.text) > PLAN_BYTES_MAX:
             raise PlanRefused("too_large", f"the plan is over {PLAN_BYTES_MAX} bytes")
         if self._at < 0:
-            found = self._OPEN.search(self.text)
+            found = self._OPEN.match(self.text) if "[" in delta else None
             if found is None:
                 return []
             self._at = found.end()
@@ -202,7 +217,7 @@ class PlanReader:
 def plan_schema(allowed: Allowed) -> dict[str, Any]:
     """JSON schema for constrained decoding: only the handles and indices allowed now; task text stays free."""
     last = allowed.first_index + allowed.steps_max - 1
-    indices: dict[str, Any] = {"type": "array", "items": {"enum": list(range(last))}, "maxItems": max(1, last)}
+    indices: dict[str, Any] = {"type": "array", "items": {"enum": list(range(last))}, "maxItems": _see_max(allowed)}
     if last == 0:
         indices = {"type": "array", "maxItems": 0}
     step = {
@@ -242,7 +257,7 @@ def decision_mask(tokens: Sequence[str]) -> list[bool]:
     start = 0
     for token in tokens:
         end = start + len(token)
-        mask.append(not any(begin <= start and end <= stop and token for begin, stop in free))
+        mask.append(not any(begin <= start < stop and end <= stop for begin, stop in free))
         start = end
     return mask
 

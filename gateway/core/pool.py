@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from decimal import Decimal
 from typing import Annotated, Literal
@@ -32,18 +33,18 @@ class Price(_Frozen):
 
     @property
     def input_nano_per_mtok(self) -> int:
-        """Nano-dollars per million input tokens."""
-        return int(self.input_usd_per_mtok * NANO_PER_USD)
+        """Nano-dollars per million input tokens, rounded up."""
+        return math.ceil(self.input_usd_per_mtok * NANO_PER_USD)
 
     @property
     def output_nano_per_mtok(self) -> int:
-        """Nano-dollars per million output tokens."""
-        return int(self.output_usd_per_mtok * NANO_PER_USD)
+        """Nano-dollars per million output tokens, rounded up."""
+        return math.ceil(self.output_usd_per_mtok * NANO_PER_USD)
 
     @property
     def call_nano(self) -> int:
-        """Nano-dollars per call, whatever its size (tools)."""
-        return int(self.call_usd * NANO_PER_USD)
+        """Nano-dollars per call, whatever its size (tools), rounded up."""
+        return math.ceil(self.call_usd * NANO_PER_USD)
 
 
 class WorkerSpec(_Frozen):
@@ -81,9 +82,11 @@ class WorkerSpec(_Frozen):
     @field_validator("url")
     @classmethod
     def _url_scheme(cls, url: str | None) -> str | None:
-        if url is not None and not re.match(r"^(https?://.|builtin:vote$)", url):
+        if url is None:
+            return None
+        if not re.match(r"https?://.|builtin:vote\Z", url):
             raise ValueError("`url` must start with http:// or https://, or be builtin:vote")
-        return url.rstrip("/") if url else url
+        return url.rstrip("/")
 
 
 class PoolFile(_Frozen):
@@ -106,6 +109,8 @@ class PoolFile(_Frozen):
         for pool, names in self.pools.items():
             if not names:
                 raise ValueError(f"pool `{pool}` is empty; list at least one worker")
+            if len(set(names)) != len(names):
+                raise ValueError(f"pool `{pool}` names a worker twice; list each once")
             for name in names:
                 if name not in known:
                     raise ValueError(f"pool `{pool}` names `{name}`, which is not under workers")
@@ -115,12 +120,15 @@ class PoolFile(_Frozen):
 
     def worker(self, name: str) -> WorkerSpec:
         """The worker of that name. Raises KeyError."""
-        return {worker.name: worker for worker in self.workers}[name]
+        return self._by_name()[name]
 
     def pool(self, name: str) -> tuple[WorkerSpec, ...]:
-        """The workers of one pool in file order. Raises KeyError."""
-        by_name = {worker.name: worker for worker in self.workers}
+        """The workers of one pool, in the order it lists them. Raises KeyError."""
+        by_name = self._by_name()
         return tuple(by_name[worker] for worker in self.pools[name])
+
+    def _by_name(self) -> dict[str, WorkerSpec]:
+        return {worker.name: worker for worker in self.workers}
 
 
 def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:

@@ -33,7 +33,7 @@ def completion(
         "object": "chat.completion",
         "created": created_s,
         "model": model,
-        "choices": [_whole_choice(choice, index) for index, choice in enumerate(worker_body.get("choices", ()))],
+        "choices": [_whole_choice(choice, index) for index, choice in enumerate(worker_body.get("choices") or ())],
         "usage": usage_json(usage),
         "service_tier": worker_body.get("service_tier") or "default",
     }
@@ -43,11 +43,11 @@ def completion(
 
 
 def _whole_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
-    message = {"role": "assistant", "content": None, "refusal": None, **choice.get("message", {})}
+    message = {"role": "assistant", "content": None, "refusal": None, **(choice.get("message") or {})}
     if not message.get("tool_calls"):
         message.pop("tool_calls", None)  # clients with strict schemas reject null
     return {
-        "index": choice.get("index", index),
+        "index": _index(choice, index),
         "message": message,
         "finish_reason": choice.get("finish_reason") or "stop",
         "logprobs": choice.get("logprobs"),
@@ -71,7 +71,7 @@ def chunk(choices: Sequence[Mapping[str, Any]], *, completion_id: str, created_s
         "service_tier": "default",
         "choices": [
             {
-                "index": choice.get("index", 0),
+                "index": _index(choice, 0),
                 "delta": _delta(choice.get("delta") or {}),
                 "finish_reason": choice.get("finish_reason"),
                 "logprobs": choice.get("logprobs"),
@@ -88,12 +88,11 @@ def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:
 def chunks_of(worker_body: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
     """A whole completion as the choices of the chunks a stream would have carried: role, content, finish."""
     pieces: list[list[dict[str, Any]]] = []
-    for index, choice in enumerate(worker_body.get("choices", ())):
+    for index, choice in enumerate(worker_body.get("choices") or ()):
         whole = _whole_choice(choice, index)
         at, message = whole["index"], dict(whole["message"])
-        role = {"role": message.pop("role"), "content": "", "refusal": None}
-        message.pop("refusal", None)
-        calls = [{"index": i, **call} for i, call in enumerate(message.pop("tool_calls", ()))]
+        role = {"role": message.pop("role"), "content": None if message["content"] is None else "", "refusal": None}
+        calls = [{**call, "index": i} for i, call in enumerate(_mappings(message.pop("tool_calls", None)))]
         delta = {name: value for name, value in message.items() if value is not None}
         if calls:
             delta["tool_calls"] = calls
@@ -106,44 +105,82 @@ def chunks_of(worker_body: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 class Collected:
-    """Grows one completion body out of chunks, so that a streamed reply is logged like a whole one."""
+    """Grows one completion body out of chunks, so that a streamed reply is logged like a whole one.
+
+    Total: whatever a worker sends, pieces that are not of OpenAI's shape are left out.
+    """
 
     def __init__(self) -> None:
         self._choices: dict[int, dict[str, Any]] = {}
-        self.finished = False
 
     @property
     def started(self) -> bool:
         """Whether anything has come at all."""
         return bool(self._choices)
 
+    @property
+    def finished(self) -> bool:
+        """Whether every choice that began has its finish_reason."""
+        return self.started and all("finish_reason" in choice for choice in self._choices.values())
+
     def add(self, chunk_choices: Sequence[Mapping[str, Any]]) -> None:
         """Take in the choices of one chunk."""
         for choice in chunk_choices:
-            kept = self._choices.setdefault(choice.get("index", 0), {"message": {"role": "assistant", "content": None}})
-            delta = choice.get("delta") or {}
-            for name in ("content", "refusal", "reasoning_content"):
-                if isinstance(delta.get(name), str):
-                    kept["message"][name] = (kept["message"].get(name) or "") + delta[name]
-            for call in delta.get("tool_calls") or ():
-                _merge_call(kept["message"].setdefault("tool_calls", []), call)
+            kept = self._choices.setdefault(_index(choice, 0), {"message": {"role": "assistant", "content": None}})
+            _merge_message(kept["message"], _mapping(choice.get("delta")))
+            if choice.get("logprobs"):
+                _merge_logprobs(kept.setdefault("logprobs", {}), _mapping(choice["logprobs"]))
             if choice.get("finish_reason"):
                 kept["finish_reason"] = choice["finish_reason"]
-                self.finished = True
 
     def body(self) -> dict[str, Any]:
         """The completion so far."""
         return {"choices": [{"index": index, **choice} for index, choice in sorted(self._choices.items())]}
 
 
+_TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
+_CALLS_MAX = 128
+
+
+def _merge_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    _append(message, {name: delta.get(name) for name in _TEXTS})
+    for call in _mappings(delta.get("tool_calls")):
+        _merge_call(message.setdefault("tool_calls", []), call)
+    if delta.get("function_call"):
+        _append(message.setdefault("function_call", {}), _mapping(delta["function_call"]))
+
+
 def _merge_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
-    index = delta.get("index", len(calls))
-    while len(calls) <= index < 128:
+    index = _index(delta, len(calls))
+    while len(calls) <= index < _CALLS_MAX:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    if not 0 <= index < len(calls):
-        return
-    call = calls[index]
-    call["id"] = delta.get("id") or call["id"]
-    for name, piece in (delta.get("function") or {}).items():
+    if 0 <= index < len(calls):
+        calls[index]["id"] = delta.get("id") or calls[index]["id"]
+        _append(calls[index]["function"], _mapping(delta.get("function")))
+
+
+def _merge_logprobs(kept: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    for name, items in piece.items():
+        kept.setdefault(name, None)
+        if isinstance(items, list):
+            kept[name] = kept[name] or []
+            kept[name].extend(items)
+
+
+def _append(texts: dict[str, Any], pieces: Mapping[str, Any]) -> None:
+    for name, piece in pieces.items():
         if isinstance(piece, str):
-            call["function"][name] = call["function"].get(name, "") + piece
+            texts[name] = (texts.get(name) or "") + piece
+
+
+def _index(piece: Mapping[str, Any], otherwise: int) -> int:
+    index = piece.get("index")
+    return index if isinstance(index, int) else otherwise
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -1,0 +1,178 @@
+"""The grammar a plan is decoded under agrees with `validate`, and the log tells decisions from task text."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from llguidance import LLMatcher, LLTokenizer
+
+from gateway.core.plan import Allowed, decision_mask, plan_schema, schema_hash, validate
+from gateway.errors import PlanRefused
+from tests.plans import FIRST, HANDLES, LATER, OBJECTS, SINGLE, cuts, valid_plan
+
+ALLOWED = [FIRST, SINGLE, LATER]
+IDS = ["first", "single", "later"]
+TEXT_ONLY = {"bad_task", "task_too_long"}  # what a grammar leaves to `validate`: how long and how blank a task is
+
+
+def accepted(raw: object, allowed: Allowed) -> str:
+    try:
+        validate(raw, allowed)
+    except PlanRefused as refused:
+        return refused.reason
+    return "plan"
+
+
+def schema_step(rng: Random, allowed: Allowed) -> dict[str, Any]:
+    """Any step the schema lets through, forward `see` and repeats included."""
+    last = allowed.first_index + allowed.steps_max - 1
+    see: Any = [rng.randrange(last) for _ in range(rng.randint(0, last))] if last else []
+    return {
+        "worker": rng.choice(allowed.handles),
+        "task": rng.choice((None, "Do it.", 'a "b" {c}')),
+        "see": rng.choice((see, see, see, "all")),
+    }
+
+
+@pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
+def test_what_the_schema_accepts_is_refused_only_for_looking_forward(allowed: Allowed) -> None:
+    schema = Draft202012Validator(plan_schema(allowed))
+    seen = set()
+    for seed in range(300):
+        rng = Random(seed)
+        steps = [schema_step(rng, allowed) for _ in range(rng.randint(allowed.first_index == 0, allowed.steps_max))]
+        assert schema.is_valid({"steps": steps})
+        forward = any(
+            item >= allowed.first_index + at
+            for at, step in enumerate(steps)
+            if step["see"] != "all"
+            for item in step["see"]
+        )
+        seen.add(forward)
+        assert accepted({"steps": steps}, allowed) == ("forward_see" if forward else "plan")
+    assert False in seen
+    assert (True in seen) == (allowed is not SINGLE)
+
+
+@pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
+def test_schema_and_validator_agree_on_mutated_plans(allowed: Allowed) -> None:
+    """But for what a grammar cannot count (task length, order of steps), and for what `validate` forgives: a step
+    that leaves out `task` or `see`."""
+    schema = Draft202012Validator(plan_schema(allowed))
+    agreed = 0
+    for seed in range(250):
+        rng = Random(seed)
+        plan = rng.choice(OBJECTS)(rng, valid_plan(rng, allowed))
+        verdict = accepted(plan, allowed)
+        if verdict == "plan":
+            assert schema.is_valid(validate(plan, allowed).as_json())
+        elif verdict not in TEXT_ONLY | {"forward_see"} and not _floats(plan):
+            assert not schema.is_valid(plan), verdict
+            agreed += 1
+    assert agreed > 50
+
+
+def _floats(plan: Any) -> bool:
+    """JSON Schema holds 0.0 and false for the index 0, or near it; decoders write neither."""
+    steps = plan.get("steps") if isinstance(plan, dict) else None
+    sees = [step.get("see") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    return any(isinstance(item, float) for see in sees if isinstance(see, list) for item in see)
+
+
+@pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
+def test_the_grammar_compiles_and_decodes_valid_plans(allowed: Allowed) -> None:
+    for seed in range(30):
+        plan = valid_plan(Random(seed), allowed)
+        assert decodes(allowed, json.dumps(plan, separators=(",", ":"), ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "text", "good"),
+    [
+        (FIRST, '{"steps":[{"worker":"quill","task":null,"see":[]}]}', True),
+        (FIRST, '{"steps":[{"worker":"gpt","task":null,"see":[]}]}', False),
+        (FIRST, '{"steps":[]}', False),
+        (LATER, '{"steps":[]}', True),
+        (SINGLE, '{"steps":[{"worker":"quill","task":null,"see":[0]}]}', False),
+        (FIRST, '{"steps":[{"worker":"quill","task":null,"see":[3]}]}', False),
+        (LATER, '{"steps":[{"worker":"quill","task":"again","see":[0,3]}]}', True),
+        (LATER, '{"steps":[{"worker":"quill","task":"again","see":[6]}]}', False),
+        (FIRST, '{"steps":[{"worker":"quill","task":null}]}', False),
+        (FIRST, '{"steps":[{"worker":"quill","task":null,"see":[],"x":1}]}', False),
+    ],
+)
+def test_the_grammar_draws_the_same_line(allowed: Allowed, text: str, good: bool) -> None:
+    assert decodes(allowed, text) is good
+
+
+def decodes(allowed: Allowed, text: str) -> bool:
+    """Whether constrained decoding could have written exactly this text."""
+    tokenizer = LLTokenizer("byte")
+    style = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    grammar = LLMatcher.grammar_from_json_schema(plan_schema(allowed), overrides=style)
+    assert not LLMatcher.validate_grammar(grammar, tokenizer)
+    matcher = LLMatcher(tokenizer, grammar)
+    return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
+
+
+def test_the_schema_hash_tells_grammars_apart() -> None:
+    hashes = {schema_hash(plan_schema(allowed)) for allowed in ALLOWED}
+    assert len(hashes) == 3
+    assert schema_hash(plan_schema(FIRST)) == schema_hash(plan_schema(FIRST))
+    reordered = Allowed(HANDLES[::-1], FIRST.steps_max)
+    assert schema_hash(plan_schema(reordered)) != schema_hash(plan_schema(FIRST))
+
+
+# ---------------------------------------------------------------- decisions
+
+
+def free_spans(text: str, plan: dict[str, Any]) -> list[tuple[int, int]]:
+    """Where task text stands, found by writing the plan out again, not by a pattern."""
+    spans, at = [], 0
+    for step in plan["steps"]:
+        if step["task"] is not None:
+            written = json.dumps(step["task"])
+            at = text.index(f'"task": {written}', at) + len('"task": ')
+            spans.append((at + 1, at + len(written) - 1))
+            at += len(written)
+        else:
+            at = text.index('"task": null', at) + 1
+    return spans
+
+
+def test_tokens_wholly_inside_task_text_are_no_decisions_and_all_others_are() -> None:
+    free = decided = 0
+    for seed in range(500):
+        rng = Random(seed)
+        plan = valid_plan(rng, FIRST)
+        text = json.dumps(plan)
+        spans = free_spans(text, plan)
+        start = 0
+        tokens = cuts(rng, text)
+        mask = decision_mask(tokens)
+        assert len(mask) == len(tokens)
+        for token, decides in zip(tokens, mask, strict=True):
+            inside = any(a <= start and start + len(token) <= b for a, b in spans)
+            assert decides is not inside
+            start += len(token)
+            free, decided = free + inside, decided + decides
+    assert min(free, decided) > 1000
+
+
+def test_the_quote_that_ends_a_task_is_a_decision() -> None:
+    tokens = ['{"steps":[{"worker":"', "quill", '","task":"', "Add", " it", '."', ',"see":[]}]}']
+    assert decision_mask(tokens) == [True, True, True, False, False, True, True]
+
+
+def test_half_a_character_is_decoded_as_no_text_and_belongs_to_the_task_around_it() -> None:
+    tokens = ['{"task":"', "", "😀", "", "!", '"', "", "}", ""]
+    assert decision_mask(tokens) == [True, False, False, False, False, True, True, True, True]
+
+
+def test_a_cut_plan_has_a_mask_too() -> None:
+    assert decision_mask(['{"steps":[{"task":"', "Ad", "d"]) == [True, False, False]
+    assert decision_mask([]) == []
