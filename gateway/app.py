@@ -116,7 +116,7 @@ async def build(settings: Settings, services: Services) -> Bundle:
     pools = _pools(settings, services)
     clock, metrics = SystemClock(), PrometheusMetrics()
     depth_secret = hashlib.sha256(b"depth" + services.pepper).digest()
-    workers = pooled_workers(pools, poolfile.secrets(pools, environment()), depth_secret)
+    workers = _workers(settings, pools, depth_secret)
     conductor, planning = await _conductor(settings, services, pools, workers)
     spool, shipper = await _log(settings, services, metrics)
     store = _store(settings, services)
@@ -169,6 +169,17 @@ def _pools(settings: Settings, services: Services) -> PoolFile:
     return pools.model_copy(update={"default": name})
 
 
+def _workers(settings: Settings, pools: PoolFile, depth_secret: bytes) -> PooledWorkers:
+    return pooled_workers(
+        pools,
+        poolfile.secrets(pools, environment()),
+        depth_secret,
+        connections_max=settings.worker_connections_max,
+        reply_bytes_max=settings.worker_reply_bytes_max,
+        chunk_gap_s_max=settings.worker_idle_s,
+    )
+
+
 # ---------------------------------------------------------------- the conductor
 
 
@@ -185,7 +196,9 @@ async def _conductor(
             return WorkerConductor(workers, spec, hint), _planning(settings, "full", price)
         key = poolfile.resolve_secret(spec.api_key, environment()) if spec.api_key else None
         hosted = "json_schema" if structured == "auto" else structured
-        conductor = HttpConductor(str(spec.url), str(spec.model), key, structured=hosted)
+        conductor = HttpConductor(
+            str(spec.url), str(spec.model), key, structured=hosted, text_bytes_max=settings.plan_bytes_max
+        )
         return conductor, _planning(settings, "full", price)
     if services.conductor_url is None or services.conductor_model is None:
         raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
@@ -193,7 +206,13 @@ async def _conductor(
     served = ("vllm" if ours else "json_schema") if structured == "auto" else structured
     ref = settings.conductor_api_key
     key = poolfile.resolve_secret(ref, environment()) if ref else None
-    conductor = HttpConductor(services.conductor_url, services.conductor_model, key, structured=served)
+    conductor = HttpConductor(
+        services.conductor_url,
+        services.conductor_model,
+        key,
+        structured=served,
+        text_bytes_max=settings.plan_bytes_max,
+    )
     profile = _profile(settings, (await conductor.describe()).get("baton") if ours else None)
     return conductor, _planning(settings, profile, _conductor_price(settings))
 

@@ -80,8 +80,6 @@ class Planning(BaseModel):
         1, ge=1, le=16, description="plans a request may take unless it asks otherwise; with 1 every reply streams"
     )
     conductor_temperature: float = Field(0.0, ge=0, le=2, description="of planning, outside the exploring share")
-    conductor_concurrency_max: Count = Field(64, description="planning calls in flight")
-    conductor_rounds: int = Field(1, ge=1, le=16, description="plans per request the conductor is offered by default")
     explore_share: Share = Field(0.1, description="share of requests planned at temperature 1, so that logs can teach")
     plan_prompt: Literal["auto", "compact", "full"] = Field(
         "auto", description="prompt profile; auto: what the conductor's manifest says, full without one"
@@ -91,7 +89,6 @@ class Planning(BaseModel):
     default_policy: Literal["auto", "conductor", "rule"] = Field(
         "auto", description="what `baton` means; auto: the conductor once `conductor_outcomes_min` outcomes exist"
     )
-    fallback_policy: Literal["rule"] = Field("rule", description="plans when the conductor can't")
     conductor_outcomes_min: int = Field(
         0, ge=0, le=1_000_000, description="outcomes a pool needs before `auto` trusts the conductor with it"
     )
@@ -100,7 +97,6 @@ class Planning(BaseModel):
     rule_w_cost: float = Field(20.0, ge=0, le=100_000, description="rule: weight of the dollars of one call")
     experience_timeout_s: Seconds = Field(0.1, description="a slower look-up of experience is done without")
     experience_neighbours: Count = Field(50, description="past steps per worker that experience is computed from")
-    experience_timeout_s: Seconds = Field(0.1, description="longest wait for experience; then planned without")
 
 
 class Caps(BaseModel):
@@ -133,7 +129,6 @@ class Requests(BaseModel):
 class Upstream(BaseModel):
     """Workers: how they are called"""
 
-    worker_connect_s: Seconds = Field(5.0, description="time to connect to a worker")
     worker_idle_s: Seconds = Field(60.0, description="longest silence inside a worker's stream")
     worker_reply_bytes_max: Bytes = Field(16 * 2**20, description="bytes of one worker's reply")
     worker_connections_max: Count = Field(512, description="open connections to all workers")
@@ -147,10 +142,8 @@ class Upstream(BaseModel):
 class Money(BaseModel):
     """Money and limits: holds, leases, and what happens when Redis is away"""
 
-    money_lease_s: Seconds = Field(60.0, description="a hold not renewed for this long is swept")
     money_sweep_s: Seconds = Field(15.0, description="how often abandoned holds are looked for")
     rate_limits_fail_open: bool = Field(True, description="serve without rate limits while Redis is away; never money")
-    redis_connect_s: Seconds = Field(0.2, description="time to connect to Redis")
     redis_timeout_s: Seconds = Field(0.2, description="time for one Redis command")
     redis_connections_max: Count = Field(64, description="connections to Redis")
 
@@ -161,9 +154,7 @@ class Log(BaseModel):
     spool_dir: Path | None = Field(None, description="journal; unset: `spool` in the data directory")
     spool_bytes_max: Bytes = Field(2**30, description="bytes of journal not yet in PostgreSQL; then 503 `spool_full`")
     spool_segment_bytes: Bytes = Field(16 * 2**20, description="bytes of one journal file")
-    spool_fsync_window_ms: float = Field(2.0, ge=0, le=1000, description="how long a group waits to share one fsync")
     ship_batch_max: Count = Field(500, description="events per transaction")
-    ship_interval_s: Seconds = Field(0.2, description="pause of the shipper when there is nothing to do")
     ship_wait_s: Seconds = Field(5.0, description="how long a read waits for its own writes to be shipped")
     db_connections_max: Count = Field(10, description="connections to PostgreSQL")
     db_connect_s: Seconds = Field(5.0, description="time to connect to PostgreSQL")

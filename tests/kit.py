@@ -90,6 +90,9 @@ def plan(*steps: tuple[str, str | None, list[int] | str]) -> str:
     return json.dumps({"steps": [{"worker": w, "task": t, "see": s} for w, t, s in steps]}, separators=(",", ":"))
 
 
+ONE_STEP = (plan(("atlas", None, [])),)
+
+
 def ask(text: str = "What is 6 times 7?", model: str = "baton", **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": text}], **fields}
 
@@ -99,7 +102,7 @@ class Kit:
 
     def __init__(
         self,
-        script: Script = (plan(("atlas", None, [])),),
+        script: Script = ONE_STEP,
         workers: Mapping[str, Scripted | Sequence[Scripted]] | Workers | None = None,
         *,
         caps: Caps | None = None,

@@ -98,14 +98,25 @@ async def _held(gate: _Gate, call: WorkerCall) -> AsyncIterator[WorkerCall]:
         gate.free.release()
 
 
-def pooled_workers(pool: PoolFile, secrets: Mapping[str, str], depth_secret: bytes) -> PooledWorkers:
+def pooled_workers(
+    pool: PoolFile,
+    secrets: Mapping[str, str],
+    depth_secret: bytes,
+    *,
+    connections_max: int = 512,
+    reply_bytes_max: int = 16 << 20,
+    chunk_gap_s_max: float = 60.0,
+) -> PooledWorkers:
     """The adapters that this pool needs: LiteLLM is loaded only if a worker is of that kind.
 
     Raises ConfigError where it is needed and not installed.
     """
-    client = http_client()
+    client = http_client(connections_max)
+    http = HttpWorkers(
+        secrets, depth_secret, client=client, reply_bytes_max=reply_bytes_max, chunk_gap_s_max=chunk_gap_s_max
+    )
     adapters: dict[str, Adapter] = {
-        "openai": HttpWorkers(secrets, depth_secret, client=client),
+        "openai": http,
         "tool": ToolWorkers(secrets, depth_secret, client=client),
     }
     if any(worker.kind == "litellm" for worker in pool.workers):
