@@ -195,7 +195,7 @@ class _PlanStream:
 
     def read(self, body: Mapping[str, Any]) -> ConductorChunk | None:
         """The piece of the plan in one event, None where it holds none. Raises ConductorError(unparseable)."""
-        if "error" in body:
+        if body.get("error"):
             raise ConductorError(
                 "down", f"the conductor failed while it decoded: {str(body['error'])[:MESSAGE_CHARS_MAX]}"
             )
@@ -205,7 +205,7 @@ class _PlanStream:
         try:
             self._prompt_ids = _ints(body.get("prompt_token_ids")) or self._prompt_ids
             chunk = self._choice(_objects(body.get("choices")))
-        except (TypeError, ValueError, KeyError) as error:
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise ConductorError(
                 "unparseable", f"the conductor's stream holds a chunk that is no chunk: {error}"
             ) from None

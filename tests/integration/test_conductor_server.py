@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,16 +13,26 @@ import httpx
 import jsonschema
 import openai
 import pytest
+import uvicorn
 
-from tests.contract.conductors import LONG_SCHEMA, SCHEMA, embedded_server
+from policy.serve.__main__ import load
+from policy.serve.server import create_app
+from tests.contract.conductors import LONG_SCHEMA, SCHEMA
 from tests.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = write_tiny_model(tmp_path_factory.mktemp("server") / "tiny", layers=8)
-    with embedded_server(directory, "--threads", "1", "--queue", "0") as (base, _):
-        yield base
+    """One decoding thread and no queue, on a thread of this process."""
+    engine, about = load(write_tiny_model(tmp_path_factory.mktemp("server") / "tiny", layers=8), 1, 0)
+    server = uvicorn.Server(uvicorn.Config(create_app("conductor", engine, about), log_level="warning"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(timeout=10)
+    engine.close()
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -125,7 +137,7 @@ def test_bodies_that_are_no_request(url: str, raw: bytes) -> None:
 def test_a_client_that_leaves_stops_the_decode(url: str, stream: bool) -> None:
     long = body(stream=stream, structured_outputs={"json": LONG_SCHEMA}, max_tokens=900)
     before = completion_tokens(url)
-    with httpx.Client(timeout=0.03) as client:
+    with httpx.Client(timeout=httpx.Timeout(20.0, read=20.0 if stream else 0.03)) as client:
         request = client.build_request("POST", f"{url}/v1/chat/completions", json=long)
         if stream:
             client.send(request, stream=True).close()

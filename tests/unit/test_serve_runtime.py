@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import uvicorn
 from safetensors.numpy import load_file, save_file
 
 from policy.serve.__main__ import main
@@ -16,6 +19,7 @@ from policy.serve.graph import build_graph, write_graph
 from policy.serve.manifest import read_manifest
 from policy.serve.runtime import Runtime, causal_mask
 from policy.serve.shape import ModelError, Shape, load_shape, load_weights
+from policy.serve.tokens import Tokens
 from tests.tiny_model import write_tiny_model
 from tests.unit.qwen2_reference import reference_logits
 
@@ -174,3 +178,35 @@ def test_a_graph_that_is_no_graph_is_named(model: Path) -> None:
     (model / "graph.onnx").write_bytes(b"nonsense")
     with pytest.raises(ModelError, match=r"graph\.onnx"):
         Runtime(model)
+
+
+def test_the_port_is_announced_once_the_model_is_warm(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener accepts before the server runs, so whoever reads the port may connect at once."""
+    port_file = tmp_path / "port"
+
+    def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        assert port_file.read_text() == f"{sockets[0].getsockname()[1]}\n"
+        socket.create_connection(sockets[0].getsockname(), timeout=1.0).close()
+        sockets[0].close()
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    assert main(["--model", str(model), "--port-file", str(port_file)]) == 0
+
+
+def test_weights_that_cannot_be_read_are_named(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"\x08")
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load_weights(model, load_shape(model))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "a tokenizer larger than the model"])
+def test_a_tokenizer_that_does_not_fit_is_named(name: str, model: Path) -> None:
+    shape = load_shape(model)
+    if name == "tokenizer.json":
+        (model / name).write_text("{")
+    else:
+        shape = replace(shape, vocab=100)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokens(model, shape)

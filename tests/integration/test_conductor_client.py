@@ -1,0 +1,273 @@
+"""The client against servers that misbehave: each way to fail has its reason, and nothing is read without a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.adapters.breaker import Breaker
+from gateway.adapters.conductor import HttpConductor, strict_schema
+from gateway.errors import ConductorError
+from gateway.service.ports import ConductorChunk, ConductorEnd
+from tests.contract.conductors import SCHEMA, planning_call
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def conductor_on(handler: Handler, **options: Any) -> AsyncIterator[HttpConductor]:
+    """A client of a server whose every path answers with `handler`."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    conductor = HttpConductor(f"http://{host}:{port}/v1", "conductor", **({"timeout_s": 5.0} | options))
+    try:
+        yield conductor
+    finally:
+        await conductor.close()
+        await runner.cleanup()
+
+
+def event(text: str = "", finish: str | None = None, **more: Any) -> str:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish, **more}
+    return f"data: {json.dumps({'model': 'm-1', 'choices': [choice]})}\n\n"
+
+
+def sends(*pieces: str | bytes, pause_s: float = 0.0, cut: bool = False) -> Handler:
+    """A stream of these pieces; `cut`: the connection dies after the last."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await reply.prepare(request)
+        for piece in pieces:
+            await reply.write(piece.encode() if isinstance(piece, str) else piece)
+            await asyncio.sleep(pause_s)
+        if cut and request.transport is not None:
+            request.transport.abort()
+        return reply
+
+    return handler
+
+
+async def reason_of(conductor: HttpConductor, timeout_s: float = 5.0) -> str:
+    with pytest.raises(ConductorError) as caught:
+        async for _ in conductor.decode(planning_call(timeout_s=timeout_s)):
+            pass
+    return caught.value.reason
+
+
+TOKEN = {"token": "a", "logprob": -0.5}
+BAD_STREAMS: dict[str, tuple[Handler, str]] = {
+    "not JSON": (sends("data: {\n\n"), "unparseable"),
+    "a JSON list": (sends("data: []\n\n"), "unparseable"),
+    "no delta": (sends('data: {"choices": [{"finish_reason": "stop"}]}\n\n'), "unparseable"),
+    "delta is text": (sends('data: {"choices": [{"delta": "x"}]}\n\n'), "unparseable"),
+    "ids are words": (sends(event("a", token_ids=["x"], logprobs={"content": [TOKEN]})), "unparseable"),
+    "more ids than log-probs": (sends(event("a", token_ids=[1, 2], logprobs={"content": [TOKEN]})), "unparseable"),
+    "a log-prob is text": (sends(event("a", logprobs={"content": [{"token": "a", "logprob": "x"}]})), "unparseable"),
+    "not UTF-8": (sends(b"data: \xff\xfe\n\n"), "unparseable"),
+    "an endless line": (sends(*["data: " + "x" * 65_536] * 20), "unparseable"),
+    "a plan of 10 MB": (sends(*[event("x" * 50_000)] * 200), "unparseable"),
+    "an error event": (sends('data: {"error": {"message": "engine died", "code": 500}}\n\n'), "down"),
+    "ends early": (sends(event("{")), "down"),
+    "dies early": (sends(event("{"), cut=True), "down"),
+    "says nothing": (sends(), "down"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STREAMS)
+async def test_bad_streams(name: str) -> None:
+    handler, reason = BAD_STREAMS[name]
+    async with conductor_on(handler) as conductor:
+        assert await reason_of(conductor) == reason
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(500, "down"), (503, "down"), (429, "down"), (400, "refused"), (401, "refused"), (404, "refused")],
+)
+async def test_statuses(status: int, reason: str) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    async with conductor_on(handler) as conductor:
+        assert await reason_of(conductor) == reason
+        assert not await conductor.ready()
+
+
+@pytest.mark.parametrize("handler", [sends(event("{"), pause_s=3.0), sends(*[": \n\n"] * 40, pause_s=0.05)])
+async def test_a_hanging_or_dribbling_server_is_slow(handler: Handler) -> None:
+    async with conductor_on(handler) as conductor:
+        start = asyncio.get_running_loop().time()
+        assert await reason_of(conductor, timeout_s=0.2) == "slow"
+        assert asyncio.get_running_loop().time() - start < 1.0
+
+
+async def test_the_clients_own_bound_holds_when_the_call_allows_more() -> None:
+    async with conductor_on(sends(event("{"), pause_s=3.0), timeout_s=0.2) as conductor:
+        assert await reason_of(conductor, timeout_s=60.0) == "slow"
+
+
+async def test_after_failures_in_a_row_calls_fail_at_once() -> None:
+    asked = 0
+
+    async def handler(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=500)
+
+    async with conductor_on(handler, breaker=Breaker(failures_max=3, cool_down_s=60.0)) as conductor:
+        assert [await reason_of(conductor) for _ in range(6)] == ["down"] * 6
+    assert asked == 3
+
+
+async def test_refusals_do_not_open_the_breaker() -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=404)
+
+    async with conductor_on(handler, breaker=Breaker(failures_max=1, cool_down_s=60.0)) as conductor:
+        assert [await reason_of(conductor) for _ in range(3)] == ["refused"] * 3
+
+
+async def test_leaving_midway_closes_the_connection_and_is_no_failure() -> None:
+    gone = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        await reply.write(event("{").encode())
+        try:
+            for _ in range(200):
+                await reply.write(b": waiting\n\n")
+                await asyncio.sleep(0.01)
+        except (ConnectionError, asyncio.CancelledError):
+            gone.set()
+            raise
+        return reply
+
+    async with conductor_on(handler, breaker=Breaker(failures_max=1, cool_down_s=60.0)) as conductor:
+        items = conductor.decode(planning_call())
+        await anext(items)
+        await items.aclose()
+        await asyncio.wait_for(gone.wait(), 1.0)
+        first = await anext(again := conductor.decode(planning_call()))
+        assert isinstance(first, ConductorChunk)
+        await again.aclose()
+
+
+# ---------------------------------------------------------------- hosted models
+
+
+def choosy(*refused: str, seen: list[dict[str, Any]]) -> Handler:
+    """A hosted model that calls these options bad, one at a time, in OpenAI's words."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        seen.append(body)
+        for name in refused:
+            if name in body:
+                message = f"Unsupported parameter: '{name}' is not supported with this model."
+                return web.json_response({"error": {"message": message, "param": name}}, status=400)
+        return await sends(event('{"steps":[]}'), event(finish="stop"), "data: [DONE]\n\n")(request)
+
+    return handler
+
+
+async def test_what_a_hosted_model_refuses_is_left_out_from_then_on() -> None:
+    seen: list[dict[str, Any]] = []
+    handler = choosy("logprobs", "max_tokens", "temperature", seen=seen)
+    async with conductor_on(handler, structured="json_schema", api_key="k") as conductor:
+        for _ in range(2):
+            items = [item async for item in conductor.decode(planning_call())]
+            assert isinstance(items[-1], ConductorEnd)
+            assert items[-1].usage.estimated
+            assert items[-1].model == "m-1"
+    assert len(seen) == 5
+    last = seen[-1]
+    assert last["max_completion_tokens"] == 256
+    assert not {"logprobs", "max_tokens", "temperature", "return_token_ids", "structured_outputs"} & set(last)
+
+
+async def test_vllm_is_never_asked_for_less() -> None:
+    seen: list[dict[str, Any]] = []
+    async with conductor_on(choosy("logprobs", seen=seen)) as conductor:
+        assert await reason_of(conductor) == "refused"
+    assert len(seen) == 1
+    assert seen[0]["return_token_ids"] is seen[0]["logprobs"] is True
+
+
+@pytest.mark.parametrize(
+    ("structured", "fields"),
+    [
+        ("vllm", {"structured_outputs", "return_token_ids"}),
+        ("json_schema", {"response_format"}),
+        ("json_object", {"response_format"}),
+        ("none", set()),
+    ],
+)
+async def test_each_dialect_sends_its_fields(structured: Any, fields: set[str]) -> None:
+    seen: list[dict[str, Any]] = []
+    async with conductor_on(choosy(seen=seen), structured=structured, logprobs=False) as conductor:
+        assert [item async for item in conductor.decode(planning_call(seed=3))]
+    assert set(seen[0]) & {"structured_outputs", "return_token_ids", "response_format"} == fields
+    assert seen[0]["seed"] == 3
+    assert "logprobs" not in seen[0]
+
+
+async def test_the_key_and_the_calls_headers_are_sent() -> None:
+    headers: dict[str, str] = {}
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        headers.update(request.headers)
+        return await sends(event("{}", "stop"))(request)
+
+    async with conductor_on(handler, api_key="secret") as conductor:
+        call = planning_call()
+        async for _ in conductor.decode(
+            type(call)(call.messages, call.schema, call.sampling, 5.0, headers={"x-a": "b"})
+        ):
+            pass
+    assert (headers["Authorization"], headers["x-a"]) == ("Bearer secret", "b")
+
+
+async def test_describe_tells_the_manifest_or_why_not() -> None:
+    entries: list[dict[str, Any]] = [{"id": "other"}]
+
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response({"data": entries})
+
+    async with conductor_on(handler) as conductor:
+        assert not await conductor.ready()
+        entries.append({"id": "conductor", "baton": {"prompt_version": "1"}})
+        assert await conductor.ready()
+        assert await conductor.describe() == {"id": "conductor", "prompt_version": "1"}
+        entries[-1] = {"id": "conductor"}
+        assert await conductor.describe() == {"id": "conductor"}
+
+
+def test_an_unknown_dialect_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="structured"):
+        HttpConductor("http://x/v1", "m", structured="yaml")  # type: ignore[arg-type]
+
+
+def test_the_strict_schema_has_types_everywhere() -> None:
+    strict = strict_schema(
+        {"a": {"enum": ["x"]}, "b": {"enum": [0, 1]}, "c": {"const": "all"}, "d": {"type": "array", "maxItems": 0}}
+    )
+    assert strict == {
+        "a": {"enum": ["x"], "type": "string"},
+        "b": {"enum": [0, 1], "type": "integer"},
+        "c": {"enum": ["all"], "type": "string"},
+        "d": {"type": "array", "maxItems": 0, "items": {"type": "integer"}},
+    }
+    assert strict_schema(SCHEMA)["properties"]["steps"]["items"]["properties"]["worker"]["type"] == "string"
