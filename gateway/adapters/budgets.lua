@@ -80,7 +80,7 @@ function op.hold()
   return { 'ok', granted }
 end
 
--- id, granted, lease_ms, scopes: a hold from before the rebuild
+-- id, granted, lease_ms, scopes: a hold from before the rebuild; one that is known, open or settled, is left alone
 function op.restore()
   if redis.call('EXISTS', HOLD) == 0 then
     open_hold(ARGV[3], nano(ARGV[4]), tonumber(ARGV[5]), { unpack(ARGV, 6) })
@@ -136,12 +136,13 @@ function op.ping()
 end
 
 -- A rebuild is begin, fill..., commit under one token; everyone else is stale meanwhile, and a second rebuild takes
--- over from one that died. Where another gateway has rebuilt since the caller lost its epoch, there is nothing to do.
+-- over from one that died. Where an epoch is in force, because nothing was lost or another gateway has rebuilt, the
+-- caller joins it.
 local rebuild = {}
 
 function rebuild.begin()
   local current = epoch()
-  if current and current ~= CALLER then
+  if current then
     return { 'join', current }
   end
   for _, id in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do

@@ -25,6 +25,7 @@ from gateway.core.ledger import (
     hold_unknown,
 )
 from gateway.errors import MoneyUnavailable
+from gateway.service.ports import OPEN_LEASE_S
 
 _FILL_SCOPES = 1000  # a rebuild sends this many scopes a call, so that no call blocks Redis for long
 _OPEN_MAX = 100_000  # holds remembered for a rebuild; far above what one process has in flight
@@ -82,12 +83,15 @@ class RedisBudgets:
         _, posted, held = await self._run("balance", scope)
         return Balance(posted, held)
 
-    async def load(self, posted: Mapping[str, int]) -> None:
+    async def load(
+        self, posted: Mapping[str, int], open_holds: Sequence[Hold] = (), lease_s: float = OPEN_LEASE_S
+    ) -> None:
         for amount in posted.values():
             check_nano(amount)
         async with self._loading:
             epoch = await self._rebuild(posted)
-            for hold, lease_ms in list(self._open.values()):
+            given = {hold.id: (hold, round(lease_s * 1000)) for hold in open_holds}
+            for hold, lease_ms in list((given | self._open).values()):
                 names = [scope.name for scope in hold.scopes]
                 await self._run("restore", hold.id, hold.granted_nano, lease_ms, *names, epoch=epoch)
             self._epoch = epoch
@@ -110,7 +114,7 @@ class RedisBudgets:
         return int(rest[0])
 
     async def _rebuild(self, posted: Mapping[str, int]) -> bytes:
-        """The new epoch, or the one another gateway has opened meanwhile."""
+        """The new epoch, or the one in force: nothing was lost, or another gateway has rebuilt."""
         token = secrets.token_hex(8)
         status, *joined = await self._run("begin", token)
         if status == b"join":

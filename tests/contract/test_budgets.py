@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.adapters.budgets import RedisBudgets
-from gateway.core.ledger import Balance, Scope
+from gateway.core.ledger import Balance, Hold, Scope
 from gateway.core.money import NANO_MAX
 from gateway.errors import BudgetExceeded, Conflict, MoneyUnavailable, NotFound
 from gateway.service.ports import Budgets
@@ -202,14 +202,29 @@ async def test_a_flushed_store_refuses_until_rebuilt_and_open_holds_come_back(sh
     assert await budgets.balance("key:k") == Balance(25, 0)
 
 
-async def test_loading_again_sets_the_totals_and_keeps_settled_holds_settled(budgets: Budgets) -> None:
+async def test_loading_a_store_that_lost_nothing_changes_nothing(budgets: Budgets) -> None:
     await budgets.hold("spent", 10, 10, [KEY], LEASE_S)
     await budgets.post("spent", 10)
     await budgets.hold("open", 20, 20, [KEY], LEASE_S)
-    await budgets.load({"key:k": 12, **{f"user:{n}": n for n in range(2500)}})
-    assert await budgets.balance("key:k") == Balance(12, 20)
-    assert await budgets.balance("user:2499") == Balance(2499, 0)
-    assert await budgets.post("spent", 3) == 10
+    await budgets.load({"key:k": 40})
+    assert await budgets.balance("key:k") == Balance(10, 20)
+
+
+async def test_a_rebuild_takes_totals_of_many_scopes(budgets: Budgets, shared: Shared) -> None:
+    await shared.flush()
+    await budgets.load({f"user:{n}": n for n in range(2500)})
+    assert [(await budgets.balance(f"user:{n}")).posted_nano for n in (0, 999, 1000, 2499)] == [0, 999, 1000, 2499]
+
+
+async def test_open_holds_of_a_dead_gateway_are_reserved_again_and_can_be_settled(shared: Shared) -> None:
+    budgets = shared.gateway()
+    dead = [Hold("h1", 30, (ORG, KEY)), Hold("h2", 40, (ORG,))]
+    await budgets.load({"org:o": 5}, dead, LEASE_S)
+    assert (await budgets.balance("org:o"), await budgets.balance("key:k")) == (Balance(5, 70), Balance(0, 30))
+    assert await budgets.uncertain("h1") == 30
+    assert await budgets.void("h2") == 0
+    await budgets.load({}, dead, LEASE_S)
+    assert (await budgets.balance("org:o"), await budgets.balance("key:k")) == (Balance(35, 0), Balance(30, 0))
 
 
 async def test_two_gateways_share_one_budget(shared: Shared, budgets: Budgets) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.core.ledger import Balance, Hold, Ledger, Scope
 from gateway.errors import MoneyUnavailable
+from gateway.service.ports import OPEN_LEASE_S
 
 
 def monotonic_ms() -> int:
@@ -26,10 +27,8 @@ class FakeBudgetStore:
     def flush(self) -> None:
         self.ledger, self.epoch = Ledger(), 0
 
-    def rebuild(self, posted: Mapping[str, int]) -> None:
-        settled = {hold_id: entry for hold_id, entry in self.ledger.holds.items() if entry.state != "open"}
-        self.ledger = Ledger(posted)
-        self.ledger.holds = settled
+    def open(self, ledger: Ledger) -> None:
+        self.ledger = ledger
         self.epochs_opened += 1
         self.epoch = self.epochs_opened
 
@@ -80,13 +79,17 @@ class FakeBudgets:
     async def balance(self, scope: str) -> Balance:
         return self._ledger().balance(scope)
 
-    async def load(self, posted: Mapping[str, int]) -> None:
+    async def load(
+        self, posted: Mapping[str, int], open_holds: Sequence[Hold] = (), lease_s: float = OPEN_LEASE_S
+    ) -> None:
         if self.store.away:
             raise MoneyUnavailable("the budget store is away")
-        if self.store.epoch in (0, self._epoch):
-            self.store.rebuild(posted)
+        rebuilt = Ledger(posted)
+        if self.store.epoch == 0:
+            self.store.open(rebuilt)
         self._epoch = self.store.epoch
-        for hold, lease_ms in self._open.values():
+        given = {hold.id: (hold, round(lease_s * 1000)) for hold in open_holds}
+        for hold, lease_ms in (given | self._open).values():
             names = [scope.name for scope in hold.scopes]
             self.store.ledger.restore(hold.id, hold.granted_nano, names, self.store.now_ms() + lease_ms)
 
