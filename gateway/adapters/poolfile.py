@@ -39,12 +39,13 @@ def load(path: Path, env: Mapping[str, str]) -> PoolFile:
     document = read(path, _TEXT_KEYS)
     if not isinstance(document.data, dict):
         raise document.error((), "must be a mapping with `workers` and `pools`; see docs/pool.md")
-    _raise_first(document, [*_inline_secrets(document.data), *_name_clashes(document.data)])
+    mistakes = [*_inline_secrets(document.data), *_name_clashes(document.data)]
     try:
         pool = PoolFile.model_validate(document.data)
     except ValidationError as error:
-        _raise_first(document, [(_place(e, document), _explain(e, document)) for e in error.errors()])
-        raise
+        mistakes += [(_place(e, document), _explain(e)) for e in _telling(error.errors())]
+    if mistakes:
+        raise _first(document, mistakes)
     workers = tuple(_priced(worker, index, document) for index, worker in enumerate(pool.workers))
     for index, worker in enumerate(workers):
         try:
@@ -89,10 +90,17 @@ def _secret_file(ref: str, path: Path) -> str:
     return value
 
 
-def _raise_first(document: Document, mistakes: list[tuple[Loc, str]]) -> None:
-    errors = [document.error(loc, what) for loc, what in mistakes]
-    if errors:
-        raise min(errors, key=lambda error: int(error.message.removeprefix(f"{document.path}:").partition(":")[0]))
+def _first(document: Document, mistakes: list[tuple[Loc, str]]) -> ConfigError:
+    """The error of the mistake that stands first in the file; one about the whole file only where there is no other."""
+    loc, what = min(mistakes, key=lambda mistake: (mistake[0] == (), document.line(mistake[0])))
+    return document.error(loc, what)
+
+
+def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without the consequences: a misspelt key also makes one missing, and a bad worker also shortens the list."""
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    inner = {error["loc"][:depth] for error in errors for depth in range(len(error["loc"]))}
+    return unknown or [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
 
 
 def _workers(data: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -138,7 +146,7 @@ def _place(error: ErrorDetails, document: Document) -> Loc:
     return loc
 
 
-def _explain(error: ErrorDetails, document: Document) -> str:
+def _explain(error: ErrorDetails) -> str:
     loc = error["loc"]
     name = str(loc[-1]) if loc else ""
     match error["type"]:

@@ -89,7 +89,11 @@ class HttpWorkers:
                 raw = await upstream.bounded_body(response, self._reply_bytes_max)
         completion = checked_completion(upstream.parse_object(raw))
         usage = billed_usage(
-            read_usage(completion), body, len(content), text_bytes(c["message"] for c in completion["choices"])
+            read_usage(completion),
+            body,
+            len(content),
+            text_bytes(choice["message"] for choice in completion["choices"]),
+            call.worker.context_tokens,
         )
         return WorkerReply(completion, usage, {"content-type": response.headers.get("content-type", "")})
 
@@ -179,7 +183,7 @@ class StreamTally:
         """The closing chunk with the usage to bill. Raises UpstreamProtocol when the stream ended too early."""
         if not (self.done or self._finished):
             raise UpstreamProtocol("the worker's stream ended before its reply was whole")
-        usage = billed_usage(self._usage, body, request_bytes, self.text_bytes)
+        usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
         head = {**self._head, "model": self._head["model"] or call.worker.model}
         return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
 

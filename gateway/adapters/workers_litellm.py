@@ -57,7 +57,7 @@ def offline_price(model: str, context_tokens: int = 0) -> Price | None:
     amounts = [_dearest(entry, f"{side}_cost_per_token", context_tokens) for side in ("input", "output")]
     if None in amounts:
         return None
-    per_mtok = [str(amount * 1_000_000) for amount in amounts if amount is not None]
+    per_mtok = [f"{(amount * 1_000_000).normalize():f}" for amount in amounts if amount is not None]
     return Price.model_validate({"input_usd_per_mtok": per_mtok[0], "output_usd_per_mtok": per_mtok[1]})
 
 
@@ -114,6 +114,7 @@ def _litellm() -> ModuleType:
     litellm.modify_params = False
     litellm.num_retries = 0
     litellm.cache = None
+    litellm.REPEATED_STREAMING_CHUNK_LIMIT = 2**31  # else a reply of a hundred equal pieces is a server error
     litellm.disable_hf_tokenizer_download = True
     for callbacks in ("callbacks", "success_callback", "failure_callback", "input_callback", "service_callback"):
         setattr(litellm, callbacks, [])
@@ -158,7 +159,7 @@ class LiteLLMWorkers:
         generated = text_bytes(choice["message"] for choice in completion["choices"])
         if generated > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
-        usage = billed_usage(read_usage(completion), body, _size(body), generated)
+        usage = billed_usage(read_usage(completion), body, _size(body), generated, call.worker.context_tokens)
         return WorkerReply(completion, usage)
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:

@@ -15,8 +15,8 @@ from yaml.constructor import SafeConstructor
 
 from gateway.errors import ConfigError
 
-FILE_BYTES_MAX = 1 << 20
-VALUES_MAX = 50_000
+FILE_BYTES_MAX = 1 << 18
+VALUES_MAX = 10_000
 NESTING_MAX = 16
 Loc = tuple[str | int, ...]
 
@@ -31,10 +31,13 @@ class Document:
 
     def error(self, loc: Loc, what: str) -> ConfigError:
         """The error for one value. An unknown place (a missing key) takes the line of what should hold it."""
-        known = loc
-        while known and known not in self.lines:
-            known = known[:-1]
-        return self._at(self.lines.get(known, 1), loc, what)
+        return self._at(self.line(loc), loc, what)
+
+    def line(self, loc: Loc) -> int:
+        """The line of a value, or of the nearest thing around it that the file has."""
+        while loc and loc not in self.lines:
+            loc = loc[:-1]
+        return self.lines.get(loc, 1)
 
     def _at(self, line: int, loc: Loc, what: str) -> ConfigError:
         place = dotted(loc)
@@ -78,7 +81,8 @@ def _compose(document: Document, raw: bytes) -> yaml.Node | None:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise document._at(line, (), f"not YAML: {error.problem or error.context}; mend this line") from None
+        began = f", {error.context} from line {error.context_mark.line + 1}" if error.context_mark else ""
+        raise document._at(line, (), f"not YAML: {error.problem}{began}; mend it there or above") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise document._at(1, (), f"not YAML: {error}; mend the file") from None
 

@@ -1,7 +1,8 @@
 """Tokens of one call as they will be billed: read from an OpenAI `usage` object, bounded, or estimated. Pure.
 
-A worker's word is not taken for what it cannot be: counts that are no whole numbers count as missing, and counts above
-what the request could have used are cut to that bound, so that no reply costs more than was held for it.
+A worker's word is not taken for what it cannot be: counts that are no whole numbers count as missing, and counts that
+neither the request nor the worker's context allows are cut. A bill above what was asked but within the context is
+believed and charged in full (thinking that a vendor counts beside `max_tokens`): hiding it would hide real spending.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     return {**body, "estimated": True} if usage.estimated else body
 
 
-def billed_usage(reported: Usage | None, request: Mapping[str, Any], request_bytes: int, reply_bytes: int) -> Usage:
-    """What a call counts as: the report where there is one, else bytes ÷ 4 rounded up; never above the bounds.
+def billed_usage(
+    reported: Usage | None, request: Mapping[str, Any], request_bytes: int, reply_bytes: int, context_tokens: int = 0
+) -> Usage:
+    """What a call counts as: the report where there is one, else bytes ÷ 4 rounded up; either cut to what is possible.
 
-    `request_bytes` is the size of the body sent, `reply_bytes` of the text that came back, both UTF-8.
+    Possible is the larger of what the request allows and `context_tokens`. `request_bytes` is the size of the body
+    sent, `reply_bytes` of the text that came back, both UTF-8.
     """
     usage = reported or Usage(_tokens(request_bytes), _tokens(reply_bytes), estimated=True)
-    prompt = min(usage.prompt_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes))
-    completion = min(usage.completion_tokens, _completion_bound(request) or usage.completion_tokens)
+    prompt = min(usage.prompt_tokens, max(context_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes)))
+    completion = min(usage.completion_tokens, _completion_bound(usage.completion_tokens, request, context_tokens))
     cut = (prompt, completion) != (usage.prompt_tokens, usage.completion_tokens)
     return Usage(prompt, completion, usage.estimated or cut)
 
@@ -67,10 +71,12 @@ def _prompt_bound(prompt_tokens: int, request: Mapping[str, Any], request_bytes:
     return max(request_bytes, input_tokens_bound(request.get("messages") or ()))
 
 
-def _completion_bound(request: Mapping[str, Any]) -> int | None:
-    tokens_max = request.get("max_completion_tokens") or request.get("max_tokens")
+def _completion_bound(completion_tokens: int, request: Mapping[str, Any], context_tokens: int) -> int:
+    tokens_max = request.get("max_completion_tokens") or request.get("max_tokens") or context_tokens
     choices = request.get("n") or 1
-    return tokens_max * choices if isinstance(tokens_max, int) and isinstance(choices, int) else None
+    if not (tokens_max and isinstance(tokens_max, int) and isinstance(choices, int)):
+        return completion_tokens
+    return max(tokens_max, context_tokens) * choices
 
 
 def _is_count(value: Any) -> bool:

@@ -229,14 +229,15 @@ async def test_usage_that_is_nonsense_counts_as_none(workers: HttpWorkers, lie: 
     assert reply.usage.completion_tokens == 1
 
 
-async def test_usage_above_what_was_asked_is_cut(workers: HttpWorkers) -> None:
+async def test_usage_above_the_worker_s_whole_context_is_cut(workers: HttpWorkers) -> None:
     lie = {"prompt_tokens": 10**12, "completion_tokens": 10**12}
     reply = await whole(workers, replies(completion("four", lie)))
-    assert reply.usage.completion_tokens == 50
-    assert reply.usage.prompt_tokens < 1000
-    assert reply.usage.estimated
-    honest = await whole(workers, replies(completion("four", {"prompt_tokens": 9, "completion_tokens": 50})))
-    assert honest.usage == Usage(9, 50)
+    assert reply.usage == Usage(8192, 8192, estimated=True)
+
+
+async def test_a_bill_above_what_was_asked_is_charged_in_full(workers: HttpWorkers) -> None:
+    thinking = {"prompt_tokens": 9, "completion_tokens": 900}  # max_tokens was 50
+    assert (await whole(workers, replies(completion("four", thinking)))).usage == Usage(9, 900)
 
 
 async def test_a_body_of_100_mib(workers: HttpWorkers) -> None:

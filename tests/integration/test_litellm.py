@@ -1,0 +1,167 @@
+"""LiteLLM's adapter: what it must not do beside translating, and the offline prices."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.adapters.poolfile import load
+from gateway.adapters.workers_litellm import LiteLLMWorkers, offline_price
+from gateway.core.pool import WorkerSpec
+from gateway.errors import ConfigError, UpstreamError, UpstreamRefused
+from gateway.service.ports import WorkerCall
+from tests.upstreams.anthropic import Anthropic
+from tests.upstreams.base import Script
+
+pytestmark = pytest.mark.litellm
+pytest.importorskip("litellm", reason="needs the litellm extra")
+KEY = "sk-ant-0123456789"
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Anthropic]:
+    anthropic = Anthropic(KEY)
+    async with anthropic.serving():
+        yield anthropic
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[LiteLLMWorkers]:
+    workers = LiteLLMWorkers({"w": KEY})
+    yield workers
+    await workers.close()
+
+
+def a_call(url: str, **body: Any) -> WorkerCall:
+    spec = WorkerSpec.model_validate(
+        {"name": "w", "handle": "atlas", "kind": "litellm", "model": "anthropic/claude-haiku-4-5", "url": url}
+    )
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
+    return WorkerCall(spec, {"messages": messages, "max_tokens": 50, **body}, 5.0, "rollout", "step")
+
+
+async def test_the_vendors_own_wire_is_spoken(workers: LiteLLMWorkers, upstream: Anthropic) -> None:
+    upstream.script = Script(text="hello")
+    await workers.complete(a_call(upstream.url, temperature=0.25, stop=["END"]))
+    [seen] = upstream.seen
+    assert seen.body["model"] == "claude-haiku-4-5"
+    assert "Be brief." in str(seen.body["system"])
+    assert [message["role"] for message in seen.body["messages"]] == ["user"]
+    assert seen.body["temperature"] == 0.25
+    assert seen.body["stop_sequences"] == ["END"]
+    assert seen.body["max_tokens"] == 50
+
+
+@pytest.mark.parametrize("status", [429, 500, 529])
+async def test_it_does_not_retry(workers: LiteLLMWorkers, upstream: Anthropic, status: int) -> None:
+    upstream.script = Script(status=status)
+    with pytest.raises(UpstreamError):
+        await workers.complete(a_call(upstream.url))
+    with pytest.raises(UpstreamError):
+        _ = [chunk async for chunk in workers.stream(a_call(upstream.url))]
+    assert len(upstream.seen) == 2
+
+
+async def test_it_does_not_cache(workers: LiteLLMWorkers, upstream: Anthropic) -> None:
+    for text in ("first", "second"):
+        upstream.script = Script(text=text)
+        reply = await workers.complete(a_call(upstream.url))
+        assert reply.body["choices"][0]["message"]["content"] == text
+
+
+async def test_an_unsupported_parameter_is_said_not_dropped(workers: LiteLLMWorkers, upstream: Anthropic) -> None:
+    upstream.script = Script(text="hello")
+    with pytest.raises(UpstreamRefused, match="logit_bias"):
+        await workers.complete(a_call(upstream.url, logit_bias={"5": 10}))
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    "name", ["api_base", "base_url", "mock_response", "fallbacks", "extra_headers", "custom_llm_provider"]
+)
+async def test_a_request_cannot_steer_litellm(workers: LiteLLMWorkers, upstream: Anthropic, name: str) -> None:
+    with pytest.raises(UpstreamRefused, match=name) as caught:
+        await workers.complete(a_call(upstream.url, **{name: "http://127.0.0.1:1"}))
+    assert not caught.value.dispatched
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/x.png", " HTTPS://example.org/x.png", "file:///etc/passwd"])
+async def test_it_fetches_nothing_for_a_client(workers: LiteLLMWorkers, upstream: Anthropic, url: str) -> None:
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]
+    with pytest.raises(UpstreamRefused, match="data: URLs only"):
+        await workers.complete(a_call(upstream.url, messages=[{"role": "user", "content": parts}]))
+    assert upstream.seen == []
+
+
+async def test_what_is_not_there_was_not_dispatched(workers: LiteLLMWorkers) -> None:
+    with pytest.raises(UpstreamError, match="cannot be reached") as caught:
+        await workers.complete(a_call("http://127.0.0.1:9"))
+    assert not caught.value.dispatched
+    assert caught.value.retryable
+
+
+async def test_a_reply_over_the_bound_is_refused(upstream: Anthropic) -> None:
+    workers = LiteLLMWorkers({"w": KEY}, reply_bytes_max=1000)
+    upstream.script = Script(text="word " * 400)
+    with pytest.raises(UpstreamError, match="larger than"):
+        await workers.complete(a_call(upstream.url))
+    with pytest.raises(UpstreamError, match="larger than"):
+        _ = [chunk async for chunk in workers.stream(a_call(upstream.url))]
+    await workers.close()
+
+
+async def test_silence_in_a_stream_is_bounded(upstream: Anthropic) -> None:
+    workers = LiteLLMWorkers({"w": KEY}, chunk_gap_s_max=0.2)
+    upstream.script = Script(text="one two three", gap_s=0.4)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(UpstreamError):
+        _ = [chunk async for chunk in workers.stream(replace(a_call(upstream.url), timeout_s=10.0))]
+    assert asyncio.get_running_loop().time() - began < 4.0
+    await workers.close()
+
+
+def test_offline_prices() -> None:
+    haiku = offline_price("anthropic/claude-haiku-4-5")
+    assert haiku is not None
+    assert (haiku.input_usd_per_mtok, haiku.output_usd_per_mtok) == (Decimal(1), Decimal(5))
+    assert offline_price("anthropic/no-such-model") is None
+    assert offline_price("gemini/claude-haiku-4-5") is None, "another provider's price is no price"
+    small, large = offline_price("gemini/gemini-2.5-pro", 200_000), offline_price("gemini/gemini-2.5-pro", 1_000_000)
+    assert small is not None
+    assert large is not None
+    assert large.input_usd_per_mtok == 2 * small.input_usd_per_mtok, "the dearer tier counts once it is in reach"
+
+
+def test_a_model_without_a_price_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(
+        "workers:\n  - {name: a, handle: atlas, kind: litellm, model: anthropic/none-such}\npools: {default: [a]}\n"
+    )
+    with pytest.raises(ConfigError, match=r"yaml:2: workers\[0\]\.price: LiteLLM's offline map has no price"):
+        load(path, {})
+
+
+def test_reading_prices_loads_no_litellm_and_loading_it_opens_no_connection() -> None:
+    code = """
+import socket, sys
+from gateway.adapters.workers_litellm import LiteLLMWorkers, offline_price
+assert offline_price("anthropic/claude-haiku-4-5")
+assert "litellm" not in sys.modules
+def refuse(*args, **kwargs): raise SystemExit("importing LiteLLM opened a connection")
+socket.socket.connect = refuse
+socket.getaddrinfo = refuse
+LiteLLMWorkers({})
+import litellm
+assert litellm.callbacks == [] and litellm.cache is None and litellm.num_retries == 0
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr + done.stdout

@@ -1,0 +1,227 @@
+"""The pool file: what is read, and the one line that each mistake gets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.adapters.poolfile import load, resolve_secret, secrets
+from gateway.core.pool import PoolFile, Price, WorkerSpec
+from gateway.errors import ConfigError
+from scripts.pool_schema import TARGET, rendered, schema
+
+EXAMPLES = sorted((TARGET.parent.parent / "deploy" / "pools").glob("*.yaml"))
+ENV = {name: "k-123" for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY")} | {
+    "RUN_PYTHON_KEY": "k-456"
+}
+GOOD = """\
+workers:
+  - name: first
+    handle: atlas
+    kind: openai
+    model: m
+    url: http://127.0.0.1:1/v1/
+    api_key: env:OPENAI_API_KEY
+    price: {input_usd_per_mtok: 0.1, output_usd_per_mtok: 1e1}
+    version: 1.10
+    params: {temperature: 0.5, seed: 7}
+  - name: vote
+    handle: chorus
+    kind: tool
+    url: builtin:vote
+pools:
+  default: [first, vote]
+"""
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "pool.yaml"
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        return path
+
+    return write
+
+
+def test_a_good_file(write: Write) -> None:
+    pool = load(write(GOOD), ENV)
+    first = pool.worker("first")
+    assert first.url == "http://127.0.0.1:1/v1"
+    assert first.price is not None
+    assert first.price.input_usd_per_mtok == Decimal("0.1"), "prices never pass through a float"
+    assert first.price.output_usd_per_mtok == 10
+    assert first.version == "1.10"
+    assert first.params == {"temperature": 0.5, "seed": 7}
+    assert [worker.name for worker in pool.pool("default")] == ["first", "vote"]
+    assert secrets(pool, ENV) == {"first": "k-123"}
+
+
+def test_what_costs_nothing_by_construction_needs_no_price(write: Write) -> None:
+    text = GOOD.replace("    kind: tool\n    url: builtin:vote\n", "    kind: self\n")
+    for good in (GOOD, text):
+        price = load(write(good), ENV).worker("vote").price
+        assert price is not None
+        assert price.input_nano_per_mtok == price.output_nano_per_mtok == price.call_nano == 0
+
+
+# (what to replace, by what, the line, the field, words of the message)
+MISTAKES = [
+    ("handle: chorus", "handle: atlas", 12, "workers[1].handle", "already the handle of workers[0]; make it unique"),
+    ("name: vote", "name: first", 11, "workers[1].name", "already the name of workers[0]; make it unique"),
+    ("    model: m\n", "    modle: m\n", 5, "workers[0].modle", "unknown key; did you mean `model`?"),
+    ("pools:", "pool:", 15, "pool", "unknown key; did you mean `pools`?"),
+    ("input_usd_per_mtok", "input_usd_per_mtoks", 8, "workers[0].price.input_usd_per_mtoks", "did you mean"),
+    ("env:OPENAI_API_KEY", "sk-proj-abcdef", 7, "workers[0].api_key", "write `api_key: env:NAME`"),
+    ("env:OPENAI_API_KEY", "12345678", 7, "workers[0].api_key", "a secret must not stand in this file"),
+    ("seed: 7", "api_key: sk-proj-abcdef", 10, "workers[0].params.api_key", "a secret must not stand"),
+    ("http://127", "http://me:sk-proj-abcdef@127", 6, "workers[0].url", "a secret must not stand"),
+    ("env:OPENAI_API_KEY", "env:OTHER_KEY", 7, "workers[0].api_key", "`env:OTHER_KEY` is not set"),
+    ("env:OPENAI_API_KEY", "file:/no/such", 7, "workers[0].api_key", "cannot be read"),
+    ("[first, vote]", "[first, vota]", 16, "pools.default[1]", "no worker is named `vota`; did you mean `vote`?"),
+    ("  default: [", "  others: [", 1, "", "`default` is `default`, which is not under pools (others)"),
+    ("[first, vote]", "[]", 1, "", "pool `default` is empty"),
+    ("    handle: atlas\n", "", 2, "workers[0].handle", "is missing; add it"),
+    ("handle: atlas", "handle: At Las", 3, "workers[0].handle", "must be 2 to 16 lower-case letters"),
+    ("name: first", "name: fir st", 2, "workers[0].name", "must hold no spaces"),
+    ("kind: openai", "kind: openia", 4, "workers[0].kind", "input should be 'openai', 'litellm', 'tool' or 'self'"),
+    ("    model: m\n", "", 2, "workers[0]", "kind openai needs `url` (…/v1) and `model`"),
+    ("http://127.0.0.1:1/v1/", "ftp://x", 6, "workers[0].url", "must start with http://"),
+    ("builtin:vote", "builtin:note", 14, "workers[1].url", "must start with http://"),
+    ("0.1,", "-1,", 8, "workers[0].price.input_usd_per_mtok", "greater than or equal to 0"),
+    ("0.1,", "cheap,", 8, "workers[0].price.input_usd_per_mtok", "valid decimal"),
+    ("input_usd_per_mtok: 0.1, ", "", 2, "workers[0]", "needs input_usd_per_mtok and output_usd_per_mtok"),
+    ("builtin:vote", "http://127.0.0.1:2/run", 11, "workers[1].price", "is missing; add `price: {call_usd: …}`"),
+    ("    version: 1.10", "    price: 3", 9, "workers[0].price", "given twice; keep one"),
+    ("    version: 1.10", "\tversion: 1.10", 9, "", "indented with a tab; use spaces"),
+    ("version: 1.10", "version: [", 11, "", "not YAML"),
+    ("version: 1.10", "version: &a 1\n    model: *a", 10, "workers[0].model", "given twice"),
+    ("tool\n", "!!python/name:os.system x\n", 13, "workers[1].kind", "the tag"),
+    ("default: [first", "? [a]\n  : [first", 16, "pools", "a key must be plain text"),
+    ("http://127.0.0.1:1/v1/", "\udcff", 6, "", "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "field", "words"), MISTAKES)
+def test_a_mistake_is_one_line_with_place_and_fix(
+    write: Write, old: str, new: str, line: int, field: str, words: str
+) -> None:
+    assert old in GOOD
+    path = write(GOOD.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        load(path, ENV)
+    message = caught.value.message
+    assert message.startswith(f"{path}:{line}: {field}: " if field else f"{path}:{line}: "), message
+    assert words in message
+    assert "\n" not in message
+    assert "sk-proj" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("# nothing\n", "empty"),
+        ("- a\n- b\n", "must be a mapping"),
+        ("a: 1\n---\nb: 2\n", "not YAML"),
+        ("workers: []\npools: {}\n", "workers"),
+        ("workers: &w [*w]\n", "aliases"),
+        ("x: " + "[" * 40 + "]" * 40, "deeply nested"),
+        ("x: " + "[" * 2000, "not YAML"),
+        ("x: [" + "1," * 10_001 + "]", "too many values"),
+        ("a" * (1 << 19), "larger than"),
+    ],
+)
+def test_files_that_are_no_pool_file(write: Write, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load(write(text), ENV)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.yaml", ENV)
+
+
+@given(st.text(max_size=300))
+def test_no_text_gives_anything_but_a_pool_or_an_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(text, errors="ignore")
+    with pytest.raises(ConfigError):
+        load(path, ENV)
+
+
+def test_the_first_mistake_in_the_file_is_the_one_named(write: Write) -> None:
+    path = write(GOOD.replace("handle: chorus", "handle: X").replace("kind: openai", "kind: nothing"))
+    with pytest.raises(ConfigError, match=r"yaml:4: workers\[0\]\.kind"):
+        load(path, ENV)
+
+
+def test_secrets_by_file(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("  sk-in-file\n")
+    assert resolve_secret(f"file:{path}", {}) == "sk-in-file"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"x" * 20_000, b"\xff\xfe", b"two words", b"two\nlines", b"k\xc3\xa9y"]
+)
+def test_a_secret_file_that_holds_no_key(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        resolve_secret(f"file:{path}", {})
+    assert str(path) in caught.value.message
+    assert "words" not in caught.value.message
+
+
+@pytest.mark.parametrize("value", [None, "", "  ", "a b", "a\nb"])
+def test_an_environment_that_holds_no_key(value: str | None) -> None:
+    with pytest.raises(ConfigError, match="env:MY_KEY"):
+        resolve_secret("env:MY_KEY", {} if value is None else {"MY_KEY": value})
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_loads_and_meets_the_published_schema(path: Path) -> None:
+    jsonschema.validate(yaml.safe_load(path.read_text()), json.loads(TARGET.read_text()))
+    if "litellm" in path.read_text() and find_spec("litellm") is None:
+        with pytest.raises(ConfigError, match="litellm"):
+            load(path, ENV)
+        return
+    pool = load(path, ENV)
+    assert all(worker.price is not None for worker in pool.workers)
+    assert all(worker.description for worker in pool.workers)
+    brands = ("gpt", "claude", "gemini", "qwen", "llama", "openai", "deepseek")
+    assert not any(brand in worker.handle for worker in pool.workers for brand in brands)
+
+
+def test_there_are_the_promised_examples() -> None:
+    assert {path.stem for path in EXAMPLES} == {"openai", "anthropic", "gemini", "openrouter", "local", "mixed"}
+
+
+def test_the_published_schema_is_current() -> None:
+    assert TARGET.read_text() == rendered(), "run scripts/pool_schema.py"
+
+
+def test_the_schema_refuses_what_the_reader_refuses() -> None:
+    good = yaml.safe_load(GOOD.replace("1.10", "'1.10'"))
+    jsonschema.validate(good, schema())
+    good["workers"][0]["modle"] = "m"
+    with pytest.raises(jsonschema.ValidationError, match="modle"):
+        jsonschema.validate(good, schema())
+
+
+def test_every_field_is_documented() -> None:
+    text = (TARGET.parent / "pool.md").read_text()
+    fields = [*PoolFile.model_fields, *WorkerSpec.model_fields, *Price.model_fields]
+    assert [field for field in fields if f"`{field}`" not in text] == []
