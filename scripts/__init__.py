@@ -1,0 +1,1 @@
+"""What a developer or CI calls: install, check, test, serve, and the generators of reference pages."""
