@@ -110,6 +110,6 @@ def empty_database_url(pg_server: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 async def pg_engine(database_url: str) -> AsyncIterator[AsyncEngine]:
     """An async engine on `database_url`."""
-    engine = async_engine(database_url)
+    engine = async_engine(database_url, statement_timeout_s=20.0)
     yield engine
     await engine.dispose()

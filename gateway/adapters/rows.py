@@ -71,13 +71,9 @@ def event_rows(event: Event) -> Rows:
     return Rows(ledger=[_ledger_row(event)])
 
 
-def uuid_text(value: Any) -> str:
-    """The canonical form of a UUID. Raises ValueError on anything else."""
-    return str(UUID(value)) if isinstance(value, str) else _no_uuid(value)
-
-
-def _no_uuid(value: Any) -> str:
-    raise ValueError(f"{type(value).__name__} is not a UUID")
+def uuid_text(value: str) -> str:
+    """The canonical form of a UUID. Raises ValueError or AttributeError on anything else."""
+    return str(UUID(value))
 
 
 def _table_row(table: Table, record: Mapping[str, Any]) -> Row:

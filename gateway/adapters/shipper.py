@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import psycopg
 from sqlalchemy import Engine, select
 from sqlalchemy.dialects import postgresql as pg
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import DBAPIError, StatementError
 
 from gateway.adapters import rows
 from gateway.adapters.segments import Position
@@ -95,7 +95,7 @@ class Shipper:
             try:
                 position = await self._advance(position)
                 wait_s = self.limits.backoff_first_s
-            except (SQLAlchemyError, OSError) as error:
+            except Exception as error:  # boundary: the log outlives any surprise; it is reported and tried again
                 reason = _reason(error)
                 log.warning("the log cannot be shipped now, again in %.2f s: %s", wait_s, reason)
                 self.watch.retrying(reason, wait_s)

@@ -83,7 +83,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
         yield World(fake, ingest_fake)
         return
-    store = PostgresStore(async_engine(request.getfixturevalue("database_url")))
+    store = PostgresStore(async_engine(request.getfixturevalue("database_url"), statement_timeout_s=20.0))
 
     async def ingest_real(one: Event) -> None:
         async with store.engine.begin() as connection:
