@@ -28,6 +28,7 @@ from gateway.errors import MoneyUnavailable
 from gateway.service.ports import OPEN_LEASE_S
 
 _FILL_SCOPES = 1000  # a rebuild sends this many scopes a call, so that no call blocks Redis for long
+_NOT_ON_A_HOLD = frozenset({"begin", "fill", "commit", "expired", "balance", "ping"})
 _OPEN_MAX = 100_000  # holds remembered for a rebuild; far above what one process has in flight
 
 
@@ -128,9 +129,7 @@ class RedisBudgets:
     async def _run(self, op: str, *args: str | int, epoch: bytes | None = None) -> list[Any]:
         """[status, …]. Raises MoneyUnavailable when Redis is away or fences this process out."""
         sent = self._epoch if epoch is None else epoch
-        hold = (
-            self._hold_prefix if op in ("begin", "fill", "commit") else f"{self._hold_prefix}{args[0] if args else ''}"
-        )
+        hold = self._hold_prefix if op in _NOT_ON_A_HOLD else f"{self._hold_prefix}{args[0]}"
         try:
             reply = await self._script([*self._keys, hold], [op, sent, *args])
         except RedisAway as error:

@@ -133,6 +133,27 @@ async def test_a_rebuild_that_dies_halfway_leaves_money_refused_and_another_take
     await redis.aclose()
 
 
+async def test_a_rebuild_that_was_overtaken_changes_nothing(server: RedisServer) -> None:
+    slow, quick = RedisBudgets(server.url), RedisBudgets(server.url)
+    await slow._run("begin", "slow")
+    await quick.load({"key:k": 3})
+    for step in (("fill", "slow", "key:k", 40), ("commit", "slow")):
+        with pytest.raises(MoneyUnavailable, match="rebuilding"):
+            await slow._run(*step)
+    assert await quick.balance("key:k") == Balance(3, 0)
+    await slow.load({"key:k": 40})
+    assert await slow.balance("key:k") == Balance(3, 0)
+    await slow.close()
+    await quick.close()
+
+
+async def test_only_so_many_open_holds_are_remembered(budgets: RedisBudgets, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.adapters.budgets._OPEN_MAX", 2)
+    for n in range(3):
+        await budgets.hold(f"h{n}", 1, 1, [KEY], 60)
+    assert list(budgets._open) == ["h1", "h2"]
+
+
 async def test_records_are_bounded_settled_holds_expire_and_empty_scopes_go(
     server: RedisServer, budgets: RedisBudgets
 ) -> None:
