@@ -15,7 +15,7 @@ from typing import Any, cast
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential, wait_random
 
 from gateway.core.rollout import AttemptRecord
-from gateway.errors import BatonError, DeadlineExceeded, UpstreamError
+from gateway.errors import BatonError, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.ports import Clock, WorkerCall, WorkerReply, Workers
 
 ATTEMPTS_MAX = 3
@@ -97,7 +97,9 @@ class Attempts:
                 started_us = self._now_us()
                 chunks = cast(AsyncGenerator[Mapping[str, Any], None], self._workers.stream(trimmed))
                 with self._reported(on_attempt, started_us, failures_only=True):
-                    first = await anext(chunks)
+                    first = await anext(chunks, None)
+                    if first is None:
+                        raise UpstreamProtocol("the worker's stream was empty")
         async with aclosing(chunks):
             with self._reported(on_attempt, started_us):
                 yield first

@@ -157,6 +157,14 @@ async def test_a_stream_that_dies_before_it_spoke_is() -> None:
     assert [record.error for record in bench.records] == ["upstream_protocol", None]
 
 
+async def test_an_empty_stream_is_a_failure_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Says("fine"))
+    monkeypatch.setattr("tests.fakes.workers.chunks", lambda call, says: [])
+    with pytest.raises(UpstreamProtocol, match="empty"):
+        await bench.stream()
+    assert bench.before == [1, 2, 3]
+
+
 async def test_leaving_a_stream_closes_the_worker_and_is_recorded() -> None:
     bench = Bench(Says("one two three"))
     chunks: Any = bench.attempts.stream(CALL, bench.clock.s + 9, bench.records.append)
