@@ -148,8 +148,8 @@ async def build(settings: Settings, services: Services) -> Bundle:
     admin = AdminApi(keys, budgets, pools, auth, settings.body_bytes_max)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     return Bundle(
-        public=_app("Baton", settings, openai.router(), outcomes.router(), health.router()),
-        admin=_app("Baton admin", settings, admin.router(), health.router()),
+        public=_app("Baton", openai.router(), outcomes.router(), health.router()),
+        admin=_app("Baton admin", admin.router(), health.router()),
         health=health,
         completer=completer,
         recovery=Recovery(budgets, store, spool, clock, lease_s=lease_s, sweep_s=settings.money_sweep_s),
@@ -350,9 +350,9 @@ def _openai(
     )
 
 
-def _app(title: str, settings: Settings, *routers: APIRouter) -> ASGIApp:
+def _app(title: str, *routers: APIRouter) -> ASGIApp:
     app = FastAPI(title=title, version=__version__, redirect_slashes=False)
     edge.install(app)
     for router in routers:
         app.include_router(router)
-    return edge.Edge(app, header_bytes_max=settings.header_bytes_max)
+    return edge.Edge(app)

@@ -24,7 +24,7 @@ from gateway.service.ports import Workers
 from gateway.service.rounds import Rounds
 from gateway.service.routers import RulePlanner
 from gateway.service.running import Running
-from tests.fakes.budgets import FakeBudgets
+from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.conductor import Script, ScriptedConductor
 from tests.fakes.journal import FakeJournal
 from tests.fakes.ratelimits import FakeRateLimits
@@ -117,7 +117,8 @@ class Kit:
         self.workers: Any = given if hasattr(given, "complete") else FakeWorkers(given)
         self.store = FakeStore()
         self.journal = FakeJournal(self.store.ingest)
-        self.budgets = FakeBudgets()
+        self.budget_store = FakeBudgetStore()
+        self.budgets = FakeBudgets(self.budget_store)
         self.limits = FakeRateLimits()
         self.metrics = SpyMetrics()
         clock = TestClock()

@@ -1,4 +1,4 @@
-"""The edge: request ids, size limits, JSON, and the one place that turns errors into OpenAI-shaped replies.
+"""The edge: request ids, body limits, JSON, and the one place that turns errors into OpenAI-shaped replies.
 
 Pure ASGI: Starlette's BaseHTTPMiddleware would hide the client's disconnect.
 """
@@ -24,11 +24,10 @@ T = TypeVar("T")
 
 
 class Edge:
-    """Outermost layer: gives every reply its `x-request-id` and bounds the size of the headers."""
+    """Outermost layer: gives every reply its `x-request-id`."""
 
-    def __init__(self, app: ASGIApp, *, header_bytes_max: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._header_bytes_max = header_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -47,11 +46,6 @@ class Edge:
                 ]
             await send(message)
 
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes_max:
-            error = BatonError(f"the headers are over {self._header_bytes_max} bytes", code="headers_too_large")
-            error.status, error.type = 431, "invalid_request_error"
-            await reply(error)(scope, receive, stamped)
-            return
         await self._app(scope, receive, stamped)
 
 
