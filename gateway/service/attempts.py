@@ -22,6 +22,7 @@ ATTEMPTS_MAX = 3
 ATTEMPT_S_MIN = 0.05
 OnAttempt = Callable[[AttemptRecord], None]
 BeforeAttempt = Callable[[int], Awaitable[None]]
+_NOTHING: Mapping[str, Any] = {}
 
 
 class RetryBudget:
@@ -97,8 +98,8 @@ class Attempts:
                 started_us = self._now_us()
                 chunks = cast(AsyncGenerator[Mapping[str, Any], None], self._workers.stream(trimmed))
                 with self._reported(on_attempt, started_us, failures_only=True):
-                    first = await anext(chunks, None)
-                    if first is None:
+                    first = await anext(chunks, _NOTHING)
+                    if first is _NOTHING:
                         raise UpstreamProtocol("the worker's stream was empty")
         async with aclosing(chunks):
             with self._reported(on_attempt, started_us):
