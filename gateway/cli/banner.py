@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.cli.datadir import FACTS
 
-QUESTION = "How many metres are 3.5 kilometres?"
+QUESTION = "How many grams are there in 51 kilograms? Give the amount as a plain number."
 
 
 def banner(facts: Mapping[str, Any], data_dir: Path, *, new: bool, took_s: float) -> str:
