@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SpoolLimits:
-    """`reserve_bytes`: the last part of `total_bytes`, kept for requests that already hold money."""
+    """`reserve_bytes`: the last part of `total_bytes`, a quarter at most, kept for requests that already hold money."""
 
     segment_bytes: int = 16 * MIB
     total_bytes: int = 4096 * MIB
@@ -164,7 +164,7 @@ class Spool:
             raise TooLarge(f"a log record of {size} bytes is over the limit of {limits.record_bytes}")
         if len(self._queue) >= limits.queue_records or self._queued_bytes + size > limits.queue_bytes:
             raise SpoolFull("the journal's queue is full: its disk is too slow for this load")
-        usable = limits.total_bytes - (limits.reserve_bytes if new_work else 0)
+        usable = limits.total_bytes - (min(limits.reserve_bytes, limits.total_bytes // 4) if new_work else 0)
         if self.bytes_on_disk + self._queued_bytes + size > usable:
             raise SpoolFull("the journal is full: PostgreSQL has been away for too long")
 

@@ -36,7 +36,7 @@ _SECRETS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
         (("xox",), _L + r"xox[abeoprs]-[A-Za-z0-9-]{10,255}", SECRET),
         (("eyJ",), _L + r"eyJ[\w-]{8,8192}\.[\w-]{8,8192}\.[\w-]{8,8192}", SECRET),
         (("earer ", "EARER "), r"(?i)\b(bearer[ \t]{1,8})[\w.~+/=-]{16,8192}", rf"\1{SECRET}"),
-        (("://",), r"(?i)\b([a-z][a-z0-9+.-]{1,20}://)[^\s/@:]{0,256}:[^\s/@]{1,256}@", rf"\1{SECRET}@"),
+        (("://",), r"://[^\s/@:]{0,256}:[^\s/@]{1,256}@", f"://{SECRET}@"),
         (("=",), rf"(?i)([?&]{_QUERY}=)[^&\s#\"'<>]{{6,2048}}", rf"\1{SECRET}"),
         (
             ("PRIVATE KEY-----",),

@@ -1,0 +1,96 @@
+"""`Store`, what it learns from outcomes: the fake and PostgreSQL give the same answers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gateway.core.experience import embed
+from tests.records import (
+    a_step,
+)
+from tests.stores import NOW, World, store_world
+
+world = store_world
+
+
+async def near(world: World, text: str = "", task_type: str | None = None, k: int = 8) -> dict[str, tuple[int, float]]:
+    workers = ["alpha", "beta", "gamma"]
+    found = await world.store.experience_near(task_type, embed(text) if text else [], workers, k)
+    return {one.worker: (one.n, one.success_mean) for one in found}
+
+
+def _request(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+async def test_an_outcome_credits_each_finished_step_of_a_model_worker(world: World) -> None:
+    steps = [
+        a_step(0, "alpha", cost_nano=400),
+        a_step(1, "beta", kind="litellm"),
+        a_step(2, "gamma", status="failed"),
+        a_step(3, "gamma", kind="tool"),
+        a_step(4, "gamma", kind="self"),
+    ]
+    rollout_id = await world.rollout(steps=steps)
+    assert await near(world) == {}
+    await world.judge(rollout_id, 0.5)
+    (alpha, beta) = await world.store.experience_near(None, [], ["alpha", "beta", "gamma"], 8)
+    assert (alpha.worker, beta.worker) == ("alpha", "beta")
+    assert (alpha.n, alpha.success_mean, alpha.cost_nano_mean, alpha.latency_ms_mean) == (1, 0.5, 400, 100)
+
+
+async def test_labels_and_comments_are_no_experience(world: World) -> None:
+    rollout_id = await world.rollout()
+    await world.outcome(rollout_id=rollout_id, key_id="key1", kind="label", label="good")
+    assert await near(world) == {}
+    assert await world.store.outcome_count("default") == 0
+
+
+async def test_the_latest_judgement_stands(world: World) -> None:
+    rollout_id = await world.rollout()
+    await world.judge(rollout_id, 0.0, NOW)
+    await world.judge(rollout_id, 1.0, NOW + timedelta(seconds=1))
+    await world.judge(rollout_id, 0.5, NOW - timedelta(seconds=1))
+    assert await near(world) == {"alpha": (1, 1.0), "beta": (1, 1.0)}
+    assert await world.store.outcome_count("default") == 1
+    assert await world.store.outcome_count("other") == 0
+
+
+async def test_the_most_similar_tasks_count(world: World) -> None:
+    sums, poems = "what is 17 plus 25?", "write a poem about the sea at night"
+    for text, value in ((sums, 1.0), (poems, 0.0)):
+        for n in range(3):
+            rollout_id = await world.rollout(request=_request(f"{text} {n}"), steps=[a_step(0)], task_type=None)
+            await world.judge(rollout_id, value)
+    assert await near(world, "what is 4 plus 5?", k=3) == {"alpha": (3, 1.0)}
+    assert await near(world, "a poem about the sea", k=3) == {"alpha": (3, 0.0)}
+    assert await near(world, "a poem about the sea", k=6) == {"alpha": (6, 0.5)}
+
+
+async def test_the_same_task_type_comes_first(world: World) -> None:
+    for task_type, value in (("sum", 1.0), ("poem", 0.0)):
+        for n in range(2):
+            rollout_id = await world.rollout(request=_request("same words"), steps=[a_step(0)], task_type=task_type)
+            await world.judge(rollout_id, value, NOW + timedelta(seconds=n))
+    assert await near(world, "same words", "poem", k=2) == {"alpha": (2, 0.0)}
+    assert await near(world, "same words", "sum", k=2) == {"alpha": (2, 1.0)}
+    assert (await near(world, "", "sum", k=3))["alpha"] == pytest.approx((3, 2 / 3))
+
+
+async def test_without_an_embedding_the_latest_count(world: World) -> None:
+    for n, value in enumerate((0.0, 0.0, 1.0, 1.0)):
+        rollout_id = await world.rollout(steps=[a_step(0)])
+        await world.judge(rollout_id, value, NOW + timedelta(seconds=n))
+    assert await near(world, k=2) == {"alpha": (2, 1.0)}
+
+
+async def test_a_task_logged_without_text_has_no_embedding_but_counts(world: World) -> None:
+    hidden = await world.rollout(log_mode="metadata", request={}, steps=[a_step(0)])
+    await world.judge(hidden, 1.0)
+    assert await near(world, "what is 2+2?", k=1) == {"alpha": (1, 1.0)}
+    seen = await world.rollout(steps=[a_step(0)])
+    await world.judge(seen, 0.0, NOW - timedelta(days=1))
+    assert await near(world, "what is 2+2?", k=1) == {"alpha": (1, 0.0)}

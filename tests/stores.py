@@ -1,0 +1,63 @@
+"""A store to hold to its contract: the fake or PostgreSQL, and what fills it with events as the shipper would."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gateway.adapters import rows
+from gateway.adapters.database import async_engine
+from gateway.adapters.store import PostgresStore, insert_rows
+from gateway.core.events import Event
+from tests.fakes.store import FakeStore
+from tests.records import (
+    a_rollout,
+    rollout_event,
+)
+
+NOW = datetime(2026, 3, 4, 5, 6, 7, 123456, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class World:
+    """A store, and what fills it with events as the shipper would."""
+
+    store: Any  # Store, and the queries of boot and admin
+    ingest: Callable[[Event], Awaitable[None]]
+
+    async def rollout(self, **changes: Any) -> str:
+        record = a_rollout(**changes)
+        await self.ingest(rollout_event(record))
+        return record.id
+
+    async def judge(self, rollout_id: str, value: float, at: datetime = NOW, **changes: Any) -> tuple[str, bool]:
+        row = {"rollout_id": rollout_id, "key_id": "key1", "kind": "number", "value": value, "created_at": at}
+        return await self.outcome(**(row | changes))
+
+    async def outcome(self, **row: Any) -> tuple[str, bool]:
+        result: tuple[str, bool] = await self.store.outcome_insert(row)
+        return result
+
+
+@pytest.fixture(params=["fake", "postgres"])
+async def store_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    if request.param == "fake":
+        fake = FakeStore()
+
+        async def ingest_fake(one: Event) -> None:
+            fake.ingest(one)
+
+        yield World(fake, ingest_fake)
+        return
+    store = PostgresStore(async_engine(request.getfixturevalue("database_url"), statement_timeout_s=20.0))
+
+    async def ingest_real(one: Event) -> None:
+        async with store.engine.begin() as connection:
+            await connection.run_sync(insert_rows, rows.event_rows(one))
+
+    yield World(store, ingest_real)
+    await store.close()
