@@ -1,0 +1,108 @@
+"""Tasks that read alike are near each other; the rule weighs what was seen."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.experience import (
+    EMBEDDED_CHARS_MAX,
+    EMBEDDING_DIM,
+    RuleWeights,
+    content_text,
+    embed,
+    question_text,
+    rule_utility,
+    smoothed_success,
+)
+
+WEIGHTS = RuleWeights()
+
+
+def near(a: str, b: str) -> float:
+    return sum(x * y for x, y in zip(embed(a), embed(b), strict=True))
+
+
+@given(st.text(st.characters(), max_size=300))
+def test_any_text_has_an_embedding_of_length_one_or_none(text: str) -> None:
+    vector = embed(text)
+    assert len(vector) == EMBEDDING_DIM
+    norm = math.sqrt(sum(x * x for x in vector))
+    assert norm == pytest.approx(1) or norm == 0
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "_"])
+def test_text_without_words_is_nowhere(text: str) -> None:
+    assert embed(text) == [0.0] * EMBEDDING_DIM
+
+
+def test_half_a_surrogate_is_text_too() -> None:
+    assert any(embed("what is \ud83d ?"))
+
+
+def test_the_embedding_is_the_same_everywhere() -> None:
+    """Stored vectors outlive the process: changing this hash makes every stored embedding useless."""
+    rounded = ",".join(f"{x:.6f}" for x in embed("How many days are there between 3 May and 7 June?"))
+    assert hashlib.sha256(rounded.encode()).hexdigest() == "6ba8248eab5b2802cc56baee6626afff423c2adf62e3437d48801a87661fdc29"
+
+
+def test_alike_is_nearer_than_unlike_and_numbers_do_not_count() -> None:
+    assert near("What is 17 + 25?", "What is 98 + 11?") == pytest.approx(1)
+    alike = near("Convert 3 miles to kilometres", "Convert 12 pounds to kilograms")
+    unlike = near("Convert 3 miles to kilometres", "Write a sonnet about the sea")
+    assert alike > unlike + 0.2
+
+
+def test_only_the_beginning_is_embedded() -> None:
+    text = "a b c " * EMBEDDED_CHARS_MAX
+    assert embed(text) == embed(text[:EMBEDDED_CHARS_MAX])
+
+
+@pytest.mark.parametrize(
+    ("messages", "question"),
+    [
+        (None, ""),
+        ([], ""),
+        ([{"role": "system", "content": "Be brief."}], ""),
+        ([{"role": "user", "content": "first"}, {"role": "user", "content": "last"}, {"role": "tool"}], "last"),
+        (["odd", {"role": "user", "content": "a"}, "odd"], "a"),
+        ([{"role": "user", "content": None}], ""),
+    ],
+)
+def test_the_question_is_the_last_thing_the_user_said(messages: Any, question: str) -> None:
+    assert question_text(messages) == question
+
+
+def test_parts_are_joined_and_media_named() -> None:
+    parts = [
+        {"type": "text", "text": "Look"},
+        {"type": "image_url", "image_url": {"url": "secret"}},
+        {},
+        {"type": "text"},
+    ]
+    assert content_text(parts) == "Look\n(image_url)\n(part)\n"
+
+
+def test_an_unseen_worker_counts_as_two_right_of_three() -> None:
+    assert smoothed_success(WEIGHTS, 0.0, 0) == pytest.approx(2 / 3)
+    assert smoothed_success(WEIGHTS, 1.0, 7) == pytest.approx(9 / 10)
+    assert smoothed_success(WEIGHTS, 0.0, 97) == pytest.approx(2 / 100)
+
+
+@given(st.floats(0, 1), st.integers(0, 10_000))
+def test_what_was_seen_pulls_the_mean_towards_it(mean: float, n: int) -> None:
+    smoothed = smoothed_success(WEIGHTS, mean, n)
+    low, high = sorted((mean, 2 / 3))
+    assert low - 1e-9 <= smoothed <= high + 1e-9
+
+
+def test_utility_is_success_plus_speed_less_cost() -> None:
+    weights = RuleWeights(success=1, latency=0.1, cost=10)
+    assert rule_utility(weights, 0.5, 2.0, 0.01) == pytest.approx(0.5 + 0.05 - 0.1)
+    assert rule_utility(weights, 0.5, 0.0, 0.0) == rule_utility(weights, 0.5, 0.1, 0.0) == pytest.approx(1.5)
+    assert rule_utility(weights, 0.9, 1, 0.001) > rule_utility(weights, 0.8, 1, 0.001)
