@@ -21,6 +21,7 @@ from aiohttp import web
 BODY_BYTES_MAX = 4 * 2**20
 CHOICES_MAX = 16
 DRAIN_S = 5.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Refused(Exception):
@@ -129,8 +130,8 @@ class WorkerServer:
         """The routes."""
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.router.add_get("/healthz", self._health)
-        app.router.add_get("/w/{worker}/v1/models", self._models)
-        app.router.add_post("/w/{worker}/v1/chat/completions", self._counted)
+        app.router.add_get("/w/{worker:.+}/v1/models", self._models)
+        app.router.add_post("/w/{worker:.+}/v1/chat/completions", self._counted)
         return app
 
     async def _health(self, _request: web.Request) -> web.Response:
@@ -149,7 +150,10 @@ class WorkerServer:
         self._calls["open"] += 1
         end = "cancelled"
         try:
-            response = await self._complete(request)
+            try:
+                response = await self._complete(request)
+            except Refused as refused:
+                response = refused.response()
             end = "done"
             return response
         finally:
@@ -157,14 +161,11 @@ class WorkerServer:
             self._calls[end] += 1
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        try:
-            name = self._worker(request)
-            body = await _body(request)
-            if body.get("model") != name:
-                raise Refused(404, "model_not_found", f"model `{body.get('model')}` is not served here; it is `{name}`")
-            said = self._speaker.say(name, body)
-        except Refused as refused:
-            return refused.response()
+        name = self._worker(request)
+        body = await _body(request)
+        if body.get("model") != name:
+            raise Refused(404, "model_not_found", f"model `{body.get('model')}` is not served here; it is `{name}`")
+        said = self._speaker.say(name, body)
         cuts = [cut(c, said.completion_tokens, _tokens_max(body), _stops(body)) for c in said.choices]
         base = {"id": _completion_id(name, body), "created": int(time.time()), "model": name}
         usage = _usage(said.prompt_tokens, sum(c.tokens for c in cuts))
@@ -274,6 +275,7 @@ def _stops(body: Mapping[str, Any]) -> list[str]:
 async def serve(app: web.Application, host: str, port: int, port_file: Path | None) -> None:
     """Serve until SIGTERM or SIGINT, then finish what is in flight (DRAIN_S at most). Port 0 takes a free one; the port
     file appears only once the socket listens, whole or not at all."""
+    loop = asyncio.get_running_loop()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_S, handler_cancellation=True)
     await runner.setup()
     try:
@@ -283,11 +285,12 @@ async def serve(app: web.Application, host: str, port: int, port_file: Path | No
         if port_file is not None:
             await asyncio.to_thread(_write_whole, port_file, f"{bound}\n")
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, stop.set)
         await stop.wait()
     finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
         await runner.cleanup()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 TEXT_CHARS_MAX = 65_536  # of a reply, the last so many: answers stand at the end
@@ -113,11 +112,7 @@ def _number(text: str) -> str | None:
         bare = bare.replace(",", "")
     if not re.fullmatch(r"[+-]?\d*\.?\d+", bare, re.ASCII):
         return None
-    try:
-        value = Decimal(bare)
-    except InvalidOperation:
-        return None
-    plain = f"{value:f}".lstrip("+")
+    plain = bare.lstrip("+")
     plain = plain.rstrip("0").rstrip(".") if "." in plain else plain
     sign, digits = ("-", plain[1:]) if plain.startswith("-") else ("", plain)
     digits = digits.lstrip("0") or "0"

@@ -127,10 +127,10 @@ STANDARD: Pool = (
     Worker("comet", "comet", {"logic": 0.76, "units": 0.975, "lists": 0.80}, "2", 0.070, 0.0010, 2),
 )
 HELD_OUT: Pool = (
-    Worker("heron", "heron", {"tables": 0.99, "arithmetic": 0.95, "review": 0.97}, "2", 0.080, 0.0010, 2),
-    Worker("basil", "basil", {"units": 0.99, "strings": 0.985, "logic": 0.66}, "0.6", 0.040, 0.0007),
-    Worker("coral", "coral", {"dates": 0.985, "logic": 0.77, "format": 0.62}, "6", 0.100, 0.0013, 3),
-    Worker("delta", "delta", {"lists": 0.985, "arithmetic": 0.985, "logic": 0.73}, "6", 0.110, 0.0014, 2),
+    Worker("heron", "heron", {"tables": 0.995, "arithmetic": 0.95, "review": 0.985}, "2", 0.080, 0.0010, 2),
+    Worker("basil", "basil", {"units": 0.99, "strings": 0.99, "logic": 0.68}, "0.6", 0.040, 0.0007),
+    Worker("coral", "coral", {"dates": 0.995, "logic": 0.78, "format": 0.62}, "6", 0.100, 0.0013, 3),
+    Worker("delta", "delta", {"lists": 0.99, "arithmetic": 0.995, "logic": 0.74}, "6", 0.110, 0.0014, 2),
     Worker("flint", "flint", {"tables": 0.87, "lists": 0.90, "format": 0.50}, "0.2", 0.020, 0.0003),
     Worker("grove", "grove", {"logic": 0.63, "dates": 0.90, "units": 0.85}, "0.2", 0.025, 0.0004),
 )

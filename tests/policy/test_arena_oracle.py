@@ -58,7 +58,7 @@ def test_experience_outweighs_words() -> None:
 
 def test_a_chain_hands_on() -> None:
     plan = oracle_plan(make_family_task("pieces", 0).text, None, STANDARD_POOL)
-    assert handles(plan) == ["atlas", "cedar", "cedar"] or len(plan["steps"]) == 3
+    assert handles(plan)[0] == "atlas"
     assert [step["see"] for step in plan["steps"]] == [[], [0], [1]]
     assert all(step["task"] is None for step in plan["steps"])
 
@@ -124,7 +124,7 @@ def test_majority_success_by_hand() -> None:
 
 @pytest.mark.parametrize(("pool", "split"), [(STANDARD, "train"), (HELD_OUT, "held_out")])
 def test_the_promises_hold(pool: Pool, split: Split) -> None:
-    result = measure(with_builtins(pool), 250, split, 0, climbs=60, screen_tasks=25)
+    result = measure(with_builtins(pool), 400, split, 0, climbs=8, screen_tasks=12)
     assert result.broken == []
     assert result.singles[0].right > 0.1, "a world where nobody can do anything would keep the promises too"
     assert result.workflows[0].right > result.singles[0].right

@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from policy.arena.family import SKILLS, factor
+from policy.arena.family import SKILLS, Family, factor, phrasings
 from policy.arena.tasks import (
     FAMILIES,
     INSTRUCTIONS,
@@ -114,6 +114,14 @@ def test_white_space_and_words_around_do_not_matter() -> None:
     problem = understand("Hi!\n How many   grams are there in 9 kilograms?\nGive the amount as a plain number. Ta")
     assert problem is not None
     assert problem.answer() == "9000"
+
+
+def test_of_two_readings_the_longer_that_begins_first_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = Family("tail", "single", lambda _rng: {}, (), phrasings("a plain number. Thank {who}"), ())
+    monkeypatch.setattr("policy.arena.tasks.FAMILIES", (tail, *FAMILIES))
+    problem = understand("How many grams are there in 8 kilograms? Give the amount as a plain number. Thank Ann")
+    assert problem is not None
+    assert problem.answer() == "8000"
 
 
 def test_anything_else_is_not_understood() -> None:

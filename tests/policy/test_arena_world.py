@@ -92,6 +92,12 @@ def test_the_second_skill_alone_does_not_solve_a_chain() -> None:
     assert grade(task, run_step(able("arithmetic"), task.text, None, [])) == 0.0
 
 
+def test_a_partial_of_another_question_is_not_progress() -> None:
+    task = make_family_task("change", 5)
+    reply = run_step(able("tables"), task.text, None, [(None, "Partial 7 of 9: 3")])
+    assert "Partial 1 of 2" in reply
+
+
 def test_an_error_before_carries_on() -> None:
     task = make_family_task("change", 5)
     bad = run_step(never("tables"), task.text, None, [])
@@ -140,8 +146,8 @@ def test_strangers_get_an_honest_reply() -> None:
     ("kind", "right"),
     [
         ("number", "5"), ("number", "0"), ("date", "2024-02-29"), ("good", "fig"), ("weekday", "Monday"),
-        ("word", "aa"), ("word", "silver"), ("list", "3, 2, 1"), ("list", "7, 7"), ("order", "Ann, Ben"), ("record", "A, B. | 7"),
-        ("record", "AA | 7"),
+        ("word", "aa"), ("word", "silver"), ("list", "3, 2, 1"), ("list", "7, 7"), ("order", "Ann, Ben"),
+        ("record", "A, B. | 7"), ("record", "AA | 7"),
     ],
 )  # fmt: skip
 def test_wrong_is_never_right(kind: str, right: str) -> None:

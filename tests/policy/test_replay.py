@@ -1,0 +1,227 @@
+"""Replay workers say what was recorded, word for word, or that nothing was."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from aiohttp.test_utils import TestServer
+from openai import AsyncOpenAI
+
+from gateway.core.compose import SeenStep, step_messages
+from gateway.core.digest import extract_answer, normalise
+from gateway.core.pool import PoolFile
+from policy.openai_server import Refused, WorkerServer
+from policy.replay import BadRecording, ReplaySpeaker, load, main, models_in, pool_yaml
+
+RECORDED = Path(__file__).resolve().parents[3] / "shared" / "replay"
+PRICES = {
+    "lab/model-a": {"input_usd_per_mtok": 0.15, "output_usd_per_mtok": 0.6},
+    "model-b": {"input_usd_per_mtok": 5, "output_usd_per_mtok": 15},
+}
+
+
+def record(index: int, **more: Any) -> dict[str, Any]:
+    said = '{"reasoning": "two and two\\nmake four", "answer": "4"}'
+    return {
+        "id": f"q{index}",
+        "domain": "sums",
+        "question": f"What is\n  2+2 (no. {index})?",
+        "gold": "4",
+        "input_tokens": 40 + index,
+        "workers": {
+            "model-b": {"output": said, "correct": True, "output_tokens": 17, "cost_usd": 0.1},
+            "lab/a": {"output": "five ", "correct": False, "output_tokens": 2},
+        },
+        **more,
+    }
+
+
+def write(path: Path, *records: Any) -> Path:
+    text = "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in records)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+@pytest.fixture
+async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    speaker = ReplaySpeaker(load(write(tmp_path / "r.jsonl.gz", record(0), record(1))), 0.01, 1000.0)
+    server = TestServer(WorkerServer(speaker, unknown_code="no_recording").app())
+    await server.start_server()
+    async with httpx.AsyncClient(base_url=str(server.make_url("/")), timeout=10) as client:
+        yield client
+    await server.close()
+
+
+def ask(model: str, text: str) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": text}]}
+
+
+async def test_the_recorded_answer_with_its_tokens(http: httpx.AsyncClient) -> None:
+    async with AsyncOpenAI(base_url=f"{http.base_url}w/model-b/v1", api_key="none", max_retries=0) as client:
+        body = ask("model-b", "What is 2+2 (no. 1)?")
+        whole = await client.chat.completions.create(**body)
+        stream = await client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+    expected = record(1)["workers"]["model-b"]["output"]
+    assert whole.choices[0].message.content == expected
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (41, 17)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected
+    assert chunks[-1].usage == whole.usage
+
+
+async def test_seen_replies_before_the_question_do_not_hide_it(http: httpx.AsyncClient) -> None:
+    question = [{"role": "user", "content": record(0)["question"]}]
+    messages = step_messages(question, None, [SeenStep(0, "x", None, "Answer: 9")])
+    got = await http.post("/w/lab/a/v1/chat/completions", json={"model": "lab/a", "messages": messages})
+    assert got.json()["choices"][0]["message"]["content"] == "five "
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        ("model-b", ask("model-b", "What is 2+3?")),
+        ("model-b", {**ask("model-b", "What is 2+2 (no. 1)?"), "n": 2}),
+        ("model-c", ask("model-c", "What is 2+2 (no. 1)?")),
+    ],
+)
+async def test_nothing_recorded_is_an_honest_404(http: httpx.AsyncClient, model: str, body: dict[str, Any]) -> None:
+    got = await http.post(f"/w/{model}/v1/chat/completions", json=body)
+    assert (got.status_code, got.json()["error"]["code"]) == (404, "no_recording")
+
+
+def test_a_model_that_skipped_a_question_has_no_recording(tmp_path: Path) -> None:
+    gap = record(1, workers={"model-b": {"output": "", "output_tokens": 0}})
+    speaker = ReplaySpeaker(load(write(tmp_path / "r.jsonl", record(0), "", gap)))
+    assert speaker.workers == ("lab/a", "model-b")
+    assert [list(choice) for choice in speaker.say("model-b", ask("", gap["question"])).choices] == [[""]]
+    with pytest.raises(Refused, match="nothing recorded of `lab/a`"):
+        speaker.say("lab/a", ask("", gap["question"]))
+    with pytest.raises(Refused, match="no user message"):
+        speaker.say("lab/a", {"messages": ["x", {"role": "system", "content": "x"}]})
+
+
+def test_only_the_models_asked_for_are_kept(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", record(0))
+    assert load(path, ["model-b"]).models == ("model-b",)
+    with pytest.raises(BadRecording, match="no answers of `none`; drop it"):
+        load(path, ["model-b", "none"])
+
+
+BAD: list[tuple[Any, str]] = [
+    ("{", "r.jsonl:2: not JSON"),
+    ("[" * 100_000, "r.jsonl:2: not JSON"),
+    ("[]", "r.jsonl:2: not an object"),
+    (record(1, question=" "), "r.jsonl:2: `question` must be a text"),
+    (record(1, workers=[]), "r.jsonl:2: `workers` must map"),
+    (record(1, input_tokens="12"), "r.jsonl:2: `input_tokens` must be a whole number"),
+    (record(1, input_tokens=True), "r.jsonl:2: `input_tokens` must be a whole number"),
+    (record(1, workers={"m": {"output": 3}}), r"r.jsonl:2: `workers.m.output` must be a text"),
+    (record(1, workers={"m": "x"}), r"r.jsonl:2: `workers.m.output` must be a text"),
+    (record(1, workers={"m": {"output": "x", "output_tokens": -1}}), r"r.jsonl:2: `workers.m.output_tokens` must"),
+    (record(0), "r.jsonl:2: the question stands in an earlier line"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_a_bad_line_is_named_with_the_fix(tmp_path: Path, line: Any, message: str) -> None:
+    with pytest.raises(BadRecording, match=message):
+        load(write(tmp_path / "r.jsonl", record(0), line))
+
+
+def test_files_that_are_no_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadRecording, match="cannot be read"):
+        load(tmp_path / "absent.jsonl")
+    with pytest.raises(BadRecording, match="holds no recording"):
+        load(write(tmp_path / "empty.jsonl"))
+    fake = tmp_path / "fake.jsonl.gz"
+    fake.write_text("{}")
+    with pytest.raises(BadRecording, match="cannot be read"):
+        load(fake)
+    cut = write(tmp_path / "cut.jsonl.gz", record(0))
+    cut.write_bytes(cut.read_bytes()[:-12])
+    with pytest.raises(BadRecording, match="cannot be read"):
+        load(cut)
+    path = write(tmp_path / "r.jsonl", record(0), record(1))
+    monkeypatch.setattr("policy.replay.LINE_BYTES_MAX", 100)
+    with pytest.raises(BadRecording, match=r"r.jsonl:1: line over 100 bytes"):
+        load(path)
+    monkeypatch.undo()
+    monkeypatch.setattr("policy.replay.QUESTIONS_MAX", 1)
+    with pytest.raises(BadRecording, match=r"r.jsonl:2: over 1 questions"):
+        load(path)
+
+
+def test_the_pool_file_tells_prices_and_no_brands(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", record(0))
+    pool = PoolFile.model_validate(yaml.safe_load(pool_yaml(path, list(PRICES), PRICES, "http://127.0.0.1:9/")))
+    assert pool.pools == {"replay": ("lab/model-a", "model-b", "vote")}
+    worker = pool.worker("model-b")
+    assert worker.price is not None
+    assert worker.price.output_usd_per_mtok == Decimal(15)
+    assert worker.url == "http://127.0.0.1:9/w/model-b/v1"
+    assert worker.tags == ()
+    for spec in pool.pool("replay"):
+        assert "model" not in spec.handle
+        assert "lab" not in spec.description
+    with pytest.raises(BadRecording, match="no price of `model-c`"):
+        pool_yaml(path, ["model-c"], PRICES, "http://127.0.0.1:9")
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "r.jsonl", record(0))
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"model-b": PRICES["model-b"]}))
+    pool = ["pool", str(path), "--base-url", "http://127.0.0.1:9", "--prices", str(prices)]
+    assert main([*pool, "--workers", "model-b"]) == 0
+    assert PoolFile.model_validate(yaml.safe_load(capsys.readouterr().out)).pools["replay"] == ("model-b", "vote")
+    assert main(pool) == 2
+    assert "no price of `lab/a`" in capsys.readouterr().err
+    for text, complaint in (("{", "cannot be read as JSON"), ("[]", "must map a model")):
+        prices.write_text(text)
+        assert main(pool) == 2
+        assert complaint in capsys.readouterr().err
+    assert main(["serve", str(tmp_path / "absent")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+async def _served(_app: object, host: str, port: int, port_file: Path | None) -> None:
+    assert (host, port, port_file) == ("127.0.0.1", 0, Path("p"))
+
+
+def test_serve_takes_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policy.replay.serve", _served)
+    assert main(["serve", str(write(tmp_path / "r.jsonl", record(0))), "--port-file", "p"]) == 0
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="shared/replay is not beside the repository")
+def test_the_real_recordings_are_served_whole_and_graded_alike() -> None:
+    path = RECORDED / "zeroeval_dev.jsonl.gz"
+    speaker = ReplaySpeaker(load(path))
+    assert len(speaker.workers) == 15
+    assert models_in(path) == speaker.workers
+    agree = total = 0
+    with gzip.open(path, "rt") as lines:
+        for line in islice(lines, 0, None, 8):
+            truth = json.loads(line)
+            for model, recorded in truth["workers"].items():
+                said = speaker.say(model, ask(model, truth["question"]))
+                assert "".join(said.choices[0]) == recorded["output"]
+                assert said.completion_tokens == recorded["output_tokens"]
+                if truth["domain"] == "gsm8k":
+                    total += 1
+                    right = normalise(extract_answer(recorded["output"])) == normalise(str(truth["gold"]))
+                    agree += right == recorded["correct"]
+    assert agree / total > 0.95
