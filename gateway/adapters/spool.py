@@ -115,7 +115,7 @@ class Spool:
         spool = cls(directory, limits or SpoolLimits(), watch or Quiet(), on_fatal)
         try:
             torn = await spool._in_thread(spool._load)
-        except BaseException:
+        except BaseException:  # boundary: the thread is given back and the error goes on
             spool._thread.shutdown()
             raise
         if torn:
