@@ -48,7 +48,10 @@ def test_half_a_surrogate_is_text_too() -> None:
 def test_the_embedding_is_the_same_everywhere() -> None:
     """Stored vectors outlive the process: changing this hash makes every stored embedding useless."""
     rounded = ",".join(f"{x:.6f}" for x in embed("How many days are there between 3 May and 7 June?"))
-    assert hashlib.sha256(rounded.encode()).hexdigest() == "6ba8248eab5b2802cc56baee6626afff423c2adf62e3437d48801a87661fdc29"
+    assert (
+        hashlib.sha256(rounded.encode()).hexdigest()
+        == "6ba8248eab5b2802cc56baee6626afff423c2adf62e3437d48801a87661fdc29"
+    )
 
 
 def test_alike_is_nearer_than_unlike_and_numbers_do_not_count() -> None:
