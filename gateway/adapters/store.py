@@ -234,11 +234,12 @@ class PostgresStore:
         async with self._begin(self.recovery_timeout_s) as connection:
             return [dict(row) for row in (await connection.execute(query)).mappings()]
 
-    async def dispatched(self, hold_id: str) -> bool:
-        """Whether a call has left under this hold (so that money may be owed for it)."""
-        query = select(ledger.c.hold_id).where(ledger.c.hold_id == hold_id, ledger.c.kind == "dispatched").limit(1)
+    async def settled_nano(self, hold_id: str) -> int | None:
+        """What a hold was charged, by the ledger; None while it has no settlement there."""
+        query = select(ledger.c.amount_nano).where(ledger.c.hold_id == hold_id, ledger.c.kind.in_(SETTLED)).limit(1)
         async with self._begin() as connection:
-            return await connection.scalar(query) is not None
+            charged = await connection.scalar(query)
+        return None if charged is None else int(charged)
 
 
 def _key_values(key: KeyRow) -> dict[str, Any]:

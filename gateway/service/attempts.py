@@ -22,7 +22,6 @@ ATTEMPTS_MAX = 3
 ATTEMPT_S_MIN = 0.05
 OnAttempt = Callable[[AttemptRecord], None]
 BeforeAttempt = Callable[[int], Awaitable[None]]
-_NOTHING: Mapping[str, Any] = {}
 
 
 class RetryBudget:
@@ -98,9 +97,7 @@ class Attempts:
                 started_us = self._now_us()
                 chunks = cast(AsyncGenerator[Mapping[str, Any], None], self._workers.stream(trimmed))
                 with self._reported(on_attempt, started_us, failures_only=True):
-                    first = await anext(chunks, _NOTHING)
-                    if first is _NOTHING:
-                        raise UpstreamProtocol("the worker's stream was empty")
+                    first = await _first(chunks)
         async with aclosing(chunks):
             with self._reported(on_attempt, started_us):
                 yield first
@@ -150,3 +147,11 @@ class Attempts:
 
     def _now_us(self) -> int:
         return int(self._clock.now().timestamp() * 1_000_000)
+
+
+async def _first(chunks: AsyncIterator[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first chunk. A stream without any is no reply."""
+    try:
+        return await anext(chunks)
+    except StopAsyncIteration:
+        raise UpstreamProtocol("the worker's stream was empty") from None

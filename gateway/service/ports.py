@@ -277,6 +277,10 @@ class Store(Protocol):
         """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
         ...
 
+    async def settled_nano(self, hold_id: str) -> int | None:
+        """What a hold was charged, by the ledger; None while it has no settlement there."""
+        ...
+
     async def posted_totals(self) -> Mapping[str, int]:
         """Scope name → nano-dollars posted, from the ledger: what Redis is rebuilt from."""
         ...

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from gateway.core.events import Event
 from gateway.core.ids import uuid7
-from gateway.errors import BatonError, MoneyUnavailable
-from gateway.service.ports import Budgets, Clock, Journal, Store
+from gateway.errors import BatonError, MoneyUnavailable, NotFound
+from gateway.service.ports import Budgets, Clock, Hold, Journal, Scope, Store
 
 log = logging.getLogger("gateway.recover")
 SWEPT_MAX = 1000
@@ -51,23 +51,34 @@ class Recovery:
 
     async def rebuild(self) -> None:
         """Balances from the ledger, once the journal of before is in it. Raises MoneyUnavailable, Unavailable."""
-        try:
-            await self._journal.shipped()
-        except TimeoutError:
-            raise MoneyUnavailable("the journal is not in the database yet; balances would be too low") from None
-        await self._budgets.load(await self._store.posted_totals())
+        await self._rest_shipped()
+        totals, holds = await self._store.posted_totals(), await self._store.open_holds()
+        await self._budgets.load(totals, [_reserved(hold) for hold in holds], self._lease_s)
         log.info("balances rebuilt from the ledger")
 
     async def sweep(self) -> int:
         """Settle holds whose lease is over; returns how many."""
         latest = self._clock.now() - timedelta(seconds=self._lease_s)
-        swept = 0
-        for hold in await self._store.open_holds():
-            if hold["at"] > latest or swept >= SWEPT_MAX:
-                break
+        abandoned = [hold for hold in await self._store.open_holds() if hold["at"] <= latest][:SWEPT_MAX]
+        for hold in abandoned:
             await self._settle(hold, "uncertain" if hold["dispatched"] else "voided")
-            swept += 1
-        return swept
+        return len(abandoned) + await self._sweep_budgets({str(hold["hold_id"]) for hold in abandoned})
+
+    async def _sweep_budgets(self, done: set[str]) -> int:
+        """Holds open in the budget store alone: settled in the ledger while it was away, or never written down."""
+        left = [hold_id for hold_id in await self._budgets.expired(SWEPT_MAX) if hold_id not in done]
+        if left:
+            await self._rest_shipped()
+        for hold_id in left:
+            charged = await self._store.settled_nano(hold_id)
+            await (self._budgets.post(hold_id, charged) if charged else self._budgets.void(hold_id))
+        return len(left)
+
+    async def _rest_shipped(self) -> None:
+        try:
+            await self._journal.shipped()
+        except TimeoutError:
+            raise MoneyUnavailable("the journal is not in the database yet; its holds cannot be judged") from None
 
     async def _settle(self, hold: Mapping[str, Any], state: Literal["uncertain", "voided"]) -> None:
         now = self._clock.now()
@@ -84,6 +95,12 @@ class Recovery:
         try:
             settle = self._budgets.uncertain if state == "uncertain" else self._budgets.void
             await settle(str(hold["hold_id"]))
-        except BatonError:  # unknown to a store that was rebuilt meanwhile: the ledger has it, and that is the truth
+        except NotFound:  # a store rebuilt meanwhile does not know it: the ledger does, and that is the truth
             log.info("hold %s was settled in the ledger only", hold["hold_id"])
         log.warning("hold %s was abandoned and is now %s", hold["hold_id"], state)
+
+
+def _reserved(hold: Mapping[str, Any]) -> Hold:
+    """A hold of the ledger as the budget store reserves it again."""
+    scopes = tuple(Scope(str(name), limit) for name, limit in hold["scopes"])
+    return Hold(str(hold["hold_id"]), int(hold["amount_nano"]), scopes)

@@ -281,7 +281,7 @@ async def test_open_holds_and_whether_a_call_left(world: World) -> None:
     assert {(h["hold_id"], h["dispatched"], h["amount_nano"]) for h in holds} == {("h1", False, 500), ("h2", True, 500)}
     assert holds[0]["scopes"] == [["org:a", 10]]
     assert holds[0]["rollout_id"] == rollout_id
-    assert [await world.store.dispatched(h) for h in ("h1", "h2", "h9")] == [False, True, False]
+    assert [await world.store.settled_nano(h) for h in ("h1", "h9")] == [None, None]
 
 
 # ---------------------------------------------------------------- away

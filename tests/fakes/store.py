@@ -190,6 +190,7 @@ class FakeStore:
         holds.sort(key=lambda r: r["at"])
         return [{name: row[name] for name in names} | {"dispatched": row["hold_id"] in sent} for row in holds]
 
-    async def dispatched(self, hold_id: str) -> bool:
+    async def settled_nano(self, hold_id: str) -> int | None:
         self._up()
-        return any(r["hold_id"] == hold_id and r["kind"] == "dispatched" for r in self.rows.ledger)
+        settled = [r for r in self.rows.ledger if r["hold_id"] == hold_id and r["kind"] in SETTLED]
+        return int(settled[0]["amount_nano"]) if settled else None
