@@ -1,5 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help serve test check fix test-vllm lock bench docs clean
+.PHONY: help serve test check fix test-vllm lock docs clean
+# passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON
 
 help: ## this list
@@ -28,13 +29,10 @@ lock: ## write requirements/*.lock anew
 	@scripts/install dev
 	@scripts/lock
 
-bench: ## the measurements quoted in the docs
-	@scripts/install dev
-	@scripts/bench
-
 docs: ## write the generated reference pages anew
 	@scripts/install dev
-	@.venv/bin/python scripts/config_reference.py
+	@.venv/bin/python -m scripts.config_reference
+	@.venv/bin/python -m scripts.pool_schema
 
 clean: ## remove caches and the environments; never the data directory
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage build *.egg-info

@@ -180,7 +180,7 @@ def test_the_configuration_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), "run `make docs`"
 
 
-@pytest.mark.parametrize("name", ["install", "serve", "check", "test", "lock"])
+@pytest.mark.parametrize("name", ["install", "serve", "check", "test", "lock", "test-vllm"])
 def test_scripts_stop_at_the_first_failure(name: str) -> None:
     head = text(f"scripts/{name}").splitlines()
     assert head[0] == "#!/usr/bin/env bash"
