@@ -42,6 +42,7 @@ from gateway.core.caps import Caps
 from gateway.core.experience import RuleWeights
 from gateway.core.pool import PoolFile, Price
 from gateway.core.prompt import PROMPT_VERSION, Profile, prompt_hash
+from gateway.core.redact import Redactor
 from gateway.errors import ConfigError
 from gateway.service.admin import KeyAdmin
 from gateway.service.attempts import Attempts, RetryBudget
@@ -116,7 +117,8 @@ async def build(settings: Settings, services: Services) -> Bundle:
     pools = _pools(settings, services)
     clock, metrics = SystemClock(), PrometheusMetrics()
     depth_secret = hashlib.sha256(b"depth" + services.pepper).digest()
-    workers = _workers(settings, pools, depth_secret)
+    secrets = poolfile.secrets(pools, environment())
+    workers = _workers(settings, pools, secrets, depth_secret)
     conductor, planning = await _conductor(settings, services, pools, workers)
     spool, shipper = await _log(settings, services, metrics)
     store = _store(settings, services)
@@ -133,6 +135,7 @@ async def build(settings: Settings, services: Services) -> Bundle:
         clock=clock,
         metrics=metrics,
         policies=policies,
+        redactor=Redactor(secrets.values()),
     )
     lease_s = policies.caps.wall_s + LEASE_SLACK_S
     peppers = {PEPPER_VERSION: services.pepper}
@@ -169,10 +172,10 @@ def _pools(settings: Settings, services: Services) -> PoolFile:
     return pools.model_copy(update={"default": name})
 
 
-def _workers(settings: Settings, pools: PoolFile, depth_secret: bytes) -> PooledWorkers:
+def _workers(settings: Settings, pools: PoolFile, secrets: Mapping[str, str], depth_secret: bytes) -> PooledWorkers:
     return pooled_workers(
         pools,
-        poolfile.secrets(pools, environment()),
+        secrets,
         depth_secret,
         connections_max=settings.worker_connections_max,
         reply_bytes_max=settings.worker_reply_bytes_max,
@@ -351,7 +354,7 @@ def _openai(
 
 
 def _app(title: str, *routers: APIRouter) -> ASGIApp:
-    app = FastAPI(title=title, version=__version__, redirect_slashes=False)
+    app = FastAPI(title=title, version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     edge.install(app)
     for router in routers:
         app.include_router(router)

@@ -15,6 +15,7 @@ from gateway.core.chat import parse_request
 from gateway.core.experience import RuleWeights
 from gateway.core.keys import Principal
 from gateway.core.pool import PoolFile, Price, WorkerSpec
+from gateway.core.redact import Redactor
 from gateway.core.rollout import RolloutRecord
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.catalog import Catalog
@@ -148,6 +149,7 @@ class Kit:
                 experience_k=20,
                 experience_timeout_s=0.5,
             ),
+            redactor=Redactor(["provider-secret-value"]),
         )
 
     async def start(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.errors import BadRequest, BatonError, NotFound, TooLarge
 
 log = logging.getLogger("baton")
+NESTING_MAX = 64
 T = TypeVar("T")
 
 
@@ -91,9 +92,18 @@ async def read_json(request: Request, bytes_max: int) -> Any:
         body = json.loads(data.decode(), parse_constant=_no_constant)
         if b"\\u" in data:  # half a surrogate pair decodes, and can then never be encoded again
             json.dumps(body, ensure_ascii=False).encode()
+        _bounded(body, NESTING_MAX)
     except (ValueError, RecursionError):
         raise BadRequest("We could not parse the JSON body of your request.", code="invalid_json") from None
     return body
+
+
+def _bounded(value: Any, levels_left: int) -> None:
+    """Raises ValueError for JSON nested deeper than anything that walks it later can bear."""
+    if levels_left == 0:
+        raise ValueError(f"nested deeper than {NESTING_MAX} levels")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _bounded(item, levels_left - 1)
 
 
 def _no_constant(name: str) -> Any:

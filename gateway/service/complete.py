@@ -22,7 +22,7 @@ from gateway.core.meter import Meter
 from gateway.core.money import Usage, input_tokens_bound, nano_to_usd, worst_case_nano
 from gateway.core.pool import Price, WorkerSpec, pool_hash
 from gateway.core.prompt import price_tier
-from gateway.core.redact import apply_mode
+from gateway.core.redact import Redactor, apply_mode
 from gateway.core.reply import completion
 from gateway.core.rollout import RolloutRecord, as_payload
 from gateway.errors import BadRequest, BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
@@ -89,6 +89,7 @@ class Completer:
         clock: Clock,
         metrics: Metrics,
         policies: Policies,
+        redactor: Redactor,
     ) -> None:
         self._catalog = catalog
         self._rounds = rounds
@@ -99,6 +100,7 @@ class Completer:
         self._clock = clock
         self._metrics = metrics
         self._policies = policies
+        self._redactor = redactor
         self._owned: set[asyncio.Task[None]] = set()
 
     @property
@@ -120,7 +122,7 @@ class Completer:
         )
         try:
             record.hold_nano = await self._hold(record, choice, caps, input_bound, chat, principal)
-        except BaseException:
+        except BaseException:  # boundary: whatever stopped the hold, the place in flight is given back
             await self._limits.release(principal.public_id, record.id, 0)
             raise
         running = Running(record, chat, rate)
@@ -186,7 +188,7 @@ class Completer:
         }
         try:
             await self._journal.append(self._event("hold", payload))
-        except BaseException:
+        except BaseException:  # boundary: a hold that is not written down must not stay open
             await self._budgets.void(hold.id)
             raise
         return hold.granted_nano
@@ -311,7 +313,9 @@ class Completer:
             "scopes": [[f"org:{record.org}", None], [f"key:{record.key_id}", None]],
         }
         records = [record, *job.tree.children]
-        events = [self._event("rollout", apply_mode(as_payload(each), each.log_mode)) for each in records]
+        events = [
+            self._event("rollout", apply_mode(as_payload(each), each.log_mode, self._redactor)) for each in records
+        ]
         await asyncio.gather(*map(self._journal.append, [self._event("settle", settle), *events]))
 
     async def _settle(self, record: RolloutRecord) -> None:

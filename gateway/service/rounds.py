@@ -71,8 +71,7 @@ class Rounds:
     async def _round(self, job: Job, number: int, final: bool) -> StepRun | None:
         """Plan and run one round; the last step, or None for an empty plan."""
         situation = self._situation(job, number)
-        record = RoundRecord(number, job.planner.name, started_us=self._now_us())
-        job.record.rounds.append(record)
+        record = self._planning(job, job.planner)
         graph = _Graph(self._steps, job, record, final)
         try:
             return await graph.run(job.planner, situation, self._now_us)
@@ -89,8 +88,7 @@ class Rounds:
 
     async def _fall_back(self, job: Job, router: Planner, number: int, final: bool) -> StepRun:
         """The configured router plans instead, within the same deadline."""
-        record = RoundRecord(number, router.name, started_us=self._now_us())
-        job.record.rounds.append(record)
+        record = self._planning(job, router)
         graph = _Graph(self._steps, job, record, final)
         try:
             last = await graph.run(router, self._situation(job, number), self._now_us)
@@ -99,6 +97,12 @@ class Rounds:
         if last is None:
             raise PlanRefused("no_steps", f"router {router.name} planned nothing")
         return last
+
+    def _planning(self, job: Job, planner: Planner) -> RoundRecord:
+        """The record of one planning call; a refused one and the router's that follows it are two."""
+        record = RoundRecord(len(job.record.rounds) + 1, planner.name, started_us=self._now_us())
+        job.record.rounds.append(record)
+        return record
 
     async def _answer(self, job: Job, last: StepRun, number: int, final: bool) -> Mapping[str, Any]:
         """The last step's body; where it failed, another worker's or an earlier answer. Raises its error."""
@@ -183,6 +187,8 @@ class Rounds:
             raise
         finally:
             close_record(child.record, self._now_us())
+            job.record.capped = job.record.capped or child.record.capped
+            job.record.fallback = job.record.fallback or child.record.fallback
             run.record.cost_nano, run.record.usage_estimated = child.record.cost_nano, False
             run.record.prompt_tokens = child.record.prompt_tokens
             run.record.completion_tokens = child.record.completion_tokens

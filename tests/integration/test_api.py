@@ -166,6 +166,7 @@ async def test_a_client_that_leaves_frees_everything_within_a_second(stream: boo
 BAD = [
     (b"{", 400, "invalid_json", None),
     (b'{"model": "baton", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, "invalid_json", None),
+    (b'{"tools":' + b'[{"a":' * 40 + b"1" + b"}]" * 40 + b"}", 400, "invalid_json", None),
     (b"[" * 100_000, 400, "invalid_json", None),
     (b'{"model": NaN}', 400, "invalid_json", None),
     (b"\xff\xfe", 400, "invalid_json", None),

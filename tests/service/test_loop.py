@@ -367,3 +367,18 @@ async def test_draining_waits_then_cuts() -> None:
     assert await kit.completer.drain(0.2) == 1
     assert running.record.status == "aborted"
     assert kit.completer.in_flight == 0
+
+
+async def test_a_provider_key_that_leaks_into_a_reply_never_reaches_the_journal() -> None:
+    kit = Kit(workers={"alpha": Says("the key is provider-secret-value, keep it")})
+    running = await kit.serve(ask(model="alpha"))
+    assert "provider-secret-value" in await kit.text(running)  # what the worker says is the worker's
+    assert "provider-secret-value" not in json.dumps([event.payload for event in kit.journal.events])
+
+
+async def test_a_metadata_key_leaves_no_text_in_the_log() -> None:
+    kit = Kit(workers={"alpha": Says("canary reply")})
+    await kit.serve(ask("canary question"), replace(KEY, log_mode="metadata"))
+    logged = json.dumps([event.payload for event in kit.journal.events])
+    assert "canary" not in logged
+    assert '"prompt_tokens"' in logged
