@@ -70,7 +70,11 @@ class Running:
 def overhead_ms(record: RolloutRecord, now_us: int) -> float:
     """Milliseconds in which neither the conductor nor any worker was being waited for."""
     spans = [(planned.started_us, planned.finished_us) for planned in record.rounds if planned.planner == "conductor"]
-    spans += [(step.started_us, step.finished_us) for step in record.steps if step.started_us]
+    for step in record.steps:
+        child = step.child_rollout_id is not None
+        spans += (
+            [(step.started_us, step.finished_us)] if child else [(a.started_us, a.finished_us) for a in step.attempts]
+        )
     return (now_us - record.created_us - covered_us(spans)) / 1000
 
 

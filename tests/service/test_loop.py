@@ -382,3 +382,12 @@ async def test_a_metadata_key_leaves_no_text_in_the_log() -> None:
     logged = json.dumps([event.payload for event in kit.journal.events])
     assert "canary" not in logged
     assert '"prompt_tokens"' in logged
+
+
+async def test_overhead_is_the_time_nobody_else_was_waited_for() -> None:
+    script = plan(("atlas", None, []), ("birch", None, []), ("grove", None, "all"))
+    kit = Kit((script,), {name: Says("x", delay_s=0.1) for name in CANARIES}, gap_s=0.002)
+    running = await kit.serve()
+    wall_ms = (running.record.finished_us - running.record.created_us) / 1000
+    assert wall_ms > 200
+    assert 0 <= running.record.overhead_ms < wall_ms - 200
