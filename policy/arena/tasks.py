@@ -14,7 +14,7 @@ from typing import Literal
 from gateway.core.digest import extract_answer, normalise
 from policy.arena import chains, hard, singles
 from policy.arena.family import Family, Shape
-from policy.arena.phrasing import Phrasing, Values, squeeze
+from policy.arena.phrasing import Values, squeeze
 
 Split = Literal["train", "held_out"]
 Grader = Literal["exact", "number"]
@@ -131,7 +131,8 @@ def understand(text: str) -> Problem | None:
     found: list[tuple[int, int, Problem]] = []
     for family in FAMILIES:
         for phrasing in (*family.train, *family.held_out):
-            found += _matches(flat, family, phrasing)
+            for hit in phrasing.regex.finditer(flat):
+                found.append((hit.start(), hit.end(), Problem(family, tuple(sorted(hit.groupdict().items())))))
     found.sort(key=lambda hit: (hit[0], -hit[1]))
     problems: list[Problem] = []
     end = -1
@@ -142,13 +143,6 @@ def understand(text: str) -> Problem | None:
     if len(problems) > 1:
         return Problem(None, parts=tuple(problems[: len(ORDINALS)]))
     return problems[0] if problems else None
-
-
-def _matches(flat: str, family: Family, phrasing: Phrasing) -> list[tuple[int, int, Problem]]:
-    return [
-        (hit.start(), hit.end(), Problem(family, tuple(sorted(hit.groupdict().items()))))
-        for hit in phrasing.regex.finditer(flat)
-    ]
 
 
 def focus(question: str, task: str | None) -> Problem | None:
