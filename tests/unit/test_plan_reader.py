@@ -69,6 +69,7 @@ def test_nothing_after_the_array_is_a_step() -> None:
         'My plan is {"steps": [{"worker": "quill"}]}',
         '<think>{"steps": [{"worker": "quill"}]}',
         '<think>a</think><think>{"steps": [{"worker": "quill"}]}</think>',
+        '<think>a</think> b</think>{"steps": [{"worker": "quill"}]}',
         '{"plan": {"steps": [{"worker": "quill"}]}}',
         '[{"steps": [{"worker": "quill"}]}]',
         '"{\\"steps\\": [{\\"worker\\": \\"quill\\"}]}"',

@@ -173,6 +173,10 @@ def test_half_a_character_is_decoded_as_no_text_and_belongs_to_the_task_around_i
     assert decision_mask(tokens) == [True, False, False, False, False, True, True, True, True]
 
 
+def test_a_token_without_text_before_the_closing_quote_decides_to_close() -> None:
+    assert decision_mask(['{"task":"', "a", "", '"}']) == [True, False, True, True]
+
+
 def test_a_cut_plan_has_a_mask_too() -> None:
     assert decision_mask(['{"steps":[{"task":"', "Ad", "d"]) == [True, False, False]
     assert decision_mask([]) == []
