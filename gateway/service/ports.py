@@ -288,6 +288,37 @@ class Store(Protocol):
     async def ready(self) -> bool: ...
 
 
+STATUSES = ("done", "failed", "aborted", "fallback", "capped")  # the last two: done in a way worth knowing
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsQuery:
+    """A page of rollouts. `before`: the `next` of the page before it. `status`: one of STATUSES. None: any."""
+
+    limit: int
+    before: str | None = None
+    key: str | None = None
+    policy: str | None = None
+    status: str | None = None
+
+
+class Reports(Protocol):
+    """What the operator sees, of every key. All of it is JSON-able. Raises Unavailable when the log is away."""
+
+    async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
+        """{since, until, truncated, totals, series, by_key, by_policy, by_worker} of the `window_s` seconds to `until`:
+        requests, errors, fallbacks, nano-dollars, quantiles of latency and overhead in milliseconds."""
+        ...
+
+    async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
+        """{data, next}: lines of top-level rollouts, newest first, without any text. Raises BadRequest(before)."""
+        ...
+
+    async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
+        """`Store.rollout_get` for the operator: by rollout or completion id, whoever owns it."""
+        ...
+
+
 class Clock(Protocol):
     """Time, so that tests own it."""
 

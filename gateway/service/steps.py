@@ -18,7 +18,7 @@ from gateway.core.money import Usage, cost_nano, input_tokens_bound, output_toke
 from gateway.core.pool import Price, WorkerSpec
 from gateway.core.reply import Collected, chunks_of, reply_text
 from gateway.core.rollout import AttemptRecord
-from gateway.core.usage import billed_usage, read_usage
+from gateway.core.usage import billed_usage, read_usage, text_bytes
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, Unpriced, UpstreamProtocol
 from gateway.service.attempts import Attempts
 from gateway.service.job import Job, StepRun
@@ -177,7 +177,8 @@ class _Attempt:
 
     def _estimated(self) -> Usage:
         request_bytes = len(str(self._body).encode("utf-8", "replace"))
-        return billed_usage(None, self._body, request_bytes, len(reply_text(self._collected.body()).encode()))
+        said = text_bytes(choice.get("message") or {} for choice in self._collected.body()["choices"])
+        return billed_usage(None, self._body, request_bytes, said)
 
     def _worker_call(self, saw: list[tuple[str, str, str]]) -> WorkerCall:
         job, run = self._job, self._run
