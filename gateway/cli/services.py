@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urldefrag
 
+from sqlalchemy.exc import OperationalError
+
 from gateway import config
 from gateway.adapters import poolfile
 from gateway.adapters.embedded import PROGRAMS_ROOT, EmbeddedPostgres, EmbeddedProgram, EmbeddedRedis, Server
@@ -114,7 +116,13 @@ class Stack:
             server = EmbeddedPostgres(self.data.path)
             await self._run(server)
             url, where = server.url, "embedded"
-        vectors = await asyncio.to_thread(upgrade, url)
+        try:
+            vectors = await asyncio.to_thread(upgrade, url)
+        except OperationalError as error:
+            what = str(error.orig).strip().splitlines()[0]
+            raise Unavailable(
+                f"PostgreSQL ({where}) is not usable: {what}; check DATABASE_URL and the server"
+            ) from None
         return url, f"{where}, migrated{'' if vectors else ', without pgvector'}"
 
     async def _redis(self) -> tuple[str, str]:

@@ -159,16 +159,19 @@ def test_a_second_one_says_who_is_there_and_harms_nothing(gateway: Gateway) -> N
 
 
 def test_keys_made_beside_it_work_until_revoked(gateway: Gateway) -> None:
-    def keys(*arguments: str) -> Any:
+    def run(*arguments: str) -> bytes:
         done = subprocess.run(
-            [sys.executable, "-m", "gateway", "keys", *arguments, "--json"],
+            [sys.executable, "-m", "gateway", "keys", *arguments],
             cwd=ROOT,
-            env={"PATH": os.defpath, "BATON_DATA_DIR": str(gateway.directory)},
+            env={**os.environ, "BATON_DATA_DIR": str(gateway.directory)},
             capture_output=True,
             timeout=30,
             check=True,
         )
-        return json.loads(done.stdout)
+        return done.stdout
+
+    def keys(*arguments: str) -> Any:
+        return json.loads(run(*arguments, "--json"))
 
     made = keys("create", "--name", "beside", "--budget-usd", "0.50", "--rpm", "100", "--pools", "arena")
     assert (made["budget_usd"], made["rpm"], made["pools"]) == ("0.5", 100, ["arena"])
@@ -177,6 +180,9 @@ def test_keys_made_beside_it_work_until_revoked(gateway: Gateway) -> None:
     time.sleep(1.1)  # BATON_KEY_CACHE_S
     assert gateway.ask(key=made["key"]).status_code == 401
     assert [key["id"] for key in keys("list") if key["revoked_at"]] == [made["id"]]
+    listed = run("list").decode().splitlines()
+    assert listed[0].split() == ["id", "class", "name", "pools", "budget_usd", "rpm", "revoked_at"]
+    assert [line for line in listed if line.startswith(made["id"]) and "  arena  0.5         100  " in line]
 
 
 def test_a_killed_conductor_is_replaced_while_requests_are_answered(gateway: Gateway) -> None:
@@ -243,6 +249,33 @@ def test_a_conductor_that_cannot_start_is_one_line_and_nothing_is_left(place: Pa
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(directory).encode() in _cmdline(pid)]
 
 
+def test_recorded_models_can_be_workers(place: Path) -> None:
+    recording, prices, pool = place / "recorded.jsonl", place / "prices.json", place / "replay-pool.yaml"
+    answer = {"output": "4", "output_tokens": 1}
+    line = {"id": "a", "question": "What is 2 + 2?", "input_tokens": 8, "workers": {"some-model": answer}}
+    recording.write_text(json.dumps(line) + "\n")
+    prices.write_text(json.dumps({"some-model": {"input_usd_per_mtok": 1, "output_usd_per_mtok": 2}}))
+    arguments = ["replay-workers", str(recording), "--prices", str(prices), "--pool-file", str(pool)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "BATON_DATA_DIR": str(place / "replay")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        where = re.search(r"http://\S+", process.stdout.readline())
+        assert where is not None
+        assert "make serve POOL=" in process.stdout.readline()
+        body = {"model": "some-model", "messages": [{"role": "user", "content": line["question"]}]}
+        reply = httpx.post(f"{where[0].replace('MODEL', 'some-model')}/chat/completions", json=body, timeout=10)
+        assert reply.json()["choices"][0]["message"]["content"] == "4"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_S) == 0
+    assert "some-model" in pool.read_text()
+
+
 def _cmdline(process: Path) -> bytes:
     try:
         return (process / "cmdline").read_bytes()
@@ -255,7 +288,7 @@ def test_a_port_that_must_be_free_and_is_not(place: Path, model: Path, gateway: 
     done = subprocess.run(
         [*command(place / "taken", "--conductor", str(model)), "--port", taken],
         cwd=ROOT,
-        env={"PATH": os.defpath, "BATON_PORT_STRICT": "true"},
+        env={**os.environ, "BATON_PORT_STRICT": "true"},
         capture_output=True,
         text=True,
         timeout=60,

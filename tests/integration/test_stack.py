@@ -1,0 +1,132 @@
+"""What a gateway stands on: servers that are yours are used as they are, what fails stops the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import config
+from gateway.cli import services
+from gateway.cli.datadir import KEYS, DataDir
+from gateway.cli.keyring import first_keys
+from gateway.cli.services import Stack, conductor_directory, output_of
+from gateway.config import Services
+from gateway.errors import ConfigError, Unavailable
+from tests.servers import RedisServer
+
+POOL = """
+workers:
+  - {name: one, handle: atlas, kind: openai, model: m, url: "http://127.0.0.1:1/v1",
+     price: {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}
+pools: {main: [one]}
+default: main
+"""
+
+
+@pytest.fixture
+def yours(tmp_path: Path, empty_database_url: str, redis_server: RedisServer) -> dict[str, Any]:
+    """Settings in which nothing is left to start."""
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(POOL)
+    return {
+        "database_url": empty_database_url,
+        "redis_url": redis_server.url,
+        "pool": pool,
+        "conductor": "worker:one",
+        "data_dir": tmp_path / "data",
+    }
+
+
+def _stack(said: list[str], **given: Any) -> Stack:
+    settings = config.load(**given)
+    return Stack(settings, DataDir(settings.data_dir), said.append)
+
+
+async def test_servers_of_yours_are_used_and_migrated(yours: dict[str, Any]) -> None:
+    said: list[str] = []
+    stack = _stack(said, **yours)
+    found = await stack.start()
+    assert stack.started == []
+    assert (found.redis_url, found.pool_file) == (yours["redis_url"], yours["pool"])
+    assert (found.conductor_url, found.conductor_model) == (None, None)
+    assert any("yours, migrated" in line for line in said)
+    keys = await first_keys(found, stack.data)  # the tables are there
+    assert keys.new
+
+
+async def test_a_conductor_by_url_is_split_into_address_and_model(yours: dict[str, Any]) -> None:
+    prices = {"conductor_input_usd_per_mtok": 0, "conductor_output_usd_per_mtok": 0}
+    found = await _stack([], **yours | prices | {"conductor": "http://127.0.0.1:1/v1/#qwen"}).start()
+    assert (found.conductor_url, found.conductor_model) == ("http://127.0.0.1:1/v1", "qwen")
+
+
+async def test_a_pepper_of_yours_is_used(yours: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PEPPER", "0123456789abcdef")
+    found = await _stack([], **yours, pepper="env:MY_PEPPER").start()
+    assert found.pepper == b"0123456789abcdef"
+    assert "0123456789abcdef" not in repr(found)
+
+
+async def test_first_keys_are_kept_while_they_work(yours: dict[str, Any]) -> None:
+    stack = _stack([], **yours)
+    found = await stack.start()
+    first = await first_keys(found, stack.data)
+    again = await first_keys(found, stack.data)
+    assert (again.data_key, again.admin_key, again.new) == (first.data_key, first.admin_key, False)
+    stack.data.write(KEYS, {"data_key": first.data_key, "admin_key": "bt_admin_nonsense"})
+    assert (await first_keys(found, stack.data)).new
+    other = Services(found.database_url, found.redis_url, found.pool_file, pepper=b"another pepper, so nothing fits")
+    assert (await first_keys(other, stack.data)).new
+
+
+async def test_a_database_that_is_away_stops_what_had_started(
+    yours: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = _stack([], **yours | {"redis_url": None, "database_url": "postgresql://nobody@127.0.0.1:1/none"})
+    with pytest.raises(Unavailable, match="DATABASE_URL"):
+        await stack.start()
+    assert stack.started == []
+
+
+async def test_being_stopped_while_starting_leaves_nothing(
+    yours: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(self: Stack) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Stack, "_pool", never)
+    stack = _stack([], **yours | {"redis_url": None})
+    starting = asyncio.create_task(stack.start())
+    async with asyncio.timeout(20):
+        while not (stack.started and stack.started[0].pid):
+            await asyncio.sleep(0.02)
+    redis = stack.started[0]
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert redis.pid is None
+
+
+async def test_a_pool_file_is_read_before_anything_starts(yours: dict[str, Any]) -> None:
+    yours["pool"].write_text("workers: []\n")
+    stack = _stack([], **yours | {"redis_url": None})
+    with pytest.raises(ConfigError, match=r"pool\.yaml:1"):
+        await stack.start()
+    assert not (stack.data.path / "logs").exists()
+
+
+def test_an_installation_without_policies_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="no embedded conductor in this installation"):
+        conductor_directory(config.load())
+
+
+async def test_a_program_that_fails_says_why_and_one_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unavailable, match=r"tests\.integration\.tiny_program --refuse ended with status 2: .*required"):
+        await output_of("tests.integration.tiny_program", "--refuse")
+    monkeypatch.setattr(services, "POOL_TEXT_S", 0.5)
+    with pytest.raises(Unavailable, match=r"did not answer within 0\.5 s"):
+        await output_of("http.server", "0")
