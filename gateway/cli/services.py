@@ -167,8 +167,11 @@ async def output_of(module: str, *arguments: str) -> bytes:
     try:
         output, errors = await asyncio.wait_for(process.communicate(), POOL_TEXT_S)
     except TimeoutError:
-        process.kill()
         raise Unavailable(f"{module} {arguments[0]} did not answer within {POOL_TEXT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode != 0:
         words = " | ".join(errors.decode(errors="replace").strip().splitlines()[-3:])
         raise Unavailable(f"{module} {arguments[0]} ended with status {process.returncode}: {words}")
