@@ -1,0 +1,63 @@
+"""The reward training uses, computed from outcome, cost, latency and format (DESIGN §7). Never stored as an outcome.
+
+    unparsed                 0
+    well-formed and wrong    f
+    right                    1 − min(λ·dollars + μ·seconds, cap)
+    in between (outcome o)   f + o · (right − f)
+
+Cost counts only as far as the answer is right (ToolOrchestra, arXiv:2511.21689; xRouter, 2510.08439; Router-R1,
+2506.09033 all gate it so) and is capped below one half, with f below 1 − cap: right-and-dear beats wrong-and-free
+whatever λ and μ are, so no setting can teach a policy to prefer the cheapest wrong answer. The same term splits the
+ties that would leave a group of rollouts without any gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gateway.core.pool import NANO_PER_USD
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSettings:
+    """Weights of the reward. Raises ValueError where right-and-dear could lose to wrong-and-free.
+
+    The defaults take 0.05 off for a request of $0.0025 and the whole cap for one of $0.015 or of 150 s.
+    """
+
+    cost_per_usd: float = 20.0  # λ, reward lost per dollar
+    latency_per_s: float = 0.002  # μ, reward lost per second (ToolOrchestra's 1/500)
+    penalty_max: float = 0.3  # the cap
+    format_reward: float = 0.1  # f, for a plan that ran and was wrong
+
+    def __post_init__(self) -> None:
+        for name in ("cost_per_usd", "latency_per_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"`{name}` is {value}: give a number ≥ 0")
+        if not 0 <= self.penalty_max < 0.5:
+            raise ValueError(f"`penalty_max` is {self.penalty_max}: keep it in [0, 0.5), or cost outweighs being right")
+        if not 0 <= self.format_reward < 1 - self.penalty_max:
+            raise ValueError(f"`format_reward` is {self.format_reward}: keep it in [0, 1 − penalty_max)")
+
+
+def penalty(cost_nano: int, latency_s: float, settings: RewardSettings) -> float:
+    """What cost and time take off a right answer, in [0, penalty_max]. Raises ValueError on negative or non-finite."""
+    if cost_nano < 0 or not (math.isfinite(latency_s) and latency_s >= 0):
+        raise ValueError(f"cost {cost_nano} nano-dollars and latency {latency_s} s must both be finite and ≥ 0")
+    lost = settings.cost_per_usd * (cost_nano / NANO_PER_USD) + settings.latency_per_s * latency_s
+    return min(lost, settings.penalty_max)
+
+
+def reward(parsed: bool, outcome: float, cost_nano: int, latency_s: float, settings: RewardSettings) -> float:
+    """Reward in [0, 1] of one rollout: was its plan well-formed, how right was it ([0, 1]), nano-dollars, seconds.
+
+    Raises ValueError on an outcome outside [0, 1] (a rollout without one cannot be trained on: leave it out).
+    """
+    if not 0 <= outcome <= 1:
+        raise ValueError(f"outcome {outcome} is outside [0, 1]")
+    right = 1.0 - penalty(cost_nano, latency_s, settings)
+    if not parsed:
+        return 0.0
+    return settings.format_reward + outcome * (right - settings.format_reward)

@@ -1,0 +1,113 @@
+"""The reward: right and dear beats wrong and free, always; nothing is gained by spending."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy.reward import RewardSettings, penalty, reward
+
+PLAIN = RewardSettings(cost_per_usd=10, latency_per_s=0.01, penalty_max=0.4, format_reward=0.1)
+CENT = 10_000_000  # nano-dollars
+amounts = st.integers(0, 10**15)
+seconds = st.floats(0, 1e6)
+outcomes = st.floats(0, 1)
+weights = st.floats(0, 1e9)
+
+
+@st.composite
+def any_settings(draw: st.DrawFn) -> RewardSettings:
+    cap = draw(st.floats(0, 0.5, exclude_max=True))
+    share = draw(st.floats(0, 0.999))
+    return RewardSettings(draw(weights), draw(weights), cap, (1 - cap) * share)
+
+
+@pytest.mark.parametrize(
+    ("parsed", "outcome", "cost_nano", "latency_s", "wanted"),
+    [
+        (False, 1.0, 0, 0.0, 0.0),
+        (True, 0.0, 0, 0.0, 0.1),
+        (True, 0.0, CENT, 9.0, 0.1),
+        (True, 1.0, 0, 0.0, 1.0),
+        (True, 1.0, CENT, 0.0, 0.9),
+        (True, 1.0, CENT, 5.0, 0.85),
+        (True, 1.0, 100 * CENT, 5.0, 0.6),
+        (True, 0.5, CENT, 0.0, 0.5),
+        (True, 0.25, 0, 0.0, 0.325),
+    ],
+)
+def test_the_values(parsed: bool, outcome: float, cost_nano: int, latency_s: float, wanted: float) -> None:
+    assert math.isclose(reward(parsed, outcome, cost_nano, latency_s, PLAIN), wanted)
+
+
+def test_defaults_are_what_their_docstring_says() -> None:
+    default = RewardSettings()
+    assert math.isclose(penalty(2_500_000, 0, default), 0.05)
+    assert math.isclose(penalty(15_000_000, 0, default), 0.3)
+    assert math.isclose(penalty(0, 150, default), 0.3)
+
+
+@given(any_settings(), amounts, seconds, amounts, seconds)
+def test_right_and_dear_beats_wrong_and_free(
+    settings: RewardSettings, dear: int, slow: float, cheap: int, fast: float
+) -> None:
+    right = reward(True, 1, dear, slow, settings)
+    assert right > reward(True, 0, cheap, fast, settings)
+    assert right > 0.5
+    assert right > reward(False, 1, 0, 0, settings) == 0
+
+
+@given(any_settings(), outcomes, amounts, amounts, seconds, seconds)
+def test_spending_and_waiting_never_pay(
+    settings: RewardSettings, outcome: float, one: int, two: int, some_s: float, more_s: float
+) -> None:
+    cheap, dear = sorted((one, two))
+    fast, slow = sorted((some_s, more_s))
+    assert reward(True, outcome, cheap, fast, settings) >= reward(True, outcome, dear, fast, settings)
+    assert reward(True, outcome, cheap, fast, settings) >= reward(True, outcome, cheap, slow, settings)
+
+
+@given(any_settings(), outcomes, outcomes, amounts, seconds)
+def test_more_right_never_pays_less(
+    settings: RewardSettings, one: float, two: float, cost_nano: int, latency_s: float
+) -> None:
+    worse, better = sorted((one, two))
+    low, high = (reward(True, outcome, cost_nano, latency_s, settings) for outcome in (worse, better))
+    assert 0 <= low <= high <= 1
+
+
+def test_below_the_cap_cheaper_is_strictly_better() -> None:
+    assert reward(True, 1, CENT, 0, PLAIN) > reward(True, 1, 2 * CENT, 0, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"penalty_max": 0.5}, "penalty_max"),
+        ({"penalty_max": -0.1}, "penalty_max"),
+        ({"penalty_max": math.nan}, "penalty_max"),
+        ({"format_reward": 0.7}, "format_reward"),
+        ({"format_reward": -0.1}, "format_reward"),
+        ({"cost_per_usd": -1.0}, "cost_per_usd"),
+        ({"cost_per_usd": math.inf}, "cost_per_usd"),
+        ({"latency_per_s": math.nan}, "latency_per_s"),
+    ],
+)
+def test_settings_that_could_prefer_a_wrong_answer_are_refused(wrong: dict[str, float], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        RewardSettings(**wrong)
+
+
+@pytest.mark.parametrize("outcome", [-0.01, 1.01, math.nan])
+def test_an_outcome_outside_its_range_is_refused(outcome: float) -> None:
+    with pytest.raises(ValueError, match="outcome"):
+        reward(True, outcome, 0, 0, PLAIN)
+
+
+@pytest.mark.parametrize(("cost_nano", "latency_s"), [(-1, 0.0), (0, -1.0), (0, math.nan), (0, math.inf)])
+def test_impossible_costs_are_refused(cost_nano: int, latency_s: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        reward(True, 1, cost_nano, latency_s, PLAIN)
