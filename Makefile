@@ -35,5 +35,5 @@ docs: ## write the generated reference pages anew
 	@.venv/bin/python -m scripts.pool_schema
 
 clean: ## remove caches and the environments; never the data directory
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage build *.egg-info
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
