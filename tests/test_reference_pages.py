@@ -1,0 +1,86 @@
+"""The generated pages say what the code says, and the guarantees name tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.adapters.metrics import PrometheusMetrics
+from gateway.api.openai import _CHAT_DOC
+from scripts import api_reference, metrics_reference
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+
+def test_the_api_page_is_current() -> None:
+    assert api_reference.PAGE.read_text(encoding="utf-8") == api_reference.render(), "run `make docs`"
+
+
+def test_the_metrics_page_is_current() -> None:
+    assert metrics_reference.PAGE.read_text(encoding="utf-8") == metrics_reference.render(), "run `make docs`"
+
+
+def test_every_metric_is_on_its_page() -> None:
+    page = metrics_reference.render()
+    families = [family.name for family in PrometheusMetrics().registry.collect()]
+    assert len(families) > 10
+    assert [name for name in families if f"`{name}`" not in page and f"`{name}_total`" not in page] == []
+
+
+def test_the_chat_headers_of_the_page_are_those_of_the_route() -> None:
+    documented = _CHAT_DOC["parameters"]
+    assert isinstance(documented, list)
+    assert [header["name"] for header in documented] == api_reference.chat_headers()
+
+
+def test_every_route_is_on_the_page() -> None:
+    page = api_reference.render()
+    paths = {path for _, _, path, _ in api_reference.routes()}
+    assert {"/v1/chat/completions", "/admin/keys", "/readyz"} <= paths
+    assert [path for path in paths if f"`{path}`" not in page] == []
+
+
+def test_a_header_without_its_sentence_stops_the_page() -> None:
+    with pytest.raises(ValueError, match="x-new"):
+        api_reference.told(["x-new"], {})
+    with pytest.raises(ValueError, match="x-gone"):
+        api_reference.told([], {"x-gone": "meaning"})
+
+
+def test_codes_given_where_an_error_is_raised_are_found() -> None:
+    codes = api_reference.given_codes()
+    assert "model_not_found" in codes["NotFound"]
+    assert "invalid_json" in codes["BadRequest"]
+
+
+@pytest.mark.parametrize("page", [api_reference, metrics_reference])
+def test_check_notices_a_stale_page(
+    page: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale = tmp_path / "page.md"
+    monkeypatch.setattr(page, "PAGE", stale)
+    monkeypatch.setattr("sys.argv", ["script", "--check"])
+    main = page.main  # type: ignore[attr-defined]
+    assert main() == 1
+    assert "make docs" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["script"])
+    assert main() == 0
+    monkeypatch.setattr("sys.argv", ["script", "--check"])
+    assert main() == 0
+    stale.write_text("old")
+    assert main() == 1
+
+
+def test_every_guarantee_names_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", (DOCS / "guarantees.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    missing = [f"{path}::{test}" for path, test in named if not _has(path, test)]
+    assert missing == []
+
+
+def _has(path: str, test: str) -> bool:
+    file = ROOT / path
+    return file.is_file() and re.search(rf"def {test}\(", file.read_text(encoding="utf-8")) is not None
