@@ -21,7 +21,6 @@ from gateway.core.keys import Principal
 from gateway.core.meter import Meter
 from gateway.core.money import Usage, input_tokens_bound, nano_to_usd, worst_case_nano
 from gateway.core.pool import Price, WorkerSpec, pool_hash
-from gateway.core.prompt import price_tier
 from gateway.core.redact import Redactor, apply_mode
 from gateway.core.reply import completion
 from gateway.core.rollout import RolloutRecord, as_payload
@@ -38,7 +37,7 @@ from gateway.service.ports import (
     Store,
     WorkerExperience,
 )
-from gateway.service.rounds import Rounds, close_record
+from gateway.service.rounds import Rounds, close_record, pool_entry
 from gateway.service.running import Running, overhead_ms
 from gateway.service.steps import OUTPUT_TOKENS_MIN, price_of
 
@@ -257,7 +256,7 @@ class Completer:
     async def _work(self, job: Job) -> Mapping[str, Any]:
         if job.fallback is not None:
             job.experience = await self._experience(job)
-        job.record.pool = [_shown(spec, job.experience.get(spec.name)) for spec in job.workers]
+        job.record.pool = [pool_entry(spec, job.experience.get(spec.name)) for spec in job.workers]
         return await self._rounds.run(job)
 
     async def _experience(self, job: Job) -> Mapping[str, WorkerExperience]:
@@ -339,23 +338,3 @@ class Completer:
 
 def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int) -> int:
     return worst_case_nano(price_of(spec), input_bound, output_bound)
-
-
-def _shown(spec: WorkerSpec, past: WorkerExperience | None) -> dict[str, Any]:
-    """One worker of the pool as the rollout's record keeps it."""
-    price = price_of(spec)
-    seen = None
-    if past is not None:
-        seen = {"n": past.n, "success": past.success_mean, "cost_nano": past.cost_nano_mean, "ms": past.latency_ms_mean}
-    return {
-        "name": spec.name,
-        "handle": spec.handle,
-        "kind": spec.kind,
-        "version": spec.version,
-        "tags": list(spec.tags),
-        "tier": price_tier(price),
-        "input_nano_per_mtok": price.input_nano_per_mtok,
-        "output_nano_per_mtok": price.output_nano_per_mtok,
-        "call_nano": price.call_nano,
-        "experience": seen,
-    }

@@ -27,6 +27,18 @@ class ConductorSettings:
     temperature: float = 0.0
 
 
+def prompt_input(situation: Situation) -> PromptInput:
+    """What of a situation the conductor's prompt tells: for the server and, word for word, for the trainer."""
+    return PromptInput(
+        situation.conversation,
+        situation.shown,
+        situation.allowed.steps_max,
+        situation.depth_left,
+        situation.round,
+        situation.replies,
+    )
+
+
 class ConductorPlanner:
     """`conductor`: one planning call a round. Anything wrong with it is a ConductorError or a PlanRefused."""
 
@@ -64,18 +76,10 @@ class ConductorPlanner:
         return validate(reading.reader.text, situation.allowed)
 
     def _call(self, situation: Situation, record: RoundRecord) -> ConductorCall:
-        shown = PromptInput(
-            situation.conversation,
-            situation.shown,
-            situation.allowed.steps_max,
-            situation.depth_left,
-            situation.round,
-            situation.replies,
-        )
         schema = plan_schema(situation.allowed)
         temperature = 1.0 if situation.explore else self._settings.temperature
         sampling = Sampling(temperature=temperature, tokens_max=self._settings.tokens_max)
-        messages = render(self._settings.profile, shown)
+        messages = render(self._settings.profile, prompt_input(situation))
         record.messages, record.sampling, record.schema_hash = messages, asdict(sampling), schema_hash(schema)
         record.prompt_version = f"{self._settings.profile}-{PROMPT_VERSION}"
         record.prompt_hash = prompt_hash(self._settings.profile)

@@ -65,6 +65,7 @@ class Situation:
     timeout_s: float
     explore: bool  # decode at temperature 1, so that the log holds alternatives to learn from
     avoid: frozenset[str] = frozenset()  # handles that failed in this loop
+    task_type: str | None = None  # as the client names it
 
 
 class EarlyStart(Protocol):

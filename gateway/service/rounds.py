@@ -14,6 +14,7 @@ from typing import Any
 from gateway.core.digest import digest
 from gateway.core.ids import uuid7
 from gateway.core.plan import Allowed, Plan, Step
+from gateway.core.pool import WorkerSpec
 from gateway.core.prompt import Seen, ShownReply, ShownWorker, price_tier
 from gateway.core.reply import reply_text
 from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
@@ -29,7 +30,7 @@ from gateway.errors import (
 )
 from gateway.service.attempts import Attempts
 from gateway.service.job import Job, Planner, Situation, StepRun
-from gateway.service.ports import Clock, Journal
+from gateway.service.ports import Clock, Journal, WorkerExperience
 from gateway.service.steps import StepRunner, price_of, replay
 
 FATAL = (MoneyUnavailable, SpoolFull)  # nothing may be done that cannot be paid for or written down
@@ -70,7 +71,7 @@ class Rounds:
 
     async def _round(self, job: Job, number: int, final: bool) -> StepRun | None:
         """Plan and run one round; the last step, or None for an empty plan."""
-        situation = self._situation(job, number)
+        situation = self.situation(job, number)
         record = self._planning(job, job.planner)
         graph = _Graph(self._steps, job, record, final)
         try:
@@ -91,7 +92,7 @@ class Rounds:
         record = self._planning(job, router)
         graph = _Graph(self._steps, job, record, final)
         try:
-            last = await graph.run(router, self._situation(job, number), self._now_us)
+            last = await graph.run(router, self.situation(job, number), self._now_us)
         finally:
             record.finished_us = record.finished_us or self._now_us()
         if last is None:
@@ -128,7 +129,8 @@ class Rounds:
 
     # ------------------------------------------------------------ what the policy is shown
 
-    def _situation(self, job: Job, number: int) -> Situation:
+    def situation(self, job: Job, number: int) -> Situation:
+        """What a policy plans round `number` of this loop from."""
         loops = job.depth < job.caps.depth
         offered = tuple(spec for spec in job.workers if spec.kind != "self" or loops)
         failed = frozenset(run.step.worker for run in job.runs if run.error is not None)
@@ -151,6 +153,7 @@ class Rounds:
             timeout_s=max(0.001, job.tree.deadline_s - self._clock.monotonic_s()),
             explore=job.explore,
             avoid=failed,
+            task_type=job.record.task_type,
         )
 
     # ------------------------------------------------------------ child loops
@@ -257,6 +260,26 @@ def shown_worker(job: Job, name: str) -> ShownWorker:
     return ShownWorker(
         spec.handle, spec.description, spec.tags, price_tier(price_of(spec)), spec.context_tokens, latency_s, seen
     )
+
+
+def pool_entry(spec: WorkerSpec, past: WorkerExperience | None) -> dict[str, Any]:
+    """One worker of the pool as the rollout's record keeps it."""
+    price = price_of(spec)
+    seen = None
+    if past is not None:
+        seen = {"n": past.n, "success": past.success_mean, "cost_nano": past.cost_nano_mean, "ms": past.latency_ms_mean}
+    return {
+        "name": spec.name,
+        "handle": spec.handle,
+        "kind": spec.kind,
+        "version": spec.version,
+        "tags": list(spec.tags),
+        "tier": price_tier(price),
+        "input_nano_per_mtok": price.input_nano_per_mtok,
+        "output_nano_per_mtok": price.output_nano_per_mtok,
+        "call_nano": price.call_nano,
+        "experience": seen,
+    }
 
 
 def close_record(record: RolloutRecord, now_us: int) -> None:
