@@ -6,7 +6,7 @@
 First `--learn` tasks of the train split go to `baton/rule` and are judged (POST /v1/outcomes), so that rule and
 conductor have experience to read; then every policy gets the same held-out tasks. **The arena is a simulator**
 (docs/arena.md): a figure says how well a policy plans in that world, and nothing about real models. Own gateways run
-with BATON_EXPLORE_SHARE=0: plans are decoded greedily. On a gateway of yours the explored share is measured and printed.
+with BATON_EXPLORE_SHARE=0: plans are decoded greedily. On a gateway of yours the explored share is printed.
 """
 
 from __future__ import annotations
