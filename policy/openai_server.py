@@ -166,14 +166,13 @@ class WorkerServer:
         if body.get("model") != name:
             raise Refused(404, "model_not_found", f"model `{body.get('model')}` is not served here; it is `{name}`")
         said = self._speaker.say(name, body)
-        cuts = [cut(c, said.completion_tokens, _tokens_max(body), _stops(body)) for c in said.choices]
+        cuts = cuts_of(said, body)
         base = {"id": _completion_id(name, body), "created": int(time.time()), "model": name}
-        usage = _usage(said.prompt_tokens, sum(c.tokens for c in cuts))
         if body.get("stream"):
+            usage = _usage(said.prompt_tokens, sum(c.tokens for c in cuts))
             return await self._stream(request, said, cuts, base, usage, body)
-        await asyncio.sleep((said.first_s + said.piece_s * max((len(c.pieces) for c in cuts), default=0)) / self._speed)
-        choices = [_choice(i, "message", "".join(c.pieces), c.finish_reason) for i, c in enumerate(cuts)]
-        return web.json_response({**base, "object": "chat.completion", "choices": choices, "usage": usage})
+        await asyncio.sleep(seconds(said, cuts) / self._speed)
+        return web.json_response({**base, **completion(said, cuts)})
 
     def _worker(self, request: web.Request) -> str:
         name = request.match_info["worker"]
@@ -208,6 +207,23 @@ class WorkerServer:
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+def cuts_of(said: Said, body: Mapping[str, Any]) -> list[Cut]:
+    """The choices of what was said, as far as the request lets them go. Raises Refused on bad bounds."""
+    return [cut(c, said.completion_tokens, _tokens_max(body), _stops(body)) for c in said.choices]
+
+
+def seconds(said: Said, cuts: Sequence[Cut]) -> float:
+    """Simulated seconds until the whole reply is there."""
+    return said.first_s + said.piece_s * max((len(c.pieces) for c in cuts), default=0)
+
+
+def completion(said: Said, cuts: Sequence[Cut]) -> dict[str, Any]:
+    """The whole reply as OpenAI words it, without id, time and model."""
+    choices = [_choice(i, "message", "".join(c.pieces), c.finish_reason) for i, c in enumerate(cuts)]
+    usage = _usage(said.prompt_tokens, sum(c.tokens for c in cuts))
+    return {"object": "chat.completion", "choices": choices, "usage": usage}
 
 
 def _choice(index: int, key: str, text: str, finish_reason: str | None, *, role: bool = True) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 `python -m policy.replay serve FILE` answers (model, question) with what that model really said, with its real tokens; a
 question or model without a recording is a 404 `no_recording`, never an invented answer. `… pool FILE` prints the pool
 file for it. A line of FILE (JSONL, also .gz): `{"id", "question", "input_tokens", "workers": {model: {"output",
-"output_tokens"}}}`; anything else in it is ignored.
+"output_tokens"}}}`; `domain`, `gold` and a worker's `correct` are for grading; anything else in it is ignored.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Answer:
 
     packed: bytes
     output_tokens: int
+    correct: bool | None = None  # the recording's own verdict, where it has one
 
     @property
     def text(self) -> str:
@@ -62,6 +63,14 @@ class Recording:
     id: str
     input_tokens: int
     answers: Mapping[str, Answer]
+    asked: bytes = b""  # the question, compressed
+    domain: str | None = None
+    gold: str | None = None
+
+    @property
+    def question(self) -> str:
+        """The question, word for word."""
+        return zlib.decompress(self.asked).decode()
 
 
 @dataclass(slots=True)
@@ -84,7 +93,7 @@ def load(path: Path, models: Sequence[str] = ()) -> Recordings:
     held_bytes = 0
     for number, line in _lines(path):
         question, recording = _parse(line, f"{path}:{number}", models)
-        held_bytes += sum(len(answer.packed) for answer in recording.answers.values())
+        held_bytes += len(recording.asked) + sum(len(answer.packed) for answer in recording.answers.values())
         if len(found.by_question) >= QUESTIONS_MAX or held_bytes > RECORDED_BYTES_MAX:
             raise BadRecording(f"{path}:{number}: over {QUESTIONS_MAX} questions or 2 GiB; split the file")
         if question_key(question) in found.by_question:
@@ -133,14 +142,22 @@ def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recordi
     tokens = _count(record.get("input_tokens"), place, "input_tokens")
     wanted = {model: answer for model, answer in workers.items() if not models or model in models}
     answers = {model: _answer(answer, place, model) for model, answer in wanted.items()}
-    return question, Recording(str(record.get("id", "")), tokens, answers)
+    domain, gold = (None if record.get(key) is None else str(record[key]) for key in ("domain", "gold"))
+    return question, Recording(str(record.get("id", "")), tokens, answers, _packed(question), domain, gold)
 
 
 def _answer(value: object, place: str, model: str) -> Answer:
     if not isinstance(value, dict) or not isinstance(value.get("output"), str):
         raise BadRecording(f"{place}: `workers.{model}.output` must be a text")
-    packed = zlib.compress(value["output"].encode(errors="replace"), 1)
-    return Answer(packed, _count(value.get("output_tokens"), place, f"workers.{model}.output_tokens"))
+    correct = value.get("correct")
+    if not (correct is None or isinstance(correct, bool)):
+        raise BadRecording(f"{place}: `workers.{model}.correct` must be true or false")
+    tokens = _count(value.get("output_tokens"), place, f"workers.{model}.output_tokens")
+    return Answer(_packed(value["output"]), tokens, correct)
+
+
+def _packed(text: str) -> bytes:
+    return zlib.compress(text.encode(errors="replace"), 1)
 
 
 def _count(value: object, place: str, name: str) -> int:
@@ -176,8 +193,8 @@ class ReplaySpeaker:
         return Said([pieces], recording.input_tokens, answer.output_tokens, self._first_s, piece_s)
 
 
-def pool_yaml(path: Path, models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> str:
-    """pool.yaml with one pool, `replay`: neutral handles in random order, no tags, real prices, `vote` and `self`.
+def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> dict[str, Any]:
+    """The pool `replay` as a pool file's document: neutral handles in random order, no tags, real prices, `vote`.
     Raises BadRecording on a model without a price."""
     handles = Random(seed).sample(HANDLES, len(models))
     entries = []
@@ -202,7 +219,12 @@ def pool_yaml(path: Path, models: Sequence[str], prices: Mapping[str, Any], base
     free = {"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"}
     majority = {"description": "gives the majority answer of the replies it sees", "tags": ["majority"], "price": free}
     entries.append({"name": "vote", "handle": "vote", "kind": "tool", "url": "builtin:vote", **majority})
-    document = {"workers": entries, "pools": {"replay": [entry["name"] for entry in entries]}, "default": "replay"}
+    return {"workers": entries, "pools": {"replay": [entry["name"] for entry in entries]}, "default": "replay"}
+
+
+def pool_yaml(path: Path, models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> str:
+    """`pool_file` as pool.yaml. Raises BadRecording on a model without a price."""
+    document = pool_file(models, prices, base_url, seed)
     PoolFile.model_validate(document)
     head = f"# Recorded answers of {path.name}, served by `python -m policy.replay serve`.\n"
     return head + yaml.safe_dump(document, sort_keys=False, width=120)
@@ -241,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "pool":
             names = models or models_in(args.file)
-            sys.stdout.write(pool_yaml(args.file, names, _prices(args.prices), args.base_url, args.seed))
+            sys.stdout.write(pool_yaml(args.file, names, read_prices(args.prices), args.base_url, args.seed))
             return 0
         speaker = ReplaySpeaker(load(args.file, models), args.first_s, args.tokens_per_s)
     except ValueError as error:
@@ -251,7 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _prices(path: Path) -> dict[str, Any]:
+def read_prices(path: Path) -> dict[str, Any]:
+    """Model → dollars per million tokens, from a JSON file. Raises BadRecording."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
