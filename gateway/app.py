@@ -13,9 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
@@ -23,11 +22,13 @@ from starlette.types import ASGIApp
 from gateway import __version__
 from gateway.adapters import poolfile
 from gateway.adapters.budgets import RedisBudgets
+from gateway.adapters.clock import SystemClock
 from gateway.adapters.conductor import HttpConductor
 from gateway.adapters.conductor_worker import Structured, WorkerConductor
 from gateway.adapters.database import async_engine, sync_engine
 from gateway.adapters.metrics import PrometheusMetrics
 from gateway.adapters.ratelimits import RedisRateLimits
+from gateway.adapters.reports import PostgresReports
 from gateway.adapters.shipper import Shipper, ShipperLimits
 from gateway.adapters.spool import Spool, SpoolLimits
 from gateway.adapters.store import PostgresStore
@@ -37,13 +38,14 @@ from gateway.api.admin import AdminApi
 from gateway.api.health import HealthApi
 from gateway.api.openai import OpenAIApi
 from gateway.api.outcomes import OutcomesApi
+from gateway.api.pages import PagesApi
 from gateway.config import Services, Settings, environment
 from gateway.core.caps import Caps
 from gateway.core.experience import RuleWeights
 from gateway.core.pool import PoolFile, Price
 from gateway.core.prompt import PROMPT_VERSION, Profile, prompt_hash
 from gateway.core.redact import Redactor
-from gateway.errors import ConfigError
+from gateway.errors import ConductorError, ConfigError
 from gateway.service.admin import KeyAdmin
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.auth import Authenticator
@@ -59,21 +61,10 @@ from gateway.service.routers import AutoPlanner, RulePlanner
 
 log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
+REPORT_CONNECTIONS_MAX = 2
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 PEPPER_VERSION = 1
 EXIT_JOURNAL_BROKEN = 70
-
-
-class SystemClock:
-    """The Clock port."""
-
-    def now(self) -> datetime:
-        """Now, in UTC."""
-        return datetime.now(UTC)
-
-    def monotonic_s(self) -> float:
-        """Seconds that never go back."""
-        return time.monotonic()
 
 
 @dataclass(slots=True)
@@ -149,16 +140,27 @@ async def build(settings: Settings, services: Services) -> Bundle:
     outcomes = OutcomesApi(Outcomes(store, spool, clock), auth, settings.body_bytes_max)
     keys = KeyAdmin(store, peppers, clock, pools.pools)
     admin = AdminApi(keys, budgets, pools, auth, settings.body_bytes_max)
+    reports = _reports(settings, services)
+    pages = PagesApi(reports, auth, clock)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     return Bundle(
         public=_app("Baton", openai.router(), outcomes.router(), health.router()),
-        admin=_app("Baton admin", admin.router(), health.router()),
+        admin=_app("Baton admin", pages.router(), admin.router(), health.router()),
         health=health,
         completer=completer,
         recovery=Recovery(budgets, store, spool, clock, lease_s=lease_s, sweep_s=settings.money_sweep_s),
         shipper=shipper,
         drain_s=settings.drain_s,
-        closers=[store.close, spool.close, shipper.stop, budgets.close, limits.close, workers.close, conductor.close],
+        closers=[
+            store.close,
+            reports.close,
+            spool.close,
+            shipper.stop,
+            budgets.close,
+            limits.close,
+            workers.close,
+            conductor.close,
+        ],
     )
 
 
@@ -205,19 +207,28 @@ async def _conductor(
         return conductor, _planning(settings, "full", price)
     if services.conductor_url is None or services.conductor_model is None:
         raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
-    ours = settings.conductor_kind in ("embedded", "directory")
-    served = ("vllm" if ours else "json_schema") if structured == "auto" else structured
     ref = settings.conductor_api_key
     key = poolfile.resolve_secret(ref, environment()) if ref else None
-    conductor = HttpConductor(
-        services.conductor_url,
-        services.conductor_model,
-        key,
-        structured=served,
-        text_bytes_max=settings.plan_bytes_max,
-    )
-    profile = _profile(settings, (await conductor.describe()).get("baton") if ours else None)
+    url, model, bound = services.conductor_url, services.conductor_model, settings.plan_bytes_max
+    ours = settings.conductor_kind in ("embedded", "directory")
+    if structured == "auto" and not ours:
+        structured = await _dialect(HttpConductor(url, model, key))
+    asked = "vllm" if structured == "auto" else structured
+    conductor = HttpConductor(url, model, key, structured=asked, text_bytes_max=bound)
+    profile = _profile(settings, await conductor.describe() if ours else None)
     return conductor, _planning(settings, profile, _conductor_price(settings))
+
+
+async def _dialect(probe: HttpConductor) -> Literal["vllm", "json_schema"]:
+    """How a server by URL is asked for a schema: vLLM names itself as the owner of its models, and only it gives the
+    token ids and log-probs that learning needs."""
+    try:
+        return "vllm" if (await probe.describe()).get("owned_by") == "vllm" else "json_schema"
+    except ConductorError:
+        log.warning("the conductor does not answer yet; BATON_CONDUCTOR_STRUCTURED=vllm says that it is a vLLM")
+        return "json_schema"
+    finally:
+        await probe.close()
 
 
 def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:
@@ -285,6 +296,14 @@ def _store(settings: Settings, services: Services) -> PostgresStore:
             connect_timeout_s=settings.db_connect_s,
             statement_timeout_s=settings.db_statement_s,
         )
+    )
+
+
+def _reports(settings: Settings, services: Services) -> PostgresReports:
+    """Over connections of its own: an operator who looks must not keep a request waiting."""
+    connect_s = settings.db_connect_s
+    return PostgresReports(
+        async_engine(services.database_url, pool_size=REPORT_CONNECTIONS_MAX, connect_timeout_s=connect_s)
     )
 
 

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     REAL,
+    ColumnElement,
     Connection,
     Integer,
     Select,
@@ -96,7 +97,7 @@ class PostgresStore:
         await self.engine.dispose()
 
     @asynccontextmanager
-    async def _begin(self, timeout_s: float | None = None) -> AsyncIterator[AsyncConnection]:
+    async def begin(self, timeout_s: float | None = None) -> AsyncIterator[AsyncConnection]:
         """A transaction; `timeout_s` replaces the engine's statement time-out inside it. Raises Unavailable."""
         try:
             async with self.engine.begin() as connection:
@@ -111,7 +112,7 @@ class PostgresStore:
     async def ready(self) -> bool:
         """Whether the database answers and has been migrated."""
         try:
-            async with self._begin() as connection:
+            async with self.begin() as connection:
                 await connection.execute(select(keys.c.public_id).limit(1))
         except (Unavailable, DBAPIError):
             return False
@@ -122,33 +123,33 @@ class PostgresStore:
     async def key_insert(self, key: KeyRow) -> None:
         """Raises Conflict when the public id exists."""
         try:
-            async with self._begin() as connection:
+            async with self.begin() as connection:
                 await connection.execute(insert(keys).values(**_key_values(key)))
         except IntegrityError as error:
             raise Conflict(f"key `{key.public_id}` exists or is malformed", code="key_conflict") from error
 
     async def key_get(self, public_id: str) -> KeyRow | None:
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             found = (await connection.execute(select(keys).where(keys.c.public_id == public_id))).mappings().first()
         return _key(found) if found else None
 
     async def key_list(self) -> Sequence[KeyRow]:
         """Newest first."""
         query = select(keys).order_by(keys.c.created_at.desc(), keys.c.public_id).limit(KEYS_MAX)
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             return [_key(row) for row in (await connection.execute(query)).mappings()]
 
     async def key_revoke(self, public_id: str, at: datetime) -> bool:
         """False when there is no such key, or it was revoked before (the first time stands)."""
         change = update(keys).where(keys.c.public_id == public_id, keys.c.revoked_at.is_(None)).values(revoked_at=at)
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             return (await connection.execute(change)).rowcount == 1
 
     # ---------------------------------------------------------------- rollouts and outcomes
 
     async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
         """The tree of a rollout, by its id or its completion id; None for an unknown one and for another key's."""
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             root = await connection.scalar(_owned(rollout_id, key_id))
             if root is None:
                 return None
@@ -170,7 +171,7 @@ class PostgresStore:
         query = select(*(rollouts.c[name] for name in rows.SUMMARY))
         query = query.where(rollouts.c.key_id == key_id, rollouts.c.depth == 0)
         query = query.order_by(rollouts.c.created_at.desc(), rollouts.c.id.desc()).limit(limit)
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             return [rows.summary(row) for row in (await connection.execute(query)).mappings()]
 
     async def outcome_insert(self, row: Mapping[str, Any]) -> tuple[str, bool]:
@@ -183,7 +184,7 @@ class PostgresStore:
         new = rows.outcome_row(row)
         new["created_at"] = new["created_at"] or datetime.now(UTC)
         new["id"] = new["id"] or uuid7(time.time_ns() // 1_000_000)
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             rollout = await connection.scalar(_owned(str(row["rollout_id"]), str(row["key_id"])))
             if rollout is None:
                 raise NotFound(f"no rollout `{row['rollout_id']}` of this key", param="rollout_id")
@@ -198,7 +199,7 @@ class PostgresStore:
         """Judged rollouts of a pool, counted up to 10,000."""
         judged = select(experience.c.rollout_id).where(experience.c.pool_name == pool)
         some = judged.group_by(experience.c.rollout_id).limit(OUTCOMES_COUNTED_MAX).subquery()
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             return int(await connection.scalar(select(func.count()).select_from(some)) or 0)
 
     async def experience_near(
@@ -208,7 +209,7 @@ class PostgresStore:
         Steps of the same task type come first. Workers without experience are left out."""
         values: dict[str, Any] = {"workers": list(workers), "task_type": task_type, "k": k}
         values["recent"] = self.experience_recent_max
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             if self._has_vector is None:
                 self._has_vector = await connection.run_sync(vector_in_use)
             similar = self._has_vector and any(embedding)
@@ -220,7 +221,7 @@ class PostgresStore:
 
     async def posted_totals(self) -> Mapping[str, int]:
         """Scope → nano-dollars posted, uncertain ones included: what Redis is rebuilt from."""
-        async with self._begin(self.recovery_timeout_s) as connection:
+        async with self.begin(self.recovery_timeout_s) as connection:
             return {scope: int(total) for scope, total in await connection.execute(POSTED_TOTALS)}
 
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
@@ -231,13 +232,13 @@ class PostgresStore:
         names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
         query = select(*(ledger.c[name] for name in names), sent.exists().label("dispatched"))
         query = query.where(ledger.c.kind == "hold", ~settled.exists()).order_by(ledger.c.at).limit(HOLDS_MAX)
-        async with self._begin(self.recovery_timeout_s) as connection:
+        async with self.begin(self.recovery_timeout_s) as connection:
             return [dict(row) for row in (await connection.execute(query)).mappings()]
 
     async def settled_nano(self, hold_id: str) -> int | None:
         """What a hold was charged, by the ledger; None while it has no settlement there."""
         query = select(ledger.c.amount_nano).where(ledger.c.hold_id == hold_id, ledger.c.kind.in_(SETTLED)).limit(1)
-        async with self._begin() as connection:
+        async with self.begin() as connection:
             charged = await connection.scalar(query)
         return None if charged is None else int(charged)
 
@@ -251,13 +252,18 @@ def _key(row: Mapping[Any, Any]) -> KeyRow:
     return KeyRow(**(dict(row) | lists))
 
 
+def by_name(rollout_or_completion_id: str) -> ColumnElement[bool]:
+    """The condition on `rollouts` that an id from a client stands for."""
+    try:
+        return rollouts.c.id == str(UUID(rollout_or_completion_id))
+    except ValueError:
+        return rollouts.c.completion_id == str(rows.clean(rollout_or_completion_id))
+
+
 def _owned(rollout_or_completion_id: str, key_id: str) -> Select[Any]:
     """The rollout's id where that key owns it; a completion id means the top of its tree."""
-    try:
-        by_id = rollouts.c.id == str(UUID(rollout_or_completion_id))
-    except ValueError:
-        by_id = rollouts.c.completion_id == str(rows.clean(rollout_or_completion_id))
-    return select(rollouts.c.id).where(by_id, rollouts.c.key_id == key_id).order_by(rollouts.c.depth).limit(1)
+    named = by_name(rollout_or_completion_id)
+    return select(rollouts.c.id).where(named, rollouts.c.key_id == key_id).order_by(rollouts.c.depth).limit(1)
 
 
 def _descendants(root: str, key_id: str) -> Select[Any]:

@@ -1,0 +1,36 @@
+"""`Reports` over a `FakeStore`: enough for tests of routes. The sums themselves are tested on PostgreSQL only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from gateway.adapters import rows
+from gateway.service.ports import RolloutsQuery
+from tests.fakes.store import FakeStore
+
+
+class FakeReports:
+    """Remembers what it was asked, in `asked`."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self.store = store
+        self.asked: list[Any] = []
+
+    async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
+        self.asked.append((until, window_s))
+        empty: dict[str, Any] = {name: [] for name in ("series", "by_key", "by_policy", "by_worker")}
+        totals = {"requests": len(self.store.rows.rollouts)}
+        return empty | {"since": "", "until": until.isoformat(), "truncated": False, "totals": totals}
+
+    async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
+        self.asked.append(query)
+        newest = sorted(self.store.rows.rollouts, key=lambda row: row["created_at"], reverse=True)
+        return {"object": "list", "data": [rows.summary(row) for row in newest[: query.limit]], "next": None}
+
+    async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
+        for row in self.store.rows.rollouts:
+            if rollout_id in (row["id"], row["completion_id"]):
+                return await self.store.rollout_get(rollout_id, row["key_id"])
+        return None

@@ -1,0 +1,230 @@
+"""The operator's sums, pages and look-ups on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.adapters import rows
+from gateway.adapters.reports import PostgresReports
+from gateway.adapters.store import PostgresStore, insert_rows
+from gateway.core.rollout import AttemptRecord, RolloutRecord
+from gateway.errors import BadRequest, Unavailable
+from gateway.service.ports import KeyRow, RolloutsQuery
+from tests.records import T0_US, a_rollout, a_round, a_step, event, new_id, rollout_event
+from tests.servers_pg import PostgresServer
+
+T0 = rows.EPOCH + timedelta(microseconds=T0_US)
+UNTIL = T0 + timedelta(minutes=5)
+EVERYTHING = RolloutsQuery(limit=50)
+
+
+@pytest.fixture
+def reports(pg_engine: AsyncEngine) -> PostgresReports:
+    return PostgresReports(pg_engine)
+
+
+async def add(engine: AsyncEngine, *records: RolloutRecord) -> None:
+    new = rows.Rows()
+    for record in records:
+        new.extend(rows.event_rows(rollout_event(record)))
+    async with engine.begin() as connection:
+        await connection.run_sync(insert_rows, new)
+
+
+def taking(latency_ms: int, after_s: int = 0, **changes: Any) -> RolloutRecord:
+    """A rollout of that latency which began `after_s` after T0."""
+    began_us = T0_US + after_s * 1_000_000
+    return a_rollout(created_us=began_us, finished_us=began_us + latency_ms * 1000, **changes)
+
+
+async def test_totals_count_top_level_requests_of_the_window_only(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    top = taking(100, cost_nano=10, overhead_ms=1.0)
+    await add(
+        pg_engine,
+        top,
+        taking(300, 1, cost_nano=20, overhead_ms=3.0, status="failed", error={"code": "x"}, steps=[]),
+        taking(200, 2, cost_nano=30, overhead_ms=2.0, fallback="conductor_slow", capped="cost", steps=[]),
+        taking(500, 3, cost_nano=40, overhead_ms=9.0, status="aborted", steps=[]),
+        taking(9_000, 0, cost_nano=10**6, parent_id=top.id, depth=1, steps=[]),
+        taking(9_000, -600, cost_nano=10**6, steps=[]),
+        taking(9_000, 301, cost_nano=10**6, steps=[]),
+    )
+    found = await reports.overview(UNTIL, 600)
+    assert found["totals"] == {
+        "requests": 4,
+        "errors": 1,
+        "aborted": 1,
+        "fallbacks": 1,
+        "capped": 1,
+        "cost_nano": 100,
+        "latency_p50_ms": 250.0,
+        "latency_p95_ms": 470.0,
+        "overhead_p50_ms": 2.5,
+        "overhead_p95_ms": 8.1,
+    }
+    assert (found["truncated"], found["since"]) == (False, (UNTIL - timedelta(seconds=600)).isoformat())
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+async def test_nothing_logged_is_zero_not_an_error(reports: PostgresReports) -> None:
+    found = await reports.overview(UNTIL, 900)
+    assert (found["totals"]["requests"], found["totals"]["cost_nano"], found["totals"]["latency_p50_ms"]) == (
+        0,
+        0,
+        None,
+    )
+    assert [found[name] for name in ("series", "by_key", "by_policy", "by_worker")] == [[], [], [], []]
+
+
+async def test_the_series_has_sixty_parts_and_both_ends_of_the_window_are_in_them(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    await add(pg_engine, taking(1, -299), taking(1, 0), taking(1, 1), taking(1, 300))
+    series = (await reports.overview(UNTIL, 600))["series"]
+    assert [(part["bucket"], part["requests"]) for part in series] == [(0, 1), (30, 2), (59, 1)]
+
+
+async def test_sums_by_key_and_policy_are_of_that_key_and_policy(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    await PostgresStore(pg_engine).key_insert(a_key("key1", "shop"))
+    await add(
+        pg_engine,
+        taking(100, cost_nano=5, key_id="key1"),
+        taking(100, 1, cost_nano=7, key_id="key1", policy_used="rule", status="failed"),
+        taking(100, 2, cost_nano=9, key_id="gone", policy_used="rule"),
+    )
+    found = await reports.overview(UNTIL, 600)
+    by_key = [(r["key_id"], r["key_name"], r["requests"], r["errors"], r["cost_nano"]) for r in found["by_key"]]
+    assert by_key == [("key1", "shop", 2, 1, 12), ("gone", None, 1, 0, 9)]
+    by_policy = [(r["policy"], r["requests"], r["cost_nano"]) for r in found["by_policy"]]
+    assert by_policy == [("rule", 2, 16), ("conductor", 1, 5)]
+
+
+async def test_workers_are_counted_by_call_and_child_loops_count(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    tries = [AttemptRecord(T0_US, T0_US + 1, "upstream_timeout"), AttemptRecord(T0_US + 2, T0_US + 3)]
+    top = taking(900, steps=[a_step(0, "alpha", attempts=tries), a_step(1, "beta")])
+    failed = a_step(0, "alpha", status="failed", finished_us=T0_US + 10**8, cost_nano=0, attempts=[])
+    await add(pg_engine, top, taking(500, parent_id=top.id, depth=1, steps=[failed]))
+    alpha, beta = (await reports.overview(UNTIL, 600))["by_worker"]
+    assert (alpha["worker"], alpha["calls"], alpha["errors"], alpha["retries"]) == ("alpha", 2, 1, 1)
+    assert (alpha["cost_nano"], alpha["tokens"], alpha["latency_p95_ms"]) == (400, 20, 100.0)
+    assert (beta["worker"], beta["calls"]) == ("beta", 1)
+
+
+async def test_a_window_too_full_is_cut_to_its_latest_and_says_so(pg_engine: AsyncEngine) -> None:
+    await add(pg_engine, *(taking(10, second, cost_nano=second) for second in range(4)))
+    found = await PostgresReports(pg_engine, rollouts_max=2).overview(UNTIL, 600)
+    assert (found["truncated"], found["totals"]["requests"], found["totals"]["cost_nano"]) == (True, 2, 5)
+
+
+async def test_pages_follow_each_other_without_gap_or_repeat(reports: PostgresReports, pg_engine: AsyncEngine) -> None:
+    together = [taking(10, 5) for _ in range(3)]  # three of the same microsecond
+    others = [taking(10, second) for second in (1, 2, 9)]
+    child = taking(10, 5, parent_id=together[0].id, depth=1)
+    await add(pg_engine, *together, *others, child)
+    seen: list[str] = []
+    page = await reports.rollouts_page(RolloutsQuery(limit=2))
+    seen += [row["id"] for row in page["data"]]
+    while page["next"]:
+        page = await reports.rollouts_page(RolloutsQuery(limit=2, before=page["next"]))
+        seen += [row["id"] for row in page["data"]]
+    newest_first = sorted([*together, *others], key=lambda r: (r.created_us, r.id), reverse=True)
+    assert seen == [record.id for record in newest_first]
+
+
+async def test_a_line_says_who_answered_and_holds_no_text(reports: PostgresReports, pg_engine: AsyncEngine) -> None:
+    await PostgresStore(pg_engine).key_insert(a_key("key1", "shop"))
+    await add(pg_engine, taking(1_250, status="failed", error={"code": "upstream_timeout", "message": "private"}))
+    (line,) = (await reports.rollouts_page(EVERYTHING))["data"]
+    assert (line["workers"], line["latency_ms"], line["error_code"]) == (["alpha", "beta"], 1250.0, "upstream_timeout")
+    assert (line["key_id"], line["key_name"], line["policy_requested"]) == ("key1", "shop", "baton")
+    assert not {"request", "reply", "error", "end_user"} & set(line)
+    json.dumps(line, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({"key": "key2"}, {"second"}),
+        ({"policy": "rule"}, {"second"}),
+        ({"policy": "baton/fixed:a"}, {"third"}),
+        ({"status": "failed"}, {"third"}),
+        ({"status": "fallback"}, {"second"}),
+        ({"status": "capped"}, {"third"}),
+        ({"key": "key1", "status": "done"}, {"first"}),
+        ({"key": "nobody\x00"}, set()),
+    ],
+)
+async def test_filters(
+    reports: PostgresReports, pg_engine: AsyncEngine, wanted: dict[str, str], found: set[str]
+) -> None:
+    await add(
+        pg_engine,
+        taking(1, 1, task_type="first"),
+        taking(1, 2, task_type="second", key_id="key2", policy_used="rule", fallback="conductor_down"),
+        taking(1, 3, task_type="third", policy_requested="baton/fixed:a", status="failed", capped="steps", error=None),
+    )
+    page = await reports.rollouts_page(RolloutsQuery(limit=50, **wanted))
+    assert {row["task_type"] for row in page["data"]} == found
+
+
+@pytest.mark.parametrize("cursor", ["", "12", f"1.{'x' * 36}", f"1.{'-' * 36}", f"{'9' * 18}.{new_id()}"])
+async def test_a_cursor_that_no_page_gave_is_refused(reports: PostgresReports, cursor: str) -> None:
+    with pytest.raises(BadRequest, match="`next` of another page"):
+        await reports.rollouts_page(RolloutsQuery(limit=1, before=cursor))
+
+
+async def test_any_keys_rollout_is_found_by_either_id_with_all_its_parts(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    top = taking(900, key_id="somebody", rounds=[a_round(plan_logprobs=[-0.1, float("-inf"), -1.0])])
+    child = taking(500, key_id="somebody", parent_id=top.id, depth=1)
+    await add(pg_engine, top, child)
+    judged = {"rollout_id": top.id, "key_id": "somebody", "kind": "boolean", "value": True, "source": "person"}
+    async with pg_engine.begin() as connection:
+        await connection.run_sync(insert_rows, rows.event_rows(event("outcome", judged)))
+    for name in (top.id, top.completion_id, top.id.upper()):
+        found = await reports.rollout_any(name)
+        assert found is not None
+        assert (found["id"], [c["id"] for c in found["children"]]) == (top.id, [child.id])
+        assert (len(found["steps"]), found["outcomes"][0]["value"]) == (2, 1.0)
+        assert found["rounds"][0]["plan_logprobs"] == [-0.1, None, -1.0]
+        json.dumps(found, allow_nan=False)
+    assert await reports.rollout_any(new_id()) is None
+    assert await reports.rollout_any("chatcmpl-\x00") is None
+
+
+async def test_a_database_that_is_away_is_unavailable(
+    database_url: str, pg_server: PostgresServer, reports: PostgresReports
+) -> None:
+    pg_server.shut(database_url)
+    try:
+        with pytest.raises(Unavailable):
+            await reports.overview(UNTIL, 600)
+        with pytest.raises(Unavailable):
+            await reports.rollouts_page(EVERYTHING)
+    finally:
+        pg_server.reopen(database_url)
+
+
+async def test_a_report_that_takes_too_long_is_stopped(pg_engine: AsyncEngine) -> None:
+    async with pg_engine.begin() as blocker:
+        await blocker.exec_driver_sql("LOCK TABLE rollouts IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(Unavailable):
+            await PostgresReports(pg_engine, timeout_s=0.05).overview(UNTIL, 600)
+
+
+def a_key(public_id: str, name: str) -> KeyRow:
+    return KeyRow(
+        public_id, "data", name, b"d", 1, "acme", (), (), None, None, None, None, {}, "full", True, datetime.now(UTC)
+    )
