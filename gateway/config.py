@@ -120,7 +120,7 @@ class Requests(BaseModel):
     messages_max: Count = Field(2000, description="messages of one request")
     in_flight_max: Count = Field(512, description="requests being served")
     keepalive_s: float = Field(10.0, ge=0, le=3600, description="an SSE comment this often while nothing else; 0: off")
-    strict_fields: bool = Field(False, description="unknown request fields are 400 instead of passed on")
+    strict_fields: bool = Field(False, description="unknown request fields are 400 instead of dropped")
     drain_s: float = Field(30.0, ge=0, le=3600, description="after SIGTERM, time for open requests to finish")
     key_cache_s: float = Field(1.0, ge=0, le=60, description="how long a revoked key may still work")
     key_cache_max: Count = Field(10_000, description="keys remembered")

@@ -147,6 +147,7 @@ class UpstreamError(BatonError):
 
     status, type, code = 502, "upstream_error", "upstream_error"
     retryable: bool = False
+    kind = "failed"  # a name of ours; `code` may be the worker's own word
 
     def __init__(
         self,
@@ -169,18 +170,22 @@ class UpstreamError(BatonError):
 
 class UpstreamTimeout(UpstreamError):
     status, code, retryable = 504, "upstream_timeout", True
+    kind = "timeout"
 
 
 class UpstreamRateLimited(UpstreamError):
     status, type, code, retryable = 429, "rate_limit_error", "upstream_rate_limited", True
+    kind = "rate_limited"
 
 
 class UpstreamRefused(UpstreamError):
     status, type, code = 400, "invalid_request_error", "upstream_refused"
+    kind = "refused"
 
 
 class UpstreamProtocol(UpstreamError):
     code, retryable = "upstream_protocol", True
+    kind = "protocol"
 
 
 class ConductorError(BatonError):

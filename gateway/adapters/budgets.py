@@ -7,6 +7,7 @@ flushed, restarted or replaced by a replica does not know that epoch, and then a
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -27,6 +28,7 @@ from gateway.core.ledger import (
 from gateway.errors import MoneyUnavailable
 from gateway.service.ports import OPEN_LEASE_S
 
+log = logging.getLogger("gateway.budgets")
 _FILL_SCOPES = 1000  # a rebuild sends this many scopes a call, so that no call blocks Redis for long
 _NOT_ON_A_HOLD = frozenset({"begin", "fill", "commit", "expired", "balance", "ping"})
 _OPEN_MAX = 100_000  # holds remembered for a rebuild; far above what one process has in flight
@@ -133,7 +135,8 @@ class RedisBudgets:
         try:
             reply = await self._script([*self._keys, hold], [op, sent, *args])
         except RedisAway as error:
-            raise _unavailable(f"the budget store is away ({error})") from error
+            log.warning("the budget store is away: %s", error)
+            raise _unavailable("the budget store is away") from error
         if reply[0] == b"stale":
             if sent == self._epoch:
                 self._epoch = b""

@@ -100,7 +100,7 @@ class HttpConductor(Conductor):
         return True
 
     async def describe(self) -> dict[str, Any]:
-        """`{"id": model, **manifest}`: what the server says of the live version. Raises ConductorError."""
+        """`{"id", "owned_by", **manifest}`: what the server says of the live version. Raises ConductorError."""
         timeout_s = min(PROBE_TIMEOUT_S, self._timeout_s)
         async with _transport(time.monotonic() + timeout_s):
             request = self._client.build_request("GET", f"{self._base_url}/models", headers=self._headers)
@@ -114,7 +114,8 @@ class HttpConductor(Conductor):
         for entry in _objects(_object(body.decode(errors="replace")).get("data")):
             if entry.get("id") == self._model:
                 manifest = entry.get("baton")
-                return {**(manifest if isinstance(manifest, dict) else {}), "id": self._model}
+                known = manifest if isinstance(manifest, dict) else {}
+                return {**known, "id": self._model, "owned_by": str(entry.get("owned_by", ""))}
         raise ConductorError("refused", f"the conductor's server does not serve {self._model!r}")
 
     # ---------------------------------------------------------------- one call

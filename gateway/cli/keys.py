@@ -38,8 +38,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--workers", type=_names, default=(), metavar="A,B", help="workers it may use; none: all of them"
     )
-    create.add_argument("--caps", type=_object, metavar="JSON", help='lower caps, e.g. {"rounds_max": 1}')
-    create.add_argument("--org", default="default", help="whose budget it shares")
+    create.add_argument("--caps", type=_object, metavar="JSON", help='lower caps, e.g. {"rounds": 1}')
+    create.add_argument("--org", default="default", help="the organisation its spending is counted under")
     create.add_argument("--log-mode", choices=("full", "redacted", "metadata"), default="full")
     create.add_argument("--no-train", dest="train", action="store_false", help="its traffic is in no training export")
     revoke = actions.add_parser("revoke", help="end a key; it stops working within a second")

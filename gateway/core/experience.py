@@ -57,7 +57,7 @@ class RuleWeights:
     """Weights of the rule: success counts for, seconds and dollars against."""
 
     success: float = 1.0
-    latency: float = 0.02
+    latency: float = 0.05
     cost: float = 20.0
     prior_right: float = 2.0  # an unseen worker counts as 2 right of 3: tried until it disappoints
     prior_wrong: float = 1.0

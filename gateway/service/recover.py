@@ -19,7 +19,7 @@ from gateway.service.ports import Budgets, Clock, Hold, Journal, Scope, Store
 
 log = logging.getLogger("gateway.recover")
 SWEPT_MAX = 1000
-RETRY_S = 1.0
+WATCH_S = 0.5
 
 
 class Recovery:
@@ -37,17 +37,19 @@ class Recovery:
         self.first = asyncio.Event()  # set once balances were there for the first time
 
     async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """For ever: rebuild whenever the budget store has lost its balances, sweep what was abandoned."""
+        """For ever: rebuild as soon as the budget store has lost its balances, sweep what was abandoned."""
+        sweep_at_s = 0.0
         while True:
             try:
                 if not await self._budgets.ready():
                     await self.rebuild()
                 self.first.set()
-                await self.sweep()
-                await sleep(self._sweep_s if await self._budgets.ready() else RETRY_S)
+                if self._clock.monotonic_s() >= sweep_at_s:
+                    await self.sweep()
+                    sweep_at_s = self._clock.monotonic_s() + self._sweep_s
             except BatonError as error:
                 log.warning("recovery waits: %s", error.message)
-                await sleep(RETRY_S)
+            await sleep(WATCH_S)
 
     async def rebuild(self) -> None:
         """Balances from the ledger, once the journal of before is in it. Raises MoneyUnavailable, Unavailable."""

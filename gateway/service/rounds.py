@@ -53,6 +53,8 @@ class Rounds:
             return await self._best_so_far(job, DeadlineExceeded(f"no answer within {job.caps.wall_s:g} s"), "wall_s")
         except CapReached as reached:
             return await self._best_so_far(job, reached, reached.cap)
+        except UpstreamError as failed:
+            return await self._best_so_far(job, failed, "worker")
 
     async def _rounds(self, job: Job) -> Mapping[str, Any]:
         body: Mapping[str, Any] | None = None
@@ -93,10 +95,13 @@ class Rounds:
         graph = _Graph(self._steps, job, record, final)
         try:
             last = await graph.run(router, self.situation(job, number), self._now_us)
+        except PlanRefused as refused:
+            record.refusal = refused.reason
+            raise UpstreamError(f"{refused.message}; try again later", code="no_worker", dispatched=False) from None
         finally:
             record.finished_us = record.finished_us or self._now_us()
         if last is None:
-            raise PlanRefused("no_steps", f"router {router.name} planned nothing")
+            raise UpstreamError(f"router {router.name} planned nothing", code="no_worker", dispatched=False)
         return last
 
     def _planning(self, job: Job, planner: Planner) -> RoundRecord:
@@ -112,7 +117,7 @@ class Rounds:
             streamed = final and last.record.first_byte_us is not None
             if streamed or job.fallback is None or not isinstance(error, UpstreamError) or not _others(job):
                 return await self._best_so_far(job, error, error.cap if isinstance(error, CapReached) else "worker")
-            job.record.fallback = f"worker_{error.code}"
+            job.record.fallback = f"worker_{error.kind}"
             last = await self._fall_back(job, job.fallback, number, final)
         return last.body
 

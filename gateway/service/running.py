@@ -94,4 +94,4 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
         headers["x-baton-fallback"] = record.fallback
     if record.capped:
         headers["x-baton-capped"] = record.capped
-    return headers
+    return {name: value.encode("ascii", "replace").decode() for name, value in headers.items()}

@@ -250,9 +250,9 @@ async def test_describe_tells_the_manifest_or_why_not() -> None:
         assert not await conductor.ready()
         entries.append({"id": "conductor", "baton": {"prompt_version": "1"}})
         assert await conductor.ready()
-        assert await conductor.describe() == {"id": "conductor", "prompt_version": "1"}
+        assert await conductor.describe() == {"id": "conductor", "owned_by": "", "prompt_version": "1"}
         entries[-1] = {"id": "conductor"}
-        assert await conductor.describe() == {"id": "conductor"}
+        assert await conductor.describe() == {"id": "conductor", "owned_by": ""}
 
 
 def test_an_unknown_dialect_is_refused_at_once() -> None:

@@ -206,7 +206,7 @@ def test_serve_takes_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["serve", str(write(tmp_path / "r.jsonl", record(0))), "--port-file", "p"]) == 0
 
 
-@pytest.mark.skipif(not RECORDED.exists(), reason="shared/replay is not beside the repository")
+@pytest.mark.skipif(not RECORDED.exists(), reason="no folder of recorded answers beside the repository")
 def test_the_real_recordings_are_served_whole_and_graded_alike() -> None:
     path = RECORDED / "zeroeval_dev.jsonl.gz"
     speaker = ReplaySpeaker(load(path))

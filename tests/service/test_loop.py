@@ -23,6 +23,7 @@ from gateway.errors import (
     UpstreamRefused,
 )
 from gateway.service.ports import WorkerCall
+from gateway.service.running import reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, plan
 
@@ -184,7 +185,7 @@ async def test_a_failed_last_step_is_answered_by_another_worker() -> None:
     running = await kit.serve()
     assert running.record.status == "done"
     assert running.record.steps[-1].worker != "alpha"
-    assert running.record.fallback == "worker_upstream_error"
+    assert running.record.fallback == "worker_failed"
 
 
 async def test_when_every_worker_fails_the_earlier_answer_is_given_and_flagged() -> None:
@@ -391,3 +392,20 @@ async def test_overhead_is_the_time_nobody_else_was_waited_for() -> None:
     wall_ms = (running.record.finished_us - running.record.created_us) / 1000
     assert wall_ms > 200
     assert 0 <= running.record.overhead_ms < wall_ms - 200
+
+
+async def test_a_workers_own_error_code_gets_into_no_header_and_no_label() -> None:
+    strange = UpstreamRefused("no", upstream_status=400, code="Ω" * 99)
+    kit = Kit(workers={"alpha": strange})
+    running = await kit.serve()
+    assert running.record.fallback == "worker_refused"
+    assert all(value.isascii() for value in reply_headers(running.record).values())
+
+
+async def test_a_pool_whose_every_worker_has_failed_says_so() -> None:
+    boom = UpstreamError("boom", upstream_status=500)
+    kit = Kit((ConductorError("down", "x"),), {"alpha": boom, "beta": boom, "gamma": boom})
+    running = await kit.serve()
+    assert isinstance(running.error, UpstreamError)
+    assert running.record.status == "failed"
+    assert await kit.open_nano() == 0

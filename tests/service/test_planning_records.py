@@ -1,4 +1,4 @@
-"""What a rollout's record says of planning that failed: every planning call is kept, and child loops' flags reach the top."""
+"""The record of planning that failed: every planning call is kept, and the flags of child loops reach the top."""
 
 from __future__ import annotations
 
