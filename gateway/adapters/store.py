@@ -64,11 +64,11 @@ POSTED_TOTALS = text(
 # Per worker: of its latest `recent` judged steps, the k nearest; those of the same task type come first.
 EXPERIENCE_NEAR = """
 SELECT wanted.worker, count(*), avg(near.success), avg(near.cost_nano), avg(near.latency_ms)
-FROM unnest(CAST(:workers AS text[])) AS wanted (worker)
+FROM unnest(CAST(:workers AS text[]), CAST(:versions AS text[])) AS wanted (worker, version)
 CROSS JOIN LATERAL (
   SELECT success, cost_nano, latency_ms
   FROM experience
-  WHERE worker = wanted.worker AND at >= coalesce(
+  WHERE worker = wanted.worker AND worker_version = wanted.version AND at >= coalesce(
     (SELECT at FROM experience AS e WHERE e.worker = wanted.worker ORDER BY at DESC OFFSET :recent - 1 LIMIT 1),
     '-infinity')
   ORDER BY (CAST(:task_type AS text) IS NOT NULL AND task_type IS DISTINCT FROM :task_type), {distance} LIMIT :k
@@ -203,11 +203,12 @@ class PostgresStore:
             return int(await connection.scalar(select(func.count()).select_from(some)) or 0)
 
     async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], workers: Sequence[str], k: int
+        self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
         """Means over each worker's `k` most similar judged steps; its `k` latest without pgvector or an embedding.
         Steps of the same task type come first. Workers without experience are left out."""
-        values: dict[str, Any] = {"workers": list(workers), "task_type": task_type, "k": k}
+        values: dict[str, Any] = {"workers": list(workers), "versions": list(workers.values())}
+        values |= {"task_type": task_type, "k": k}
         values["recent"] = self.experience_recent_max
         async with self.begin() as connection:
             if self._has_vector is None:

@@ -262,11 +262,11 @@ class Completer:
     async def _experience(self, job: Job) -> Mapping[str, WorkerExperience]:
         """What the workers did on tasks like this one; nothing when the store is slow or away."""
         question = question_text(job.conversation)
-        names = [spec.name for spec in job.workers if spec.kind in MODEL_KINDS]
+        versions = {spec.name: spec.version for spec in job.workers if spec.kind in MODEL_KINDS}
         try:
             async with asyncio.timeout(self._policies.experience_timeout_s):
                 near = await self._store.experience_near(
-                    job.record.task_type, embed(question), names, self._policies.experience_k
+                    job.record.task_type, embed(question), versions, self._policies.experience_k
                 )
         except (TimeoutError, BatonError):
             self._metrics.degraded("experience")

@@ -266,9 +266,10 @@ class Store(Protocol):
         ...
 
     async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], workers: Sequence[str], k: int
+        self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
-        """Per worker, over its `k` nearest past steps with an outcome (same task type first where one is given)."""
+        """Per worker, over its `k` nearest past steps with an outcome, same task type first where one is given.
+        `workers` maps names to versions: what another version did does not count."""
         ...
 
     async def outcome_count(self, pool: str) -> int: ...

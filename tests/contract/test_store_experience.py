@@ -17,7 +17,7 @@ world = store_world
 
 
 async def near(world: World, text: str = "", task_type: str | None = None, k: int = 8) -> dict[str, tuple[int, float]]:
-    workers = ["alpha", "beta", "gamma"]
+    workers = dict.fromkeys(("alpha", "beta", "gamma"), "1")
     found = await world.store.experience_near(task_type, embed(text) if text else [], workers, k)
     return {one.worker: (one.n, one.success_mean) for one in found}
 
@@ -37,9 +37,15 @@ async def test_an_outcome_credits_each_finished_step_of_a_model_worker(world: Wo
     rollout_id = await world.rollout(steps=steps)
     assert await near(world) == {}
     await world.judge(rollout_id, 0.5)
-    (alpha, beta) = await world.store.experience_near(None, [], ["alpha", "beta", "gamma"], 8)
+    (alpha, beta) = await world.store.experience_near(None, [], dict.fromkeys(("alpha", "beta", "gamma"), "1"), 8)
     assert (alpha.worker, beta.worker) == ("alpha", "beta")
     assert (alpha.n, alpha.success_mean, alpha.cost_nano_mean, alpha.latency_ms_mean) == (1, 0.5, 400, 100)
+
+
+async def test_what_another_version_of_a_worker_did_does_not_count(world: World) -> None:
+    await world.judge(await world.rollout(steps=[a_step(0, "alpha")]), 1.0)
+    assert [one.n for one in await world.store.experience_near(None, [], {"alpha": "1"}, 8)] == [1]
+    assert await world.store.experience_near(None, [], {"alpha": "2"}, 8) == []
 
 
 async def test_labels_and_comments_are_no_experience(world: World) -> None:

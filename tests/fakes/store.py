@@ -133,6 +133,7 @@ class FakeStore:
             took = step["finished_at"] - step["started_at"]
             self.experience[key] = {
                 "worker": step["worker"],
+                "worker_version": step["worker_version"],
                 "pool": rollout["pool_name"],
                 "task_type": rollout["task_type"],
                 "embedding": rollout["task_embedding"],
@@ -143,7 +144,7 @@ class FakeStore:
             }
 
     async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], workers: Sequence[str], k: int
+        self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
         self._up()
 
@@ -156,8 +157,9 @@ class FakeStore:
             return (other, distance, -row["at"].timestamp())
 
         result = []
-        for worker in sorted(set(workers)):
-            near = sorted((r for r in self.experience.values() if r["worker"] == worker), key=order)[:k]
+        for worker, version in sorted(workers.items()):
+            rows = [r for r in self.experience.values() if (r["worker"], r["worker_version"]) == (worker, version)]
+            near = sorted(rows, key=order)[:k]
             if near:
                 mean = {c: sum(r[c] for r in near) / len(near) for c in ("success", "cost_nano", "latency_ms")}
                 means = (mean["success"], round(mean["cost_nano"]), round(mean["latency_ms"]))

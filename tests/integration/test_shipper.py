@@ -137,7 +137,7 @@ async def test_a_judgement_in_the_journal_becomes_experience(log: Log, pg_engine
     judged = {"rollout_id": record.id, "key_id": "key1", "kind": "boolean", "value": True, "source": "grader"}
     await log.append(event("outcome", judged), rollout_event(record))  # one batch: order within it does not matter
     await log.spool.shipped()
-    (alpha,) = await PostgresStore(pg_engine).experience_near(None, [], ["alpha"], 5)
+    (alpha,) = await PostgresStore(pg_engine).experience_near(None, [], {"alpha": "1"}, 5)
     assert (alpha.n, alpha.success_mean) == (1, 1.0)
 
 
