@@ -1,0 +1,133 @@
+"""The port: prompts, what a policy is shown of one, and the episodes its plans give.
+
+Randomness is derived by hash from (seed, prompt, sample), never drawn from a shared stream, so the order in which
+concurrent episodes end changes nothing. Types of the executor that a policy needs are re-exported here, for only this
+package imports them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Literal, Protocol
+
+from gateway.core.meter import Meter
+from gateway.core.plan import Plan as Plan
+from gateway.core.plan import Step as Step
+from gateway.core.pool import WorkerSpec
+from gateway.core.prompt import PromptInput
+from gateway.core.rollout import RolloutRecord, RoundRecord
+from gateway.service.job import EarlyStart as EarlyStart
+from gateway.service.job import Planner as Planner
+from gateway.service.job import Situation as Situation
+from gateway.service.ports import WorkerExperience as WorkerExperience
+from gateway.service.routers import FixedPlanner as FixedPlanner
+from policy.environments.spend import Spend
+
+__all__ = ["EarlyStart", "FixedPlanner", "Meter", "Plan", "Planner", "RoundRecord", "Situation", "Step"]
+
+Split = Literal["train", "validation"]
+PlanSource = Planner | str  # who plans, or the plan of the only round as it was sampled
+MODEL_KINDS = ("openai", "litellm")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question with the workers that may answer it. `truth` is for the environment and its oracle alone."""
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...]
+    pool: tuple[WorkerSpec, ...]  # in the order shown
+    reference: str  # the right answer
+    category: str | None = None  # for tables and breakdowns; no policy is shown it
+    task_type: str | None = None  # as a client would name it in `metadata`
+    experience: Mapping[str, WorkerExperience] = field(default_factory=dict)  # by worker name
+    truth: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """A prompt with its pool as drawn, and what a policy is shown of it in round 1, as the server shows it."""
+
+    prompt: Prompt
+    situation: Situation
+    shown: PromptInput
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What one plan source did on one prompt. Money in nano-dollars, simulated or real seconds as the adapter says."""
+
+    prompt_id: str
+    sample: int  # index among the plan sources of the prompt
+    plan: str  # text of the first round's plan, as sampled; JSON of it where a router planned
+    parsed: bool  # whether every plan was within its caps
+    outcome: float  # in [0, 1]
+    cost_nano: int
+    latency_s: float
+    calls: int  # attempts at workers and tools, child loops included
+    steps: int  # of all rounds, child loops included
+    workers: tuple[str, ...]  # names, in the order of the steps
+    record: RolloutRecord
+    children: tuple[RolloutRecord, ...] = ()
+    reply: str = ""
+    error: str | None = None  # the code of what left it without an answer
+
+
+class Environment(Protocol):
+    """Where plans run and are judged. `spend` is its meter; no episode starts that could pass its cap."""
+
+    name: str
+    spend: Spend
+
+    def prompts(self, split: Split, n: int, seed: int) -> list[Prompt]:
+        """`n` different prompts of the split, chosen by `seed`. Raises ValueError where there are not so many."""
+        ...
+
+    def situation(self, prompt: Prompt, rng: Random, k_of_n: int | None = None, redraw_handles: bool = False) -> Posed:
+        """The prompt with its pool in random order, with only `k_of_n` of its models, and with other handles where
+        asked; episodes of it run on `Posed.prompt`. Raises ValueError on a `k_of_n` below 1."""
+        ...
+
+    async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
+        """One plan source on one prompt. Raises SpendCapped where the meter has no room for it."""
+        ...
+
+    async def run(self, prompt: Prompt, plans: Sequence[PlanSource]) -> list[Episode]:
+        """All of them, in order and concurrently. Raises SpendCapped, with the finished ones, at the cap."""
+        ...
+
+
+def rng_for(*key: object) -> Random:
+    """Randomness that is a pure function of the key, on every machine."""
+    return Random("\x1f".join(map(str, key)))
+
+
+def fraction(*key: object) -> float:
+    """A number in [0, 1) that is a pure function of the key."""
+    data = "\x1f".join(map(str, key)).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest()) / 2**56
+
+
+def split_of(prompt_id: str, validation_share: float) -> Split:
+    """The split a recorded prompt is in, by a hash of its id: the same in every run, whatever else is in the file."""
+    return "validation" if fraction("split", prompt_id) < validation_share else "train"
+
+
+def drawn(prompt: Prompt, rng: Random, k_of_n: int | None, handles: Sequence[str] | None) -> Prompt:
+    """The prompt with a fresh pool: `k_of_n` of its model workers beside every tool and `self`, in random order, the
+    models under handles from `handles` where given. Raises ValueError on a `k_of_n` below 1."""
+    if k_of_n is not None and k_of_n < 1:
+        raise ValueError(f"k_of_n is {k_of_n}: a pool needs at least one model worker")
+    models = [spec for spec in prompt.pool if spec.kind in MODEL_KINDS]
+    rest = [spec for spec in prompt.pool if spec.kind not in MODEL_KINDS]
+    kept = rng.sample(models, min(k_of_n or len(models), len(models)))
+    if handles is not None:
+        free = [handle for handle in handles if handle not in {spec.handle for spec in rest}]
+        names = rng.sample(free, len(kept))
+        kept = [spec.model_copy(update={"handle": name}) for spec, name in zip(kept, names, strict=True)]
+    pool = [*kept, *rest]
+    rng.shuffle(pool)
+    return replace(prompt, pool=tuple(pool))

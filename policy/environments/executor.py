@@ -1,0 +1,225 @@
+"""Plans carried out by the gateway's own loop (`gateway.service.rounds`), in this process.
+
+What is left out is what surrounds a loop when it is served: HTTP, admission, the hold, streaming, the disk. Caps, the
+meter, `see` gating, attempts, child loops, rounds and the digest are the served code itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from gateway.core.caps import Caps
+from gateway.core.events import Event
+from gateway.core.ids import uuid7
+from gateway.core.meter import Meter
+from gateway.core.plan import REASONS, Plan, validate
+from gateway.core.pool import pool_hash
+from gateway.core.reply import reply_text
+from gateway.core.rollout import RolloutRecord, RoundRecord
+from gateway.errors import BatonError, PlanRefused, UpstreamError
+from gateway.service.attempts import Attempts, RetryBudget
+from gateway.service.conducting import prompt_input
+from gateway.service.job import EarlyStart, Job, Planner, Situation, Tree
+from gateway.service.ports import WorkerCall, WorkerReply, Workers
+from gateway.service.rounds import Rounds, close_record, pool_entry
+from policy.environments.base import Episode, PlanSource, Posed, Prompt
+from policy.environments.timing import Seconds, stamp
+
+CAPS = Caps(cost_nano=2_000_000_000)
+ROUNDS = 3
+ATTEMPTS_MAX = 2
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)  # of the virtual clock
+EPOCH_US = int(EPOCH.timestamp() * 1_000_000)
+
+
+class TimedWorkers(Workers, Protocol):
+    """Workers of one episode that say how many (simulated or measured) seconds each step's calls took."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """By (rollout id, `round.step`)."""
+        ...
+
+
+class VirtualClock:
+    """Stands still while a plan runs; `timing.stamp` writes the simulated times afterwards."""
+
+    def now(self) -> datetime:
+        return EPOCH
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+@dataclass(slots=True)
+class MemoryJournal:
+    """One episode's journal. The caps bound it: one dispatch an attempt."""
+
+    events: list[Event] = field(default_factory=list)
+
+    async def append(self, event: Event) -> None:
+        self.events.append(event)
+
+    async def shipped(self) -> None:
+        """There is nothing behind it."""
+
+
+class TextPlanner:
+    """The plan of the only round as it was sampled. Child loops below it are planned by `children`."""
+
+    name = "sampled"
+
+    def __init__(self, text: str, depth_left: int, children: Planner | None) -> None:
+        self._text = text
+        self._depth_left = depth_left
+        self._children = children
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused, as the conductor's planner does on the same text."""
+        if situation.depth_left < self._depth_left:
+            if self._children is None:
+                raise PlanRefused("depth_cap", "nobody plans child loops here")
+            record.planner = self._children.name
+            return await self._children.plan(situation, record, meter, early)
+        record.plan_text = self._text
+        return validate(self._text, situation.allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A loop that has ended: its job, and the reply or the error."""
+
+    job: Job
+    body: Mapping[str, Any] | None
+    error: BatonError | None
+
+    @property
+    def reply(self) -> str:
+        """Text of the reply; empty where there is none."""
+        return reply_text(self.body or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """Runs loops under `caps`. `fallback` plans where a policy cannot, as in serving; None: the episode then fails,
+    which is what training wants to see. `rounds` is for planners; sampled text is the plan of one."""
+
+    caps: Caps = CAPS
+    rounds: int = ROUNDS
+    fallback: Planner | None = None
+    attempts_max: int = ATTEMPTS_MAX
+
+    def posed(self, prompt: Prompt) -> Posed:
+        """What a policy is shown of the prompt in round 1."""
+        job = self._job(prompt, TextPlanner("", 0, None), 1)
+        situation = self._loop(_Nobody()).situation(job, 1)
+        return Posed(prompt, situation, prompt_input(situation))
+
+    async def run(self, prompt: Prompt, source: PlanSource, workers: Workers, children: Planner | None = None) -> Ran:
+        """One loop to its end. Raises nothing of the error tree: it is in the result."""
+        if isinstance(source, str):
+            job = self._job(prompt, TextPlanner(source, self.caps.depth, children), 1)
+        else:
+            job = self._job(prompt, source, min(self.rounds, self.caps.rounds))
+        body, error = None, None
+        try:
+            body = await self._loop(workers).run(job)
+            job.record.status, job.record.reply = "done", dict(body)
+        except BatonError as raised:
+            error = raised
+            job.record.status, job.record.error = "failed", raised.body()["error"]
+        close_record(job.record, EPOCH_US)
+        job.record.cost_nano = job.tree.meter.spent_nano
+        return Ran(job, body, error)
+
+    def _loop(self, workers: Workers) -> Rounds:
+        budget = RetryBudget(start_retries=self.caps.calls, saved_retries_max=self.caps.calls)  # of this episode alone
+        attempts = Attempts(workers, budget, VirtualClock(), attempts_max=self.attempts_max, sleep=_no_wait)
+        return Rounds(attempts, MemoryJournal(), VirtualClock())
+
+    def _job(self, prompt: Prompt, planner: Planner, rounds: int) -> Job:
+        record = _record(prompt, planner.name, self.caps)
+        slots = asyncio.Semaphore(self.caps.parallel)
+        tree = Tree(Meter(self.caps.cost_nano, self.caps), record.id, self.caps.wall_s, slots)
+        return Job(
+            record=record,
+            tree=tree,
+            conversation=prompt.messages,
+            params={},
+            workers=prompt.pool,
+            experience=prompt.experience,
+            planner=planner,
+            fallback=self.fallback,
+            caps=self.caps,
+            rounds=rounds,
+        )
+
+
+def episode_of(prompt: Prompt, ran: Ran, sample: int, outcome: float, seconds: Seconds) -> Episode:
+    """What is kept of a loop that has ended; its records get their simulated times."""
+    record, children = ran.job.record, tuple(ran.job.tree.children)
+    latency_s = stamp(record, children, seconds)
+    steps = [*record.steps, *(step for child in children for step in child.steps)]
+    refusals = {planned.refusal for loop in (record, *children) for planned in loop.rounds} - {None}
+    return Episode(
+        prompt_id=prompt.id,
+        sample=sample,
+        plan=_plan_text(record),
+        parsed=not refusals & (REASONS | {"unparseable"}),
+        outcome=outcome,
+        cost_nano=record.cost_nano,
+        latency_s=latency_s,
+        calls=ran.job.tree.meter.calls,
+        steps=len(steps),
+        workers=tuple(step.worker for step in steps),
+        record=record,
+        children=children,
+        reply=ran.reply,
+        error=None if ran.error is None else ran.error.code,
+    )
+
+
+def _plan_text(record: RolloutRecord) -> str:
+    if not record.rounds:
+        return ""
+    first = record.rounds[0]
+    if first.plan_text is None and first.plan is not None:
+        return json.dumps(first.plan, separators=(",", ":"), ensure_ascii=False)
+    return first.plan_text or ""
+
+
+def _record(prompt: Prompt, policy: str, caps: Caps) -> RolloutRecord:
+    rollout_id = uuid7(EPOCH_US // 1000)
+    return RolloutRecord(
+        id=rollout_id,
+        key_id="environment",
+        org="environment",
+        created_us=EPOCH_US,
+        policy_requested=policy,
+        pool_name="environment",
+        pool_hash=pool_hash(prompt.pool),
+        pool=[pool_entry(spec, prompt.experience.get(spec.name)) for spec in prompt.pool],
+        caps=caps.as_json(),
+        request={"messages": [dict(message) for message in prompt.messages]},
+        completion_id=f"chatcmpl-{rollout_id.replace('-', '')}",
+        task_type=prompt.task_type,
+    )
+
+
+class _Nobody:
+    """Workers of a loop that is only looked at."""
+
+    async def complete(self, call: WorkerCall) -> WorkerReply:
+        raise UpstreamError("no worker is called while a prompt is posed", dispatched=False)
+
+    async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
+        yield (await self.complete(call)).body
+
+
+async def _no_wait(_seconds: float) -> None:
+    """Retries wait in simulated time only."""

@@ -1,0 +1,119 @@
+"""Recorded answers of real models as an environment: single picks, votes, cascades and stopping are scored exactly.
+
+A task in other words has no recording: the step fails with 404 `no_recording`, as it does when served. A step that sees
+other replies still gets the recorded answer to the question, which was given without them; so drafts gain nothing here.
+Seconds are an assumption (the same rate for every model), for nobody recorded them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gateway.core.digest import extract_answer, normalise
+from gateway.core.money import Usage, cost_nano
+from gateway.core.pool import PoolFile, Price
+from policy.environments.base import MODEL_KINDS, Prompt, Split, WorkerExperience, fraction, rng_for, split_of
+from policy.environments.executed import ExecutedEnvironment
+from policy.environments.executor import Executor, TimedWorkers
+from policy.environments.sampling import CONCURRENCY
+from policy.environments.simulated import SpeakerWorkers
+from policy.environments.spend import Spend
+from policy.replay import BadRecording, Recording, Recordings, ReplaySpeaker, load, pool_file
+
+VALIDATION_SHARE = 0.25
+FIRST_S, TOKENS_PER_S = 0.5, 80.0  # assumed
+NOWHERE = "http://127.0.0.1:9"
+Experience = Callable[[Prompt], Mapping[str, WorkerExperience]]
+
+
+class ReplayEnvironment(ExecutedEnvironment):
+    """Questions of a recording that every model answered and that can be graded. `experience`: what is shown of the
+    workers on questions like a prompt; it must come from the train split. `tell_domain`: as a client that names it."""
+
+    name = "replay"
+
+    def __init__(
+        self,
+        recordings: Recordings,
+        prices: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        validation_share: float = VALIDATION_SHARE,
+        experience: Experience | None = None,
+        tell_domain: bool = False,
+        executor: Executor | None = None,
+        spend: Spend | None = None,
+        concurrency: int = CONCURRENCY,
+    ) -> None:
+        super().__init__(executor, spend, concurrency)
+        document = PoolFile.model_validate(pool_file(recordings.models, prices, NOWHERE, seed))
+        self._pool = document.pool("replay")
+        self._speaker = ReplaySpeaker(recordings, FIRST_S, TOKENS_PER_S)
+        self._validation_share = validation_share
+        self._experience = experience
+        self._tell_domain = tell_domain
+        usable = [found for found in recordings.by_question.values() if _usable(found, recordings.models)]
+        if not usable:
+            raise BadRecording("no question was answered by every model and has a `gold` answer; give fewer --workers")
+        self._recorded = usable
+
+    @classmethod
+    def open(cls, path: Path, prices: Mapping[str, Any], models: Sequence[str] = (), **more: Any) -> ReplayEnvironment:
+        """From a file. Raises BadRecording."""
+        return cls(load(path, models), prices, **more)
+
+    def prompts(self, split: Split, n: int, seed: int) -> list[Prompt]:
+        """As in the port; which are chosen, and their order, is a hash of (seed, id)."""
+        mine = [found for found in self._recorded if split_of(found.id, self._validation_share) == split]
+        if n > len(mine):
+            raise ValueError(f"{n} {split} questions asked for, {len(mine)} are there: lower the number")
+        ranked = sorted(mine, key=lambda found: (fraction("prompts", seed, found.id), found.id))
+        return [self._prompt(found, seed) for found in ranked[:n]]
+
+    def count(self, split: Split) -> int:
+        """How many questions the split has."""
+        return sum(split_of(found.id, self._validation_share) == split for found in self._recorded)
+
+    def _prompt(self, found: Recording, seed: int) -> Prompt:
+        pool = rng_for("replay pool", seed, found.id).sample(self._pool, len(self._pool))
+        messages = ({"role": "user", "content": found.question},)
+        told = found.domain if self._tell_domain else None
+        prompt = Prompt(found.id, messages, tuple(pool), found.gold or "", found.domain, told, truth=found)
+        return prompt if self._experience is None else replace(prompt, experience=self._experience(prompt))
+
+    def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
+        """The recorded models, and `vote`."""
+        return SpeakerWorkers(self._speaker)
+
+    def grade(self, prompt: Prompt, reply: str) -> float:
+        """The recording's own verdict where the reply is one of its answers, else the final answer against the gold."""
+        for answer in _truth(prompt).answers.values():
+            if answer.correct is not None and answer.text == reply:
+                return float(answer.correct)
+        return float(normalise(extract_answer(reply)) == normalise(prompt.reference))
+
+    def oracle(self, prompt: Prompt) -> str:
+        """The cheapest plan of one step that is right; the cheapest of all where none is. Full information: one greedy
+        answer is recorded of each model, so there is no other draw to choose by."""
+        found = _truth(prompt)
+
+        def loss(spec: Any) -> tuple[bool, int]:
+            answer = found.answers[spec.name]
+            usage = Usage(found.input_tokens, answer.output_tokens)
+            return not self.grade(prompt, answer.text), cost_nano(spec.price or Price(), usage)
+
+        best = min((spec for spec in prompt.pool if spec.kind in MODEL_KINDS), key=loss)
+        return f'{{"steps":[{{"worker":"{best.handle}","task":null,"see":[]}}]}}'
+
+
+def _usable(found: Recording, models: Sequence[str]) -> bool:
+    return bool(found.id) and found.gold is not None and all(model in found.answers for model in models)
+
+
+def _truth(prompt: Prompt) -> Recording:
+    if not isinstance(prompt.truth, Recording):
+        raise ValueError(f"prompt {prompt.id} is not a recorded one")
+    return prompt.truth

@@ -1,0 +1,87 @@
+"""Many episodes at once: lanes that draw from one iterator, with progress, and a clean end at the spending cap."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from policy.environments.base import Environment, Episode, PlanSource, Prompt
+
+CONCURRENCY = 32
+Work = Iterable[tuple[Prompt, Sequence[PlanSource]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a sampling is. `total` None: the work did not say."""
+
+    done: int
+    total: int | None
+    outcome_mean: float
+    spent_nano: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Episodes by prompt, in the order of the work and of each prompt's sources. `capped`: the cap ended it, and
+    some groups are short or missing."""
+
+    groups: list[list[Episode]]
+    capped: bool
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """All of them."""
+        return [episode for group in self.groups for episode in group]
+
+
+async def sample(
+    environment: Environment,
+    work: Work,
+    *,
+    concurrency: int = CONCURRENCY,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Sampled:
+    """Run every source on its prompt. As money runs out lanes end one by one, and nothing in flight is cut off."""
+    lanes = _Lanes(environment, work, on_progress)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(lanes.run())
+    left = next(lanes.items, None)
+    groups = [[episode for _, episode in sorted(found.items())] for found in lanes.groups]
+    return Sampled(groups, left is not None)
+
+
+class _Lanes:
+    def __init__(self, environment: Environment, work: Work, on_progress: Callable[[Progress], None] | None) -> None:
+        self.groups: list[dict[int, Episode]] = []
+        self.items = self._items(work)
+        self._environment = environment
+        self._on_progress = on_progress
+        self._total = sum(len(sources) for _, sources in work) if isinstance(work, Sequence) else None
+        self._done, self._right = 0, 0.0
+        self._began_s = time.perf_counter()
+
+    def _items(self, work: Work) -> Iterator[tuple[dict[int, Episode], Prompt, int, PlanSource]]:
+        for prompt, sources in work:
+            found: dict[int, Episode] = {}
+            self.groups.append(found)
+            for index, source in enumerate(sources):
+                yield found, prompt, index, source
+
+    async def run(self) -> None:
+        """Take the next item as long as there is one and money for it."""
+        while self._environment.spend.fits() and (item := next(self.items, None)) is not None:
+            found, prompt, index, source = item
+            found[index] = await self._environment.episode(prompt, source, index)
+            self._count(found[index])
+
+    def _count(self, episode: Episode) -> None:
+        self._done += 1
+        self._right += episode.outcome
+        if self._on_progress is not None:
+            spent, elapsed_s = self._environment.spend.spent_nano, time.perf_counter() - self._began_s
+            self._on_progress(Progress(self._done, self._total, self._right / self._done, spent, elapsed_s))

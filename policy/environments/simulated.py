@@ -1,0 +1,74 @@
+"""In-process workers: what a `Speaker` says (the arena's programs, recorded answers), without HTTP and without waiting.
+
+The bodies are those that `policy.openai_server` sends over HTTP and the errors those the gateway's adapters make of
+them, so a plan gives here what it gives when served; its simulated seconds are noted, not slept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from gateway.core.digest import majority
+from gateway.core.money import Usage
+from gateway.core.reply import chunks_of
+from gateway.core.usage import read_usage, usage_body
+from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamRefused
+from gateway.service.ports import WorkerCall, WorkerReply
+from policy.openai_server import Refused, Speaker, completion, cuts_of, seconds
+
+VOTE = "builtin:vote"
+REFUSED_STATUSES = (400, 404, 413, 422)  # as in the gateway's adapters: the request is bad, not the worker
+
+
+class SpeakerWorkers:
+    """`ports.Workers` of one episode: a speaker's workers and the `vote` tool. `seconds` by (rollout, step)."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker = speaker
+        self.seconds: dict[tuple[str, str], float] = {}
+
+    async def complete(self, call: WorkerCall) -> WorkerReply:
+        """The whole reply at once. Raises UpstreamRefused (404 `no_recording`, …), UpstreamError."""
+        if call.worker.kind == "tool":
+            return vote(call)
+        try:
+            body = {**call.worker.params, **call.body}
+            said = self._speaker.say(call.worker.name, body)
+            cuts = cuts_of(said, body)
+        except Refused as refused:
+            raise _error(refused) from None
+        except KeyError:
+            raise UpstreamError(f"worker {call.worker.name} is not simulated here", upstream_status=404) from None
+        key = (call.rollout_id, call.step_id)
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds(said, cuts)
+        reply = completion(said, cuts)
+        return WorkerReply(reply, read_usage(reply) or Usage())
+
+    async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
+        """The same reply as chunks, then its usage."""
+        reply = await self.complete(call)
+        for choices in chunks_of(reply.body):
+            yield {"choices": choices}
+        yield {"choices": [], "usage": usage_body(reply.usage)}
+
+
+def vote(call: WorkerCall) -> WorkerReply:
+    """The gateway's built-in tool: the reply that most of the replies seen agree with. Raises UpstreamRefused."""
+    if call.worker.url != VOTE:
+        raise UpstreamRefused(f"tool {call.worker.name} is not built in and cannot be run here", dispatched=False)
+    if not call.saw:
+        raise UpstreamRefused("vote sees no replies; let its step see at least one", dispatched=False)
+    replies = [reply for _, _, reply in call.saw]
+    message = {"role": "assistant", "content": replies[majority(replies)]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return WorkerReply({"object": "chat.completion", "choices": [choice], "usage": usage_body(Usage())}, Usage())
+
+
+def _error(refused: Refused) -> UpstreamError:
+    text, status = refused.message, refused.status
+    if status in REFUSED_STATUSES:
+        return UpstreamRefused(text, upstream_status=status, code=refused.code)
+    if status == 429:
+        return UpstreamRateLimited(text, upstream_status=status)
+    return UpstreamError(text, upstream_status=status, retryable=status >= 500)
