@@ -1,0 +1,245 @@
+"""The operator's page as a person meets it: a real gateway, a real browser, a keyboard, and a hostile worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.adapters import rows
+from gateway.adapters.database import sync_engine
+from gateway.adapters.store import insert_rows
+from gateway.core.ids import uuid7
+from gateway.core.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.rollout import AttemptRecord
+from tests.acceptance.test_serve import Gateway, serving
+from tests.browser import Page, browser, executable
+from tests.records import T0_US, a_rollout, a_round, a_step, rollout_event
+from tests.tiny_model import write_tiny_model
+
+PROGRAM = executable()
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on PATH (apt-get install chromium)")
+HOSTILE = "<b>4</b><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
+HOSTILE_ID = uuid7(T0_US // 1000)
+CHILD_ID = uuid7(T0_US // 1000 + 1)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="baton-page-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def gateway(place: Path) -> Iterator[Gateway]:
+    with serving(place / "data", model_for_our_prompt(place / "model")) as running:
+        log_hostile_rollout(running)
+        yield running
+
+
+def model_for_our_prompt(directory: Path) -> Path:
+    """A conductor of random weights that says it was trained on the prompt this gateway renders."""
+    manifest = write_tiny_model(directory) / "manifest.json"
+    ours = {"prompt_version": f"compact-{PROMPT_VERSION}", "prompt_hash": prompt_hash("compact")}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | ours))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tab(place: Path) -> Iterator[Page]:
+    with browser(str(PROGRAM), place / "profile") as page:
+        yield page
+
+
+@pytest.fixture
+def page(tab: Page, gateway: Gateway) -> Page:
+    """The overview, opened with the admin key."""
+    tab.looks(1280, 800)
+    tab.goto(f"{gateway.facts['admin_url']}/")
+    tab.js(f"sessionStorage.setItem('baton-admin-key', {json.dumps(gateway.facts['admin_key'])})")
+    tab.js("location.hash = ''")
+    tab.goto("about:blank")
+    tab.goto(f"{gateway.facts['admin_url']}/")
+    tab.until("!!document.querySelector('main h1')")
+    tab.complaints.clear()
+    return tab
+
+
+def log_hostile_rollout(gateway: Gateway) -> None:
+    """Two steps at once, one of them retried, and a child loop that saw both; every text is an attack."""
+
+    def us(ms: int) -> int:
+        return T0_US + ms * 1000
+
+    plan = json.dumps({"steps": [{"worker": "quill", "task": "check", "see": []}]}, separators=(",", ":"))
+    tries = [AttemptRecord(us(30), us(90), "upstream_timeout"), AttemptRecord(us(100), us(300))]
+    texts: dict[str, Any] = {"reply": HOSTILE, "task": HOSTILE, "messages": [{"role": "user", "content": HOSTILE}]}
+    top = a_rollout(
+        id=HOSTILE_ID,
+        finished_us=us(900),
+        request={"messages": [{"role": "user", "content": HOSTILE}]},
+        reply={"choices": [{"message": {"role": "assistant", "content": HOSTILE}}]},
+        policy_used=HOSTILE,
+        rounds=[a_round(plan_text=plan, plan_logprobs=[-0.01, float("-inf"), -1.0])],
+        steps=[
+            a_step(0, HOSTILE, see=[], first_byte_us=us(60), finished_us=us(200), **texts),
+            a_step(1, "beta", see=[], finished_us=us(300), first_byte_us=None, attempts=tries, **texts),
+            a_step(2, "self", see=[0, 1], started_us=us(310), finished_us=us(890), child_rollout_id=CHILD_ID),
+        ],
+    )
+    child = a_rollout(id=CHILD_ID, parent_id=top.id, depth=1, created_us=us(320), steps=[a_step(0, **texts)])
+    new = rows.Rows()
+    for record in (top, child):
+        new.extend(rows.event_rows(rollout_event(record)))
+    engine = sync_engine(gateway.facts["database_url"])
+    with engine.begin() as connection:
+        insert_rows(connection, new)
+    engine.dispose()
+
+
+def open_rollout(page: Page) -> None:
+    page.js(f"location.hash = '#/rollouts/{HOSTILE_ID}'")
+    page.until("!!document.querySelector('.tokens')")
+
+
+def count(page: Page, selector: str) -> int:
+    return int(page.js(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
+
+def focused(page: Page) -> str:
+    return str(page.js("(document.activeElement.name || document.activeElement.innerText || '').split('\\n')[0]"))
+
+
+def test_a_person_gets_in_with_the_keyboard_and_the_key_stays_in_the_tab(tab: Page, gateway: Gateway) -> None:
+    tab.goto(f"{gateway.facts['admin_url']}/")
+    tab.js("sessionStorage.clear()")
+    tab.goto("about:blank")
+    tab.goto(f"{gateway.facts['admin_url']}/ui/")
+    tab.until("document.activeElement.id === 'key'")
+    tab.write(gateway.facts["data_key"])
+    tab.key("Enter", 13)
+    assert "takes `admin` keys only" in tab.until("document.getElementById('error').innerText")
+    tab.write(gateway.facts["admin_key"])
+    tab.key("Enter", 13)
+    tab.until("!!document.querySelector('main h1')")
+    assert tab.js("[document.getElementById('error').innerText, document.cookie, localStorage.length]") == ["", "", 0]
+    assert gateway.facts["admin_key"] not in str(tab.js("location.href + document.documentElement.outerHTML"))
+    tab.js("document.getElementById('forget').click()")
+    assert tab.js("[sessionStorage.length, document.querySelector('main').innerText]") == [0, ""]
+
+
+def test_an_empty_page_says_what_to_paste_and_it_works(page: Page, gateway: Gateway, tmp_path: Path) -> None:
+    page.js("location.hash = '#/?window_s=60'")
+    page.until("document.querySelector('.empty')?.innerText.includes('No requests')")
+    pasted = str(page.js("document.querySelector('.empty pre').innerText"))
+    (tmp_path / ".baton").symlink_to(gateway.directory)
+    done = subprocess.run(["bash", "-c", pasted], cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["object"] == "chat.completion"
+    page.js("location.hash = '#/?window_s=900'")
+    page.until("document.querySelector('.tile dd')?.innerText >= '1'")
+    assert count(page, "figure svg rect") >= 2
+
+
+def test_the_list_names_who_answered_and_leads_to_the_rollout(page: Page) -> None:
+    page.js("location.hash = '#/rollouts?policy=' + encodeURIComponent('baton')")
+    page.until(f"!!document.querySelector('a[href=\"#/rollouts/{HOSTILE_ID}\"]')")
+    assert f"{HOSTILE}, beta, self" in page.text()
+    page.js(f"document.querySelector('a[href=\"#/rollouts/{HOSTILE_ID}\"]').click()")
+    page.until(f"document.querySelector('main h1')?.innerText.includes('{HOSTILE_ID}')")
+    page.js("location.hash = '#/rollouts?status=aborted'")
+    page.until("document.querySelector('.empty')?.innerText.includes('Show all')")
+
+
+def test_what_a_worker_says_is_text_and_nothing_else(page: Page) -> None:
+    open_rollout(page)
+    assert page.text().count(HOSTILE) >= 6
+    assert count(page, "main script, main img, main b, main iframe") == 0
+    assert page.js("document.title") == f"Rollout {HOSTILE_ID[:8]} · Baton"
+    assert page.complaints == []
+
+
+def test_the_browser_refuses_what_is_not_from_the_gateway(page: Page) -> None:
+    page.js("""(() => { const script = document.createElement('script'); script.text = 'window.ran = 1';
+        document.body.append(script); document.body.setAttribute('style', 'color: red'); })()""")
+    assert page.js("[window.ran, document.body.style.color]") == [None, ""]
+    assert page.js("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')") == "refused"
+    assert sum("Content Security Policy" in complaint for complaint in page.complaints) >= 3
+
+
+def test_the_timeline_shows_attempts_first_bytes_arrows_and_the_child_loop(page: Page) -> None:
+    open_rollout(page)
+    page.until("!!document.querySelector('svg text.label')")
+    labels = page.js("[...document.querySelectorAll('svg text.label')].map((label) => label.firstChild.data)")
+    assert [label.partition(":")[0] for label in labels] == [
+        *("round 1", "step 0", "step 1", "step 2"),
+        *("↳ round 1", "↳ step 0"),
+    ]
+    assert "2 attempts" in labels[2]
+    assert count(page, "svg .see") == 2
+    assert count(page, "svg path.first") == 3
+    assert count(page, "svg rect.failed:not(.waiting)") == 1
+    bars = page.js("[...document.querySelectorAll('svg rect.waiting')].map((bar) => bar.getAttribute('x') * 1)")
+    assert bars[0] == bars[1] < bars[2]
+    assert count(page, "article .child article") == 2
+
+
+def test_tokens_are_coloured_by_probability_and_decisions_outlined(page: Page) -> None:
+    open_rollout(page)
+    first = "[...document.querySelectorAll('.part')].find((part) => part.querySelector('.token'))"
+    shown = page.js(
+        f"[...{first}.querySelectorAll('.token')].map((token) => [token.innerText, token.className.trim()])"
+    )
+    assert shown == [["10", "token p0 decides"], ["11", "token p4"], ["12", "token p2 decides"]]
+    assert "impossible" in page.js(f"{first}.querySelectorAll('.token')[1].title")
+    assert page.js(f"[...{first}.querySelectorAll('.run > code')].map((code) => code.innerText)")[1] == "check"
+
+
+@pytest.mark.parametrize("width_px", [375, 1280])
+@pytest.mark.parametrize("where", ["#/", "#/rollouts", f"#/rollouts/{HOSTILE_ID}"])
+def test_nothing_is_wider_than_the_window_and_nothing_jumps(page: Page, width_px: int, where: str) -> None:
+    page.looks(width_px, 700)
+    page.js(f"location.hash = {json.dumps(where)}")
+    page.until("!document.querySelector('main').hasAttribute('aria-busy') && !!document.querySelector('main h1')")
+    assert page.js("document.documentElement.scrollWidth - innerWidth") <= 0
+    shift = """new Promise((done) => { let sum = 0; new PerformanceObserver((list) => {
+        for (const entry of list.getEntries()) if (!entry.hadRecentInput) sum += entry.value;
+      }).observe({ type: 'layout-shift', buffered: true }); setTimeout(() => done(sum), 300); })"""
+    assert page.js(shift) < 0.1
+    assert page.complaints == []
+
+
+def test_dark_is_dark_and_light_is_light(page: Page) -> None:
+    brightness = (
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + +b, 0)"
+    )
+    page.looks(1280, 800, "light")
+    assert page.js(brightness) > 600
+    page.looks(1280, 800, "dark")
+    assert page.js(brightness) < 150
+
+
+def test_everything_can_be_reached_with_tab_alone(page: Page) -> None:
+    page.js("location.hash = '#/rollouts'")
+    page.until(f"!!document.querySelector('a[href=\"#/rollouts/{HOSTILE_ID}\"]')")
+    page.js("document.activeElement.blur()")
+    seen = []
+    for _ in range(10):
+        page.key("Tab", 9)
+        seen.append(focused(page))
+    assert seen[:8] == ["Skip to the content", "Overview", "Rollouts", "Forget key", "key", "policy", "status", "Show"]
+    assert page.js("document.activeElement.matches('tbody a.row')")
+    page.key("Enter", 13)
+    page.until("document.querySelector('main h1')?.innerText.startsWith('Rollout 0')")
+
+
+def test_an_error_is_one_line(page: Page) -> None:
+    page.js("location.hash = '#/rollouts/nothing'")
+    told = page.until("document.getElementById('error').innerText")
+    assert told == "no rollout `nothing`"
+    page.js("location.hash = '#/rollouts'")
+    page.until("document.getElementById('error').innerText === ''")

@@ -1,0 +1,179 @@
+"""The operator's page and its routes over HTTP: who may read, what is asked, what the browser is told."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from gateway.api import edge
+from gateway.api.pages import PagesApi, page_files
+from gateway.service.admin import KeyAdmin
+from gateway.service.auth import Authenticator
+from gateway.service.ports import RolloutsQuery
+from tests.fakes.reports import FakeReports
+from tests.fakes.store import FakeStore
+from tests.kit import TestClock
+from tests.records import a_rollout, rollout_event
+
+ROUTES = ("/admin/overview", "/admin/rollouts", "/admin/rollouts/x")
+
+
+@dataclass
+class Operator:
+    """The admin listener's application, with a key of each class."""
+
+    http: httpx.AsyncClient
+    reports: FakeReports
+    store: FakeStore
+    admin_key: str
+    admin_id: str
+    data_key: str
+
+    async def get(self, path: str, bearer: str | None = None, **query: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {bearer or self.admin_key}"}
+        return await self.http.get(path, headers=headers, params=query)
+
+
+@pytest.fixture
+async def operator() -> AsyncIterator[Operator]:
+    store, clock, peppers = FakeStore(), TestClock(), {1: b"pepper-for-tests-0123456789"}
+    keys = KeyAdmin(store, peppers, clock, {"default": ["atlas"]})
+    reports = FakeReports(store)
+    app = FastAPI()
+    edge.install(app)
+    app.include_router(PagesApi(reports, Authenticator(store, peppers, clock), clock).router())
+    row, admin_key = await keys.create_key("ops", "admin")
+    _, data_key = await keys.create_key("app")
+    transport = httpx.ASGITransport(app=edge.Edge(app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        yield Operator(http, reports, store, admin_key, row.public_id, data_key)
+
+
+async def test_the_page_needs_no_key_and_holds_no_data(operator: Operator) -> None:
+    operator.store.ingest(rollout_event(a_rollout(end_user="ann-1234")))
+    home = await operator.http.get("/", follow_redirects=True)
+    assert str(home.url) == "http://gateway/ui/"
+    assert home.headers["content-type"] == "text/html; charset=utf-8"
+    for name in page_files():
+        reply = await operator.http.get(f"/ui/{'' if name == 'index.html' else name}")
+        assert reply.status_code == 200
+        assert "ann-1234" not in reply.text
+    assert operator.reports.asked == []
+
+
+@pytest.mark.parametrize("path", ["/", "/ui", "/ui/", "/ui/app.js", "/ui/style.css"])
+async def test_the_browser_is_told_to_run_nothing_but_our_files(operator: Operator, path: str) -> None:
+    headers = (await operator.http.get(path)).headers
+    policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "connect-src": "'self'",
+        "img-src": "'self' data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+
+
+@pytest.mark.parametrize("path", ["/ui/index.py", "/ui/../pages.py", "/ui/%2e%2e/pages.py", "/ui/nothing.js"])
+async def test_only_the_pages_own_files_are_served(operator: Operator, path: str) -> None:
+    assert (await operator.http.get(path)).status_code == 404
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_never_writes_markup() -> None:
+    shipped = {name: content.decode() for name, content in page_files().items()}
+    assert {"index.html", "app.js", "style.css"} <= set(shipped)
+    markup = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|DOMParser"
+    )
+    for name, text in shipped.items():
+        assert text.count("\n") <= 400, name
+        assert not markup.search(text), name
+        assert set(re.findall(r"https?://[^\s\"'`]+", text)) <= {"http://www.w3.org/2000/svg"}, name
+    assert not re.search(r"<script>|style=| on\w+=", shipped["index.html"])
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_admin_keys_only(operator: Operator, path: str) -> None:
+    assert (await operator.http.get(path)).status_code == 401
+    assert (await operator.get(path, operator.data_key)).status_code == 401
+    assert operator.reports.asked == []
+
+
+async def test_the_overview_is_of_the_window_asked_for(operator: Operator) -> None:
+    reply = await operator.get("/admin/overview", window_s=900)
+    assert reply.json()["totals"] == {"requests": 0}
+    assert reply.headers["cache-control"] == "no-store"
+    await operator.get("/admin/overview")
+    assert [window_s for _, window_s in operator.reports.asked] == [900, 3_600]
+
+
+async def test_the_list_is_asked_for_as_the_query_says(operator: Operator) -> None:
+    await operator.get("/admin/rollouts")
+    await operator.get("/admin/rollouts", limit=7, before="1.x", key="k", policy="baton/rule", status="fallback")
+    await operator.get("/admin/rollouts", key="", status="")
+    assert operator.reports.asked == [
+        RolloutsQuery(50),
+        RolloutsQuery(7, before="1.x", key="k", policy="baton/rule", status="fallback"),
+        RolloutsQuery(50),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "param"),
+    [
+        ("/admin/overview", {"window_s": "59"}, "window_s"),
+        ("/admin/overview", {"window_s": "604801"}, "window_s"),
+        ("/admin/overview", {"window_s": "1e3"}, "window_s"),
+        ("/admin/overview", {"window_s": "٣٦٠٠"}, "window_s"),
+        ("/admin/overview", {"window": "900"}, "window"),
+        ("/admin/rollouts", {"limit": "0"}, "limit"),
+        ("/admin/rollouts", {"limit": "201"}, "limit"),
+        ("/admin/rollouts", {"limit": "9" * 5_000}, "limit"),
+        ("/admin/rollouts", {"status": "ok"}, "status"),
+        ("/admin/rollouts", {"key": "k" * 201}, "key"),
+        ("/admin/rollouts", {"polcy": "rule"}, "polcy"),
+    ],
+)
+async def test_a_wrong_query_is_named(operator: Operator, path: str, query: dict[str, str], param: str) -> None:
+    reply = await operator.get(path, **query)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert operator.reports.asked == []
+
+
+async def test_any_keys_rollout_is_shown_and_who_read_it_is_logged(
+    operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = a_rollout(key_id="somebody")
+    operator.store.ingest(rollout_event(record))
+    with caplog.at_level(logging.INFO, logger="baton"):
+        reply = await operator.get(f"/admin/rollouts/{record.completion_id}")
+    assert (reply.json()["id"], len(reply.json()["steps"])) == (record.id, 2)
+    assert caplog.messages == [f"admin key {operator.admin_id} read rollout {record.id} of key somebody"]
+
+
+async def test_an_unknown_rollout_is_404_and_no_one_is_logged_for_it(
+    operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="baton"):
+        reply = await operator.get("/admin/rollouts/nothing")
+    assert (reply.status_code, reply.json()["error"]["code"], caplog.messages) == (404, "not_found", [])
+
+
+async def test_a_log_that_is_away_is_one_line(operator: Operator) -> None:
+    record = a_rollout()
+    operator.store.ingest(rollout_event(record))
+    await operator.get("/admin/overview")  # the key is known from here on
+    operator.store.away = True
+    reply = await operator.get(f"/admin/rollouts/{record.id}")
+    assert (reply.status_code, "\n" in reply.json()["error"]["message"]) == (503, False)
