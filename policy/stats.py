@@ -29,7 +29,7 @@ class Interval:
     high: float
 
 
-def bootstrap_ratio(
+def bootstrap_ratios(
     numerators: ArrayLike,
     denominators: ArrayLike,
     clusters: Sequence[Any] | NDArray[Any] | None = None,
@@ -37,27 +37,30 @@ def bootstrap_ratio(
     level: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Interval:
-    """Σ numerators ÷ Σ denominators [n] with a percentile bootstrap over clusters (Efron & Tibshirani 1993, ch. 13).
+) -> list[Interval]:
+    """Σ numerators ÷ Σ denominators of each column of [n, k], with percentile bootstrap intervals over clusters (Efron
+    & Tibshirani 1993, ch. 13), all k on the same resamples.
 
     Rows of one cluster (a prompt, asked several times) are drawn together, since they are not independent; None makes
-    each row its own. NaN where the denominators sum to 0. Raises ValueError on no rows or unequal lengths.
+    each row its own. NaN where the denominators sum to 0. Raises ValueError on no rows or unequal shapes.
     """
     top, bottom = np.asarray(numerators, float), np.asarray(denominators, float)
-    if not top.size or top.shape != bottom.shape or top.ndim != 1:
-        raise ValueError(f"needs two equally long rows of numbers, not {top.shape} and {bottom.shape}")
+    if not len(top) or top.shape != bottom.shape or top.ndim != 2:
+        raise ValueError(f"needs two tables of the same rows and columns, not {top.shape} and {bottom.shape}")
     if clusters is not None:
-        _, index = np.unique(np.asarray(clusters), return_inverse=True)
+        labels, index = np.unique(np.asarray(clusters), return_inverse=True)
         if len(index) != len(top):
             raise ValueError(f"{len(index)} cluster labels for {len(top)} rows")
-        top, bottom = np.bincount(index, top), np.bincount(index, bottom)
-    value = _ratio(top.sum(keepdims=True), bottom.sum(keepdims=True))[0]
+        top, bottom = _summed(top, index, len(labels)), _summed(bottom, index, len(labels))
     drawn = _resampled(top, bottom, resamples, seed)
-    drawn = drawn[~np.isnan(drawn)]
-    if math.isnan(value) or not len(drawn):
-        return Interval(math.nan, math.nan, math.nan)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(value), float(low), float(high))
+    values = _ratio(top.sum(axis=0), bottom.sum(axis=0))
+    return [_interval(float(value), drawn[:, column], level) for column, value in enumerate(values)]
+
+
+def _summed(rows: Floats, index: NDArray[np.int64], clusters: int) -> Floats:
+    sums: Floats = np.zeros((clusters, rows.shape[1]))
+    np.add.at(sums, index, rows)
+    return sums
 
 
 def _ratio(top: Floats, bottom: Floats) -> Floats:
@@ -65,12 +68,21 @@ def _ratio(top: Floats, bottom: Floats) -> Floats:
 
 
 def _resampled(top: Floats, bottom: Floats, resamples: int, seed: int) -> Floats:
-    rng, size = np.random.default_rng(seed), len(top)
-    parts = []
+    rng, size, parts = np.random.default_rng(seed), len(top), []
     for start in range(0, resamples, _CHUNK):
-        counts = rng.multinomial(size, np.full(size, 1 / size), min(_CHUNK, resamples - start)).astype(float)
+        chunk = min(_CHUNK, resamples - start)
+        picks = rng.integers(size, size=(chunk, size)) + size * np.arange(chunk)[:, None]
+        counts = np.bincount(picks.ravel(), minlength=chunk * size).reshape(chunk, size).astype(float)
         parts.append(_ratio(counts @ top, counts @ bottom))
     return np.concatenate(parts)
+
+
+def _interval(value: float, drawn: Floats, level: float) -> Interval:
+    drawn = drawn[~np.isnan(drawn)]
+    if math.isnan(value) or not len(drawn):
+        return Interval(math.nan, math.nan, math.nan)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(low), float(high))
 
 
 def bootstrap_mean(
@@ -82,8 +94,8 @@ def bootstrap_mean(
     seed: int = 0,
 ) -> Interval:
     """Mean of values [n] with its interval; pass differences of pairs for a paired comparison."""
-    rows = np.asarray(values, float)
-    return bootstrap_ratio(rows, np.ones_like(rows), clusters, level=level, resamples=resamples, seed=seed)
+    rows = np.asarray(values, float).reshape(-1, 1)
+    return bootstrap_ratios(rows, np.ones_like(rows), clusters, level=level, resamples=resamples, seed=seed)[0]
 
 
 @dataclass(frozen=True, slots=True)

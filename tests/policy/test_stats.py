@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from policy.stats import (
     apgr,
     binomial_two_sided,
     bootstrap_mean,
-    bootstrap_ratio,
+    bootstrap_ratios,
     cost_at_quality,
     cpt,
     cross_fitted_oracle,
@@ -39,19 +40,20 @@ def test_an_interval_is_the_values_and_reproducible() -> None:
 
 
 def test_a_ratio_weighs_by_its_denominators_and_may_not_exist() -> None:
-    assert bootstrap_ratio([1.0, 3.0], [2.0, 2.0]).value == 1.0
-    found = bootstrap_ratio([0.0, 0.0], [0.0, 0.0])
-    assert all(math.isnan(x) for x in (found.value, found.low, found.high))
-    partly = bootstrap_ratio([1.0, 0.0], [2.0, 0.0])  # a resample may hold only the row that has no denominator
-    assert (partly.value, partly.low, partly.high) == (0.5, 0.5, 0.5)
+    whole, none, partly = bootstrap_ratios([[1.0, 0, 1], [3.0, 0, 0]], [[2.0, 0, 2], [2.0, 0, 0]])
+    assert whole.value == 1.0
+    assert whole.low < 1.0 < whole.high
+    assert all(math.isnan(x) for x in (none.value, none.low, none.high))
+    assert partly == Interval(0.5, 0.5, 0.5)  # a resample may hold only the row that has no denominator
 
 
 @pytest.mark.parametrize(
-    ("top", "bottom", "clusters"), [([], [], None), ([1], [1, 2], None), ([1, 2], [1, 1], [0]), ([[1]], [[1]], None)]
+    ("top", "bottom", "clusters"),
+    [([], [], None), ([[1]], [[1, 2]], None), ([[1], [2]], [[1], [1]], [0]), ([1], [1], None)],
 )
-def test_rows_that_do_not_match_are_refused(top: list[float], bottom: list[float], clusters: list[int] | None) -> None:
+def test_rows_that_do_not_match_are_refused(top: list[Any], bottom: list[Any], clusters: list[int] | None) -> None:
     with pytest.raises(ValueError, match="rows"):
-        bootstrap_ratio(top, bottom, clusters)
+        bootstrap_ratios(top, bottom, clusters)
 
 
 def covers(clusters: bool) -> float:
@@ -104,7 +106,8 @@ def test_the_frontier_drops_what_a_mixture_beats() -> None:
             frontier(costs, qualities)
 
 
-points = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1)), min_size=1, max_size=12)
+hundredths = st.integers(0, 1_000).map(lambda n: n / 100)
+points = st.lists(st.tuples(hundredths, hundredths), min_size=1, max_size=12)
 
 
 @given(points)
@@ -116,9 +119,7 @@ def test_no_point_stands_above_the_frontier_and_it_is_concave(found: list[tuple[
     assert set(zip(x.tolist(), y.tolist(), strict=True)) <= set(found)
     for cost, quality in found:
         assert quality <= np.interp(cost, x, y) + 1e-9
-    slopes = np.diff(y) / np.diff(x)
-    finite = slopes[np.isfinite(slopes)]
-    assert (np.diff(finite) <= 1e-9 * np.abs(finite[:-1])).all()
+    assert (np.diff(np.diff(y) / np.diff(x)) <= 1e-9).all()
 
 
 def test_aiq_by_hand() -> None:
