@@ -19,6 +19,7 @@ from gateway.api.admin import AdminApi
 from gateway.api.health import HealthApi
 from gateway.api.openai import OpenAIApi, _rate_headers
 from gateway.api.outcomes import OutcomesApi
+from gateway.api.pages import PagesApi
 from gateway.core.caps import CAP_HEADERS
 from gateway.core.chat import FIELDS, REFUSED, REFUSED_PREFIXES
 from gateway.core.rollout import RolloutRecord
@@ -150,12 +151,12 @@ def routes() -> Iterator[tuple[str, str, str, str]]:
     """(listener, method, path, what it does) of every route; no application is built for it."""
     listeners = {
         "public": (OpenAIApi, OutcomesApi, HealthApi),
-        "admin": (AdminApi, HealthApi),
+        "admin": (AdminApi, PagesApi, HealthApi),
     }
     for listener, apis in listeners.items():
         for api in apis:
             router: APIRouter = api.router(cast(Any, object.__new__(api)))
-            for route in (route for route in router.routes if isinstance(route, APIRoute)):
+            for route in (route for route in router.routes if isinstance(route, APIRoute) and route.include_in_schema):
                 what = " ".join((route.endpoint.__doc__ or "").split())
                 yield listener, "".join(sorted(route.methods or ())), route.path, what
 
