@@ -285,7 +285,7 @@ def test_a_file_too_long_or_cut_is_refused(tmp_path: Path, monkeypatch: pytest.M
         read_world(cut, ["a", "b"], RewardSettings())
     monkeypatch.setattr("policy.ope_replay.QUESTIONS_MAX", 3)
     assert len(read_world(write(tmp_path / "3.jsonl", *map(record, range(3))), ["a", "b"], RewardSettings()).ids) == 3
-    with pytest.raises(BadRecording, match="4.jsonl:4: over 3 questions"):
+    with pytest.raises(BadRecording, match=r"4\.jsonl:4: over 3 questions"):
         read_world(write(tmp_path / "4.jsonl", *map(record, range(4))), ["a", "b"], RewardSettings())
     monkeypatch.setattr("policy.ope_replay.LINE_BYTES_MAX", 50)
     with pytest.raises(BadRecording, match="line over 50 bytes"):
