@@ -149,7 +149,7 @@ Every error is `{"error": {"message": …, "type": …, "param": …, "code": �
 
 def routes() -> Iterator[tuple[str, str, str, str]]:
     """(listener, method, path, what it does) of every route; no application is built for it."""
-    listeners = {
+    listeners: dict[str, tuple[Any, ...]] = {
         "public": (OpenAIApi, OutcomesApi, HealthApi),
         "admin": (AdminApi, PagesApi, HealthApi),
     }

@@ -6,12 +6,14 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
-from gateway.adapters import rows
+from gateway.adapters import rows, tables
 from gateway.adapters.database import sync_engine
 from gateway.adapters.store import insert_rows
 from gateway.core.ids import uuid7
@@ -70,6 +72,14 @@ def page(tab: Page, gateway: Gateway) -> Page:
     return tab
 
 
+@contextmanager
+def database(gateway: Gateway) -> Iterator[Connection]:
+    engine = sync_engine(gateway.facts["database_url"])
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
 def log_hostile_rollout(gateway: Gateway) -> None:
     """Two steps at once, one of them retried, and a child loop that saw both; every text is an attack."""
 
@@ -96,10 +106,8 @@ def log_hostile_rollout(gateway: Gateway) -> None:
     new = rows.Rows()
     for record in (top, child):
         new.extend(rows.event_rows(rollout_event(record)))
-    engine = sync_engine(gateway.facts["database_url"])
-    with engine.begin() as connection:
+    with database(gateway) as connection:
         insert_rows(connection, new)
-    engine.dispose()
 
 
 def open_rollout(page: Page) -> None:
@@ -134,6 +142,8 @@ def test_a_person_gets_in_with_the_keyboard_and_the_key_stays_in_the_tab(tab: Pa
 
 
 def test_an_empty_page_says_what_to_paste_and_it_works(page: Page, gateway: Gateway, tmp_path: Path) -> None:
+    with database(gateway) as connection:
+        connection.execute(tables.rollouts.delete().where(tables.rollouts.c.id.not_in([HOSTILE_ID, CHILD_ID])))
     page.js("location.hash = '#/?window_s=60'")
     page.until("document.querySelector('.empty')?.innerText.includes('No requests')")
     pasted = str(page.js("document.querySelector('.empty pre').innerText"))
@@ -243,3 +253,16 @@ def test_an_error_is_one_line(page: Page) -> None:
     assert told == "no rollout `nothing`"
     page.js("location.hash = '#/rollouts'")
     page.until("document.getElementById('error').innerText === ''")
+
+
+def test_the_overview_refreshes_itself_but_not_under_ones_hands(page: Page, gateway: Gateway) -> None:
+    page.js("location.hash = '#/?window_s=900'")
+    page.until("document.querySelector('main [aria-current]')?.innerText === '15 min'")
+    shown = "document.querySelector('.tile dd')?.innerText ?? '0'"
+    before = int(page.js(shown))
+    page.js("document.querySelector('.switch a').focus()")
+    assert gateway.ask().status_code == 200
+    with pytest.raises(AssertionError, match="not within 12"):
+        page.until(f"{shown} !== '{before}'", limit_s=12)
+    page.js("document.activeElement.blur()")
+    page.until(f"{shown} === '{before + 1}'", limit_s=15)

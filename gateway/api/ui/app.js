@@ -7,8 +7,10 @@ import { rollouts } from "./rollouts.js";
 const KEY = "baton-admin-key";
 const TIMEOUT_MS = 15_000;
 const REFRESH_MS = 10_000;
+const REST = 20; // a page that takes long to read rests so many times as long before it is read again
 const byId = (id) => document.getElementById(id);
 const [main, login, errorLine, forget] = ["main", "login", "error", "forget"].map(byId);
+let restUntilMs = 0;
 let shown = 0; // counts navigations, so that a late reply does not overwrite a newer page
 
 class ApiError extends Error {
@@ -57,6 +59,8 @@ async function show({ again = false } = {}) {
   if (!sessionStorage.getItem(KEY)) return ask("");
   login.hidden = true;
   forget.hidden = false;
+  const beganMs = Date.now();
+  restUntilMs = Infinity;
   if (!again) main.setAttribute("aria-busy", "true");
   try {
     const { title, content } = await page(api, query, argument);
@@ -74,7 +78,10 @@ async function show({ again = false } = {}) {
     errorLine.textContent = error.message;
     if (!again) main.replaceChildren();
   } finally {
-    if (turn === shown) main.removeAttribute("aria-busy");
+    if (turn === shown) {
+      main.removeAttribute("aria-busy");
+      restUntilMs = Date.now() + REST * (Date.now() - beganMs);
+    }
   }
 }
 
@@ -82,7 +89,7 @@ async function show({ again = false } = {}) {
 function refresh() {
   const busy = main.contains(document.activeElement) && document.activeElement !== main;
   const reading = !document.getSelection().isCollapsed;
-  if (document.hidden || busy || reading || !sessionStorage.getItem(KEY)) return;
+  if (document.hidden || busy || reading || Date.now() < restUntilMs || !sessionStorage.getItem(KEY)) return;
   if (route().page === overview) show({ again: true });
 }
 
