@@ -1,6 +1,6 @@
 """`python -m policy.warmstart --out DIR`: train the small conductor from nothing and export it as a policy directory.
 
-Every field of `TrainConfig` and `ModelConfig` is a flag (`--steps 3000 --lr-matrix 0.02`). The same flags on the same
+Every field of `TrainConfig` and `ModelConfig` is a flag (`--steps 3000 --lr 0.001`). The same flags on the same
 torch build give the same weights. `--resume` goes on where a killed run was and ends as it would have ended.
 """
 

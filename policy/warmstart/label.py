@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from gateway.core.prompt import ShownWorker
-from policy.arena.oracle import oracle_plan, step
+from policy.arena.oracle import PRICE_WEIGHT_PER_USD, oracle_plan, step
 from policy.arena.tasks import focus
 from policy.arena.workers import HARD_SKILLS, Pool, Worker
 
@@ -24,6 +24,7 @@ UNTAGGED_FACTOR = 0.9  # experience without the tag counts a little less
 UNTAGGED_MIN = 0.5  # and below this not at all
 SLOW, MEDIUM = 0.03, 0.01  # taken off for a worker shown as slow or medium
 MAJORITY, PLANNER = "majority", "planner"
+VOTED_SKILL = "logic"
 GENERAL_PROMISE, GENERAL_PRICE = 0.6, 0.02  # for questions that no skill is known for
 
 
@@ -85,6 +86,14 @@ def arena_label(question: str, task: str | None, shown: Sequence[ShownWorker], s
     """The plan for an arena question."""
     pool = believed_pool(shown, needed_skills(question, task))
     return fit(oracle_plan(question, task, pool), pool, steps_max)
+
+
+def ranked(pool: Pool, skill: str) -> list[Worker]:
+    """Workers of a believed pool with that skill, best first, as the oracle picks them: for a skill that is put to the
+    vote by success, for any other by success less price."""
+    able = [worker for worker in pool if worker.shown_success(skill) > 0]
+    by_utility = sorted(able, key=lambda w: PRICE_WEIGHT_PER_USD * w.typical_usd() - w.shown_success(skill))
+    return sorted(by_utility, key=lambda w: -w.shown_success(skill)) if skill == VOTED_SKILL else by_utility
 
 
 def general_label(shown: Sequence[ShownWorker]) -> Plan:

@@ -47,6 +47,11 @@ class Sample:
         return render(PROFILE, self.shown)[0]["content"]
 
     @property
+    def pieces(self) -> tuple[tuple[str, bool], ...]:
+        """The label as one piece, all of it to be learnt."""
+        return ((self.label, True),)
+
+    @property
     def label(self) -> str:
         """The plan as constrained decoding writes it."""
         return plan_text(self.plan)

@@ -2,8 +2,7 @@
 
 1. samples are drawn by index in a process of their own, `chunk_steps` batches ahead, and sorted by length;
 2. rows are padded behind, and only positions that predict a plan token reach the last block and the output layer;
-3. matrices inside the blocks are moved by Muon (Jordan et al. 2024), all else by AdamW;
-4. a checkpoint holds weights, both optimizers and the step: samples need no state, so a killed run resumes exactly.
+3. a checkpoint holds weights, optimizer and step: samples need no state, so a killed run resumes exactly.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from gateway.core.plan import validate
 from gateway.errors import PlanRefused
 from policy.arena.world import solve_rate
 from policy.warmstart.config import WORKERS_MAX, ModelConfig, TrainConfig
-from policy.warmstart.feed import Row, batches_from, encode
+from policy.warmstart.feed import IGNORED, Row, batches_from
 from policy.warmstart.label import believed_pool, needed_skills
 from policy.warmstart.model import Qwen2
 from policy.warmstart.samples import Sample, make_sample
-from policy.warmstart.tokenizer import END_ID, PAD_ID
+from policy.warmstart.tokenizer import END_ID, PAD_ID, prompt_text
 
 CHECKPOINT = "checkpoint.pt"
 PROBE_SAMPLES = 48
@@ -37,53 +36,28 @@ PROBE_SEED = 1  # of the samples that reports are measured on
 PROBE_TOKENS_MAX = 80
 SALTS = 4
 GRADIENT_NORM_MAX = 1.0
-IGNORED = -100  # a target that counts for nothing
 
 
 def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids [rows, tokens] padded behind; the positions before each plan token [rows, n] and those tokens [rows, n],
-    IGNORED where a plan is shorter than n."""
-    longest, most = max(len(prompt) + len(plan) for prompt, plan in rows), max(len(plan) for _, plan in rows)
-    ids = torch.full((len(rows), longest), PAD_ID)
+    """Ids [rows, tokens] padded behind; the positions with something to learn [rows, n], and the tokens that belong
+    there [rows, n], IGNORED where a row has fewer than n."""
+    counted = [[at for at, target in enumerate(targets) if target != IGNORED] for _, targets in rows]
+    most = max(map(len, counted))
+    ids = torch.full((len(rows), max(len(row) for row, _ in rows)), PAD_ID)
     wanted = torch.zeros((len(rows), most), dtype=torch.long)
-    targets = torch.full((len(rows), most), IGNORED)
-    for at, (prompt, plan) in enumerate(rows):
-        ids[at, : len(prompt) + len(plan)] = torch.tensor(prompt + plan)
-        wanted[at, : len(plan)] = torch.arange(len(plan)) + len(prompt) - 1
-        targets[at, : len(plan)] = torch.tensor(plan)
-    return ids, wanted, targets
+    told = torch.full((len(rows), most), IGNORED)
+    for index, ((row, targets), places) in enumerate(zip(rows, counted, strict=True)):
+        ids[index, : len(row)] = torch.tensor(row)
+        wanted[index, : len(places)] = torch.tensor(places)
+        told[index, : len(places)] = torch.tensor([targets[at] for at in places])
+    return ids, wanted, told
 
 
-def plan_loss(model: Qwen2, rows: Sequence[Row]) -> Tensor:
-    """Summed negative log-likelihood of the plans' tokens, in nats."""
-    ids, wanted, targets = padded(rows)
+def loss_of(model: Qwen2, rows: Sequence[Row]) -> Tensor:
+    """Mean negative log-likelihood of what is to be learnt, in nats per token."""
+    ids, wanted, told = padded(rows)
     logits = model(ids, wanted)
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-
-
-def accumulate(model: Qwen2, rows: Sequence[Row], micro_batch: int) -> float:
-    """Gradients of the mean loss per plan token, a few rows at a time: what fits the processor's cache runs at three
-    times the speed of what does not."""
-    plan_tokens, total = sum(len(plan) for _, plan in rows), 0.0
-    for at in range(0, len(rows), micro_batch):
-        loss = plan_loss(model, rows[at : at + micro_batch]) / plan_tokens
-        loss.backward()
-        total += float(loss.detach())
-    return total
-
-
-def optimizers(model: Qwen2, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for the rest; each group remembers its full rate."""
-    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
-    others = [p for name, p in model.named_parameters() if not (p.dim() == 2 and ".layers." in name)]
-    made: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=config.lr_matrix, weight_decay=0.01, momentum=0.95),
-        torch.optim.AdamW(others, lr=config.lr_other, weight_decay=0.0, betas=(0.9, 0.98)),
-    ]
-    for optimizer in made:
-        for group in optimizer.param_groups:
-            group["full_lr"] = group["lr"]
-    return made
+    return functional.cross_entropy(logits.flatten(0, 1), told.flatten(), ignore_index=IGNORED)
 
 
 def train(tokenizer: Tokenizer, shape: ModelConfig, config: TrainConfig, directory: Path, resume: bool) -> Qwen2:
@@ -91,49 +65,46 @@ def train(tokenizer: Tokenizer, shape: ModelConfig, config: TrainConfig, directo
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     model = Qwen2(shape, tokenizer.get_vocab_size())
-    made = optimizers(model, config)
-    first = _load(directory, model, made, config) if resume else 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.01, betas=(0.9, 0.98))
+    first = _load(directory, model, optimizer, config) if resume else 0
     report = Report(tokenizer, config)
     for step, rows in enumerate(batches_from(tokenizer, config, first), start=first):
         if step >= config.steps:
             break
-        for optimizer in made:
-            for group in optimizer.param_groups:
-                group["lr"] = group["full_lr"] * config.rate(step)
-            optimizer.zero_grad()
-        loss = accumulate(model, rows, config.micro_batch)
+        optimizer.param_groups[0]["lr"] = config.lr * config.rate(step)
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
-        for optimizer in made:
-            optimizer.step()
-        report.count(loss, rows)
+        optimizer.step()
+        report.count(float(loss.detach()), rows)
         if (step + 1) % config.report_steps == 0:
             report.line(step + 1, model)
         if (step + 1) % config.checkpoint_steps == 0:
-            _save(directory, model, made, config, step + 1)
+            _save(directory, model, optimizer, config, step + 1)
     return model
 
 
-def _save(directory: Path, model: Qwen2, made: Sequence[torch.optim.Optimizer], config: TrainConfig, step: int) -> None:
+def _save(directory: Path, model: Qwen2, optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
     """Written aside and moved into place: a kill leaves the checkpoint before it."""
     state = {
         "step": step,
         "config": asdict(config),
         "model": model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in made],
+        "optimizer": optimizer.state_dict(),
     }
     temporary = directory / (CHECKPOINT + ".tmp")
     torch.save(state, temporary)
     os.replace(temporary, directory / CHECKPOINT)
 
 
-def _load(directory: Path, model: Qwen2, made: Sequence[torch.optim.Optimizer], config: TrainConfig) -> int:
+def _load(directory: Path, model: Qwen2, optimizer: torch.optim.Optimizer, config: TrainConfig) -> int:
     """Restore a run; the step to go on with. Raises FileNotFoundError, or ValueError for another run's checkpoint."""
     state: dict[str, Any] = torch.load(directory / CHECKPOINT, weights_only=True)
     if state["config"] != asdict(config):
         raise ValueError(f"{CHECKPOINT} is of a run with other settings: {state['config']}")
     model.load_state_dict(state["model"])
-    for optimizer, saved in zip(made, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
+    optimizer.load_state_dict(state["optimizer"])
     return int(state["step"])
 
 
@@ -143,7 +114,7 @@ class Report:
     def __init__(self, tokenizer: Tokenizer, config: TrainConfig) -> None:
         self._tokenizer = tokenizer
         self._probe = [make_sample(config.seed + PROBE_SEED, i, WORKERS_MAX) for i in range(PROBE_SAMPLES)]
-        self._prompts = [prompt for prompt, _ in encode(tokenizer, self._probe)]
+        self._prompts = [tokenizer.encode(prompt_text(s.prompt), add_special_tokens=False).ids for s in self._probe]
         self._steps = config.steps
         self._began_s = self._since_s = time.monotonic()
         self._losses: list[float] = []
@@ -152,7 +123,7 @@ class Report:
     def count(self, loss: float, rows: Sequence[Row]) -> None:
         """Remember one step."""
         self._losses.append(loss)
-        self._tokens += sum(len(prompt) + len(plan) for prompt, plan in rows)
+        self._tokens += sum(len(ids) for ids, _ in rows)
 
     def line(self, step: int, model: Qwen2) -> None:
         """Print and start anew."""

@@ -13,7 +13,7 @@ from policy.warmstart.label import MAJORITY, PLANNER
 
 OTHER_TAGS = ("general", "writing", "code", "math", "reasoning", "vision", "chat", "translation", "cheap", "search")
 OTHER_TAG_SHARE = 0.08  # of workers carry a tag from outside the arena
-INVENTED_SHARE = 0.12  # of pools have handles of random letters, several tokens each
+INVENTED_SHARE = 0.08  # of pools have handles of random letters, several tokens each
 RENAMED_SHARE = 0.2  # of pools call `vote` and `self` something else
 BUILTIN_SHARE = 0.85  # of pools have `vote`; of those with depth left, `self`
 LIAR_SHARE = 0.12  # of workers are worse at the question than their tags say

@@ -19,12 +19,15 @@ from tokenizers import Tokenizer
 
 from gateway.core.plan import plan_schema, validate
 from gateway.core.prompt import PROMPT_VERSION, Seen, ShownWorker, prompt_hash
+from policy.arena.family import SKILLS
 from policy.arena.tasks import INSTRUCTIONS, make_task
 from policy.arena.workers import HANDLES
 from policy.serve.tokens import JSON_STYLE
 from policy.warmstart.__main__ import command, parse, tokenizer_for
 from policy.warmstart.config import WORKERS_MAX, ModelConfig, TrainConfig
+from policy.warmstart.drill import make_drill
 from policy.warmstart.export import hf_config
+from policy.warmstart.feed import IGNORED, batches_from, draw_chunk, encode
 from policy.warmstart.label import Plan, arena_label, general_label
 from policy.warmstart.questions import general, noisy
 from policy.warmstart.samples import Sample, make_sample, shown_replies
@@ -195,26 +198,73 @@ def test_any_text_survives_the_tokenizer() -> None:
         assert tokenizer().decode(tokenizer().encode(text).ids, skip_special_tokens=False) == text
 
 
+# ---------------------------------------------------------------- drills and batches
+
+
+def test_a_drill_names_the_best_worker_of_every_skill_that_its_pool_shows() -> None:
+    for index in range(60):
+        drill = make_drill(7, index, WORKERS_MAX)
+        lines = [line.split() for line in drill.prompt.split("\n")[1:-2]]
+        skill = ""
+        for text, learnt in drill.pieces:
+            skill = skill if learnt else text[1:]
+            if learnt:
+                (line,) = [line for line in lines if line[0] == text]
+                assert skill in line or {"right5", "right6", "right7", "right8", "right9", "right10"} & set(line)
+        shown = {word for line in lines for word in line} & set(SKILLS)
+        assert shown <= {text[1:] for text, learnt in drill.pieces if not learnt}
+
+
+def test_a_row_asks_only_for_what_is_to_be_learnt() -> None:
+    drill = make_drill(7, 0, 4)
+    ((ids, targets),) = encode(tokenizer(), [drill])
+    asked = [target for target in targets if target != IGNORED]
+    assert len(ids) == len(targets)
+    learnt = "".join(text for text, learnt in drill.pieces if learnt)
+    assert tokenizer().decode(asked[:-1]) == learnt
+    assert asked[-1] == END_ID
+    assert all(ids[at + 1] == target for at, target in enumerate(targets) if target != IGNORED)
+
+
+def test_chunks_hold_drills_first_and_plans_in_the_end() -> None:
+    config = TrainConfig(steps=40, batch=4, chunk_steps=4, drill_share=1.0, drill_end_share=0.5)
+    serialised = tokenizer().to_str()
+    first, last = draw_chunk(serialised, config, 0), draw_chunk(serialised, config, 9)
+    assert [len(batch) for batch in first] == [4] * 4
+    assert first == draw_chunk(serialised, config, 0)
+    opening = tokenizer().token_to_id('{"steps":[{"worker":"')
+    shipping = tokenizer().token_to_id('{"steps":[]}')
+    assert not any({opening, shipping} & set(targets) for batch in first for _, targets in batch)
+    assert all({opening, shipping} & set(targets) for batch in last for _, targets in batch)
+
+
+def test_batches_go_on_from_any_step() -> None:
+    config = TrainConfig(steps=10, batch=2, chunk_steps=4, drill_share=0.0)
+    whole = list(batches_from(tokenizer(), config, 0))
+    assert len(whole) == 12
+    assert list(batches_from(tokenizer(), config, 7)) == whole[7:]
+
+
 # ---------------------------------------------------------------- settings
 
 
 def test_rates_rise_stay_and_fall_and_pools_grow() -> None:
     config = replace(TrainConfig(), steps=1_000, warmup_steps=100)
     assert [round(config.rate(step), 2) for step in (0, 49, 99, 500, 800, 999)] == [0.01, 0.5, 1.0, 1.0, 0.5, 0.02]
-    assert [config.workers_max(step) for step in (0, 120, 250, 999)] == [3, 5, 8, 8]
+    assert [config.workers_max(step) for step in (0, 160, 300, 999)] == [3, 6, 8, 8]
 
 
 def test_the_manifests_command_rebuilds_the_same_settings() -> None:
-    options = parse(["--out", "DIR", "--steps", "12", "--hidden", "96", "--lr-matrix", "0.01", "--version", "3"])
+    options = parse(["--out", "DIR", "--steps", "12", "--hidden", "64", "--lr", "0.01", "--version", "3"])
     again = parse(command(options).split()[3:])
     assert vars(again) == vars(options)
-    assert "--hidden 96" in command(options)
+    assert "--hidden 64" in command(options)
     assert "--layers" not in command(options)
 
 
 # ---------------------------------------------------------------- training (needs torch)
 
-MICRO = ["--steps", "12", "--batch", "4", "--micro-batch", "2", "--chunk-steps", "4", "--hidden", "32", "--inner", "32"]
+MICRO = ["--steps", "12", "--batch", "4", "--chunk-steps", "4", "--hidden", "32", "--inner", "32"]
 MICRO += ["--heads", "1", "--heads-kv", "1", "--layers", "2", "--tokenizer-samples", "60", "--vocab", "420"]
 MICRO += ["--checkpoint-steps", "4", "--report-steps", "1000", "--context", "512"]
 
@@ -277,4 +327,4 @@ def test_the_exported_configuration_is_one_the_server_takes() -> None:
     from policy.serve.shape import Shape
 
     shape = Shape.from_config(hf_config(ModelConfig(), 1_536))
-    assert (shape.layers, shape.heads, shape.head_dim, shape.tied, shape.eos_ids) == (4, 4, 32, False, (END_ID,))
+    assert (shape.layers, shape.heads, shape.head_dim, shape.tied, shape.eos_ids) == (4, 3, 32, False, (END_ID,))
