@@ -10,8 +10,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
@@ -76,9 +76,10 @@ class Bundle:
     health: HealthApi
     completer: Completer
     recovery: Recovery
+    spool: Spool
     shipper: Shipper
     drain_s: float
-    closers: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
+    opened: AsyncExitStack
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -99,21 +100,33 @@ class Bundle:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        for close in reversed(self.closers):
-            await close()
+        with suppress(TimeoutError):  # what is left ships at the next start
+            await self.spool.shipped()
+        await self.opened.aclose()
 
 
 async def build(settings: Settings, services: Services) -> Bundle:
-    """Everything wired. Raises ConfigError for what cannot be used as configured."""
+    """Everything wired. Raises ConfigError for what cannot be used as configured, and then nothing stays open."""
+    async with AsyncExitStack() as opened:
+        bundle = await _build(settings, services, opened)
+        bundle.opened = opened.pop_all()
+    return bundle
+
+
+async def _build(settings: Settings, services: Services, opened: AsyncExitStack) -> Bundle:
     pools = _pools(settings, services)
     clock, metrics = SystemClock(), PrometheusMetrics()
     depth_secret = hashlib.sha256(b"depth" + services.pepper).digest()
     secrets = poolfile.secrets(pools, environment())
-    workers = _workers(settings, pools, secrets, depth_secret)
-    conductor, planning = await _conductor(settings, services, pools, workers)
-    spool, shipper = await _log(settings, services, metrics)
     store = _store(settings, services)
+    opened.push_async_callback(store.close)
+    workers = _workers(settings, pools, secrets, depth_secret)
+    opened.push_async_callback(workers.close)
+    conductor, planning = await _conductor(settings, services, pools, workers, opened)
+    spool, shipper = await _log(settings, services, metrics, opened)
     budgets, limits = _money(settings, services)
+    opened.push_async_callback(budgets.close)
+    opened.push_async_callback(limits.close)
     catalog = Catalog(pools, _planners(settings, conductor, planning, store))
     policies = _policies(settings, planning)
     completer = Completer(
@@ -141,6 +154,7 @@ async def build(settings: Settings, services: Services) -> Bundle:
     keys = KeyAdmin(store, peppers, clock, pools.pools)
     admin = AdminApi(keys, budgets, pools, auth, settings.body_bytes_max)
     reports = _reports(settings, services)
+    opened.push_async_callback(reports.close)
     pages = PagesApi(reports, auth, clock)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     return Bundle(
@@ -149,18 +163,10 @@ async def build(settings: Settings, services: Services) -> Bundle:
         health=health,
         completer=completer,
         recovery=Recovery(budgets, store, spool, clock, lease_s=lease_s, sweep_s=settings.money_sweep_s),
+        spool=spool,
         shipper=shipper,
         drain_s=settings.drain_s,
-        closers=[
-            store.close,
-            reports.close,
-            spool.close,
-            shipper.stop,
-            budgets.close,
-            limits.close,
-            workers.close,
-            conductor.close,
-        ],
+        opened=opened,
     )
 
 
@@ -189,34 +195,27 @@ def _workers(settings: Settings, pools: PoolFile, secrets: Mapping[str, str], de
 
 
 async def _conductor(
-    settings: Settings, services: Services, pools: PoolFile, workers: PooledWorkers
+    settings: Settings, services: Services, pools: PoolFile, workers: PooledWorkers, opened: AsyncExitStack
 ) -> tuple[HttpConductor | WorkerConductor, ConductorSettings]:
     """The conductor and how to ask it. One served with a manifest is refused when its prompt is not ours."""
-    structured = settings.conductor_structured
+    structured, price = settings.conductor_structured, _conductor_price(settings)
+    url, model, ref = services.conductor_url, services.conductor_model, settings.conductor_api_key
     if settings.conductor_kind == "worker":
         spec = pools.worker(settings.conductor.removeprefix("worker:"))
-        price = spec.price or FREE
+        url, model, ref, price = spec.url, spec.model, spec.api_key, spec.price or FREE
         if spec.kind == "litellm":
             hint: Structured = structured if structured in ("json_schema", "json_object") else "none"
             return WorkerConductor(workers, spec, hint), _planning(settings, "full", price)
-        key = poolfile.resolve_secret(spec.api_key, environment()) if spec.api_key else None
-        hosted = "json_schema" if structured == "auto" else structured
-        conductor = HttpConductor(
-            str(spec.url), str(spec.model), key, structured=hosted, text_bytes_max=settings.plan_bytes_max
-        )
-        return conductor, _planning(settings, "full", price)
-    if services.conductor_url is None or services.conductor_model is None:
+    if url is None or model is None:
         raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
-    ref = settings.conductor_api_key
     key = poolfile.resolve_secret(ref, environment()) if ref else None
-    url, model, bound = services.conductor_url, services.conductor_model, settings.plan_bytes_max
     ours = settings.conductor_kind in ("embedded", "directory")
-    if structured == "auto" and not ours:
-        structured = await _dialect(HttpConductor(url, model, key))
-    asked = "vllm" if structured == "auto" else structured
-    conductor = HttpConductor(url, model, key, structured=asked, text_bytes_max=bound)
+    if structured == "auto":
+        structured = "vllm" if ours else await _dialect(HttpConductor(url, model, key))
+    conductor = HttpConductor(url, model, key, structured=structured, text_bytes_max=settings.plan_bytes_max)
+    opened.push_async_callback(conductor.close)
     profile = _profile(settings, await conductor.describe() if ours else None)
-    return conductor, _planning(settings, profile, _conductor_price(settings))
+    return conductor, _planning(settings, profile, price)
 
 
 async def _dialect(probe: HttpConductor) -> Literal["vllm", "json_schema"]:
@@ -271,15 +270,20 @@ def _planners(
 # ---------------------------------------------------------------- log, store, money
 
 
-async def _log(settings: Settings, services: Services, metrics: PrometheusMetrics) -> tuple[Spool, Shipper]:
+async def _log(
+    settings: Settings, services: Services, metrics: PrometheusMetrics, opened: AsyncExitStack
+) -> tuple[Spool, Shipper]:
     limits = SpoolLimits(
         segment_bytes=settings.spool_segment_bytes,
         total_bytes=settings.spool_bytes_max,
         shipped_timeout_s=settings.ship_wait_s,
     )
     spool = await Spool.open(settings.spool_path, limits, metrics, on_fatal=_die)
+    opened.push_async_callback(spool.close)
     engine = sync_engine(services.database_url, connect_timeout_s=settings.db_connect_s)
-    return spool, Shipper(spool, engine, ShipperLimits(records=settings.ship_batch_max), metrics)
+    shipper = Shipper(spool, engine, ShipperLimits(records=settings.ship_batch_max), metrics)
+    opened.push_async_callback(shipper.stop)
+    return spool, shipper
 
 
 def _die(error: BaseException) -> None:

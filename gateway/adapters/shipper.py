@@ -43,7 +43,7 @@ class ShipperLimits:
 
     records: int = 500
     batch_bytes: int = 4 * MIB
-    linger_s: float = 0.01
+    linger_s: float = 0.025
     backoff_first_s: float = 0.05
     backoff_max_s: float = 5.0
 

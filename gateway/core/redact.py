@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 SECRET = "[secret]"  # noqa: S105 - the mark that stands for one
@@ -46,6 +47,7 @@ _SECRETS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
         ),
     )
 )
+_ANY_NEEDLE = "|".join(re.escape(needle) for needles, _, _ in _SECRETS for needle in needles)
 _SECRET_NAMES = re.compile(r"(?i)(?:proxy-)?authorization|(?:x-)?api[-_]?key|password|passwd|client_secret|private_key")
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])")
 _DIGITS = re.compile(r"(?<![\w.+-])(?:\d[ -]?){12,18}\d(?![\w-])")
@@ -72,6 +74,8 @@ class Redactor:
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = sorted({value for value in secrets if len(value) >= SECRET_CHARS_MIN}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        # one look decides for nearly every text that there is nothing to do
+        self._suspect = re.compile("|".join([*map(re.escape, known), _ANY_NEEDLE]))
 
     def scrub(self, value: Any) -> Any:
         """A copy of JSON-able data without secrets, keys of mappings included; nothing nests deeper than 64."""
@@ -79,12 +83,17 @@ class Redactor:
 
     def scrub_text(self, text: str, *, personal: bool = False) -> str:
         """`text` without secrets, and where `personal` without personal data either."""
+        if self._suspect.search(text):
+            text = self._without_secrets(text)
+        return _without_personal(text) if personal else text
+
+    def _without_secrets(self, text: str) -> str:
         if self._known is not None:
             text = self._known.sub(SECRET, text)
         for needles, pattern, replacement in _SECRETS:
             if any(needle in text for needle in needles):
                 text = pattern.sub(replacement, text)
-        return _without_personal(text) if personal else text
+        return text
 
     def apply_mode(self, payload: Mapping[str, Any], mode: str) -> dict[str, Any]:
         """A rollout's payload as `mode` lets it be logged. An unknown mode counts as `metadata`."""
@@ -123,11 +132,16 @@ class Redactor:
         if isinstance(value, Mapping):
             return {
                 self._walk(key, personal, depth): SECRET
-                if isinstance(item, str) and _SECRET_NAMES.fullmatch(str(key))
+                if isinstance(item, str) and _names_a_secret(str(key))
                 else self._walk(item, personal, depth + 1)
                 for key, item in value.items()
             }
         return [self._walk(item, personal, depth + 1) for item in value]
+
+
+@lru_cache(maxsize=4096)
+def _names_a_secret(key: str) -> bool:
+    return _SECRET_NAMES.fullmatch(key) is not None
 
 
 _PLAIN = Redactor()

@@ -120,12 +120,12 @@ class Completer:
             principal.public_id, record.id, input_bound // 4, principal.rpm, principal.tpm, principal.concurrency
         )
         try:
-            record.hold_nano = await self._hold(record, choice, caps, input_bound, chat, principal)
+            record.hold_nano, held = await self._hold(record, choice, caps, input_bound, chat, principal)
         except BaseException:  # boundary: whatever stopped the hold, the place in flight is given back
             await self._limits.release(principal.public_id, record.id, 0)
             raise
         running = Running(record, chat, rate)
-        job = self._job(asked, choice, caps, running)
+        job = self._job(asked, choice, caps, running, held)
         owner = asyncio.create_task(self._own(running, job))
         self._owned.add(owner)
         owner.add_done_callback(self._owned.discard)
@@ -169,8 +169,9 @@ class Completer:
 
     async def _hold(
         self, record: RolloutRecord, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest, who: Principal
-    ) -> int:
-        """Reserve the worst case of the whole tree, in every scope or none; returns what was granted."""
+    ) -> tuple[int, asyncio.Task[None]]:
+        """Reserve the worst case of the whole tree, in every scope or none; what was granted, and its record on its
+        way to the disk (it shares the first dispatch's fsync)."""
         most, least = self._bounds(choice, caps, input_bound, chat)
         if least > caps.cost_nano:
             raise CapReached(
@@ -185,12 +186,7 @@ class Completer:
             "amount_nano": hold.granted_nano,
             "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
         }
-        try:
-            await self._journal.append(self._event("hold", payload))
-        except BaseException:  # boundary: a hold that is not written down must not stay open
-            await self._budgets.void(hold.id)
-            raise
-        return hold.granted_nano
+        return hold.granted_nano, asyncio.create_task(self._journal.append(self._event("hold", payload)))
 
     def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
         """(worst case of the tree under the cap on cost, least with which one answer can be had), in nano-dollars."""
@@ -211,13 +207,13 @@ class Completer:
         most = planning * loops * policies.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
 
-    def _job(self, asked: Asked, choice: Choice, caps: Caps, running: Running) -> Job:
+    def _job(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: asyncio.Task[None]) -> Job:
         record, chat = running.record, asked.chat
         draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
         workers = list(choice.workers)
         draw.shuffle(workers)
         meter = Meter(record.hold_nano, caps)
-        tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel))
+        tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel), held)
         return Job(
             record=record,
             tree=tree,
@@ -275,6 +271,8 @@ class Completer:
 
     async def _finish(self, running: Running, job: Job, body: Mapping[str, Any] | None) -> None:
         record = running.record
+        if job.tree.held is not None:
+            await asyncio.gather(job.tree.held, return_exceptions=True)  # an error has ended the request already
         close_record(record, self._now_us())
         record.cost_nano = job.tree.meter.spent_nano
         if running.error is not None:

@@ -54,6 +54,8 @@ class ConductorPlanner:
         bound = input_tokens_bound(call.messages, str(call.schema))
         draw = Draw(worst_case_nano(self._settings.price, bound, self._settings.tokens_max), 0)
         meter.draw(draw)
+        if draw.nano:
+            await situation.before_spending(draw.nano)
         usage: Usage | None = None
         reading = _Reading(situation, early)
         try:

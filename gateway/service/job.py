@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ class Tree:
     hold_id: str
     deadline_s: float  # monotonic
     slots: asyncio.Semaphore  # worker calls in flight
+    held: asyncio.Task[None] | None = None  # the hold's journal record; on disk before anything is spent
     children: list[RolloutRecord] = field(default_factory=list)
 
 
@@ -47,6 +48,13 @@ class StepRun:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     body: Mapping[str, Any] | None = None
     error: BatonError | None = None
+
+
+BeforeSpending = Callable[[int], Awaitable[None]]
+
+
+async def nothing_to_write(nano: int) -> None:
+    """The `before_spending` of a situation that no request stands behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,7 @@ class Situation:
     timeout_s: float
     explore: bool  # decode at temperature 1, so that the log holds alternatives to learn from
     avoid: frozenset[str] = frozenset()  # handles that failed in this loop
+    before_spending: BeforeSpending = nothing_to_write  # awaited before a planning call that may cost so many nano
     task_type: str | None = None  # as the client names it
 
 

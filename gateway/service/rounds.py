@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gateway.core.digest import digest
@@ -159,6 +160,7 @@ class Rounds:
             explore=job.explore,
             avoid=failed,
             task_type=job.record.task_type,
+            before_spending=partial(self._steps.announce, job, f"plan.{number}", "conductor"),
         )
 
     # ------------------------------------------------------------ child loops

@@ -68,6 +68,21 @@ class StepRunner:
             saw = [(step.handle, step.task or "", step.reply) for step in seen]
             return await (attempt.stream(saw) if streams else attempt.whole(saw))
 
+    async def announce(self, job: Job, step_id: str, worker: str, bound_nano: int, attempt: int = 1) -> None:
+        """Return once it is on disk that a call is about to leave which may cost so much. Raises SpoolFull."""
+        now_us = self._now_us()
+        payload = {
+            "hold_id": job.tree.hold_id,
+            "rollout_id": job.record.id,
+            "step_id": step_id,
+            "attempt": attempt,
+            "worker": worker,
+            "bound_nano": bound_nano,
+        }
+        await self._journal.append(Event(uuid7(now_us // 1000), "dispatch", now_us, payload))
+        if job.tree.held is not None:
+            await asyncio.shield(job.tree.held)  # appended first, so on disk by now; its error is ours
+
     def _keep_reply(self, run: StepRun) -> None:
         if run.body is None:
             return
@@ -142,16 +157,8 @@ class _Attempt:
         job.tree.meter.count_call()
         job.tree.meter.draw(self._draw)
         self._open = True
-        now_us = self._runner._now_us()
-        payload = {
-            "hold_id": job.tree.hold_id,
-            "rollout_id": job.record.id,
-            "step_id": f"{run.record.round}.{run.index}",
-            "attempt": attempt,
-            "worker": run.spec.name,
-            "bound_nano": self._draw.nano,
-        }
-        await self._runner._journal.append(Event(uuid7(now_us // 1000), "dispatch", now_us, payload))
+        step_id = f"{run.record.round}.{run.index}"
+        await self._runner.announce(job, step_id, run.spec.name, self._draw.nano, attempt)
 
     def _after(self, record: AttemptRecord) -> None:
         """Called after each attempt. One that failed with a status, or never left, costs nothing."""
