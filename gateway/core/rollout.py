@@ -7,7 +7,7 @@ Times are microseconds since the epoch (`_us`), durations milliseconds (`_ms`), 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -118,5 +118,10 @@ class RolloutRecord:
 
 
 def as_payload(record: RolloutRecord) -> Mapping[str, Any]:
-    """The journal's payload of a rollout: nested plain dicts and lists."""
-    return asdict(record)
+    """The journal's payload of a rollout: nested plain dicts and lists, sharing what is plain already."""
+    steps = [_plain(step) | {"attempts": [_plain(one) for one in step.attempts]} for step in record.steps]
+    return _plain(record) | {"rounds": [_plain(one) for one in record.rounds], "steps": steps}
+
+
+def _plain(record: RolloutRecord | RoundRecord | StepRecord | AttemptRecord) -> dict[str, Any]:
+    return {one.name: getattr(record, one.name) for one in fields(record)}
