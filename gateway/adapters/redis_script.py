@@ -10,14 +10,21 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, cast
 
+import redis.exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+STALL_S = 0.02  # a time-out that is noticed this much too late says that this process was stalled
+
 
 class RedisAway(Exception):
     """Redis did not answer, or not with a result, within the deadline."""
+
+
+class RedisTooSlow(RedisAway):
+    """The deadline passed first."""
 
 
 class RedisScript:
@@ -41,11 +48,21 @@ class RedisScript:
 
     async def __call__(self, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
         """The script's reply: integers and bytes. Raises RedisAway."""
+        now = asyncio.get_running_loop().time
+        until_s = now() + self._deadline_s
+        try:
+            return await self._once(keys, args)
+        except RedisTooSlow:
+            if now() < until_s + STALL_S:
+                raise
+        return await self._once(keys, args)  # we were held up, not Redis: its answer may have been lying there
+
+    async def _once(self, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
         try:
             async with asyncio.timeout(self._deadline_s):
                 return cast(list[Any], await self._script(keys=keys, args=args))
-        except TimeoutError:
-            raise RedisAway(f"no answer within {self._deadline_s * 1000:.0f} ms") from None
+        except (TimeoutError, redis.exceptions.TimeoutError):
+            raise RedisTooSlow(f"no answer within {self._deadline_s * 1000:.0f} ms") from None
         except (RedisError, OSError) as error:
             raise RedisAway(f"{type(error).__name__}: {error}") from error
 

@@ -1,0 +1,38 @@
+"""The deadline of a Redis call tells a slow Redis from a process that was itself held up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from gateway.adapters.redis_script import RedisAway, RedisScript
+from tests.servers import RedisServer
+
+BALANCE = (["{t}:epoch", "{t}:posted", "{t}:held", "{t}:open", "{t}:hold:x"], ["ping", "none"])
+
+
+@pytest.fixture
+async def script(redis_server: RedisServer) -> RedisScript:
+    return RedisScript(redis_server.url, "budgets.lua", deadline_s=0.2, connections_max=2)
+
+
+async def test_a_process_that_was_stalled_asks_again(script: RedisScript) -> None:
+    await script(*BALANCE)
+    asyncio.get_running_loop().call_soon(time.sleep, 0.4)  # longer than the deadline, while Redis answers at once
+    assert await script(*BALANCE)
+    await script.close()
+
+
+async def test_a_redis_that_hangs_is_away_within_the_deadline(script: RedisScript, redis_server: RedisServer) -> None:
+    await script(*BALANCE)
+    redis_server.freeze()
+    try:
+        began_s = time.monotonic()
+        with pytest.raises(RedisAway):
+            await script(*BALANCE)
+        assert time.monotonic() - began_s < 0.5
+    finally:
+        redis_server.thaw()
+        await script.close()
