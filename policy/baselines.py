@@ -196,7 +196,7 @@ class VotePlanner:
         """Raises PlanRefused on a pool without `vote`."""
         if situation.round > 1:
             return SHIP
-        voters = by_name(situation, self._workers)[: situation.allowed.steps_max - 1]
+        voters = by_name(situation, self._workers)[: max(1, situation.allowed.steps_max - 1)]
         return side_by_side(voters, vote_tool(situation)) if len(voters) > 1 else single(voters[0])
 
 

@@ -62,9 +62,12 @@ async def observe(
     ]
 
 
-def value(results: Iterable[Result], usd_weight: float) -> float:
-    """Mean outcome less `usd_weight` times mean dollars. Raises StatisticsError on none."""
-    return fmean(result.outcome - usd_weight * result.cost_nano / NANO_PER_USD for result in results)
+def value(results: Iterable[Result], usd_weight: float) -> tuple[float, float]:
+    """(mean outcome less `usd_weight` times mean dollars, less mean dollars): of equals the cheaper is worth more.
+    Raises StatisticsError on none."""
+    found = list(results)
+    usd = fmean(result.cost_nano for result in found) / NANO_PER_USD
+    return fmean(result.outcome for result in found) - usd_weight * usd, -usd
 
 
 def workers_in(observed: Sequence[Observed]) -> list[str]:
@@ -76,9 +79,9 @@ def workers_in(observed: Sequence[Observed]) -> list[str]:
 
 
 def ranked(observed: Sequence[Observed], usd_weight: float = 0.0) -> list[str]:
-    """Workers by value as single picks, best first; ties to the name."""
+    """Workers by value as single picks, best first; ties to the later name."""
     worth = {name: value((each.results[name] for each in observed), usd_weight) for name in workers_in(observed)}
-    return sorted(worth, key=lambda name: (-worth[name], name))
+    return sorted(worth, key=lambda name: (worth[name], name), reverse=True)
 
 
 def by_category(observed: Sequence[Observed]) -> dict[str, list[Observed]]:
@@ -137,7 +140,7 @@ def ladders_of(names: Sequence[str]) -> list[Ladder]:
 
 
 def cascade(observed: Sequence[Observed], usd_weight: float = 0.0) -> CascadePlanner:
-    """Per category the ladder of the best value; ties to the shorter one."""
+    """Per category the ladder of the best value."""
     options = ladders_of(workers_in(observed))
     best = {
         category: max(options, key=lambda ladder: value((climbed(each, ladder) for each in group), usd_weight))

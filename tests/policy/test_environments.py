@@ -1,0 +1,339 @@
+"""Environments: prompts, pools, grading, determinism, money, and what is not recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gateway.core.caps import Caps
+from gateway.core.prompt import render
+from policy.arena.server import salt_of
+from policy.arena.world import run_plan
+from policy.baselines import RandomPlanner, fixed
+from policy.environments.arena import ArenaEnvironment, Truth
+from policy.environments.base import MODEL_KINDS, Episode, PlanSource, Prompt, split_of
+from policy.environments.executor import Executor
+from policy.environments.replay import ReplayEnvironment
+from policy.environments.sampling import Progress, sample
+from policy.environments.spend import Spend, SpendCapped
+from policy.replay import BadRecording
+from tests.policy.environments import ABSENT, PRICES, RECORDED, handle, line, lines, recorded, text
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> ReplayEnvironment:
+    return recorded(tmp_path / "r.jsonl", lines())
+
+
+def told(episode: Episode) -> dict[str, Any]:
+    """All of an episode but its random ids."""
+    body = asdict(replace(episode, record=None, children=()))  # type: ignore[arg-type]
+    body["steps_told"] = [(step.worker, step.messages, step.reply, step.cost_nano) for step in episode.record.steps]
+    body["times"] = [(step.started_us, step.finished_us) for step in episode.record.steps]
+    return body
+
+
+def question(env: ReplayEnvironment, prompt_id: str) -> Prompt:
+    found = [prompt for split in ("train", "validation") for prompt in env.prompts(split, env.count(split), 0)]
+    return next(prompt for prompt in found if prompt.id == prompt_id)
+
+
+# ---------------------------------------------------------------- prompts and pools
+
+
+def test_splits_are_a_hash_of_the_id_and_share_nothing(replay: ReplayEnvironment) -> None:
+    train = {prompt.id for prompt in replay.prompts("train", replay.count("train"), 1)}
+    validation = {prompt.id for prompt in replay.prompts("validation", replay.count("validation"), 2)}
+    assert not train & validation
+    assert len(train | validation) == 80
+    assert all(split_of(prompt_id, 0.25) == "validation" for prompt_id in validation)
+    with pytest.raises(ValueError, match=r"81 train questions asked for, \d+ are there: lower the number"):
+        replay.prompts("train", 81, 0)
+
+
+def test_prompts_are_chosen_by_the_seed_alone(replay: ReplayEnvironment) -> None:
+    arena = ArenaEnvironment(staff="fresh")
+    for env in (replay, arena):
+        assert env.prompts("train", 20, 3) == env.prompts("train", 20, 3)
+        assert env.prompts("train", 20, 3)[:5] != env.prompts("train", 20, 4)[:5]
+        assert len({prompt.id for prompt in env.prompts("train", 20, 3)}) == 20
+
+
+def test_arena_validation_uses_phrasings_no_training_task_has() -> None:
+    env = ArenaEnvironment(staff="held_out")
+    assert all(prompt.id.startswith("arena-held_out-") for prompt in env.prompts("validation", 5, 0))
+    assert all(prompt.id.startswith("arena-train-") for prompt in env.prompts("train", 5, 0))
+    names = {spec.name for prompt in env.prompts("train", 5, 0) for spec in prompt.pool}
+    assert {"heron", "vote", "self"} <= names
+    assert "atlas" not in names
+
+
+def test_k_of_n_keeps_so_many_models_and_every_tool() -> None:
+    env = ArenaEnvironment()
+    prompt = env.prompts("train", 1, 0)[0]
+    kept = set()
+    for seed in range(30):
+        posed = env.situation(prompt, Random(seed), k_of_n=3)
+        names = [spec.name for spec in posed.prompt.pool]
+        assert len([spec for spec in posed.prompt.pool if spec.kind in MODEL_KINDS]) == 3
+        assert {"vote", "self"} <= set(names)
+        kept.add(frozenset(names))
+    assert len(kept) > 15
+    assert len(env.situation(prompt, Random(0), k_of_n=99).prompt.pool) == len(prompt.pool)
+    with pytest.raises(ValueError, match="k_of_n is 0"):
+        env.situation(prompt, Random(0), k_of_n=0)
+
+
+def test_redrawn_handles_are_those_the_policy_is_shown_and_may_name() -> None:
+    env = ArenaEnvironment()
+    prompt = env.prompts("train", 1, 0)[0]
+    posed = env.situation(prompt, Random(1), redraw_handles=True)
+    shown = [worker.handle for worker in posed.shown.workers]
+    assert shown == list(posed.situation.allowed.handles) == [spec.handle for spec in posed.prompt.pool]
+    assert len(set(shown)) == len(shown)
+    assert {spec.name for spec in posed.prompt.pool} == {spec.name for spec in prompt.pool}
+    assert sum(spec.handle == spec.name for spec in posed.prompt.pool) <= 4
+    again = env.situation(prompt, Random(1), redraw_handles=True)
+    assert (again.prompt, again.shown) == (posed.prompt, posed.shown)
+    conversation = render("compact", posed.shown)[0]["content"]
+    assert all(name in conversation for name in shown)
+
+
+async def test_a_redrawn_worker_is_the_same_worker() -> None:
+    env = ArenaEnvironment()
+    prompt = env.prompts("train", 1, 0)[0]
+    posed = env.situation(prompt, Random(1), redraw_handles=True).prompt
+    [plain] = await env.run(prompt, [text(prompt, ("cedar", None, []))])
+    [renamed] = await env.run(posed, [text(posed, ("cedar", None, []))])
+    assert handle(posed, "cedar") != "cedar"
+    assert (renamed.reply, renamed.cost_nano, renamed.workers) == (plain.reply, plain.cost_nano, plain.workers)
+
+
+# ---------------------------------------------------------------- what a plan gives
+
+
+async def test_a_single_pick_costs_and_is_worth_what_was_recorded(replay: ReplayEnvironment) -> None:
+    prompt = question(replay, "sums-11")
+    right, wrong = await replay.run(prompt, [text(prompt, (name, None, [])) for name in ("dear", "cheap")])
+    assert (right.outcome, wrong.outcome) == (1.0, 0.0)
+    assert right.cost_nano == 50 * 10_000 + 100 * 40_000
+    assert wrong.cost_nano == 50 * 100 + 100 * 400
+    assert right.latency_s == pytest.approx(0.5 + 100 / 80)
+    assert (right.calls, right.steps, right.workers, right.parsed, right.error) == (1, 1, ("dear",), True, None)
+    assert right.plan == text(prompt, ("dear", None, []))
+    assert right.record.status == "done"
+
+
+async def test_a_rewritten_task_has_no_recording(replay: ReplayEnvironment) -> None:
+    prompt = question(replay, "sums-10")
+    [episode] = await replay.run(prompt, [text(prompt, ("dear", "Add the numbers.", []))])
+    assert (episode.outcome, episode.error, episode.parsed) == (0.0, "no_recording", True)
+    assert episode.record.steps[0].attempts[0].upstream_status == 404
+    assert episode.cost_nano == 0
+
+
+async def test_a_vote_takes_the_majority_and_costs_its_voters(replay: ReplayEnvironment) -> None:
+    even, odd = question(replay, "sums-12"), question(replay, "sums-11")
+    plan: list[tuple[str, str | None, list[int] | str]] = [(name, None, []) for name in ("cheap", "mid", "dear")]
+    plan.append(("vote", None, "all"))
+    [agreed] = await replay.run(even, [text(even, *plan)])
+    [split] = await replay.run(odd, [text(odd, *plan)])
+    assert (agreed.outcome, agreed.calls, agreed.steps) == (1.0, 4, 4)
+    assert split.outcome == 0.0  # three answers: the tie goes to the earliest
+    assert agreed.latency_s == pytest.approx(0.5 + 100 / 80)  # side by side
+
+
+async def test_steps_in_a_chain_take_their_time_one_after_another(replay: ReplayEnvironment) -> None:
+    prompt = question(replay, "sums-12")
+    [chain] = await replay.run(prompt, [text(prompt, ("cheap", None, []), ("mid", None, [0]))])
+    assert chain.latency_s == pytest.approx(2 * (0.5 + 100 / 80))
+    first, second = chain.record.steps
+    assert second.started_us == first.finished_us > first.started_us
+
+
+@pytest.mark.parametrize("plan", ["", "{}", '{"steps":[]}', '{"steps":[{"worker":"nobody","task":null,"see":[]}]}'])
+async def test_a_plan_that_may_not_run_is_unparsed_and_free(replay: ReplayEnvironment, plan: str) -> None:
+    [episode] = await replay.run(question(replay, "sums-10"), [plan])
+    assert (episode.parsed, episode.outcome, episode.cost_nano, episode.calls) == (False, 0.0, 0, 0)
+    assert (episode.error, episode.plan) == ("plan_refused", plan)
+
+
+async def test_with_a_fallback_a_refused_plan_is_answered_and_still_unparsed(tmp_path: Path) -> None:
+    env = recorded(tmp_path / "r.jsonl", lines(), executor=Executor(fallback=fixed("dear")))
+    [episode] = await env.run(question(env, "sums-11"), ["nonsense"])
+    assert (episode.parsed, episode.outcome, episode.record.fallback) == (False, 1.0, "sampled_not_json")
+
+
+def test_grading_prefers_the_recordings_own_verdict(tmp_path: Path) -> None:
+    row = line(10, "sums", {"cheap": "20", "mid": "19", "dear": "21"}, "20")
+    row["workers"]["cheap"]["correct"] = False
+    row["workers"]["mid"]["correct"] = None
+    env = recorded(tmp_path / "r.jsonl", [row])
+    prompt = question(env, "sums-10")
+    assert env.grade(prompt, "Well.\nAnswer: 20") == 0.0  # recorded as wrong, whatever it looks like
+    assert env.grade(prompt, "Answer: $20.00") == 1.0
+    assert env.grade(prompt, "Well.\nAnswer: 19") == 0.0
+
+
+def test_recordings_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    ungraded = line(10, "sums", {"cheap": "1", "mid": "1", "dear": "1"}, "1")
+    del ungraded["gold"]
+    with pytest.raises(BadRecording, match="no question was answered by every model"):
+        recorded(tmp_path / "r.jsonl", [ungraded])
+    bad = line(10, "sums", {"cheap": "1", "mid": "1", "dear": "1"}, "1")
+    bad["workers"]["mid"]["correct"] = "yes"
+    with pytest.raises(BadRecording, match=r"r.jsonl:1: `workers.mid.correct` must be true or false"):
+        recorded(tmp_path / "r.jsonl", [bad])
+    env = recorded(tmp_path / "r.jsonl", lines())
+    stranger = replace(question(env, "sums-10"), truth=None)
+    with pytest.raises(ValueError, match="is not a recorded one"):
+        env.grade(stranger, "x")
+
+
+async def test_the_arena_gives_what_its_world_gives() -> None:
+    env = ArenaEnvironment(staff="fresh", seed=5)
+    prompts = env.prompts("validation", 40, 1)
+    found = await sample(env, [(prompt, [env.children(prompt)]) for prompt in prompts])
+    for prompt, [episode] in zip(prompts, found.groups, strict=True):
+        truth = prompt.truth
+        assert isinstance(truth, Truth)
+        world = run_plan(
+            json.loads(episode.plan), prompt.messages[0]["content"], truth.pool(prompt.pool), salt_of(5, None, 0)
+        )
+        if not episode.children:
+            assert [step.reply for step in episode.record.steps] == world.replies
+        assert episode.calls >= world.calls
+    assert any(episode.children for episode in found.episodes)
+
+
+async def test_the_oracles_know_more_than_anybody(replay: ReplayEnvironment) -> None:
+    prompts = replay.prompts("train", 40, 0)
+    episodes = (await sample(replay, [(prompt, [replay.oracle(prompt)]) for prompt in prompts])).episodes
+    assert all(episode.outcome == 1.0 for episode in episodes)
+    cheap = next(e for e in episodes if e.prompt_id.startswith("sums") and int(e.prompt_id[5:]) % 2 == 0)
+    assert cheap.workers == ("cheap",)
+    arena = ArenaEnvironment()
+    tasks = arena.prompts("validation", 120, 0)
+    best = (await sample(arena, [(task, [arena.oracle(task)]) for task in tasks])).episodes
+    assert sum(episode.outcome for episode in best) / 120 > 0.9
+    with pytest.raises(ValueError, match="is not one of the arena's"):
+        arena.oracle(prompts[0])
+
+
+async def test_child_loops_are_planned_timed_and_paid() -> None:
+    env = ArenaEnvironment()
+    prompt = next(p for p in env.prompts("train", 200, 0) if p.category == "both")
+    plan = text(
+        prompt,
+        ("self", "Answer only the first question.", []),
+        ("self", "Answer only the second question.", []),
+        ("quill", None, [0, 1]),
+    )
+    [episode] = await env.run(prompt, [plan])
+    assert len(episode.children) == 2
+    assert episode.steps == 3 + sum(len(child.steps) for child in episode.children)
+    assert episode.cost_nano == episode.record.cost_nano > sum(child.cost_nano for child in episode.children) > 0
+    longest = max(child.finished_us - child.created_us for child in episode.children)
+    join = episode.record.steps[2]
+    assert join.started_us - episode.record.created_us == longest > 0
+    assert episode.latency_s == pytest.approx((join.finished_us - episode.record.created_us) / 1e6)
+
+
+# ---------------------------------------------------------------- determinism and money
+
+
+@pytest.mark.parametrize("concurrency", [1, 7, 64])
+async def test_the_order_of_episodes_changes_nothing(replay: ReplayEnvironment, concurrency: int) -> None:
+    for env in (replay, ArenaEnvironment(staff="fresh")):
+        prompts = env.prompts("train", 12, 0)
+        work: list[tuple[Prompt, list[PlanSource]]] = []
+        for p in prompts:
+            texts = [text(p, (spec.name, None, [])) for spec in p.pool[:2]]
+            work.append((p, [RandomPlanner(1), RandomPlanner(2), *texts]))
+        found = await sample(env, work, concurrency=concurrency)
+        alone = [[await env.episode(prompt, source, i) for i, source in enumerate(sources)] for prompt, sources in work]
+        assert [[told(e) for e in group] for group in found.groups] == [[told(e) for e in group] for group in alone]
+        assert not found.capped
+
+
+async def test_the_cap_ends_a_sampling_cleanly_and_holds(tmp_path: Path) -> None:
+    episode_nano = 50 * 10_000 + 100 * 40_000  # one call of `dear`
+    executor = Executor(Caps(cost_nano=400_000_000))
+    spend = Spend(cap_nano=420_000_000, episode_nano_max=400_000_000)
+    env = recorded(tmp_path / "r.jsonl", lines(), executor=executor, spend=spend)
+    seen: list[Progress] = []
+    work = [(prompt, [fixed("dear")]) for prompt in env.prompts("train", 40, 0)]
+    found = await sample(env, iter(work), concurrency=8, on_progress=seen.append)
+    assert found.capped
+    assert 0 < len(found.episodes) < 40
+    assert spend.spent_nano == len(found.episodes) * episode_nano <= 420_000_000
+    assert not spend.fits()
+    assert [progress.done for progress in seen] == list(range(1, len(found.episodes) + 1))
+    assert seen[-1].spent_nano == spend.spent_nano
+    assert seen[-1].total is None
+    with pytest.raises(SpendCapped, match=r"spent \$0.0\d+ of the cap of \$0.42.*raise the cap"):
+        await env.run(work[0][0], [fixed("dear")])
+    with pytest.raises(SpendCapped):
+        await env.episode(work[0][0], fixed("dear"))
+
+
+async def test_a_group_that_the_cap_cuts_is_handed_over_with_the_error(tmp_path: Path) -> None:
+    executor = Executor(Caps(cost_nano=400_000_000))
+    spend = Spend(cap_nano=410_000_000, episode_nano_max=400_000_000)
+    env = recorded(tmp_path / "r.jsonl", lines(), executor=executor, spend=spend)
+    with pytest.raises(SpendCapped) as capped:
+        await env.run(question(env, "sums-11"), [fixed("dear")] * 8)
+    assert [episode.sample for episode in capped.value.episodes] == [0, 1, 2]
+
+
+def test_a_cap_that_allows_nothing_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"a spending cap of \$0 allows no episode, which may cost \$2: raise the cap"):
+        Spend(cap_nano=0)
+    with pytest.raises(ValueError, match=r"below the executor's `caps\.cost_nano`"):
+        ArenaEnvironment(spend=Spend(episode_nano_max=1))
+
+
+async def test_an_episode_that_fails_in_the_code_gives_its_money_back(replay: ReplayEnvironment) -> None:
+    class Broken:
+        name = "broken"
+
+        async def plan(self, *_: Any) -> Any:
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await replay.episode(question(replay, "sums-10"), Broken())
+    assert (replay.spend.spent_nano, replay.spend.fits()) == (0, True)
+    capped = Spend(cap_nano=2_000_000_000)
+    capped.start()
+    assert not capped.fits()
+    capped.end(0)
+    assert capped.fits()
+
+
+# ---------------------------------------------------------------- the real recordings
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason=ABSENT)
+async def test_single_picks_measure_what_real_models_were_recorded_with() -> None:
+    models = ["gpt-4o-mini-2024-07-18", "gemini-1.5-flash", "Qwen2-72B-Instruct"]
+    prices = json.loads((RECORDED / "prices.json").read_text())
+    env = ReplayEnvironment.open(RECORDED / "zeroeval_dev.jsonl.gz", prices, models)
+    prompts = env.prompts("validation", 150, 0)
+    found = await sample(env, [(prompt, [fixed(model) for model in models]) for prompt in prompts])
+    for prompt, group in zip(prompts, found.groups, strict=True):
+        for model, episode in zip(models, group, strict=True):
+            answer = prompt.truth.answers[model]  # type: ignore[attr-defined]
+            assert episode.outcome == float(answer.correct)
+            assert episode.record.completion_tokens == answer.output_tokens
+
+
+def test_prices_are_needed(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines(2)))
+    with pytest.raises(BadRecording, match="no price of `dear`"):
+        ReplayEnvironment.open(path, {name: PRICES[name] for name in ("cheap", "mid")})
