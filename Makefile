@@ -31,10 +31,7 @@ lock: ## write requirements/*.lock anew
 
 docs: ## write the generated reference pages anew
 	@scripts/install dev
-	@.venv/bin/python -m scripts.config_reference
-	@.venv/bin/python -m scripts.pool_schema
-	@.venv/bin/python -m scripts.api_reference
-	@.venv/bin/python -m scripts.metrics_reference
+	@.venv/bin/python -m scripts.reference
 
 clean: ## remove caches and the environments; never the data directory
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* build *.egg-info

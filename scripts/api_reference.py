@@ -1,13 +1,12 @@
 """Write docs/api.md from the routes, the request table, the reply headers and the error tree.
 
-`--check` only says whether the page is current. What a header or an error means is written here; that there are no
+What a header or an error means is written here; that there are no
 others is taken from the code, and a header without its sentence stops this script.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -268,18 +267,3 @@ def render() -> str:
         table(("status", "type", "code", "meaning"), error_rows()),
     ]
     return "".join(parts)
-
-
-def main() -> int:
-    """Write the page, or with --check exit 1 when it is not what it should be."""
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(render(), encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == render():
-        return 0
-    print(f"{PAGE.name} is not current; run `make docs`", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
-"""Write docs/configuration.md from the settings themselves. `--check` only says whether the page is current."""
+"""Write docs/configuration.md from the settings themselves."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -51,18 +50,3 @@ def section(model: type[BaseModel]) -> str:
 def render() -> str:
     """The whole page."""
     return HEAD + "".join(section(model) for model in SECTIONS)
-
-
-def main() -> int:
-    """Write the page, or with --check exit 1 when it is not what it should be."""
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(render(), encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == render():
-        return 0
-    print(f"{PAGE.name} is not current; run `make docs`", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

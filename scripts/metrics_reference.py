@@ -1,9 +1,8 @@
-"""Write docs/metrics.md from the instruments themselves. `--check` only says whether the page is current."""
+"""Write docs/metrics.md from the instruments themselves."""
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,18 +71,3 @@ def render() -> str:
     lines = [f"| `{name}` | {kind} | {labels} | {what} |\n" for name, kind, labels, what in rows]
     alerts = [f"| {expression} | {what} |\n" for expression, what in ALERTS.items()]
     return "".join([HEAD, *lines, TAIL, *alerts])
-
-
-def main() -> int:
-    """Write the page, or with --check exit 1 when it is not what it should be."""
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(render(), encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == render():
-        return 0
-    print(f"{PAGE.name} is not current; run `make docs`", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from gateway.adapters.metrics import PrometheusMetrics
 from gateway.api.openai import _CHAT_DOC
-from scripts import api_reference, metrics_reference
+from scripts import api_reference, metrics_reference, reference
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -56,22 +57,19 @@ def test_codes_given_where_an_error_is_raised_are_found() -> None:
     assert "invalid_json" in codes["BadRequest"]
 
 
-@pytest.mark.parametrize("page", [api_reference, metrics_reference])
+@pytest.mark.parametrize("page", reference.PAGES)
 def test_check_notices_a_stale_page(
-    page: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stale = tmp_path / "page.md"
-    monkeypatch.setattr(page, "PAGE", stale)
-    monkeypatch.setattr("sys.argv", ["script", "--check"])
-    main = page.main  # type: ignore[attr-defined]
-    assert main() == 1
+    for one in reference.PAGES:
+        monkeypatch.setattr(one, "PAGE", tmp_path / one.__name__)
+    monkeypatch.setattr("sys.argv", ["reference"])
+    assert reference.main() == 0
+    monkeypatch.setattr("sys.argv", ["reference", "--check"])
+    assert reference.main() == 0
+    page.PAGE.write_text("old")
+    assert reference.main() == 1
     assert "make docs" in capsys.readouterr().err
-    monkeypatch.setattr("sys.argv", ["script"])
-    assert main() == 0
-    monkeypatch.setattr("sys.argv", ["script", "--check"])
-    assert main() == 0
-    stale.write_text("old")
-    assert main() == 1
 
 
 def test_every_guarantee_names_tests_that_exist() -> None:

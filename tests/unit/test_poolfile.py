@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from gateway.adapters.poolfile import load, resolve_secret, secrets
 from gateway.core.pool import PoolFile, Price, WorkerSpec
 from gateway.errors import ConfigError
-from scripts.pool_schema import TARGET, rendered, schema
+from scripts.pool_schema import PAGE, render, schema
 
-EXAMPLES = sorted((TARGET.parent.parent / "deploy" / "pools").glob("*.yaml"))
+EXAMPLES = sorted((PAGE.parent.parent / "deploy" / "pools").glob("*.yaml"))
 ENV = {name: "k-123" for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY")} | {
     "RUN_PYTHON_KEY": "k-456"
 }
@@ -193,7 +193,7 @@ def test_an_environment_that_holds_no_key(value: str | None) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_loads_and_meets_the_published_schema(path: Path) -> None:
-    jsonschema.validate(yaml.safe_load(path.read_text()), json.loads(TARGET.read_text()))
+    jsonschema.validate(yaml.safe_load(path.read_text()), json.loads(PAGE.read_text()))
     if "litellm" in path.read_text() and find_spec("litellm") is None:
         with pytest.raises(ConfigError, match="litellm"):
             load(path, ENV)
@@ -210,7 +210,7 @@ def test_there_are_the_promised_examples() -> None:
 
 
 def test_the_published_schema_is_current() -> None:
-    assert TARGET.read_text() == rendered(), "run scripts/pool_schema.py"
+    assert PAGE.read_text() == render(), "run `make docs`"
 
 
 def test_the_schema_refuses_what_the_reader_refuses() -> None:
@@ -222,6 +222,6 @@ def test_the_schema_refuses_what_the_reader_refuses() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    text = (TARGET.parent / "pool.md").read_text()
+    text = (PAGE.parent / "pool.md").read_text()
     fields = [*PoolFile.model_fields, *WorkerSpec.model_fields, *Price.model_fields]
     assert [field for field in fields if f"`{field}`" not in text] == []

@@ -1,0 +1,25 @@
+"""Writes the generated pages under docs/ anew, or with --check says which of them are not current (exit 1)."""
+
+from __future__ import annotations
+
+import sys
+
+from scripts import api_reference, config_reference, metrics_reference, pool_schema
+
+PAGES = (config_reference, pool_schema, api_reference, metrics_reference)
+
+
+def main() -> int:
+    """0 when every page is what it should be."""
+    stale = 0
+    for page in PAGES:
+        if "--check" not in sys.argv[1:]:
+            page.PAGE.write_text(page.render(), encoding="utf-8")
+        elif not page.PAGE.exists() or page.PAGE.read_text(encoding="utf-8") != page.render():
+            print(f"{page.PAGE.name} is not current; run `make docs`", file=sys.stderr)
+            stale = 1
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())
