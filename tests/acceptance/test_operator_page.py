@@ -258,7 +258,7 @@ def test_an_error_is_one_line(page: Page) -> None:
 def test_the_overview_refreshes_itself_but_not_under_ones_hands(page: Page, gateway: Gateway) -> None:
     page.js("location.hash = '#/?window_s=900'")
     page.until("document.querySelector('main [aria-current]')?.innerText === '15 min'")
-    shown = "document.querySelector('.tile dd')?.innerText ?? '0'"
+    shown = "(document.querySelector('.tile dd')?.innerText ?? '0')"
     before = int(page.js(shown))
     page.js("document.querySelector('.switch a').focus()")
     assert gateway.ask().status_code == 200
