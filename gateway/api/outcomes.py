@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from gateway.api.edge import read_json
 from gateway.core.keys import Principal
+from gateway.core.reply import finite
 from gateway.service.auth import Authenticator
 from gateway.service.outcomes import Outcomes
 
@@ -40,7 +41,7 @@ class OutcomesApi:
     async def rollout(self, request: Request, rollout_id: str) -> Response:
         """The whole tree of one rollout, by rollout or completion id."""
         found = await self.outcomes.rollout(await self._who(request), rollout_id)
-        return JSONResponse(jsonable_encoder(found))
+        return JSONResponse(finite(jsonable_encoder(found)))
 
     async def _who(self, request: Request) -> Principal:
         return await self.authenticator.authenticate(request.headers.get("authorization"), "data")

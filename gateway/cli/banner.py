@@ -21,7 +21,7 @@ Baton serves after {took_s:.1f} s. Ctrl-C drains and stops everything it started
 
   base URL    {facts["base_url"]}
   data key    {facts["data_key"]}
-  admin URL   {facts["admin_url"]}
+  admin URL   {facts["admin_url"]}   (a page: what was asked, planned, answered and spent)
   admin key   {admin_key}
   all this    {where}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.money import Usage
-from gateway.core.reply import Collected, chunk, chunks_of, completion, reply_text, usage_json
+from gateway.core.reply import Collected, chunk, chunks_of, completion, finite, reply_text, usage_json
 
 USAGE = Usage(7, 5)
 
@@ -238,3 +238,10 @@ def test_a_far_index_makes_room_only_up_to_a_bound() -> None:
     calls = kept.body()["choices"][0]["message"]["tool_calls"]
     assert len(calls) == 128
     assert calls[127] == {"id": "x", "type": "function", "function": {"name": "f", "arguments": ""}}
+
+
+def test_numbers_that_json_cannot_say_become_null() -> None:
+    assert finite({"a": [float("-inf"), 1.5, {"b": float("nan")}], "c": "inf"}) == {
+        "a": [None, 1.5, {"b": None}],
+        "c": "inf",
+    }
