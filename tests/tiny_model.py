@@ -13,6 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from gateway.core.prompt import PROMPT_VERSION, prompt_hash
 from policy.serve.graph import write_graph
 from policy.serve.manifest import Manifest, write_manifest
 from policy.serve.shape import Shape
@@ -45,7 +46,8 @@ def write_tiny_model(directory: Path, *, heads: int = 4, heads_kv: int = 2, laye
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     write_graph(directory)
     params = sum(w.size for w in weights.values())
-    about = Manifest("tiny", "0", "test-1", "0" * 64, seed, "random", "tests/tiny_model.py", "2026-01-01", params)
+    prompt, digest = f"compact-{PROMPT_VERSION}", prompt_hash("compact")  # else a gateway would refuse it
+    about = Manifest("tiny", "0", prompt, digest, seed, "random", "tests/tiny_model.py", "2026-01-01", params)
     write_manifest(directory, about)
     return directory
 

@@ -17,7 +17,6 @@ from gateway.adapters import rows, tables
 from gateway.adapters.database import sync_engine
 from gateway.adapters.store import insert_rows
 from gateway.core.ids import uuid7
-from gateway.core.prompt import PROMPT_VERSION, prompt_hash
 from gateway.core.rollout import AttemptRecord
 from tests.acceptance.test_serve import Gateway, serving
 from tests.browser import Page, browser, executable
@@ -39,17 +38,9 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def gateway(place: Path) -> Iterator[Gateway]:
-    with serving(place / "data", model_for_our_prompt(place / "model")) as running:
+    with serving(place / "data", write_tiny_model(place / "model")) as running:
         log_hostile_rollout(running)
         yield running
-
-
-def model_for_our_prompt(directory: Path) -> Path:
-    """A conductor of random weights that says it was trained on the prompt this gateway renders."""
-    manifest = write_tiny_model(directory) / "manifest.json"
-    ours = {"prompt_version": f"compact-{PROMPT_VERSION}", "prompt_hash": prompt_hash("compact")}
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | ours))
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def test_json_object_and_free_text(url: str) -> None:
 
 def test_the_manifest_is_told_in_models(url: str) -> None:
     entry = httpx.get(f"{url}/v1/models").json()["data"][0]
-    assert entry["baton"]["prompt_version"] == "test-1"
+    assert entry["baton"]["prompt_version"] == "compact-1"
     assert entry["max_model_len"] == 1024
     assert httpx.get(f"{url}/health").status_code == 200
     assert httpx.get(f"{url}/version").json()["version"]

@@ -40,7 +40,7 @@ def _alive(pid: int) -> bool:
 
 async def _until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - other processes set no events
+        while not condition():
             await asyncio.sleep(0.02)
 
 
