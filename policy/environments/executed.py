@@ -8,7 +8,7 @@ from random import Random
 
 from policy.arena.workers import HANDLES
 from policy.environments.base import Episode, Planner, PlanSource, Posed, Prompt, Split, drawn
-from policy.environments.executor import Executor, TimedWorkers, episode_of
+from policy.environments.executor import Executor, Ran, TimedWorkers, episode_of
 from policy.environments.sampling import CONCURRENCY, sample
 from policy.environments.spend import Spend, SpendCapped
 
@@ -37,6 +37,10 @@ class ExecutedEnvironment(ABC):
     def grade(self, prompt: Prompt, reply: str) -> float:
         """Outcome of a reply, in [0, 1]."""
 
+    def spent_nano(self, ran: Ran, workers: TimedWorkers) -> int:
+        """What an episode takes from the meter."""
+        return ran.job.tree.meter.spent_nano
+
     def children(self, prompt: Prompt) -> Planner | None:
         """Who plans the child loops of a plan that was given as text; None: they are refused."""
         return None
@@ -52,7 +56,7 @@ class ExecutedEnvironment(ABC):
         try:
             workers = self.workers(prompt, sample)
             ran = await self.executor.run(prompt, source, workers, self.children(prompt))
-            spent_nano = ran.job.tree.meter.spent_nano
+            spent_nano = self.spent_nano(ran, workers)
             outcome = self.grade(prompt, ran.reply) if ran.reply else 0.0
             return episode_of(prompt, ran, sample, outcome, workers.seconds)
         finally:

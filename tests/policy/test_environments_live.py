@@ -1,0 +1,232 @@
+"""`live` against a gateway's real HTTP API, and `logged` over the records that such a gateway leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.core.caps import Caps
+from gateway.core.pool import PoolFile, Price
+from gateway.core.rollout import RolloutRecord, as_payload
+from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
+from gateway.service.ports import WorkerCall
+from policy.baselines import fixed
+from policy.environments.base import Episode, Prompt
+from policy.environments.executor import Executor
+from policy.environments.live import GatewayWorkers, LiveEnvironment
+from policy.environments.logged import Logged, LoggedEnvironment, read_record, refusal
+from policy.environments.replay import FIRST_S, TOKENS_PER_S, ReplayEnvironment
+from policy.environments.sampling import sample
+from policy.environments.simulated import SpeakerWorkers
+from policy.environments.spend import Spend, SpendCapped
+from policy.replay import ReplaySpeaker, load
+from tests.integration.test_api import Served, served
+from tests.kit import Kit, ask
+from tests.policy.environments import lines, recorded, text
+
+EXECUTOR = Executor(Caps(cost_nano=400_000_000))
+
+
+def spend(cap_nano: int = 4_000_000_000) -> Spend:
+    return Spend(cap_nano, episode_nano_max=400_000_000)
+
+
+def kit_for(env: ReplayEnvironment, path: Path, plans: list[str] | None = None) -> Kit:
+    specs = env.prompts("train", 1, 0)[0].pool
+    pool = PoolFile(workers=specs, pools={"default": tuple(spec.name for spec in specs)})
+    workers = SpeakerWorkers(ReplaySpeaker(load(path), FIRST_S, TOKENS_PER_S))
+    return Kit(plans or ["{}"], workers, pools=pool, caps=Caps(cost_nano=2_000_000_000))
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> ReplayEnvironment:
+    return recorded(tmp_path / "r.jsonl", lines(), executor=EXECUTOR)
+
+
+@pytest.fixture
+async def gateway(replay: ReplayEnvironment, tmp_path: Path) -> AsyncIterator[Served]:
+    async with served(kit_for(replay, tmp_path / "r.jsonl")) as running:
+        yield running
+
+
+def live(gateway: Served, replay: ReplayEnvironment, meter: Spend, **more: Any) -> LiveEnvironment:
+    prompts = replay.prompts("train", 20, 0)
+    return LiveEnvironment(
+        f"{gateway.url}/v1", gateway.data_key, prompts, replay.grade, meter, executor=EXECUTOR, **more
+    )
+
+
+async def test_live_gives_what_the_same_workers_give_in_process(gateway: Served, replay: ReplayEnvironment) -> None:
+    env = live(gateway, replay, spend())
+    prompts = env.prompts("train", 6, 0)
+    for prompt in prompts:
+        plans = [
+            text(prompt, ("dear", None, [])),
+            text(prompt, ("cheap", None, []), ("mid", None, []), ("vote", None, "all")),
+            text(prompt, ("cheap", "Say it in other words.", [])),
+        ]
+        told, expected = await env.run(prompt, plans), await replay.run(prompt, plans)
+        assert [figures(episode) for episode in told] == [figures(episode) for episode in expected]
+        assert all(episode.latency_s > 0 for episode in told)
+    await env.close()
+    charged = sum(record.cost_nano for record in gateway.kit.metrics.records)
+    assert env.spend.spent_nano == charged > 0
+    assert {record.tags["train"] for record in gateway.kit.metrics.records} == {"false"}
+    assert not any(record.train for record in gateway.kit.metrics.records)
+
+
+def figures(episode: Episode) -> tuple[Any, ...]:
+    steps = [(step.worker, step.messages, step.reply, step.status) for step in episode.record.steps]
+    return steps, episode.outcome, episode.cost_nano, episode.calls, episode.parsed, episode.error
+
+
+async def test_the_dollar_cap_stops_a_live_job_cleanly(gateway: Served, replay: ReplayEnvironment) -> None:
+    env = live(gateway, replay, spend(408_000_000))
+    found = await sample(env, [(prompt, [fixed("dear")]) for prompt in env.prompts("train", 12, 0)], concurrency=4)
+    assert found.capped
+    assert [episode.error for episode in found.episodes] == [None, None]
+    assert env.spend.spent_nano == sum(r.cost_nano for r in gateway.kit.metrics.records) <= 408_000_000
+    with pytest.raises(SpendCapped):
+        await env.episode(env.prompts("train", 1, 0)[0], fixed("dear"))
+    await env.close()
+
+
+async def test_what_the_gateway_charges_beyond_our_prices_is_spent(gateway: Served, replay: ReplayEnvironment) -> None:
+    env = live(gateway, replay, spend())
+    prompt = env.prompts("train", 1, 0)[0]
+    dear = next(spec for spec in prompt.pool if spec.name == "dear")
+    half = Price(input_usd_per_mtok=Decimal(5), output_usd_per_mtok=Decimal(20))
+    pool = tuple(spec if spec is not dear else spec.model_copy(update={"price": half}) for spec in prompt.pool)
+    episode = await env.episode(replace(prompt, pool=pool), fixed("dear"))
+    await env.close()
+    assert env.spend.spent_nano == gateway.kit.metrics.records[0].cost_nano == 2 * episode.cost_nano
+
+
+async def test_live_needs_a_cap_prices_and_prompts(gateway: Served, replay: ReplayEnvironment) -> None:
+    with pytest.raises(ValueError, match="real workers cost real money"):
+        live(gateway, replay, Spend(episode_nano_max=400_000_000))
+    env = live(gateway, replay, spend())
+    prompt = env.prompts("train", 1, 0)[0]
+    with pytest.raises(ValueError, match="train prompts asked for, "):
+        env.prompts("train", 21, 0)
+    pool = tuple(spec.model_copy(update={"price": None}) for spec in prompt.pool)
+    with pytest.raises(ValueError, match=r"worker \w+ has no price"):
+        await env.episode(replace(prompt, pool=pool), fixed("dear"))
+    await env.close()
+
+
+FAILURES: list[tuple[Callable[[], httpx.Response] | Exception, type[UpstreamError], str]] = [
+    (httpx.ReadTimeout("slow"), UpstreamTimeout, "in time"),
+    (httpx.ConnectError("away"), UpstreamError, "cannot be reached"),
+    (httpx.ReadError("cut"), UpstreamProtocol, "hung up"),
+    (lambda: httpx.Response(200, text="{"), UpstreamProtocol, "not JSON"),
+    (lambda: httpx.Response(200, json={"choices": []}), UpstreamProtocol, "no choices"),
+    (lambda: httpx.Response(502, text="oops"), UpstreamError, "answered 502"),
+    (lambda: httpx.Response(401, json={"error": {"message": "bad key", "code": "k"}}), UpstreamRefused, "bad key"),
+    (lambda: httpx.Response(429, json={"error": {"message": "slow", "code": "r"}}), UpstreamRateLimited, "slow"),
+    (
+        lambda: httpx.Response(429, json={"error": {"message": "no money", "code": "insufficient_quota"}}),
+        UpstreamRefused,
+        "no money",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "error", "words"), FAILURES)
+async def test_a_gateway_in_trouble_is_a_named_error(
+    replay: ReplayEnvironment, answer: Any, error: type[UpstreamError], words: str
+) -> None:
+    def handle(_request: httpx.Request) -> httpx.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        response: httpx.Response = answer()
+        response.headers["x-baton-cost-usd"] = "0.000000007"
+        return response
+
+    spec = next(spec for spec in replay.prompts("train", 1, 0)[0].pool if spec.name == "dear")
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handle), base_url="http://127.0.0.1:9/v1/") as client:
+        workers = GatewayWorkers(client)
+        with pytest.raises(error, match=words):
+            await workers.complete(WorkerCall(spec, {"messages": [], "max_tokens": 8}, 1.0, "r", "1.0"))
+        failed = not isinstance(answer, Exception) and answer().status_code != 200
+        assert workers.surplus_nano == (7 if failed else 0)
+        assert workers.seconds[("r", "1.0")] > 0
+
+
+# ---------------------------------------------------------------- logged
+
+
+async def logged(replay: ReplayEnvironment, tmp_path: Path, n: int = 6) -> list[Logged]:
+    """Rollouts that a gateway with a conductor has served, read back from its journal, with their outcomes."""
+    rollouts = []
+    for prompt in replay.prompts("train", n, 0):
+        words = text(prompt, ("cheap", None, []), ("dear", None, []))
+        kit = kit_for(replay, tmp_path / "r.jsonl", [words])
+        await kit.serve(ask(prompt.messages[0]["content"], model="baton/conductor"))
+        [event] = kit.journal.of_kind("rollout")
+        record = read_record(json.loads(json.dumps(event.payload)))
+        assert as_payload(record) == as_payload(kit.metrics.records[0])
+        rollouts.append(Logged(record, 1.0))
+    return rollouts
+
+
+def changed(one: Logged, **fields: Any) -> Logged:
+    return replace(one, record=replace(one.record, id=f"{one.record.id}-{sorted(fields)}", **fields))
+
+
+async def test_the_logged_plan_gives_the_logged_episode_and_no_other_runs(
+    replay: ReplayEnvironment, tmp_path: Path
+) -> None:
+    rollouts = await logged(replay, tmp_path)
+    env = LoggedEnvironment(rollouts, validation_share=0.0)
+    prompts = env.prompts("train", 6, 0)
+    assert {prompt.id for prompt in prompts} == {each.record.id for each in rollouts}
+    [planned] = env.rounds(prompts[0])
+    assert len(planned.plan_logprobs) == len(planned.plan_token_ids) == len(planned.decision_mask) > 0
+    [episode] = await env.run(prompts[0], [planned.plan_text or ""])
+    record: RolloutRecord = episode.record
+    assert (episode.parsed, episode.outcome, episode.workers) == (True, 1.0, ("cheap", "dear"))
+    assert (episode.cost_nano, episode.calls, episode.steps) == (record.cost_nano, 2, 2)
+    assert episode.reply.startswith("Well.")
+    with pytest.raises(ValueError, match="was not logged with this plan"):
+        await env.run(prompts[0], ["{}"])
+    with pytest.raises(ValueError, match="cannot be posed anew"):
+        env.situation(prompts[0], Random(0))
+    with pytest.raises(ValueError, match="7 train rollouts asked for, 6 are there"):
+        env.prompts("train", 7, 0)
+    with pytest.raises(ValueError, match="is not a logged one"):
+        env.rounds(Prompt("x", (), (), ""))
+
+
+async def test_rollouts_that_cannot_be_trained_on_are_refused_by_name(
+    replay: ReplayEnvironment, tmp_path: Path
+) -> None:
+    [good] = await logged(replay, tmp_path, 1)
+    planned = good.record.rounds[0]
+    bad = {
+        "child_loop": changed(good, parent_id="another"),
+        "not_for_training": changed(good, train=False),
+        "no_outcome": replace(changed(good, org="x"), outcome=None),
+        "no_conductor": changed(good, rounds=[replace(planned, planner="rule")]),
+        "no_logprobs": changed(good, rounds=[replace(planned, plan_logprobs=[])], org="y"),
+    }
+    assert {name: refusal(each) for name, each in bad.items()} == {name: name for name in bad}
+    assert refusal(replace(good, outcome=1.5)) == "no_outcome"
+    assert refusal(changed(good, rounds=[replace(planned, plan_token_ids=[], plan_logprobs=[])])) == "no_logprobs"
+    env = LoggedEnvironment([good, *bad.values()], validation_share=0.0)
+    assert sorted(env.refused.values()) == sorted(bad)
+    assert [prompt.id for prompt in env.prompts("train", 1, 0)] == [good.record.id]
+    with pytest.raises(
+        ValueError, match=r"can be trained on: 1 × no_logprobs \(its plan was logged without"
+    ):
+        LoggedEnvironment([bad["no_logprobs"]])
+    with pytest.raises(ValueError, match="no rollout can be trained on: none was given"):
+        LoggedEnvironment([])
