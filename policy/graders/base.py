@@ -73,7 +73,7 @@ Judged = tuple[float, str]  # value, detail
 
 
 def object_in(reference: object) -> Mapping[str, Any] | None:
-    """A reference given as an object or as the JSON text of one (metadata values are text); None where it is neither."""
+    """A reference that is an object or the JSON text of one (metadata values are text), None where it is neither."""
     if isinstance(reference, str) and reference.lstrip().startswith("{"):
         try:
             reference = json.loads(reference)
@@ -83,8 +83,8 @@ def object_in(reference: object) -> Mapping[str, Any] | None:
 
 
 def fields(reference: object, keys: Sequence[str], wanted: str) -> Mapping[str, Any]:
-    """The fields of a reference; one that is no object stands for the first of `keys`. Raises BadReference naming what is
-    `wanted` where it holds a key not in `keys`."""
+    """The fields of a reference; one that is no object stands for the first of `keys`. Raises BadReference naming what
+    is `wanted` where it holds a key not in `keys`."""
     given = object_in(reference)
     if given is None:
         return {keys[0]: reference}

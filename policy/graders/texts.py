@@ -118,7 +118,7 @@ def numeric(right: NumericReference, reply: str) -> Judged:
 
 CHOICE_WANTED = 'the letter of the right option ("B") or {"answer": "B", "options": {"A": "Rome", "B": "Paris"}}'
 _LETTER = re.compile(
-    r"""(?:(?:the\s+)?(?:option|choice|answer)\s+)?
+    r"""(?i:(?:the\s+)?(?:option|choice|answer)\s+)?
     (?: [(\[](?P<bracketed>[A-Ja-j])[)\]]               # (B) Paris
       | (?P<marked>[A-Ja-j])(?:[)\]]|[.:;](?=\s|$)|$)    # B) Paris, b. Paris, b
       | (?P<led>[A-J])(?=\s*[,/&-]|\s)                    # B because it is
@@ -172,5 +172,5 @@ def _letter(answer: str) -> str | None:
 
 
 def _by_text(answer: str, options: Mapping[str, str]) -> str | None:
-    wanted = normalise(answer)
+    wanted = normalise(answer.strip("*_` "))
     return next((letter for letter, text in options.items() if text == wanted), None)
