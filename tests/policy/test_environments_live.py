@@ -15,6 +15,7 @@ import pytest
 
 from gateway.core.caps import Caps
 from gateway.core.pool import PoolFile, Price
+from gateway.core.reply import reply_text
 from gateway.core.rollout import RolloutRecord, as_payload
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports import WorkerCall
@@ -224,9 +225,21 @@ async def test_rollouts_that_cannot_be_trained_on_are_refused_by_name(
     env = LoggedEnvironment([good, *bad.values()], validation_share=0.0)
     assert sorted(env.refused.values()) == sorted(bad)
     assert [prompt.id for prompt in env.prompts("train", 1, 0)] == [good.record.id]
-    with pytest.raises(
-        ValueError, match=r"can be trained on: 1 × no_logprobs \(its plan was logged without"
-    ):
+    with pytest.raises(ValueError, match=r"can be trained on: 1 × no_logprobs \(its plan was logged without"):
         LoggedEnvironment([bad["no_logprobs"]])
     with pytest.raises(ValueError, match="no rollout can be trained on: none was given"):
         LoggedEnvironment([])
+
+
+async def test_a_live_stream_is_the_same_reply(gateway: Served, replay: ReplayEnvironment) -> None:
+    prompt = replay.prompts("train", 1, 0)[0]
+    spec = next(spec for spec in prompt.pool if spec.name == "dear")
+    headers = {"authorization": f"Bearer {gateway.data_key}"}
+    async with httpx.AsyncClient(base_url=f"{gateway.url}/v1/", headers=headers) as client:
+        workers = GatewayWorkers(client)
+        call = WorkerCall(spec, {"messages": list(prompt.messages), "max_tokens": 200}, 5.0, "r", "1.0")
+        whole = await workers.complete(call)
+        pieces = [chunk async for chunk in workers.stream(call)]
+    said = "".join(choice["delta"].get("content") or "" for chunk in pieces for choice in chunk["choices"])
+    assert said == reply_text(whole.body) != ""
+    assert pieces[-1]["usage"]["completion_tokens"] == whole.usage.completion_tokens == 100
