@@ -56,7 +56,7 @@ def test_right_and_dear_beats_wrong_and_free(
 ) -> None:
     right = reward(True, 1, dear, slow, settings)
     assert right > reward(True, 0, cheap, fast, settings)
-    assert right > 0.5
+    assert right >= 0.5
     assert right > reward(False, 1, 0, 0, settings) == 0
 
 
