@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from fractions import Fraction
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from policy.graders import BadReference, GraderFailed, Tools, UnknownGrader, che
 from policy.graders.judge import QUOTED_CHARS_MAX, messages, quoted, verdict
 from policy.graders.judge import judge_reference as read_judge
 from policy.graders.texts import choice_reference, exact_reference, numbers_in, numeric_reference
+
+RECORDED = Path(__file__).resolve().parents[3] / "shared" / "replay" / "zeroeval_dev.jsonl.gz"
 
 
 async def value(name: str, reference: object, reply: str) -> float:
@@ -345,3 +350,19 @@ async def test_without_a_judge_there_is_no_grade() -> None:
     with pytest.raises(GraderFailed, match="give the job a judge"):
         await grade("judge", REFERENCE, "Oslo")
     assert verdict('{"verdict": "right"}') == ("right", "")
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no folder of recorded answers beside the repository")
+async def test_real_replies_are_graded_as_their_source_graded_them() -> None:
+    agree = {"gsm8k": [0, 0], "math_l5": [0, 0]}
+    with gzip.open(RECORDED, "rt") as lines:
+        for line in islice(lines, 0, None, 6):
+            truth = json.loads(line)
+            name = {"gsm8k": "numeric", "math_l5": "exact"}.get(truth["domain"])
+            for said in truth["workers"].values() if name else ():
+                judged = await value(str(name), truth["gold"], said["output"])
+                agree[truth["domain"]][0] += bool(judged) == said["correct"]
+                agree[truth["domain"]][1] += 1
+    for domain, (same, asked_of) in agree.items():
+        assert asked_of > 500, domain
+        assert same / asked_of > 0.995, domain
