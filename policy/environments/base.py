@@ -13,20 +13,25 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal, Protocol
 
-from gateway.core.meter import Meter
+from gateway.core.meter import Meter as Meter
 from gateway.core.plan import Plan as Plan
 from gateway.core.plan import Step as Step
 from gateway.core.pool import WorkerSpec
 from gateway.core.prompt import PromptInput
-from gateway.core.rollout import RolloutRecord, RoundRecord
+from gateway.core.rollout import RolloutRecord
+from gateway.core.rollout import RoundRecord as RoundRecord
+from gateway.service.conducting import ConductorPlanner as ConductorPlanner
+from gateway.service.conducting import ConductorSettings as ConductorSettings
 from gateway.service.job import EarlyStart as EarlyStart
 from gateway.service.job import Planner as Planner
 from gateway.service.job import Situation as Situation
+from gateway.service.ports import Conductor as Conductor
+from gateway.service.ports import ConductorCall as ConductorCall
+from gateway.service.ports import ConductorChunk as ConductorChunk
+from gateway.service.ports import ConductorEnd as ConductorEnd
 from gateway.service.ports import WorkerExperience as WorkerExperience
 from gateway.service.routers import FixedPlanner as FixedPlanner
 from policy.environments.spend import Spend
-
-__all__ = ["EarlyStart", "FixedPlanner", "Meter", "Plan", "Planner", "RoundRecord", "Situation", "Step"]
 
 Split = Literal["train", "validation"]
 PlanSource = Planner | str  # who plans, or the plan of the only round as it was sampled

@@ -12,16 +12,27 @@ import pytest
 
 from gateway.core.caps import Caps
 from gateway.core.prompt import render
+from gateway.errors import ConductorError
 from policy.arena.server import salt_of
 from policy.arena.world import run_plan
 from policy.baselines import RandomPlanner, fixed
 from policy.environments.arena import ArenaEnvironment, Truth
-from policy.environments.base import MODEL_KINDS, Episode, PlanSource, Prompt, split_of
+from policy.environments.base import (
+    MODEL_KINDS,
+    ConductorPlanner,
+    ConductorSettings,
+    Episode,
+    PlanSource,
+    Prompt,
+    split_of,
+)
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import Progress, sample
 from policy.environments.spend import Spend, SpendCapped
 from policy.replay import BadRecording
+from tests.fakes.conductor import ScriptedConductor
+from tests.kit import PRICE
 from tests.policy.environments import ABSENT, PRICES, RECORDED, handle, line, lines, recorded, text
 
 
@@ -242,6 +253,24 @@ async def test_child_loops_are_planned_timed_and_paid() -> None:
     join = episode.record.steps[2]
     assert join.started_us - episode.record.created_us == longest > 0
     assert episode.latency_s == pytest.approx((join.finished_us - episode.record.created_us) / 1e6)
+
+
+async def test_a_conductor_plans_here_as_it_does_when_served(replay: ReplayEnvironment) -> None:
+    prompt = question(replay, "sums-11")
+    words = text(prompt, ("cheap", None, []), ("dear", None, []))
+    conductor = ScriptedConductor([words, ConductorError("down", "away")])
+    planner = ConductorPlanner(conductor, ConductorSettings("compact", PRICE, timeout_s=5.0, temperature=1.0))
+    replay.executor = replace(replay.executor, rounds=1)
+    episode = await replay.episode(prompt, planner)
+    [planned] = episode.record.rounds
+    assert planned.messages == render("compact", replay.executor.posed(prompt).shown)
+    assert len(planned.plan_logprobs) == len(planned.plan_token_ids) == len(planned.decision_mask) > 0
+    assert planned.sampling["temperature"] == 1.0
+    assert (episode.outcome, episode.workers, planned.policy_version) == (1.0, ("cheap", "dear"), "conductor")
+    steps_nano = sum(step.cost_nano for step in episode.record.steps)
+    assert episode.cost_nano == steps_nano + planned.cost_nano > steps_nano
+    away = await replay.episode(prompt, planner)
+    assert (away.parsed, away.error, away.outcome) == (True, "conductor_unavailable", 0.0)  # not the policy's doing
 
 
 # ---------------------------------------------------------------- determinism and money

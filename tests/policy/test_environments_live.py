@@ -243,3 +243,20 @@ async def test_a_live_stream_is_the_same_reply(gateway: Served, replay: ReplayEn
     said = "".join(choice["delta"].get("content") or "" for chunk in pieces for choice in chunk["choices"])
     assert said == reply_text(whole.body) != ""
     assert pieces[-1]["usage"]["completion_tokens"] == whole.usage.completion_tokens == 100
+
+
+async def test_a_reply_without_end_and_a_price_without_sense(
+    replay: ReplayEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "x" * 3000}, "finish_reason": "stop"}]}
+    answer = httpx.Response(200, json=body, headers={"x-baton-cost-usd": "much"})
+    spec = next(spec for spec in replay.prompts("train", 1, 0)[0].pool if spec.name == "dear")
+    transport = httpx.MockTransport(lambda _request: answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:9/v1/") as client:
+        workers = GatewayWorkers(client)
+        call = WorkerCall(spec, {"messages": [], "max_tokens": 8}, 1.0, "r", "1.0")
+        assert (await workers.complete(call)).usage.estimated
+        assert workers.surplus_nano == 0
+        monkeypatch.setattr("policy.environments.live.REPLY_BYTES_MAX", 1000)
+        with pytest.raises(UpstreamProtocol, match="larger than 1000 bytes"):
+            await workers.complete(call)
