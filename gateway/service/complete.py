@@ -38,6 +38,7 @@ from gateway.service.ports import (
     WorkerExperience,
 )
 from gateway.service.rounds import Rounds, close_record, pool_entry
+from gateway.service.routers import FixedPlanner, RulePlanner
 from gateway.service.running import Running, overhead_ms
 from gateway.service.steps import OUTPUT_TOKENS_MIN, price_of
 
@@ -45,6 +46,7 @@ LEASE_SLACK_S = 30.0
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
 MODEL_KINDS = ("openai", "litellm")
+ROUTERS = (FixedPlanner, RulePlanner)  # they would choose the same again: one round is all they need
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,9 @@ class Completer:
             planner=choice.planner,
             fallback=choice.fallback,
             caps=caps,
-            rounds=min(caps.rounds, asked.rounds or self._policies.rounds),
+            rounds=1
+            if isinstance(choice.planner, ROUTERS)
+            else min(caps.rounds, asked.rounds or self._policies.rounds),
             explore=draw.random() < self._policies.explore_share,
             sink=running if chat.stream else None,
         )

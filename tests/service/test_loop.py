@@ -410,3 +410,10 @@ async def test_a_pool_whose_every_worker_has_failed_says_so() -> None:
     assert isinstance(running.error, UpstreamError)
     assert running.record.status == "failed"
     assert await kit.open_nano() == 0
+
+
+@pytest.mark.parametrize("model", ["alpha", "baton/fixed:alpha", "baton/rule"])
+async def test_a_router_is_asked_once_whatever_rounds_the_client_wants(model: str) -> None:
+    kit = Kit(rounds=3)
+    running = await kit.serve(ask(model=model), rounds=3)
+    assert len(running.record.steps) == 1
