@@ -216,6 +216,7 @@ class Completer:
         draw.shuffle(workers)
         meter = Meter(record.hold_nano, caps)
         tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel), held)
+        once = isinstance(choice.planner, ROUTERS)
         return Job(
             record=record,
             tree=tree,
