@@ -227,9 +227,7 @@ class Completer:
             planner=choice.planner,
             fallback=choice.fallback,
             caps=caps,
-            rounds=1
-            if isinstance(choice.planner, ROUTERS)
-            else min(caps.rounds, asked.rounds or self._policies.rounds),
+            rounds=1 if once else min(caps.rounds, asked.rounds or self._policies.rounds),
             explore=draw.random() < self._policies.explore_share,
             sink=running if chat.stream else None,
         )
