@@ -9,10 +9,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gateway.cli import check, keys, replay, serve
+from gateway.cli import check, keys, replay, serve, traces
 from gateway.errors import BadRequest, BatonError
 
-COMMANDS = {"serve": serve, "check": check, "keys": keys, "replay-workers": replay}
+COMMANDS = {"serve": serve, "check": check, "keys": keys, "replay-workers": replay, "traces": traces}
 
 
 def parser() -> argparse.ArgumentParser:

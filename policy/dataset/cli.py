@@ -1,0 +1,130 @@
+"""The log as training data: `traces export` writes it as Parquet, or in the shapes of verl and ART."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from gateway.core.pool import PoolFile
+from gateway.errors import ConfigError
+from policy.dataset.export import FORMATS, export, summary
+from policy.dataset.rules import Rules
+from policy.dataset.select import PLANNERS, Selection, parse_tags, parse_time
+
+POOL_FILE_BYTES_MAX = 2**20
+URL_CHARS_MAX = 4096
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Arguments: the action, what is selected, the rules, the file."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    one = actions.add_parser("export", help="planning calls with tokens, log-probs, steps and outcomes, as a file")
+    one.add_argument("--out", type=Path, required=True, metavar="FILE", help="written whole, or not at all")
+    one.add_argument("--format", choices=FORMATS, default="parquet", help="default parquet; art is JSONL")
+    one.add_argument("--json", action="store_true", help="print the report for programs")
+    add_source(one)
+    add_filters(one)
+    add_rules(one)
+    one.add_argument("--split", choices=("train", "validation"), help="write only this side (default: both, marked)")
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Where the log is."""
+    parser.add_argument(
+        "--database-url", required=True, metavar="URL", help="postgresql://…, or - to read it from standard input"
+    )
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """Arguments that become a Selection; those that may be repeated match any of what is given."""
+    group = parser.add_argument_group("selection")
+    group.add_argument("--since", metavar="TIME", help="ISO 8601; UTC unless it says otherwise")
+    group.add_argument("--until", metavar="TIME", help="before this time")
+    for name, example in (("policy-version", "conductor@7"), ("pool", "NAME"), ("key", "ID"), ("planner", "NAME")):
+        group.add_argument(f"--{name}", action="append", default=[], metavar=example, help="may be repeated")
+    group.add_argument("--tag", action="append", default=[], metavar="KEY=VALUE", help="all of them must match")
+    group.add_argument(
+        "--outcome-source", action="append", default=[], metavar="NAME", help="only these count, the first decides"
+    )
+    group.add_argument("--min-outcomes", type=int, default=1, metavar="N", help="default 1; 0 keeps unjudged ones")
+
+
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """Arguments that become Rules."""
+    group = parser.add_argument_group("rules")
+    group.add_argument("--key-share", type=float, default=0.05, metavar="X", help="rows one key may hold, default 0.05")
+    group.add_argument("--validation-share", type=float, default=0.0, metavar="X", help="the latest X of the rows")
+    group.add_argument("--split-at", metavar="TIME", help="what began from then on validates")
+    group.add_argument("--pool-file", type=Path, metavar="FILE", help="today's pool: other worker versions are stale")
+    group.add_argument("--keep-stale", action="store_true", help="whatever the pool file says")
+    group.add_argument("--without-tokens", action="store_true", help="keep rows that can be read but not reweighted")
+
+
+def selection_of(options: argparse.Namespace) -> Selection:
+    """Raises ConfigError naming the flag."""
+    return Selection(
+        since=parse_time(options.since, "--since") if options.since else None,
+        until=parse_time(options.until, "--until") if options.until else None,
+        policy_versions=tuple(options.policy_version),
+        pools=tuple(options.pool),
+        keys=tuple(options.key),
+        tags=parse_tags(options.tag),
+        planners=tuple(options.planner) or PLANNERS,
+        outcome_sources=tuple(options.outcome_source),
+        min_outcomes=options.min_outcomes,
+    )
+
+
+def rules_of(options: argparse.Namespace) -> Rules:
+    """Raises ConfigError naming the flag, or the line of the pool file."""
+    return Rules(
+        tokens_required=not options.without_tokens,
+        versions=versions_of(options.pool_file) if options.pool_file and not options.keep_stale else None,
+        key_share_max=options.key_share,
+        validation_share=options.validation_share,
+        split_at=parse_time(options.split_at, "--split-at") if options.split_at else None,
+    )
+
+
+def versions_of(pool_file: Path) -> Mapping[str, str]:
+    """Worker → version of a pool file. Raises ConfigError on one that cannot be read."""
+    try:
+        with pool_file.open("rb") as file:
+            pool = PoolFile.model_validate(yaml.safe_load(file.read(POOL_FILE_BYTES_MAX)))
+    except OSError as error:
+        raise ConfigError(f"--pool-file {pool_file}: {error.strerror}", param="--pool-file") from None
+    except (yaml.YAMLError, ValidationError) as error:
+        raise ConfigError(
+            f"--pool-file {pool_file}: no pool file ({str(error).splitlines()[0]}); `baton check` says more"
+        ) from None
+    return {worker.name: worker.version for worker in pool.workers}
+
+
+def database_url_of(options: argparse.Namespace) -> str:
+    """As given, or the first line of standard input, where other users of the machine cannot see it."""
+    return options.database_url if options.database_url != "-" else sys.stdin.readline(URL_CHARS_MAX).strip()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Export; 0."""
+    report = export(
+        database_url_of(options),
+        selection_of(options),
+        rules_of(options),
+        options.out,
+        options.format,
+        split=options.split,
+        progress=sys.stderr,
+    )
+    for warning in report.warnings:
+        sys.stderr.write(f"warning: {warning}\n")
+    told = json.dumps(asdict(report) | {"out": str(options.out)}) if options.json else summary(report, options.out)
+    sys.stdout.write(f"{told}\n")
+    return 0

@@ -1,0 +1,131 @@
+"""A curated selection as a file: whole or not at all, the same bytes of data for the same log.
+
+The file is written beside its place, synced and renamed. What a killed export left there is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Literal
+
+from gateway.errors import ConfigError, Unavailable
+from policy.dataset import parquet, shapes
+from policy.dataset.curate import Curated, curated
+from policy.dataset.row import Row
+from policy.dataset.rules import Report, Rules
+from policy.dataset.select import Selection
+from policy.reward import RewardSettings
+
+Format = Literal["parquet", "verl", "art"]
+FORMATS: tuple[Format, ...] = ("parquet", "verl", "art")
+PROGRESS_S = 0.5
+
+
+def export(
+    database_url: str,
+    selection: Selection,
+    rules: Rules,
+    out: Path,
+    form: Format = "parquet",
+    *,
+    split: str | None = None,
+    reward: RewardSettings | None = None,
+    progress: IO[str] | None = None,
+) -> Report:
+    """Write `out` (`split`: only that side) and say what is in it. Raises ConfigError on a path that can't be written,
+    Unavailable on a full disk, and as `curate.curated`; then `out` is as it was."""
+    _check(form, selection, rules)
+    with replacing(out) as file, curated(database_url, selection, rules) as found:
+        rows = (row for row in found.rows() if split in (None, row.split))
+        total = found.report.kept if split is None else getattr(found.report, split)
+        if not total:
+            raise ConfigError(f"the {split} side is empty: set --validation-share or --split-at")
+        _write(file, form, _counted(rows, total, progress), _about(form, found), reward or RewardSettings())
+    return found.report
+
+
+def _check(form: Format, selection: Selection, rules: Rules) -> None:
+    if form != "art":
+        parquet.require()
+    if form != "parquet" and not (selection.min_outcomes and rules.tokens_required):
+        raise ConfigError(f"--format {form} needs tokens and outcomes in every row: use --format parquet without them")
+
+
+def _write(
+    file: IO[bytes], form: Format, rows: Iterable[Row], about: Mapping[str, str], reward: RewardSettings
+) -> None:
+    if form == "parquet":
+        parquet.write(file, parquet.row_schema(), map(parquet.row_record, rows), about)
+    elif form == "verl":
+        records = (shapes.verl(index, row, reward) for index, row in enumerate(rows))
+        parquet.write(file, parquet.verl_schema(), records, about)
+    else:
+        for index, row in enumerate(rows):
+            file.write(json.dumps(shapes.art(index, row, reward), ensure_ascii=False).encode() + b"\n")
+
+
+def _about(form: Format, found: Curated) -> dict[str, str]:
+    return {"shape": form, "selection": str(found.selection), "report": json.dumps(asdict(found.report))}
+
+
+def _counted(rows: Iterable[Row], total: int, progress: IO[str] | None) -> Iterator[Row]:
+    """The rows, with a line that counts them on a terminal."""
+    show = progress is not None and progress.isatty()
+    said_s, done = 0.0, 0
+    for done, row in enumerate(rows, 1):
+        if show and progress and time.monotonic() - said_s > PROGRESS_S:
+            progress.write(f"\r{done:,} of {total:,} rows")
+            progress.flush()
+            said_s = time.monotonic()
+        yield row
+    if show and progress:
+        progress.write(f"\r{done:,} of {total:,} rows\n")
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of `out` when the block ends well; otherwise nothing is left of it."""
+    if out.is_dir() or not out.name:
+        raise ConfigError(f"{out} is a directory; name a file in it", param="--out")
+    _sweep(out)
+    part = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        file = part.open("wb")
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror}; name a file in a directory you can write", param="--out") from None
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(out)
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise Unavailable(f"{out} could not be written: {what}; free some space or name another place") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _sweep(out: Path) -> None:
+    """Remove what killed exports to the same place left."""
+    for left in out.parent.glob(f".{out.name}.*.partial"):
+        pid = left.name.split(".")[-2]
+        if not (pid.isdigit() and Path(f"/proc/{pid}").exists()):
+            with suppress(OSError):
+                left.unlink()
+
+
+def summary(report: Report, out: Path) -> str:
+    """What a person is told at the end, one fact a line."""
+    mean = "" if report.outcome_mean is None else f", mean outcome {report.outcome_mean:.3f}"
+    lines = [
+        f"wrote {out}: {report.train} rows to train on, {report.validation} to validate{mean}",
+        f"{report.keys} keys, the largest holds {100 * report.key_share:.1f} %",
+    ]
+    return "\n".join([*lines, *([f"left out: {report.reasons()}"] if report.left_out else [])])

@@ -1,0 +1,241 @@
+"""Planning calls out of PostgreSQL: one server-side cursor, bounded batches, one snapshot of the log.
+
+The snapshot is a read-only REPEATABLE READ transaction, so that a log read twice while traffic flows is the same log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, literal, not_, select
+from sqlalchemy.exc import DBAPIError
+
+from gateway.adapters.database import sync_engine
+from gateway.adapters.tables import keys, outcomes, rollouts, rounds, steps
+from gateway.core.experience import question_text
+from gateway.errors import BatonError, ConfigError, Unavailable
+from policy.dataset.row import Judgement, Row, StepRow, settle
+from policy.dataset.select import Selection
+
+BATCH_ROWS = 200
+STATEMENT_TIMEOUT_S = 120.0
+DEPTH_MAX = 64  # of child loops; ends the walk over a log that was tampered with
+_NO_TABLE, _CANCELLED = "42P01", "57014"
+_ROLLOUT = (
+    *(
+        "parent_id",
+        "depth",
+        "created_at",
+        "finished_at",
+        "key_id",
+        "log_mode",
+        "pool_name",
+        "pool",
+        "task_type",
+        "tags",
+    ),
+    *("request", "status", "fallback", "capped"),
+)
+_ROUND = (
+    *("round", "messages", "prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask", "plan_text", "plan"),
+    *("sampling", "schema_hash", "prompt_version", "prompt_hash", "planner", "policy_version", "refusal"),
+)
+_STEP = tuple(name for name in StepRow.__slots__ if name != "latency_ms")
+Record = Mapping[Any, Any]
+
+
+@contextmanager
+def snapshot(database_url: str) -> Iterator[Connection]:
+    """A connection that sees the log as it is now. Raises Unavailable when PostgreSQL is away, also half-way, and
+    ConfigError on a URL that is none or a database without Baton's tables."""
+    engine = sync_engine(database_url, statement_timeout_s=STATEMENT_TIMEOUT_S)
+    try:
+        with engine.connect() as connection:
+            yield connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    except DBAPIError as error:
+        raise _explained(error) from None
+    finally:
+        engine.dispose()
+
+
+def _explained(error: DBAPIError) -> BatonError:
+    state = getattr(error.orig, "sqlstate", None)
+    if state == _NO_TABLE:
+        return ConfigError("this database has no Baton log: start the gateway once (`baton serve` makes the tables)")
+    if state == _CANCELLED:
+        return Unavailable(f"PostgreSQL took over {STATEMENT_TIMEOUT_S:g} s for a batch: narrow --since and --until")
+    what = (str(error.orig).strip().splitlines() or ["no answer"])[0]
+    return Unavailable(f"PostgreSQL is away: {what}; check --database-url and the server, then run this again")
+
+
+def read(database_url: str, selection: Selection) -> Iterator[Row]:
+    """Every selected planning call, oldest first. Raises as `snapshot`."""
+    with snapshot(database_url) as connection:
+        for row in rows_of(connection, selection):
+            if row.outcome_n >= selection.min_outcomes:
+                yield row
+
+
+def rows_of(connection: Connection, selection: Selection, batch_rows: int = BATCH_ROWS) -> Iterator[Row]:
+    """As `read` in a snapshot that is open already, without asking for outcomes."""
+    chosen = (
+        select(rollouts.c.id, *(rollouts.c[name] for name in _ROLLOUT), *(rounds.c[name] for name in _ROUND))
+        .join(rounds, rounds.c.rollout_id == rollouts.c.id)
+        .where(_matching(selection), _trainable())
+        .order_by(rollouts.c.created_at, rollouts.c.id, rounds.c.round)
+    )
+    with connection.execute(chosen, execution_options={"yield_per": batch_rows}) as found:
+        for batch in found.mappings().partitions():
+            yield from _joined(connection, batch, selection)
+
+
+def count_withheld(connection: Connection, selection: Selection) -> int:
+    """Planning calls that the selection would have had but for `train: false`."""
+    count: int = connection.execute(_counting(_matching(selection), not_(_trainable()))).scalar_one()
+    return count
+
+
+def extent(connection: Connection) -> tuple[int, datetime | None, datetime | None]:
+    """Planning calls in the whole log, and when its first and last rollout began."""
+    total: int = connection.execute(_counting()).scalar_one()
+    first, last = connection.execute(select(func.min(rollouts.c.created_at), func.max(rollouts.c.created_at))).one()
+    return total, first, last
+
+
+def _counting(*conditions: ColumnElement[bool]) -> Select[Any]:
+    joined = rounds.join(rollouts, rounds.c.rollout_id == rollouts.c.id)
+    return select(func.count()).select_from(joined).where(*conditions)
+
+
+def _trainable() -> ColumnElement[bool]:
+    refused = exists().where(keys.c.public_id == rollouts.c.key_id, not_(keys.c.train))
+    return and_(rollouts.c.train, not_(refused))
+
+
+def _matching(selection: Selection) -> ColumnElement[bool]:
+    conditions: list[ColumnElement[bool]] = [rounds.c.planner.in_(selection.planners)]
+    if selection.since:
+        conditions.append(rollouts.c.created_at >= selection.since)
+    if selection.until:
+        conditions.append(rollouts.c.created_at < selection.until)
+    if selection.tags:
+        conditions.append(rollouts.c.tags.contains(dict(selection.tags)))
+    for column, wanted in (
+        (rounds.c.policy_version, selection.policy_versions),
+        (rollouts.c.pool_name, selection.pools),
+        (rollouts.c.key_id, selection.keys),
+    ):
+        if wanted:
+            conditions.append(column.in_(wanted))
+    return and_(*conditions)
+
+
+# ---------------------------------------------------------------- what belongs to a batch
+
+
+def _joined(connection: Connection, batch: Sequence[Record], selection: Selection) -> Iterator[Row]:
+    """The batch with its requests, steps and outcomes: four queries, whatever its size."""
+    ids = {record["id"] for record in batch}
+    root_of = {one: one for one in ids} | _roots(connection, {r["id"] for r in batch if r["parent_id"]})
+    roots = set(root_of.values())
+    requests = _requests(connection, roots)
+    used, ran = _steps(connection, roots, ids)
+    judged = _judgements(connection, roots)
+    for record in batch:
+        root = root_of[record["id"]]
+        outcome = settle(judged[root], selection.outcome_sources)
+        request = requests[root]
+        yield Row(
+            rollout_id=record["id"],
+            root_id=root,
+            group=_group(request["request"], root),
+            request_messages=_messages(record["request"]),
+            **{name: record[name] for name in (*_ROLLOUT, *_ROUND) if name not in ("request", "finished_at")},
+            workers_used=tuple(sorted(used[root])),
+            steps=tuple(ran[record["id"], record["round"]]),
+            outcome=outcome.value,
+            outcome_n=outcome.n,
+            outcome_sources=outcome.sources,
+            grader_versions=outcome.grader_versions,
+            cost_nano=request["cost_nano"],
+            latency_ms=_ms(request["created_at"], request["finished_at"]),
+        )
+
+
+def _roots(connection: Connection, ids: set[str]) -> dict[str, str]:
+    """Child loop → the outermost rollout above it that the log has."""
+    if not ids:
+        return {}
+    here, up = rollouts.c, literal(0).label("up")
+    line = (
+        select(here.id.label("child"), here.id, here.parent_id, up).where(here.id.in_(ids)).cte("line", recursive=True)
+    )
+    above = select(line.c.child, here.id, here.parent_id, line.c.up + 1).where(here.id == line.c.parent_id)
+    line = line.union_all(above.where(line.c.up < DEPTH_MAX))
+    top = select(line.c.child, line.c.id).distinct(line.c.child).order_by(line.c.child, line.c.up.desc())
+    return {child: root for child, root in connection.execute(top)}
+
+
+def _requests(connection: Connection, roots: set[str]) -> dict[str, Record]:
+    here = rollouts.c
+    query = select(here.id, here.request, here.cost_nano, here.created_at, here.finished_at).where(here.id.in_(roots))
+    return {record["id"]: record for record in connection.execute(query).mappings()}
+
+
+def _steps(
+    connection: Connection, roots: set[str], ids: set[str]
+) -> tuple[Mapping[str, set[tuple[str, str]]], Mapping[tuple[str, int], list[StepRow]]]:
+    """Workers with their versions by request, child loops included; and the steps of the rollouts `ids` by plan."""
+    here, down = rollouts.c, literal(0).label("down")
+    family = select(here.id, here.id.label("root"), down).where(here.id.in_(roots)).cte("family", recursive=True)
+    below = select(here.id, family.c.root, family.c.down + 1).where(here.parent_id == family.c.id)
+    family = family.union_all(below.where(family.c.down < DEPTH_MAX))
+    query = (
+        select(family.c.root, steps.c.rollout_id, steps.c.round, steps.c.started_at, steps.c.finished_at)
+        .add_columns(*(steps.c[name] for name in _STEP))
+        .join(steps, steps.c.rollout_id == family.c.id)
+        .order_by(steps.c.rollout_id, steps.c.round, steps.c.step)
+    )
+    used: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    ran: dict[tuple[str, int], list[StepRow]] = defaultdict(list)
+    for record in connection.execute(query).mappings():
+        used[record["root"]].add((record["worker"], record["worker_version"]))
+        if record["rollout_id"] in ids:
+            given = {name: record[name] for name in _STEP} | {"see": tuple(record["see"])}
+            latency_ms = _ms(record["started_at"], record["finished_at"])
+            ran[record["rollout_id"], record["round"]].append(StepRow(**given, latency_ms=latency_ms))
+    return used, ran
+
+
+def _judgements(connection: Connection, roots: set[str]) -> Mapping[str, list[Judgement]]:
+    here = outcomes.c
+    query = select(here.rollout_id, here.value, here.source, here.grader_version)
+    query = query.where(here.rollout_id.in_(roots), here.value.is_not(None)).order_by(here.created_at, here.id)
+    judged: dict[str, list[Judgement]] = defaultdict(list)
+    for rollout_id, *judgement in connection.execute(query):
+        judged[rollout_id].append(Judgement(*judgement))
+    return judged
+
+
+def _messages(request: Any) -> Sequence[Mapping[str, Any]]:
+    """Of a request as logged, which may have been refused for its shape."""
+    found = request.get("messages") if isinstance(request, Mapping) else None
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def _group(request: Any, root_id: str) -> str:
+    """Of the question's words, case and spaces aside; of the request alone where the log has no text."""
+    try:
+        words = question_text(_messages(request)).casefold().split()
+    except (AttributeError, TypeError):  # parts of a message that are no objects
+        words = []
+    return hashlib.sha256(" ".join(words or [root_id]).encode()).hexdigest()[:32]
+
+
+def _ms(start: datetime | None, end: datetime | None) -> float | None:
+    return (end - start).total_seconds() * 1000 if start and end else None

@@ -1,0 +1,126 @@
+"""One planning call as training data: what was asked, sampled and run, and what came of the request.
+
+Money in nano-dollars, durations in milliseconds, times in UTC. A request is a root rollout with its child loops: they
+share its outcome, cost and latency, since nobody judges a child loop by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+Side = Literal["train", "validation"]
+Call = tuple[str, int]  # (rollout id, round): the key of a planning call
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One outcome with a value in [0, 1]."""
+
+    value: float
+    source: str
+    grader_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All judgements of a request as one number, see `settle`. `value` is None where `n` is 0."""
+
+    value: float | None = None
+    n: int = 0  # judgements behind the value
+    sources: tuple[str, ...] = ()  # theirs, sorted
+    grader_versions: tuple[str, ...] = ()  # theirs, sorted
+
+
+def settle(judgements: Sequence[Judgement], sources: Sequence[str] = ()) -> Outcome:
+    """The mean of the judgements of the first source that has any. With `sources`, those alone count, in that order;
+    without, people come first, then the client, then all other sources (graders) together."""
+    others = tuple(sorted({one.source for one in judgements} - {"person", "client"}))
+    ranks: Sequence[Sequence[str]] = [(name,) for name in sources] or [("person",), ("client",), others]
+    for rank in ranks:
+        decisive = [one for one in judgements if one.source in rank]
+        if decisive:
+            return Outcome(
+                sum(one.value for one in decisive) / len(decisive),
+                len(decisive),
+                tuple(sorted({one.source for one in decisive})),
+                tuple(sorted({one.grader_version for one in decisive if one.grader_version})),
+            )
+    return Outcome()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One worker call of the plan. `latency_ms` is None where it never ended."""
+
+    step: int
+    worker: str
+    handle: str
+    kind: str
+    worker_version: str
+    task: str | None
+    see: tuple[int, ...]
+    status: str
+    error: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    cost_nano: int
+    latency_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One planning call. Token arrays have one element a token and are empty where the log has none."""
+
+    rollout_id: str
+    round: int
+    root_id: str  # the request's own rollout; equal to rollout_id at depth 0
+    parent_id: str | None
+    depth: int
+    created_at: datetime
+    key_id: str
+    log_mode: str
+    pool_name: str
+    pool: Sequence[Mapping[str, Any]]  # as shown, in order
+    workers_used: tuple[tuple[str, str], ...]  # (worker, version) of the whole request, sorted
+    task_type: str | None
+    tags: Mapping[str, str]
+    group: str  # equal for requests with the same question
+    request_messages: Sequence[Mapping[str, Any]]  # the client's conversation; of a child loop its task
+    messages: Sequence[Mapping[str, str]]  # the conductor's prompt
+    prompt_token_ids: Sequence[int]
+    plan_token_ids: Sequence[int]
+    plan_logprobs: Sequence[float]
+    decision_mask: Sequence[bool]
+    plan_text: str | None
+    plan: Mapping[str, Any] | None
+    sampling: Mapping[str, Any]
+    schema_hash: str | None
+    prompt_version: str | None
+    prompt_hash: str | None
+    planner: str
+    policy_version: str | None
+    steps: tuple[StepRow, ...]  # of this plan
+    outcome: float | None  # of the request, in [0, 1]
+    outcome_n: int
+    outcome_sources: tuple[str, ...]
+    grader_versions: tuple[str, ...]
+    cost_nano: int  # of the request
+    latency_ms: float | None  # of the request; None where it never ended
+    status: str
+    fallback: str | None
+    capped: str | None
+    refusal: str | None  # why this plan was not used
+    split: Side = "train"
+
+    @property
+    def call(self) -> Call:
+        """Its key."""
+        return self.rollout_id, self.round
+
+    @property
+    def parsed(self) -> bool:
+        """Whether the plan was well-formed and within its caps."""
+        return self.refusal is None

@@ -1,0 +1,220 @@
+"""What may be trained on, as pure functions. Nothing is dropped silently: every row left out has a reason by name.
+
+`train: false` is not among the reasons of a row, for such rows are never read (`read.rows_of`); they are counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from fractions import Fraction
+
+from gateway.errors import ConfigError
+from policy.dataset.row import Call, Row, Side
+
+LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
+FIXES = {
+    "train_false": "their keys or requests said train: false, and that stands",
+    "metadata_only": "log those keys in mode full or redacted from now on",
+    "redacted": "token ids would spell out what was redacted; such requests cannot be used",
+    "no_tokens": "serve the conductor with return_token_ids (the embedded one does), or export --without-tokens",
+    "no_logprobs": "serve the conductor with --logprobs-mode processed_logprobs and collect anew",
+    "too_few_outcomes": "post outcomes (POST /v1/outcomes), or lower --min-outcomes",
+    "stale_worker": "their workers have another version today or are gone; --keep-stale keeps them",
+    "prompt_on_both_sides": "their question is in the training side too",
+    "over_key_share": "one key may hold no more; --key-share raises it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Raises ConfigError on shares outside their range, or on two ways to split at once."""
+
+    tokens_required: bool = True  # false: for reading, never for training on the log
+    versions: Mapping[str, str] | None = None  # worker → its version today; None: nothing is stale
+    key_share_max: float = 0.05  # of the rows of each side that one key may hold
+    validation_share: float = 0.0  # the latest such share of the rows validates
+    split_at: datetime | None = None  # or: what began at this time or later validates
+
+    def __post_init__(self) -> None:
+        if not 0 < self.key_share_max <= 1:
+            raise ConfigError(f"key share {self.key_share_max} is outside (0, 1]; 0.05 is 5 %", param="key_share_max")
+        if not 0 <= self.validation_share < 1:
+            raise ConfigError(f"validation share {self.validation_share} is outside [0, 1)", param="validation_share")
+        if self.validation_share and self.split_at:
+            raise ConfigError("give a validation share or a time to split at, not both", param="split_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """As much of a row as the rules over many rows need."""
+
+    call: Call
+    root_id: str
+    key_id: str
+    created_at: datetime
+    group: str
+    outcome: float | None
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of the rows that the selection found. `left_out` counts them by reason, `key_share` is the largest
+    one in [0, 1] of either side, `outcome_mean` is of all kept rows that have one."""
+
+    found: int = 0
+    train: int = 0
+    validation: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    keys: int = 0
+    key_share: float = 0.0
+    outcome_mean: float | None = None
+    outcome_values: int = 0  # different ones
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> int:
+        """Rows of both sides."""
+        return self.train + self.validation
+
+    def reasons(self) -> str:
+        """`12 redacted (why), 3 …`: the rows left out, most first."""
+        most = sorted(self.left_out.items(), key=lambda item: (-item[1], item[0]))
+        return "; ".join(f"{count} {reason} ({FIXES[reason]})" for reason, count in most)
+
+
+# ---------------------------------------------------------------- one row
+
+
+def why_left_out(row: Row, rules: Rules, min_outcomes: int) -> str | None:
+    """The first reason that holds, None for a row to keep."""
+    fault = token_fault(row) if rules.tokens_required else None
+    if fault:
+        return fault
+    if rules.versions is not None and is_stale(row.workers_used, rules.versions):
+        return "stale_worker"
+    return "too_few_outcomes" if row.outcome_n < min_outcomes else None
+
+
+def token_fault(row: Row) -> str | None:
+    """Why the stored behaviour of a plan cannot be reweighted: no tokens, or not one log-prob and mark for each."""
+    if not row.plan_token_ids or not row.prompt_token_ids:
+        return {"metadata": "metadata_only", "redacted": "redacted"}.get(row.log_mode, "no_tokens")
+    sampled = len(row.plan_token_ids)
+    fits = len(row.plan_logprobs) == len(row.decision_mask) == sampled
+    finite = all(-math.inf < one <= LOGPROB_SLACK for one in row.plan_logprobs)
+    return None if fits and finite else "no_logprobs"
+
+
+def is_stale(used: Iterable[tuple[str, str]], versions: Mapping[str, str]) -> bool:
+    """Whether a worker that answered has another version today, or is gone."""
+    return any(versions.get(worker) != version for worker, version in used)
+
+
+# ---------------------------------------------------------------- many rows
+
+
+def mark(row: Row) -> Mark:
+    """What stays in memory of a row."""
+    return Mark(row.call, row.root_id, row.key_id, row.created_at, row.group, row.outcome)
+
+
+def boundary(marks: Sequence[Mark], validation_share: float) -> datetime | None:
+    """The time from which the latest `validation_share` of the rows began; None where that is none of them."""
+    count = math.floor(len(marks) * Fraction(str(validation_share)))
+    return sorted(one.created_at for one in marks)[-count] if count else None
+
+
+def split(marks: Sequence[Mark], at: datetime | None) -> tuple[list[Mark], list[Mark], list[Mark]]:
+    """(train, validation, left out): before `at`, from then on, and of the latter those whose question, or request,
+    is in train as well, for it would be judged by what was learnt."""
+    train = [one for one in marks if at is None or one.created_at < at]
+    later = [one for one in marks if at is not None and one.created_at >= at]
+    seen = {one.group for one in train} | {one.root_id for one in train}
+    overlap = [one for one in later if one.group in seen or one.root_id in seen]
+    left_out = {one.call for one in overlap}
+    return train, [one for one in later if one.call not in left_out], overlap
+
+
+def key_allowance(counts: Mapping[str, int], share_max: float) -> int:
+    """The most rows m a key may keep so that none holds more than `share_max` of Σ min(count, m).
+
+    Raises ConfigError where no m ≥ 1 can: with fewer than 1/share keys even one row each is too much, and a smaller
+    set would not help. 0 for no rows.
+    """
+    share, most = Fraction(str(share_max)), max(counts.values(), default=0)
+
+    def fits(allowed: int) -> bool:
+        return allowed <= share * sum(min(count, allowed) for count in counts.values())
+
+    if most and not fits(1):
+        raise ConfigError(
+            f"{len(counts)} keys cannot each hold at most {share_max:.4g} of the rows, that takes "
+            f"{math.ceil(1 / share)}: select more traffic, or accept fewer keys with --key-share 1.0",
+            param="--key-share",
+        )
+    low, high = 0, most  # `fits` is concave in m: true up to a point, false behind it
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def capped(marks: Sequence[Mark], share_max: float) -> tuple[list[Mark], list[Mark]]:
+    """(kept, left out): of each key at most `key_allowance` rows, the same ones in every run, whole requests first."""
+    by_key: dict[str, list[Mark]] = defaultdict(list)
+    for one in marks:
+        by_key[one.key_id].append(one)
+    allowed = key_allowance({key: len(own) for key, own in by_key.items()}, share_max)
+    over = {one.call for own in by_key.values() for one in sorted(own, key=_lot)[allowed:]}
+    return [one for one in marks if one.call not in over], [one for one in marks if one.call in over]
+
+
+def _lot(one: Mark) -> tuple[str, str, Call]:
+    """An order without meaning that never changes."""
+    return hashlib.sha256(one.root_id.encode()).hexdigest(), one.root_id, one.call
+
+
+def divided(marks: Sequence[Mark], rules: Rules) -> tuple[dict[Call, Side], dict[str, int]]:
+    """The side of each row that stays, and how many were left out by reason. Raises ConfigError as `key_allowance`."""
+    at = rules.split_at or boundary(marks, rules.validation_share)
+    train, validation, overlap = split(marks, at)
+    kept_train, over_train = capped(train, rules.key_share_max)
+    kept_validation, over_validation = capped(validation, rules.key_share_max)
+    sides: dict[Call, Side] = {one.call: "train" for one in kept_train}
+    sides |= {one.call: "validation" for one in kept_validation}
+    left_out = {"prompt_on_both_sides": len(overlap), "over_key_share": len(over_train) + len(over_validation)}
+    return sides, {reason: count for reason, count in left_out.items() if count}
+
+
+def summed_up(marks: Sequence[Mark], sides: Mapping[Call, Side], left_out: Mapping[str, int]) -> Report:
+    """The report of rows `marks` that passed alone, `sides` of those that stayed, and all that was left out."""
+    kept = [one for one in marks if one.call in sides]
+    values = [one.outcome for one in kept if one.outcome is not None]
+    counts = Counter(sides.values())
+    report = Report(
+        found=len(kept) + sum(left_out.values()),
+        train=counts["train"],
+        validation=counts["validation"],
+        left_out=dict(left_out),
+        keys=len({one.key_id for one in kept}),
+        key_share=max((_largest_share(kept, sides, side) for side in counts), default=0.0),
+        outcome_mean=sum(values) / len(values) if values else None,
+        outcome_values=len(set(values)),
+    )
+    if report.outcome_values == 1:
+        report.warnings.append(
+            f"every outcome is {values[0]:g}: nothing can be learnt from it; post outcomes that differ"
+        )
+    if left_out.get("prompt_on_both_sides") and not counts["validation"]:
+        report.warnings.append("no row is left to validate on: all of them ask what the training side asks")
+    return report
+
+
+def _largest_share(kept: Sequence[Mark], sides: Mapping[Call, Side], side: Side) -> float:
+    counts = Counter(one.key_id for one in kept if sides[one.call] == side)
+    return max(counts.values()) / sum(counts.values())

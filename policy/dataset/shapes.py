@@ -1,0 +1,103 @@
+"""Rows in the shapes of other trainers. The reward is computed here, as training does (`policy.reward`); the outcome
+and the dollars stand beside it, untouched.
+
+verl: https://verl.readthedocs.io/en/latest/preparation/prepare_data.html, and the tensors of its `DataProto`
+(`verl/trainer/ppo/ray_trainer.py`). `uid` is the group of equal questions; the reward belongs on the last response
+token (`token_level_scores`). ART: `art.Trajectory` (https://art.openpipe.ai, src/art/trajectories.py): messages, then
+an OpenAI `Choice` with log-probs and vLLM's token ids, which ART takes as they are instead of tokenising anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.core.pool import NANO_PER_USD
+from policy.dataset.row import Row
+from policy.reward import RewardSettings, reward
+
+Shape = Callable[[int, Row, RewardSettings], dict[str, Any]]
+
+
+def reward_of(row: Row, settings: RewardSettings) -> float:
+    """The training reward of a planning call. A rollout that never ended counts as instant; it has no outcome to
+    lose. Raises ValueError on a well-formed plan without an outcome."""
+    if row.outcome is None and row.parsed:
+        raise ValueError(f"rollout {row.rollout_id} has no outcome and so no reward")
+    return reward(row.parsed, row.outcome or 0.0, row.cost_nano, (row.latency_ms or 0.0) / 1000, settings)
+
+
+def verl(index: int, row: Row, settings: RewardSettings) -> dict[str, Any]:
+    """A row of verl's data set with what was sampled. `reward_model.ground_truth` is the request's own reference
+    (metadata `reference`), empty where it named none: then only the logged reward is there."""
+    return {
+        "data_source": f"baton/{row.pool_name}",
+        "prompt": [{"role": one.get("role"), "content": one.get("content")} for one in row.messages],
+        "ability": row.task_type or "general",
+        "reward_model": {"style": "rule", "ground_truth": row.tags.get("reference", "")},
+        "extra_info": {
+            "index": index,
+            **{name: getattr(row, name) for name in ("split", "group", "rollout_id", "round", "key_id")},
+            **{
+                name: getattr(row, name)
+                for name in ("policy_version", "prompt_hash", "schema_hash", "outcome", "parsed")
+            },
+            "cost_usd": row.cost_nano / NANO_PER_USD,
+            "latency_s": _seconds(row),
+        },
+        "uid": row.group,
+        "prompts": row.prompt_token_ids,
+        "responses": row.plan_token_ids,
+        "response_mask": [1] * len(row.plan_token_ids),
+        "decision_mask": [int(one) for one in row.decision_mask],
+        "rollout_log_probs": row.plan_logprobs,
+        "reward": reward_of(row, settings),
+    }
+
+
+def art(index: int, row: Row, settings: RewardSettings) -> dict[str, Any]:
+    """One `art.Trajectory`: the prompt and the sampled plan. Metrics and metadata are scalars, as ART wants them;
+    trajectories with the same `metadata.group` answer the same question and belong in one `TrajectoryGroup`."""
+    tokens: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "bytes": None, "logprob": logprob, "top_logprobs": []}
+        for token, logprob in zip(row.plan_token_ids, row.plan_logprobs, strict=True)
+    ]
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": row.plan_text or ""},
+        "logprobs": {"content": tokens, "refusal": None},
+        "prompt_token_ids": list(row.prompt_token_ids),
+        "token_ids": list(row.plan_token_ids),
+    }
+    metrics = {
+        "outcome": row.outcome,
+        "cost_usd": row.cost_nano / NANO_PER_USD,
+        "latency_s": _seconds(row),
+        "steps": len(row.steps),
+        "parsed": row.parsed,
+    }
+    named = (
+        "split",
+        "group",
+        "rollout_id",
+        "root_id",
+        "round",
+        "policy_version",
+        "prompt_hash",
+        "pool_name",
+        "task_type",
+    )
+    return {
+        "messages_and_choices": [*row.messages, choice],
+        "tools": None,
+        "additional_histories": [],
+        "reward": reward_of(row, settings),
+        "metrics": {name: value for name, value in metrics.items() if value is not None},
+        "metadata": {"index": index, **{name: getattr(row, name) for name in named}},
+        "logs": [],
+    }
+
+
+def _seconds(row: Row) -> float | None:
+    return None if row.latency_ms is None else row.latency_ms / 1000
