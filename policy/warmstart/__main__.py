@@ -1,6 +1,6 @@
 """`python -m policy.warmstart --out DIR`: train the small conductor from nothing and export it as a policy directory.
 
-Every field of `TrainConfig` and `ModelConfig` is a flag (`--steps 3000 --lr 0.001`). The same flags on the same
+Every number of `TrainConfig` and `ModelConfig` is a flag (`--steps 3000 --lr 0.001`). The same flags on the same
 torch build give the same weights. `--resume` goes on where a killed run was and ends as it would have ended.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -20,7 +21,11 @@ from policy.warmstart.export import About, export
 from policy.warmstart.samples import make_sample
 from policy.warmstart.tokenizer import prompt_text, train_tokenizer
 
-DEFAULTS = asdict(TrainConfig()) | asdict(ModelConfig())
+DEFAULTS = {
+    name: value
+    for name, value in (asdict(TrainConfig()) | asdict(ModelConfig())).items()
+    if not isinstance(value, tuple)
+}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -51,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     from policy.warmstart.sft import train  # here, so that neither --help nor the drawing process loads torch
 
     options = parse(arguments)
-    shape = ModelConfig(**{field.name: getattr(options, field.name) for field in fields(ModelConfig)})
-    config = TrainConfig(**{field.name: getattr(options, field.name) for field in fields(TrainConfig)})
+    shape = ModelConfig(**_given(options, ModelConfig))
+    config = TrainConfig(**_given(options, TrainConfig))
     work: Path = options.work or options.out.with_name(options.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_for(config, work / "tokenizer.json", options.resume)
@@ -76,6 +81,10 @@ def command(options: argparse.Namespace) -> str:
     flags = [f"--name {options.name}", f"--version {options.version}"]
     flags += [f"{_flag(name)} {getattr(options, name)}" for name in told]
     return " ".join(["python -m policy.warmstart --out DIR", *flags])
+
+
+def _given(options: argparse.Namespace, kind: type[ModelConfig] | type[TrainConfig]) -> dict[str, Any]:
+    return {field.name: getattr(options, field.name) for field in fields(kind) if field.name in DEFAULTS}
 
 
 def _flag(name: str) -> str:

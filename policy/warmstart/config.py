@@ -24,19 +24,18 @@ class ModelConfig:
 class TrainConfig:
     """One run. A step is one batch; a chunk is drawn, sorted by length and cut into `chunk_steps` batches."""
 
-    steps: int = 6_500
+    steps: int = 5_000
     seed: int = 7
-    batch: int = 16  # samples: what fits the processor's cache runs at three times the speed of what does not
-    chunk_steps: int = 32
+    batch: int = 32  # samples: what fits the processor's cache runs at three times the speed of what does not
+    chunk_steps: int = 20
     vocab: int = 1_536  # tokens
     tokenizer_samples: int = 6_000
-    lr: float = 0.002
+    lr: float = 0.001
     warmup_steps: int = 100
     decay_share: float = 0.4  # of the steps, at the end, over which the rate falls to `lr_floor`
     lr_floor: float = 0.02
-    pool_growth_share: float = 0.3  # of the steps, in which pools grow from 3 to 8 workers
-    drill_share: float = 0.9  # of samples at step 0 are drills; none are after `drill_end_share` of the steps
-    drill_end_share: float = 0.5
+    pool_growth_share: float = 0.15  # of the steps, the first ones on plans, in which pools grow from 4 to 8 workers
+    drill_shares: tuple[float, ...] = (0.16, 0.08, 0.12, 0.12)  # of the steps, on drills of each level, easiest first
     checkpoint_steps: int = 250
     report_steps: int = 500
     threads: int = 1
@@ -47,14 +46,20 @@ class TrainConfig:
         left = (self.steps - step) / max(1.0, self.decay_share * self.steps)
         return up * max(self.lr_floor, min(1.0, left))
 
-    def drills(self, step: int) -> float:
-        """Share of drills among the samples at `step`."""
-        return self.drill_share * max(0.0, 1.0 - step / max(1.0, self.drill_end_share * self.steps))
+    def drill_level(self, step: int) -> int | None:
+        """Which drills are done at `step`; None when it is plans."""
+        done = 0.0
+        for level, share in enumerate(self.drill_shares):
+            done += share * self.steps
+            if step < done:
+                return level
+        return None
 
     def workers_max(self, step: int) -> int:
         """Largest pool at `step`: reading is learnt on small pools first (research: curriculum on pool size)."""
-        grown = min(1.0, step / max(1.0, self.pool_growth_share * self.steps))
-        return 3 + round(grown * (WORKERS_MAX - 3))
+        began = sum(self.drill_shares) * self.steps
+        grown = min(1.0, max(0.0, step - began) / max(1.0, self.pool_growth_share * self.steps))
+        return 4 + round(grown * (WORKERS_MAX - 4))
 
 
 WORKERS_MIN, WORKERS_MAX = 2, 8

@@ -1,43 +1,74 @@
-"""Drills: the same pool text, and who is best at each skill, for all skills at once.
+"""Drills: bare pool lines, then skill by skill the handle of the best worker. They teach how a pool is read.
 
-A plan holds one to five choices of a worker; a drill of the same length holds about ten. They come first in training
-and teach how a pool is read (tags, prices, experience, copying a handle); plans then only have to learn what a
-question needs. No drill is seen in the last part of a run, and none is ever asked for in service.
+Reading is one circuit (find the lines with this tag, compare, copy the handle), and a model that only ever sees whole
+prompts does not find it: in 60 tokens of distraction the first gradient towards it drowns (docs/conductor.md). So the
+first part of a run is drills, from two lines of one tag up to whole pools with experience; plans then only have to
+learn what a question needs. None is ever asked for in service.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
-from gateway.core.prompt import PromptInput, render
+from gateway.core.prompt import PromptInput, ShownWorker, render
 from policy.arena.family import SKILLS
 from policy.arena.oracle import VOTERS_MAX
 from policy.warmstart.config import WORKERS_MIN
 from policy.warmstart.label import VOTED_SKILL, believed_pool, ranked
 from policy.warmstart.samples import PROFILE
-from policy.warmstart.shown import draw_pool
+from policy.warmstart.shown import draw_pool, is_model
 
-QUESTION = "Who is best at what?"
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How hard a drill is: pool size, tags a line, experience and built-in workers or not, one best or a ranking."""
+
+    workers_max: int
+    tags_max: int
+    experience: bool
+    ranking: bool
+
+
+LEVELS = (
+    Level(3, 1, False, False),
+    Level(4, 2, False, False),
+    Level(8, 4, False, False),
+    Level(8, 4, True, True),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A pool text and the ranking it shows, skill by skill."""
+    """Pool lines, and pieces of text: a skill (given), its best handles (learnt), the next skill …"""
 
-    prompt: str
-    pieces: tuple[tuple[str, bool], ...]  # skill (given), handles best first (learnt), next skill …
+    text: str
+    pieces: tuple[tuple[str, bool], ...]
 
 
-def make_drill(seed: int, index: int, workers_max: int) -> Drill:
-    """Drill number `index`: a pure function of its arguments."""
+def make_drill(seed: int, index: int, level: Level) -> Drill:
+    """Drill number `index` of that level: a pure function of its arguments."""
     rng = Random(f"drill {seed} {index}")
-    drawn = draw_pool(rng, rng.randint(WORKERS_MIN, workers_max), rng.choices(SKILLS, k=rng.randint(1, 3)), True)
-    shown = PromptInput([{"role": "user", "content": QUESTION}], drawn.shown, 5, rng.randint(0, 2))
+    needed = rng.sample(SKILLS, 1)
+    workers = rng.randint(WORKERS_MIN, level.workers_max)
+    drawn = draw_pool(rng, workers, needed, loops=True, plain=not level.experience)
+    pool = [worker for worker in drawn.shown if level.experience or is_model(worker)]
+    pool = [_simpler(worker, level) for worker in pool]
+    shown = PromptInput([], tuple(pool), 5, 0)
+    lines = render(PROFILE, shown)[0]["content"].split("\n")[1 : len(pool) + 1]
+    return Drill("\n".join([*lines, ""]), tuple(_pieces(rng, pool, level)))
+
+
+def _simpler(worker: ShownWorker, level: Level) -> ShownWorker:
+    seen = worker.seen if level.experience else None
+    return replace(worker, tags=worker.tags[: level.tags_max], seen=seen)
+
+
+def _pieces(rng: Random, pool: list[ShownWorker], level: Level) -> list[tuple[str, bool]]:
     pieces: list[tuple[str, bool]] = []
     for skill in rng.sample(SKILLS, len(SKILLS)):
-        pool = believed_pool(drawn.shown, {skill})
-        best = ranked(pool, skill)[: VOTERS_MAX if skill == VOTED_SKILL else 1]
+        most = VOTERS_MAX if level.ranking and skill == VOTED_SKILL else 1
+        best = ranked(believed_pool(pool, {skill}), skill)[:most]
         if best:
             pieces += [(f" {skill}", False), *((worker.handle, True) for worker in best)]
-    return Drill(render(PROFILE, shown)[0]["content"], tuple(pieces))
+    return pieces

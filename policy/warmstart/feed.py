@@ -13,19 +13,18 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from policy.warmstart.config import TrainConfig
-from policy.warmstart.drill import make_drill
+from policy.warmstart.drill import LEVELS, make_drill
 from policy.warmstart.samples import make_sample
-from policy.warmstart.tokenizer import END_ID, prompt_text
 
 IGNORED = -100  # a target that counts for nothing
 Row = tuple[list[int], list[int]]  # token ids; targets of the same length, IGNORED where nothing is to be learnt
 
 
 class Lesson(Protocol):
-    """A prompt, and what is to be answered: pieces of text, each with whether it is to be learnt or only given."""
+    """A text, and what is to follow it: pieces, each with whether it is to be learnt or only given."""
 
     @property
-    def prompt(self) -> str: ...
+    def text(self) -> str: ...
 
     @property
     def pieces(self) -> Sequence[tuple[str, bool]]: ...
@@ -33,26 +32,28 @@ class Lesson(Protocol):
 
 def encode(tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> list[Row]:
     """Token ids as the server makes them, and per position the token that is to be predicted there."""
-    prompts = tokenizer.encode_batch([prompt_text(lesson.prompt) for lesson in lessons], add_special_tokens=False)
-    return [_row(tokenizer, prompt.ids, lesson) for prompt, lesson in zip(prompts, lessons, strict=True)]
+    texts = tokenizer.encode_batch([lesson.text for lesson in lessons], add_special_tokens=False)
+    return [_row(tokenizer, text.ids, lesson) for text, lesson in zip(texts, lessons, strict=True)]
 
 
-def _row(tokenizer: Tokenizer, prompt: list[int], lesson: Lesson) -> Row:
-    ids, targets = list(prompt), [IGNORED] * (len(prompt) - 1)
-    for text, counted in lesson.pieces:
-        piece = tokenizer.encode(text, add_special_tokens=False).ids
-        ids += piece
-        targets += piece if counted else [IGNORED] * len(piece)
-    return [*ids, END_ID], [*targets, END_ID, IGNORED]
+def _row(tokenizer: Tokenizer, text: list[int], lesson: Lesson) -> Row:
+    ids, targets = list(text), [IGNORED] * (len(text) - 1)
+    for piece, learnt in lesson.pieces:
+        tokens = tokenizer.encode(piece, add_special_tokens=False).ids
+        ids += tokens
+        targets += tokens if learnt else [IGNORED] * len(tokens)
+    return ids, [*targets, IGNORED]
 
 
 def draw_chunk(serialised: str, config: TrainConfig, number: int) -> list[list[Row]]:
     """The batches of one chunk, in the order they are trained on: rows of like length together, batches shuffled."""
-    size = config.chunk_steps * config.batch
-    step = number * config.chunk_steps
-    workers_max, drills = config.workers_max(step), round(config.drills(step) * size)
-    lessons: list[Lesson] = [make_drill(config.seed, number * size + i, workers_max) for i in range(drills)]
-    lessons += [make_sample(config.seed, number * size + i, workers_max) for i in range(drills, size)]
+    size, step = config.chunk_steps * config.batch, number * config.chunk_steps
+    level, first = config.drill_level(step), number * size
+    lessons: list[Lesson]
+    if level is None:
+        lessons = [make_sample(config.seed, first + i, config.workers_max(step)) for i in range(size)]
+    else:
+        lessons = [make_drill(config.seed, first + i, LEVELS[level]) for i in range(size)]
     rows = sorted(encode(Tokenizer.from_str(serialised), lessons), key=lambda row: len(row[0]))
     batches = [rows[at : at + config.batch] for at in range(0, size, config.batch)]
     Random(f"order {config.seed} {number}").shuffle(batches)

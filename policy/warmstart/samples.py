@@ -23,6 +23,7 @@ from policy.warmstart.config import WORKERS_MAX, WORKERS_MIN
 from policy.warmstart.label import Plan, arena_label, general_label, needed_skills, offset
 from policy.warmstart.questions import conversation, general, noisy, wrapped
 from policy.warmstart.shown import Drawn, draw_pool, is_model
+from policy.warmstart.tokenizer import END, prompt_text
 
 PROFILE: Profile = "compact"
 KIND_SHARES = (("first", 0.80), ("child", 0.09), ("later", 0.06), ("general", 0.04), ("long", 0.01))
@@ -47,9 +48,14 @@ class Sample:
         return render(PROFILE, self.shown)[0]["content"]
 
     @property
+    def text(self) -> str:
+        """The prompt in the chat template, ready to be answered."""
+        return prompt_text(self.prompt)
+
+    @property
     def pieces(self) -> tuple[tuple[str, bool], ...]:
-        """The label as one piece, all of it to be learnt."""
-        return ((self.label, True),)
+        """The label and the end token, all of it to be learnt."""
+        return ((self.label, True), (END, True))
 
     @property
     def label(self) -> str:

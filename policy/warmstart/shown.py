@@ -30,29 +30,30 @@ class Drawn:
     pool: Pool
 
 
-def draw_pool(rng: Random, workers: int, needed: Collection[str], loops: bool) -> Drawn:
-    """A pool of `workers` models for a question that needs those skills; `loops`: a child loop may be offered."""
+def draw_pool(rng: Random, workers: int, needed: Collection[str], loops: bool, plain: bool = False) -> Drawn:
+    """A pool of `workers` models for a question that needs those skills; `loops`: a child loop may be offered. `plain`:
+    no invented handles, no tags but skills."""
     models = random_pool(rng, workers, builtins=False)
-    handles = _handles(rng, workers)
+    handles = _handles(rng, workers, plain)
     share = rng.choice((0.0, 0.0, 0.5, 1.0, 1.0, rng.random()))
     pairs: list[tuple[ShownWorker, Worker]] = []
     for handle, model in zip(handles, models, strict=True):
         worker = replace(model, handle=handle)
         seen = _experience(rng, worker, needed) if rng.random() < share else None
-        pairs.append((_shown(rng, worker, seen), worker))
+        pairs.append((_shown(rng, worker, seen, plain), worker))
     renamed = rng.random() < RENAMED_SHARE
     for builtin, offered in ((VOTE_TOOL, True), (SELF_WORKER, loops)):
         if offered and rng.random() < BUILTIN_SHARE:
-            handle = next(h for h in _handles(rng, 12) if h not in handles) if renamed else builtin.handle
+            handle = next(h for h in _handles(rng, 12, plain) if h not in handles) if renamed else builtin.handle
             handles.append(handle)
             seen = Seen(9, rng.random(), 0, 100) if rng.random() < share / 2 else None
-            pairs.append((_shown(rng, replace(builtin, handle=handle), seen), replace(builtin, handle=handle)))
+            pairs.append((_shown(rng, replace(builtin, handle=handle), seen, plain), replace(builtin, handle=handle)))
     rng.shuffle(pairs)
     return Drawn(tuple(shown for shown, _ in pairs), tuple(worker for _, worker in pairs))
 
 
-def _handles(rng: Random, n: int) -> list[str]:
-    if rng.random() >= INVENTED_SHARE:
+def _handles(rng: Random, n: int, plain: bool) -> list[str]:
+    if plain or rng.random() >= INVENTED_SHARE:
         return rng.sample(HANDLES, n)
     found: dict[str, None] = {}
     while len(found) < n:
@@ -61,10 +62,10 @@ def _handles(rng: Random, n: int) -> list[str]:
     return list(found)
 
 
-def _shown(rng: Random, worker: Worker, seen: Seen | None) -> ShownWorker:
+def _shown(rng: Random, worker: Worker, seen: Seen | None, plain: bool) -> ShownWorker:
     tags = list(worker.tags)
     if worker.kind == "openai":
-        if rng.random() < OTHER_TAG_SHARE:
+        if not plain and rng.random() < OTHER_TAG_SHARE:
             tags.append(rng.choice(OTHER_TAGS))
         if rng.random() < 0.5:  # a pool file lists tags in any order
             rng.shuffle(tags)

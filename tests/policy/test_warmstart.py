@@ -25,7 +25,7 @@ from policy.arena.workers import HANDLES
 from policy.serve.tokens import JSON_STYLE
 from policy.warmstart.__main__ import command, parse, tokenizer_for
 from policy.warmstart.config import WORKERS_MAX, ModelConfig, TrainConfig
-from policy.warmstart.drill import make_drill
+from policy.warmstart.drill import LEVELS, Level, make_drill
 from policy.warmstart.export import hf_config
 from policy.warmstart.feed import IGNORED, batches_from, draw_chunk, encode
 from policy.warmstart.label import Plan, arena_label, general_label
@@ -201,45 +201,56 @@ def test_any_text_survives_the_tokenizer() -> None:
 # ---------------------------------------------------------------- drills and batches
 
 
-def test_a_drill_names_the_best_worker_of_every_skill_that_its_pool_shows() -> None:
-    for index in range(60):
-        drill = make_drill(7, index, WORKERS_MAX)
-        lines = [line.split() for line in drill.prompt.split("\n")[1:-2]]
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_drill_names_the_best_worker_of_every_skill_that_its_lines_show(level: Level) -> None:
+    for index in range(40):
+        drill = make_drill(7, index, level)
+        assert drill == make_drill(7, index, level)
+        lines = [line.split() for line in drill.text.splitlines()]
+        given = [text[1:] for text, learnt in drill.pieces if not learnt]
+        assert {word for line in lines for word in line} & set(SKILLS) <= set(given)
         skill = ""
         for text, learnt in drill.pieces:
             skill = skill if learnt else text[1:]
             if learnt:
                 (line,) = [line for line in lines if line[0] == text]
                 assert skill in line or {"right5", "right6", "right7", "right8", "right9", "right10"} & set(line)
-        shown = {word for line in lines for word in line} & set(SKILLS)
-        assert shown <= {text[1:] for text, learnt in drill.pieces if not learnt}
+
+
+def test_drills_grow_from_two_bare_lines_to_whole_pools() -> None:
+    easiest, hardest = ([make_drill(7, index, level).text for index in range(80)] for level in (LEVELS[0], LEVELS[-1]))
+    assert {text.count("\n") for text in easiest} == {2, 3}
+    assert not any("right" in text or "majority" in text for text in easiest)
+    assert all(len(set(line.split()) & set(SKILLS)) == 1 for text in easiest for line in text.splitlines())
+    assert max(text.count("\n") for text in hardest) == WORKERS_MAX + 2
+    assert any("right" in text for text in hardest)
 
 
 def test_a_row_asks_only_for_what_is_to_be_learnt() -> None:
-    drill = make_drill(7, 0, 4)
-    ((ids, targets),) = encode(tokenizer(), [drill])
-    asked = [target for target in targets if target != IGNORED]
-    assert len(ids) == len(targets)
-    learnt = "".join(text for text, learnt in drill.pieces if learnt)
-    assert tokenizer().decode(asked[:-1]) == learnt
-    assert asked[-1] == END_ID
-    assert all(ids[at + 1] == target for at, target in enumerate(targets) if target != IGNORED)
+    drill = make_drill(7, 0, LEVELS[-1])
+    drilled, planned = encode(tokenizer(), [drill, samples()[0]])
+    for ids, targets in (drilled, planned):
+        assert len(ids) == len(targets)
+        assert all(ids[at + 1] == target for at, target in enumerate(targets) if target != IGNORED)
+    asked = tokenizer().decode([target for target in drilled[1] if target != IGNORED])
+    assert asked == "".join(text for text, learnt in drill.pieces if learnt)
+    told = [target for target in planned[1] if target != IGNORED]
+    assert told[-1] == END_ID
+    assert tokenizer().decode(told[:-1]) == samples()[0].label
 
 
 def test_chunks_hold_drills_first_and_plans_in_the_end() -> None:
-    config = TrainConfig(steps=40, batch=4, chunk_steps=4, drill_share=1.0, drill_end_share=0.5)
+    config = TrainConfig(steps=40, batch=4, chunk_steps=4, drill_shares=(0.5,))
     serialised = tokenizer().to_str()
     first, last = draw_chunk(serialised, config, 0), draw_chunk(serialised, config, 9)
     assert [len(batch) for batch in first] == [4] * 4
     assert first == draw_chunk(serialised, config, 0)
-    opening = tokenizer().token_to_id('{"steps":[{"worker":"')
-    shipping = tokenizer().token_to_id('{"steps":[]}')
-    assert not any({opening, shipping} & set(targets) for batch in first for _, targets in batch)
-    assert all({opening, shipping} & set(targets) for batch in last for _, targets in batch)
+    assert not any(END_ID in targets for batch in first for _, targets in batch)
+    assert all(END_ID in targets for batch in last for _, targets in batch)
 
 
 def test_batches_go_on_from_any_step() -> None:
-    config = TrainConfig(steps=10, batch=2, chunk_steps=4, drill_share=0.0)
+    config = TrainConfig(steps=10, batch=2, chunk_steps=4, drill_shares=())
     whole = list(batches_from(tokenizer(), config, 0))
     assert len(whole) == 12
     assert list(batches_from(tokenizer(), config, 7)) == whole[7:]
@@ -249,9 +260,10 @@ def test_batches_go_on_from_any_step() -> None:
 
 
 def test_rates_rise_stay_and_fall_and_pools_grow() -> None:
-    config = replace(TrainConfig(), steps=1_000, warmup_steps=100)
+    config = TrainConfig(steps=1_000, warmup_steps=100, decay_share=0.4, drill_shares=(0.3, 0.1), pool_growth_share=0.2)
     assert [round(config.rate(step), 2) for step in (0, 49, 99, 500, 800, 999)] == [0.01, 0.5, 1.0, 1.0, 0.5, 0.02]
-    assert [config.workers_max(step) for step in (0, 160, 300, 999)] == [3, 6, 8, 8]
+    assert [config.drill_level(step) for step in (0, 299, 300, 399, 400)] == [0, 0, 1, 1, None]
+    assert [config.workers_max(step) for step in (0, 400, 500, 600, 999)] == [4, 4, 6, 8, 8]
 
 
 def test_the_manifests_command_rebuilds_the_same_settings() -> None:
