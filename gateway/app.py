@@ -57,7 +57,7 @@ from gateway.service.outcomes import Outcomes
 from gateway.service.ports import Clock, Conductor
 from gateway.service.recover import Recovery
 from gateway.service.rounds import Rounds
-from gateway.service.routers import AutoPlanner, RulePlanner
+from gateway.service.routers import AutoPlanner, CascadeRouter, RulePlanner, VoteRouter
 
 log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
@@ -264,7 +264,9 @@ def _planners(
     default: Planner = rule if settings.default_policy == "rule" else learned
     if settings.default_policy == "auto" and settings.conductor_outcomes_min:
         default = AutoPlanner(rule, learned, store.outcome_count, settings.conductor_outcomes_min)
-    return {"baton": (default, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
+    routers: list[Planner] = [rule, VoteRouter(rule), CascadeRouter(rule)]
+    named = {f"baton/{planner.name}": (planner, rule) for planner in (learned, *routers)}
+    return {"baton": (default, rule), **named}
 
 
 # ---------------------------------------------------------------- log, store, money

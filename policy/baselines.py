@@ -13,9 +13,8 @@ from operator import mul
 from gateway.core.experience import embed, question_text
 from gateway.core.money import Usage, cost_nano
 from gateway.core.pool import WorkerSpec
-from gateway.errors import PlanRefused
 from policy.environments.base import (
-    MODEL_KINDS,
+    SHIP,
     EarlyStart,
     FixedPlanner,
     Meter,
@@ -23,21 +22,15 @@ from policy.environments.base import (
     Planner,
     RoundRecord,
     Situation,
-    Step,
+    cascade_plan,
+    models_of,
     rng_for,
+    side_by_side,
+    single,
+    vote_plan,
 )
 
 TYPICAL_CALL = Usage(400, 300)
-SHIP = Plan(())
-VOTE_URL = "builtin:vote"
-
-
-def models_of(situation: Situation) -> list[WorkerSpec]:
-    """The model workers offered, without those that failed in this loop. Raises PlanRefused where none is left."""
-    models = [spec for spec in situation.workers if spec.kind in MODEL_KINDS and spec.handle not in situation.avoid]
-    if not models:
-        raise PlanRefused("no_worker", "every model worker of this pool has failed")
-    return models
 
 
 def by_name(situation: Situation, names: Sequence[str]) -> list[WorkerSpec]:
@@ -54,27 +47,6 @@ def cheapest(models: Sequence[WorkerSpec]) -> WorkerSpec:
 
 def _typical_nano(spec: WorkerSpec) -> int:
     return cost_nano(spec.price, TYPICAL_CALL) if spec.price is not None else 0
-
-
-def vote_tool(situation: Situation) -> WorkerSpec:
-    """The pool's `vote`. Raises PlanRefused where it has none."""
-    tool = next((spec for spec in situation.workers if spec.url == VOTE_URL), None)
-    if tool is None:
-        raise PlanRefused("no_worker", "this pool has no vote")
-    return tool
-
-
-def single(spec: WorkerSpec) -> Plan:
-    """The question to one worker."""
-    return Plan((Step(spec.handle, None),))
-
-
-def side_by_side(specs: Sequence[WorkerSpec], last: WorkerSpec | None = None, first_index: int = 0) -> Plan:
-    """The question to all at once, and then `last`, which sees all of them."""
-    steps = [Step(spec.handle, None) for spec in specs]
-    if last is not None:
-        steps.append(Step(last.handle, None, tuple(range(first_index, first_index + len(specs)))))
-    return Plan(tuple(steps))
 
 
 class Once:
@@ -196,8 +168,7 @@ class VotePlanner:
         """Raises PlanRefused on a pool without `vote`."""
         if situation.round > 1:
             return SHIP
-        voters = by_name(situation, self._workers)[: max(1, situation.allowed.steps_max - 1)]
-        return side_by_side(voters, vote_tool(situation)) if len(voters) > 1 else single(voters[0])
+        return vote_plan(situation, by_name(situation, self._workers))
 
 
 class MoaPlanner:
@@ -215,7 +186,7 @@ class MoaPlanner:
         if situation.round > 1:
             return SHIP
         drafters = by_name(situation, self._drafters)[: situation.allowed.steps_max - 1]
-        return side_by_side(drafters, by_name(situation, [self._aggregator])[0])
+        return side_by_side(situation, drafters, by_name(situation, [self._aggregator])[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +212,5 @@ class CascadePlanner:
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Raises PlanRefused where no model worker is left."""
         ladder = self._ladders[self._categories.of(situation)]
-        if situation.round == 1:
-            return side_by_side(by_name(situation, ladder.first)[: situation.allowed.steps_max])
-        if situation.round > 2 or ladder.then is None or agreed(situation):
-            return SHIP
-        return single(by_name(situation, [ladder.then])[0])
-
-
-def agreed(situation: Situation) -> bool:
-    """Whether the last reply, which an empty plan ships, gives the same answer as an earlier one."""
-    last = situation.replies[-1]
-    return any(flag.startswith("agrees:") for flag in last.flags)
+        then = None if ladder.then is None else by_name(situation, [ladder.then])[0]
+        return cascade_plan(situation, by_name(situation, ladder.first), then)

@@ -38,7 +38,7 @@ from gateway.service.ports import (
     WorkerExperience,
 )
 from gateway.service.rounds import Rounds, close_record, pool_entry
-from gateway.service.routers import FixedPlanner, RulePlanner
+from gateway.service.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
 from gateway.service.running import Running, overhead_ms
 from gateway.service.steps import OUTPUT_TOKENS_MIN, price_of
 
@@ -46,7 +46,7 @@ LEASE_SLACK_S = 30.0
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
 MODEL_KINDS = ("openai", "litellm")
-ROUTERS = (FixedPlanner, RulePlanner)  # they would choose the same again: one round is all they need
+ROUNDS_OF = {FixedPlanner: 1, RulePlanner: 1, VoteRouter: 1, CascadeRouter: 2}  # of routers: no more, and no fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Completer:
         draw.shuffle(workers)
         meter = Meter(record.hold_nano, caps)
         tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel), held)
-        once = isinstance(choice.planner, ROUTERS)
+        needed = ROUNDS_OF.get(type(choice.planner))
         return Job(
             record=record,
             tree=tree,
@@ -227,7 +227,7 @@ class Completer:
             planner=choice.planner,
             fallback=choice.fallback,
             caps=caps,
-            rounds=1 if once else min(caps.rounds, asked.rounds or self._policies.rounds),
+            rounds=min(caps.rounds, needed or asked.rounds or self._policies.rounds),
             explore=draw.random() < self._policies.explore_share,
             sink=running if chat.stream else None,
         )

@@ -75,6 +75,7 @@ class Situation:
     avoid: frozenset[str] = frozenset()  # handles that failed in this loop
     before_spending: BeforeSpending = nothing_to_write  # awaited before a planning call that may cost so many nano
     task_type: str | None = None  # as the client names it
+    final: bool = False  # no round follows: this one's reply is the answer
 
 
 class EarlyStart(Protocol):

@@ -161,6 +161,7 @@ class Rounds:
             avoid=failed,
             task_type=job.record.task_type,
             before_spending=partial(self._steps.announce, job, f"plan.{number}", "conductor"),
+            final=number == job.rounds,
         )
 
     # ------------------------------------------------------------ child loops

@@ -30,7 +30,16 @@ from gateway.service.ports import ConductorCall as ConductorCall
 from gateway.service.ports import ConductorChunk as ConductorChunk
 from gateway.service.ports import ConductorEnd as ConductorEnd
 from gateway.service.ports import WorkerExperience as WorkerExperience
+from gateway.service.routers import SHIP as SHIP
+from gateway.service.routers import CascadeRouter as CascadeRouter
 from gateway.service.routers import FixedPlanner as FixedPlanner
+from gateway.service.routers import RulePlanner as RulePlanner
+from gateway.service.routers import VoteRouter as VoteRouter
+from gateway.service.routers import cascade_plan as cascade_plan
+from gateway.service.routers import models_of as models_of
+from gateway.service.routers import side_by_side as side_by_side
+from gateway.service.routers import single as single
+from gateway.service.routers import vote_plan as vote_plan
 from policy.environments.spend import Spend
 
 Split = Literal["train", "validation"]

@@ -1,0 +1,126 @@
+"""Vote and cascade as served: whom they ask, when they stop, and what becomes of them under caps and failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from gateway.core.caps import Caps
+from gateway.core.digest import majority
+from gateway.core.experience import RuleWeights
+from gateway.core.money import Usage
+from gateway.core.pool import Price
+from gateway.errors import UpstreamError
+from gateway.service.ports import WorkerCall, WorkerExperience
+from gateway.service.routers import CascadeRouter, RulePlanner, VoteRouter
+from tests.fakes.workers import Says
+from tests.kit import KEY, Kit, ask, model_worker, pool_file
+
+RULE = RulePlanner(RuleWeights())
+
+
+def counted(call: WorkerCall) -> Says:
+    """What the built-in vote does with the replies it sees."""
+    replies = [reply for _, _, reply in call.saw]
+    return Says(replies[majority(replies)])
+
+
+def kit(said: dict[str, Any], **more: Any) -> Kit:
+    """A gateway that offers vote and cascade. Nothing is observed unless `seen` says what (worker → success, nano)."""
+    seen = more.pop("seen", {})
+    made = Kit(workers={**said, "vote": counted}, **more)
+    made.catalog._planners |= {"baton/vote": (VoteRouter(RULE), RULE), "baton/cascade": (CascadeRouter(RULE), RULE)}
+
+    async def near(*_: Any) -> list[WorkerExperience]:
+        return [WorkerExperience(name, 50, success, nano, 1000) for name, (success, nano) in seen.items()]
+
+    made.store.experience_near = near  # type: ignore[method-assign, assignment]
+    return made
+
+
+def asked(running: Any) -> list[str]:
+    return [step.worker for step in running.record.steps]
+
+
+SEEN = {"alpha": (0.9, 20_000_000), "beta": (0.7, 100_000), "gamma": (0.6, 100_000)}  # alpha: good, and $0.02 a call
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_majority_is_the_reply(stream: bool) -> None:
+    made = kit(
+        {"alpha": Says("Answer: 41"), "beta": Says("Answer: 42"), "gamma": Says("So it is. Answer: 42")}, seen=SEEN
+    )
+    running = await made.serve(ask(model="baton/vote", stream=stream))
+    assert await made.text(running) == "Answer: 42"
+    assert asked(running) == ["beta", "gamma", "alpha", "vote"]  # the rule's order: what decides a tie comes first
+    assert (running.record.policy_used, running.record.fallback) == ("vote", None)
+    assert await made.open_nano() == 0
+
+
+async def test_a_voter_that_fails_leaves_the_others_to_vote() -> None:
+    broken = UpstreamError("down", upstream_status=500, retryable=False)
+    made = kit({"alpha": broken, "beta": Says("Answer: 42"), "gamma": Says("Answer: 42")})
+    running = await made.serve(ask(model="baton/vote"))
+    assert await made.text(running) == "Answer: 42"
+
+
+async def test_without_a_vote_in_the_pool_the_rule_answers_and_the_rollout_says_so() -> None:
+    whole = pool_file()
+    few = whole.model_copy(update={"pools": {"default": ("alpha", "beta", "gamma")}})
+    made = kit({"beta": Says("42")}, pools=few, seen=SEEN)
+    running = await made.serve(ask(model="baton/vote"))
+    assert await made.text(running) == "42"
+    assert running.record.fallback == "vote_no_worker"
+
+
+async def test_a_vote_of_one_is_one_call() -> None:
+    made = kit({}, caps=Caps(steps=2, wall_s=5.0), seen=SEEN)
+    assert asked(await made.serve(ask(model="baton/vote"))) == ["beta"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_agreement_ships_and_the_dear_one_is_not_asked(stream: bool) -> None:
+    made = kit({"beta": Says("Clearly. Answer: 42"), "gamma": Says("Answer: 42.0")}, seen=SEEN)
+    running = await made.serve(ask(model="baton/cascade", stream=stream))
+    assert await made.text(running) == "Clearly. Answer: 42"  # the better one's words
+    assert asked(running) == ["gamma", "beta"]
+    assert [planned.planner for planned in running.record.rounds] == ["cascade", "cascade"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_disagreement_goes_to_the_most_successful_of_the_others(stream: bool) -> None:
+    made = kit({"alpha": Says("Answer: 6"), "beta": Says("Answer: 42"), "gamma": Says("Answer: 41")}, seen=SEEN)
+    running = await made.serve(ask(model="baton/cascade", stream=stream))
+    assert await made.text(running) == "Answer: 6"
+    assert asked(running) == ["gamma", "beta", "alpha"]
+    assert running.record.policy_used == "cascade"
+
+
+async def test_with_nothing_observed_the_dearest_counts_as_the_best() -> None:
+    dear = model_worker("delta", "dune", price=Price(input_usd_per_mtok=Decimal(30), output_usd_per_mtok=Decimal(60)))
+    made = kit({"beta": Says("Answer: 1"), "gamma": Says("Answer: 2")}, pools=pool_file(dear))
+    assert asked(await made.serve(ask(model="baton/cascade"))) == ["beta", "gamma", "delta"]
+
+
+async def test_one_round_leaves_no_second_opinion_so_the_best_is_asked_at_once() -> None:
+    said = {"alpha": Says("Answer: 6", usage=Usage(1, 1))}
+    made = kit(said, caps=Caps(rounds=1, wall_s=5.0), seen=SEEN)
+    assert asked(await made.serve(ask(model="baton/cascade"))) == ["alpha"]
+
+
+async def test_two_workers_are_both_asked_and_the_better_ones_word_counts() -> None:
+    made = kit({"alpha": Says("1"), "beta": Says("2")}, seen=SEEN)
+    who = replace(KEY, workers=("alpha", "beta"))
+    running = await made.serve(ask(model="baton/cascade"), who)
+    assert asked(running) == ["alpha", "beta"]
+    assert await made.text(running) == "2"
+
+
+async def test_a_cheap_one_that_fails_is_no_agreement() -> None:
+    broken = UpstreamError("down", upstream_status=500, retryable=False)
+    made = kit({"alpha": Says("Answer: 6"), "beta": Says("Answer: 42"), "gamma": broken}, seen=SEEN)
+    running = await made.serve(ask(model="baton/cascade"))
+    assert await made.text(running) == "Answer: 6"
