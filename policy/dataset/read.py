@@ -177,8 +177,8 @@ def _roots(connection: Connection, ids: set[str]) -> dict[str, str]:
     )
     above = select(line.c.child, here.id, here.parent_id, line.c.up + 1).where(here.id == line.c.parent_id)
     line = line.union_all(above.where(line.c.up < DEPTH_MAX))
-    top = select(line.c.child, line.c.id).distinct(line.c.child).order_by(line.c.child, line.c.up.desc())
-    return {child: root for child, root in connection.execute(top)}
+    upwards = connection.execute(select(line.c.child, line.c.id).order_by(line.c.up))
+    return {child: above for child, above in upwards}  # the last one of each is the outermost
 
 
 def _requests(connection: Connection, roots: set[str]) -> dict[str, Record]:
@@ -238,4 +238,5 @@ def _group(request: Any, root_id: str) -> str:
 
 
 def _ms(start: datetime | None, end: datetime | None) -> float | None:
-    return (end - start).total_seconds() * 1000 if start and end else None
+    """Never negative: a wall clock may be set back."""
+    return max(0.0, (end - start).total_seconds() * 1000) if start and end else None
