@@ -15,7 +15,7 @@ from gateway.core.prompt import PromptInput, ShownWorker, render
 from policy.arena.family import SKILLS
 from policy.arena.oracle import VOTERS_MAX
 from policy.warmstart.config import WORKERS_MIN
-from policy.warmstart.label import VOTED_SKILL, believed_pool, ranked
+from policy.warmstart.label import VOTED_SKILL, Piece, believed_pool, ranked
 from policy.warmstart.samples import PROFILE
 from policy.warmstart.shown import draw_pool, is_model
 
@@ -43,7 +43,7 @@ class Drill:
     """Pool lines, and pieces of text: a skill (given), its best handles (learnt), the next skill …"""
 
     text: str
-    pieces: tuple[tuple[str, bool], ...]
+    pieces: tuple[Piece, ...]
 
 
 def make_drill(seed: int, index: int, level: Level) -> Drill:
@@ -64,11 +64,12 @@ def _simpler(worker: ShownWorker, level: Level) -> ShownWorker:
     return replace(worker, tags=worker.tags[: level.tags_max], seen=seen)
 
 
-def _pieces(rng: Random, pool: list[ShownWorker], level: Level) -> list[tuple[str, bool]]:
-    pieces: list[tuple[str, bool]] = []
+def _pieces(rng: Random, pool: list[ShownWorker], level: Level) -> list[Piece]:
+    pieces: list[Piece] = []
     for skill in rng.sample(SKILLS, len(SKILLS)):
         most = VOTERS_MAX if level.ranking and skill == VOTED_SKILL else 1
         best = ranked(believed_pool(pool, {skill}), skill)[:most]
         if best:
-            pieces += [(f" {skill}", False), *((worker.handle, True) for worker in best)]
+            pieces.append(Piece(f" {skill}", learnt=False))
+            pieces += [Piece(worker.handle, hint=f" {skill}") for worker in best]
     return pieces

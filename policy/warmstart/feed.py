@@ -8,53 +8,78 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 from random import Random
 from threading import Thread
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
 from policy.warmstart.config import TrainConfig
 from policy.warmstart.drill import LEVELS, make_drill
+from policy.warmstart.label import Piece
 from policy.warmstart.samples import make_sample
 
 IGNORED = -100  # a target that counts for nothing
-Row = tuple[list[int], list[int]]  # token ids; targets of the same length, IGNORED where nothing is to be learnt
+LINE_TOKENS_MAX = 16  # longer lines are questions, not records
+
+
+class Row(NamedTuple):
+    """`targets` is as long as `ids`. `hints`: position → tokens that are to be readable there half way up the model."""
+
+    ids: list[int]
+    targets: list[int]
+    hints: list[tuple[int, list[int]]]
 
 
 class Lesson(Protocol):
-    """A text, and what is to follow it: pieces, each with whether it is to be learnt or only given."""
+    """A text, and what is to follow it."""
 
     @property
     def text(self) -> str: ...
 
     @property
-    def pieces(self) -> Sequence[tuple[str, bool]]: ...
+    def pieces(self) -> Sequence[Piece]: ...
 
 
 def encode(tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> list[Row]:
     """Token ids as the server makes them, and per position the token that is to be predicted there."""
     texts = tokenizer.encode_batch([lesson.text for lesson in lessons], add_special_tokens=False)
-    return [_row(tokenizer, text.ids, lesson) for text, lesson in zip(texts, lessons, strict=True)]
+    newline = tokenizer.encode("\n").ids[0]
+    return [_row(tokenizer, text.ids, lesson, newline) for text, lesson in zip(texts, lessons, strict=True)]
 
 
-def _row(tokenizer: Tokenizer, text: list[int], lesson: Lesson) -> Row:
+def _row(tokenizer: Tokenizer, text: list[int], lesson: Lesson, newline: int) -> Row:
     ids, targets = list(text), [IGNORED] * (len(text) - 1)
-    for piece, learnt in lesson.pieces:
-        tokens = tokenizer.encode(piece, add_special_tokens=False).ids
+    hints = line_hints(text, newline)
+    for piece in lesson.pieces:
+        if piece.hint:
+            hints.append((len(ids) - 1, tokenizer.encode(piece.hint, add_special_tokens=False).ids))
+        tokens = tokenizer.encode(piece.text, add_special_tokens=False).ids
         ids += tokens
-        targets += tokens if learnt else [IGNORED] * len(tokens)
-    return ids, [*targets, IGNORED]
+        targets += tokens if piece.learnt else [IGNORED] * len(tokens)
+    return Row(ids, [*targets, IGNORED], hints)
+
+
+def line_hints(ids: Sequence[int], newline: int) -> list[tuple[int, list[int]]]:
+    """A pool line is a record: at its end stands all that the line says."""
+    found: list[tuple[int, list[int]]] = []
+    start = 0
+    for at, token in enumerate(ids):
+        if token == newline:
+            if 2 <= at - start <= LINE_TOKENS_MAX:
+                found.append((at, list(ids[start:at])))
+            start = at + 1
+    return found
 
 
 def draw_chunk(serialised: str, config: TrainConfig, number: int) -> list[list[Row]]:
     """The batches of one chunk, in the order they are trained on: rows of like length together, batches shuffled."""
     size, step = config.chunk_steps * config.batch, number * config.chunk_steps
     level, first = config.drill_level(step), number * size
-    lessons: list[Lesson]
-    if level is None:
-        lessons = [make_sample(config.seed, first + i, config.workers_max(step)) for i in range(size)]
-    else:
-        lessons = [make_drill(config.seed, first + i, LEVELS[level]) for i in range(size)]
-    rows = sorted(encode(Tokenizer.from_str(serialised), lessons), key=lambda row: len(row[0]))
+    drills = round(config.drills_later * size) if level is None else size
+    lessons: list[Lesson] = [
+        make_drill(config.seed, first + i, LEVELS[-1 if level is None else level]) for i in range(drills)
+    ]
+    lessons += [make_sample(config.seed, first + i, config.workers_max(step)) for i in range(drills, size)]
+    rows = sorted(encode(Tokenizer.from_str(serialised), lessons), key=lambda row: len(row.ids))
     batches = [rows[at : at + config.batch] for at in range(0, size, config.batch)]
     Random(f"order {config.seed} {number}").shuffle(batches)
     return batches

@@ -7,11 +7,12 @@ dearer of two is taken for the better one, up to where its price outweighs that.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.prompt import ShownWorker
 from policy.arena.oracle import PRICE_WEIGHT_PER_USD, oracle_plan, step
-from policy.arena.tasks import focus
+from policy.arena.tasks import JOIN_SKILL, Problem, focus
 from policy.arena.workers import HARD_SKILLS, Pool, Worker
 
 Plan = dict[str, Any]
@@ -26,6 +27,15 @@ SLOW, MEDIUM = 0.03, 0.01  # taken off for a worker shown as slow or medium
 MAJORITY, PLANNER = "majority", "planner"
 VOTED_SKILL = "logic"
 GENERAL_PROMISE, GENERAL_PRICE = 0.6, 0.02  # for questions that no skill is known for
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of what follows a lesson's text: to be learnt, or only given. `hint`: what decides its beginning."""
+
+    text: str
+    learnt: bool = True
+    hint: str = ""
 
 
 class Believed(Worker):
@@ -86,6 +96,32 @@ def arena_label(question: str, task: str | None, shown: Sequence[ShownWorker], s
     """The plan for an arena question."""
     pool = believed_pool(shown, needed_skills(question, task))
     return fit(oracle_plan(question, task, pool), pool, steps_max)
+
+
+def purposes(question: str, task: str | None, plan: Plan, shown: Sequence[ShownWorker]) -> list[str]:
+    """The tag for which each step's worker was chosen; empty where it was chosen for none."""
+    tags = {worker.handle: worker.tags for worker in shown}
+    own = [tags[step["worker"]] for step in plan["steps"]]
+    builtin = [next((tag for tag in (MAJORITY, PLANNER) if tag in of), "") for of in own]
+    order = _skill_order(focus(question, task), builtin.count(""), PLANNER in builtin)
+    found: list[str] = []
+    for of, tag in zip(own, builtin, strict=True):
+        skill = "" if tag or not order else order.pop(0)
+        found.append(tag or (skill if skill in of else ""))
+    return found
+
+
+def _skill_order(problem: Problem | None, models: int, loops: bool) -> list[str]:
+    """The skill of each model step of a label, in order; empty where the steps do not follow the skills."""
+    if problem is None:
+        return []
+    if loops:
+        return [JOIN_SKILL]
+    families = [part.family for part in problem.parts or (problem,) if part.family is not None]
+    if families[0].shape == "vote" and len(families) == 1:
+        return [families[0].parts[0].skill] * models
+    skills = [skill for family in families for skill in family.skills] + [JOIN_SKILL] * bool(problem.parts)
+    return skills if len(skills) == models else []
 
 
 def ranked(pool: Pool, skill: str) -> list[Worker]:

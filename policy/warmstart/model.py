@@ -106,15 +106,18 @@ class Qwen2(nn.Module):  # type: ignore[misc]
                 scale = 0.5 if "embed" in name else 1.0
                 nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
 
-    def forward(self, ids: Tensor, wanted: Tensor) -> Tensor:
-        """Ids [rows, tokens], padded behind, and positions [rows, n] → logits [rows, n, vocab] at those positions.
+    def forward(self, ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids [rows, tokens], padded behind, and positions [rows, n] → logits [rows, n, vocab] at those positions, and
+        the states [rows, tokens, hidden] half way up.
 
-        The last block's queries and feed-forward are computed there only: a fifth of all work at four layers."""
+        The last block's queries and feed-forward are computed at `wanted` only: a fifth of all work at four layers."""
         at = self._rotary(torch.arange(ids.shape[1])[None])
         x = self.model.embed_tokens(ids)
         *blocks, last = self.model.layers
-        for block in blocks:
+        middle = x
+        for index, block in enumerate(blocks):
             x, _ = _run(cast(Block, block), x, at, None, None)
+            middle = x if index < len(self.model.layers) // 2 else middle
         normed = last.input_layernorm(x)
         pair = last.self_attn.keys_values(normed, at)
         rows = torch.arange(len(ids))[:, None]
@@ -122,7 +125,11 @@ class Qwen2(nn.Module):  # type: ignore[misc]
         mask = torch.arange(ids.shape[1]) <= wanted[:, None, :, None]
         x = x[rows, wanted] + last.self_attn.look(queries, pair, mask)
         x = x + last.mlp(last.post_attention_layernorm(x))
-        return cast(Tensor, self.lm_head(self.model.norm(x)))
+        return self.lm_head(self.model.norm(x)), middle
+
+    def read_off(self, states: Tensor) -> Tensor:
+        """Logits straight off states half way up: only training asks for them."""
+        return cast(Tensor, self.lm_head(self.model.norm(states)))
 
     def extend(self, ids: Tensor, past: Cache | None, positions: Tensor, mask: Tensor) -> tuple[Tensor, Cache]:
         """Ids after `past` → logits of the last one [rows, vocab], and the longer cache."""

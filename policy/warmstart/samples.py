@@ -7,6 +7,7 @@ Every sample is a pure function of (seed, index) and draws a fresh pool. What is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -20,11 +21,12 @@ from policy.arena.tasks import INSTRUCTIONS, Task, make_task
 from policy.arena.workers import Pool
 from policy.arena.world import run_plan
 from policy.warmstart.config import WORKERS_MAX, WORKERS_MIN
-from policy.warmstart.label import Plan, arena_label, general_label, needed_skills, offset
+from policy.warmstart.label import Piece, Plan, arena_label, general_label, needed_skills, offset, purposes
 from policy.warmstart.questions import conversation, general, noisy, wrapped
 from policy.warmstart.shown import Drawn, draw_pool, is_model
 from policy.warmstart.tokenizer import END, prompt_text
 
+_HANDLE = re.compile(r'(?<="worker":")([a-z0-9]+)')
 PROFILE: Profile = "compact"
 KIND_SHARES = (("first", 0.80), ("child", 0.09), ("later", 0.06), ("general", 0.04), ("long", 0.01))
 STEPS_MAX_SHARES = ((5, 0.85), (4, 0.05), (3, 0.05), (2, 0.03), (1, 0.02))
@@ -34,13 +36,15 @@ FAILED_SHARE = 0.35  # of later rounds, the last step has failed
 
 @dataclass(frozen=True)
 class Sample:
-    """`plan` is the label; `pool` and `task` (None for a general question) let a plan be run."""
+    """`plan` is the label, `purposes` the tag each of its workers was chosen for; `pool` and `task` (None for a general
+    question) let a plan be run."""
 
     shown: PromptInput
     plan: Plan
     allowed: Allowed
     pool: Pool
     task: Task | None
+    purposes: tuple[str, ...] = ()
 
     @property
     def prompt(self) -> str:
@@ -53,9 +57,11 @@ class Sample:
         return prompt_text(self.prompt)
 
     @property
-    def pieces(self) -> tuple[tuple[str, bool], ...]:
-        """The label and the end token, all of it to be learnt."""
-        return ((self.label, True), (END, True))
+    def pieces(self) -> tuple[Piece, ...]:
+        """The label, cut at its handles, and the end token."""
+        cut = _HANDLE.split(self.label)
+        hints = {2 * at + 1: f" {tag}" for at, tag in enumerate(self.purposes) if tag}
+        return (*(Piece(text, hint=hints.get(at, "")) for at, text in enumerate(cut)), Piece(END))
 
     @property
     def label(self) -> str:
@@ -89,7 +95,8 @@ def _first(rng: Random, workers: int, task: Task) -> Sample:
     steps_max = _steps_max(rng)
     plan = arena_label(task.text, None, drawn.shown, steps_max)
     messages = conversation(rng, wrapped(rng, noisy(rng, task.text)))
-    return _sample(messages, drawn, steps_max, depth, plan, task)
+    why = purposes(task.text, None, plan, drawn.shown)
+    return replace(_sample(messages, drawn, steps_max, depth, plan, task), purposes=tuple(why))
 
 
 def _child(rng: Random, workers: int) -> Sample:
@@ -101,7 +108,8 @@ def _child(rng: Random, workers: int) -> Sample:
     steps_max = _steps_max(rng)
     plan = arena_label(task.text, INSTRUCTIONS[part], drawn.shown, steps_max)
     messages = step_messages(conversation(rng, noisy(rng, task.text)), INSTRUCTIONS[part], [])
-    return _sample(messages, drawn, steps_max, depth, plan, task.parts[part])
+    why = purposes(task.text, INSTRUCTIONS[part], plan, drawn.shown)
+    return replace(_sample(messages, drawn, steps_max, depth, plan, task.parts[part]), purposes=tuple(why))
 
 
 def _double_task(rng: Random) -> Task:

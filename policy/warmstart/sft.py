@@ -2,7 +2,8 @@
 
 1. samples are drawn by index in a process of their own, `chunk_steps` batches ahead, and sorted by length;
 2. rows are padded behind, and only positions that predict a plan token reach the last block and the output layer;
-3. a checkpoint holds weights, optimizer and step: samples need no state, so a killed run resumes exactly.
+3. half way up, line ends are to know their line and choices their skill: a scaffold that the served model never uses;
+4. a checkpoint holds weights, optimizer and step: samples need no state, so a killed run resumes exactly.
 """
 
 from __future__ import annotations
@@ -41,23 +42,29 @@ GRADIENT_NORM_MAX = 1.0
 def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
     """Ids [rows, tokens] padded behind; the positions with something to learn [rows, n], and the tokens that belong
     there [rows, n], IGNORED where a row has fewer than n."""
-    counted = [[at for at, target in enumerate(targets) if target != IGNORED] for _, targets in rows]
+    counted = [[at for at, target in enumerate(row.targets) if target != IGNORED] for row in rows]
     most = max(map(len, counted))
-    ids = torch.full((len(rows), max(len(row) for row, _ in rows)), PAD_ID)
+    ids = torch.full((len(rows), max(len(row.ids) for row in rows)), PAD_ID)
     wanted = torch.zeros((len(rows), most), dtype=torch.long)
     told = torch.full((len(rows), most), IGNORED)
-    for index, ((row, targets), places) in enumerate(zip(rows, counted, strict=True)):
-        ids[index, : len(row)] = torch.tensor(row)
+    for index, (row, places) in enumerate(zip(rows, counted, strict=True)):
+        ids[index, : len(row.ids)] = torch.tensor(row.ids)
         wanted[index, : len(places)] = torch.tensor(places)
-        told[index, : len(places)] = torch.tensor([targets[at] for at in places])
+        told[index, : len(places)] = torch.tensor([row.targets[at] for at in places])
     return ids, wanted, told
 
 
-def loss_of(model: Qwen2, rows: Sequence[Row]) -> Tensor:
-    """Mean negative log-likelihood of what is to be learnt, in nats per token."""
+def losses(model: Qwen2, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """Mean negative log-likelihoods, in nats per token: of what is to be learnt, and of the hints half way up."""
     ids, wanted, told = padded(rows)
-    logits = model(ids, wanted)
-    return functional.cross_entropy(logits.flatten(0, 1), told.flatten(), ignore_index=IGNORED)
+    logits, middle = model(ids, wanted)
+    loss = functional.cross_entropy(logits.flatten(0, 1), told.flatten(), ignore_index=IGNORED)
+    hints = [(index, at, tokens) for index, row in enumerate(rows) for at, tokens in row.hints]
+    states = middle[torch.tensor([h[0] for h in hints]), torch.tensor([h[1] for h in hints])]
+    scores = model.read_off(states).log_softmax(-1)
+    which = torch.tensor([index for index, (_, _, tokens) in enumerate(hints) for _ in tokens])
+    said = torch.tensor([token for _, _, tokens in hints for token in tokens])
+    return loss, -scores[which, said].mean()
 
 
 def train(tokenizer: Tokenizer, shape: ModelConfig, config: TrainConfig, directory: Path, resume: bool) -> Qwen2:
@@ -73,8 +80,8 @@ def train(tokenizer: Tokenizer, shape: ModelConfig, config: TrainConfig, directo
             break
         optimizer.param_groups[0]["lr"] = config.lr * config.rate(step)
         optimizer.zero_grad()
-        loss = loss_of(model, rows)
-        loss.backward()
+        loss, hinted = losses(model, rows)
+        (loss + config.hint_weight * hinted).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM_MAX)
         optimizer.step()
         report.count(float(loss.detach()), rows)
@@ -123,7 +130,7 @@ class Report:
     def count(self, loss: float, rows: Sequence[Row]) -> None:
         """Remember one step."""
         self._losses.append(loss)
-        self._tokens += sum(len(ids) for ids, _ in rows)
+        self._tokens += sum(len(row.ids) for row in rows)
 
     def line(self, step: int, model: Qwen2) -> None:
         """Print and start anew."""

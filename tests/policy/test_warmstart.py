@@ -207,13 +207,13 @@ def test_a_drill_names_the_best_worker_of_every_skill_that_its_lines_show(level:
         drill = make_drill(7, index, level)
         assert drill == make_drill(7, index, level)
         lines = [line.split() for line in drill.text.splitlines()]
-        given = [text[1:] for text, learnt in drill.pieces if not learnt]
+        given = [piece.text[1:] for piece in drill.pieces if not piece.learnt]
         assert {word for line in lines for word in line} & set(SKILLS) <= set(given)
         skill = ""
-        for text, learnt in drill.pieces:
-            skill = skill if learnt else text[1:]
-            if learnt:
-                (line,) = [line for line in lines if line[0] == text]
+        for piece in drill.pieces:
+            skill = skill if piece.learnt else piece.text[1:]
+            if piece.learnt:
+                (line,) = [line for line in lines if line[0] == piece.text]
                 assert skill in line or {"right5", "right6", "right7", "right8", "right9", "right10"} & set(line)
 
 
@@ -228,25 +228,48 @@ def test_drills_grow_from_two_bare_lines_to_whole_pools() -> None:
 
 def test_a_row_asks_only_for_what_is_to_be_learnt() -> None:
     drill = make_drill(7, 0, LEVELS[-1])
-    drilled, planned = encode(tokenizer(), [drill, samples()[0]])
-    for ids, targets in (drilled, planned):
-        assert len(ids) == len(targets)
-        assert all(ids[at + 1] == target for at, target in enumerate(targets) if target != IGNORED)
-    asked = tokenizer().decode([target for target in drilled[1] if target != IGNORED])
-    assert asked == "".join(text for text, learnt in drill.pieces if learnt)
-    told = [target for target in planned[1] if target != IGNORED]
-    assert told[-1] == END_ID
-    assert tokenizer().decode(told[:-1]) == samples()[0].label
+    drilled, *planned = encode(tokenizer(), [drill, *samples()[:200]])
+    for row in (drilled, *planned):
+        assert len(row.ids) == len(row.targets)
+        assert all(row.ids[at + 1] == target for at, target in enumerate(row.targets) if target != IGNORED)
+    asked = tokenizer().decode([target for target in drilled.targets if target != IGNORED])
+    assert asked == "".join(piece.text for piece in drill.pieces if piece.learnt)
+    for row, sample in zip(planned, samples(), strict=False):
+        plan = [*tokenizer().encode(sample.label).ids, END_ID]
+        assert row.ids == [*tokenizer().encode(sample.text).ids, *plan]
+        assert [target for target in row.targets if target != IGNORED] == plan
+
+
+def test_hints_stand_at_line_ends_and_before_the_handles_they_explain() -> None:
+    sample = next(s for s in samples() if s.purposes == ("logic", "logic", "logic", "majority"))
+    (row,) = encode(tokenizer(), [sample])
+    text, tokens = sample.text, tokenizer()
+    said = [
+        (tokens.decode(row.ids[: at + 1], skip_special_tokens=False), tokens.decode(hint)) for at, hint in row.hints
+    ]
+    for worker in sample.shown.workers:
+        assert [line for before, line in said if before.endswith(f"\n{line}\n") and line.startswith(worker.handle)]
+    choices = [(before, hint.strip()) for before, hint in said if before.endswith('"worker":"')]
+    assert [hint for _, hint in choices] == list(sample.purposes)
+    assert all((text + sample.label).startswith(before) for before, _ in choices)
+
+
+def test_purposes_are_tags_of_the_workers_chosen() -> None:
+    for sample in samples():
+        tags = {worker.handle: worker.tags for worker in sample.shown.workers}
+        assert len(sample.purposes) in (0, len(sample.plan["steps"]))
+        for step, purpose in zip(sample.plan["steps"], sample.purposes, strict=False):
+            assert purpose == "" or purpose in tags[step["worker"]]
 
 
 def test_chunks_hold_drills_first_and_plans_in_the_end() -> None:
-    config = TrainConfig(steps=40, batch=4, chunk_steps=4, drill_shares=(0.5,))
+    config = TrainConfig(steps=40, batch=4, chunk_steps=4, drill_shares=(0.5,), drills_later=0.125)
     serialised = tokenizer().to_str()
     first, last = draw_chunk(serialised, config, 0), draw_chunk(serialised, config, 9)
     assert [len(batch) for batch in first] == [4] * 4
     assert first == draw_chunk(serialised, config, 0)
-    assert not any(END_ID in targets for batch in first for _, targets in batch)
-    assert all(END_ID in targets for batch in last for _, targets in batch)
+    assert not any(END_ID in row.targets for batch in first for row in batch)
+    assert sum(END_ID in row.targets for batch in last for row in batch) == 16 - 2
 
 
 def test_batches_go_on_from_any_step() -> None:
@@ -324,7 +347,7 @@ def test_the_server_computes_what_was_trained(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path / "m")
     logits, _ = runtime.forward(ids, runtime.empty())
     with torch.no_grad():
-        trained = model(torch.tensor([ids]), torch.tensor([[len(ids) - 1]]))[0, 0].numpy()
+        trained = model(torch.tensor([ids]), torch.tensor([[len(ids) - 1]]))[0][0, 0].numpy()
     assert np.abs(logits - trained).max() < 1e-3
 
 
