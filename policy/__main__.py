@@ -13,7 +13,7 @@ from importlib import import_module
 from gateway.errors import BadRequest, BatonError
 
 # Modules by name, imported when called: none of them pays for what another one loads.
-COMMANDS = {"traces": "policy.dataset.cli"}
+COMMANDS = {"traces": "policy.dataset.cli", "evaluate": "policy.evaluate.command"}
 USAGE = (
     f"usage: python -m policy COMMAND …; COMMAND is one of: {', '.join(COMMANDS)}; each explains itself with --help\n"
 )

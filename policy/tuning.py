@@ -30,6 +30,7 @@ class Result:
     outcome: float
     cost_nano: int
     answer: str
+    latency_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ async def observe(
             question_text(prompt.messages),
             prompt.category or "",
             {
-                name: Result(episode.outcome, episode.cost_nano, normalise(extract_answer(episode.reply)))
+                name: Result(
+                    episode.outcome, episode.cost_nano, normalise(extract_answer(episode.reply)), episode.latency_s
+                )
                 for name, episode in zip(own, group, strict=True)
             },
         )

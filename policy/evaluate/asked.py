@@ -1,0 +1,188 @@
+"""What an evaluation is asked to do: its arguments, checked as far as they can be without reading a file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gateway.errors import ConfigError
+
+ROUNDS = 3
+NEIGHBOURS = 50  # as the gateway's `experience_neighbours`
+TRAIN_QUESTIONS_MAX = 2_000
+ARENA_QUESTIONS = 300
+QUESTIONS_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The arguments. Costs are dollars per 1,000 questions."""
+
+    out: Path
+    policies: tuple[str, ...]
+    env: Literal["replay", "arena"]
+    data: Path | None
+    prices: Path | None
+    workers: tuple[str, ...]  # empty: all that the file has
+    staff: Literal["standard", "held_out"]
+    split: Literal["all", "validation", "train"] | None
+    train: Path | None
+    n: int | None
+    train_n: int
+    seed: int
+    usd_weights: tuple[float, ...]
+    curves: Mapping[str, tuple[str, ...]]
+    weak: str | None
+    strong: str | None
+    cost_range: tuple[float, float]
+    rounds: int
+    neighbours: int
+    threads: int
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="a .md and two .svg go beside it")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="may be repeated: a policy directory, conductor@shipped, fixed:WORKER, fixed:*, random, cheapest, rule, "
+        "baton/vote, baton/cascade, oracle; and, tuned on training questions: table, vote, cascade, moa, each also as "
+        "NAME:TRAINFILE. Every fixed worker and the oracle are always in the report",
+    )
+    parser.add_argument("--env", choices=("replay", "arena"), default="replay", help="default replay")
+    _add_questions(parser.add_argument_group("questions"))
+    _add_judgement(parser.add_argument_group("policies and figures"))
+
+
+def _add_questions(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--data", type=Path, metavar="FILE", help="replay: recorded answers, .jsonl or .jsonl.gz")
+    group.add_argument("--prices", type=Path, metavar="FILE", help="replay: JSON, model → dollars per million tokens")
+    group.add_argument("--workers", default="", metavar="A,B,…", help="replay: only these models (default all)")
+    group.add_argument("--staff", choices=("standard", "held_out"), default="standard", help="arena: which workers")
+    group.add_argument(
+        "--split",
+        choices=("all", "validation", "train"),
+        help="which questions are evaluated (default all where --train is another file, else validation)",
+    )
+    group.add_argument(
+        "--train",
+        type=Path,
+        metavar="FILE",
+        help="what tables, cascades, votes and experience are learnt from (default: the file that a table:FILE names, "
+        "else the train split of --data); questions that are evaluated are left out of it",
+    )
+    group.add_argument("--n", type=int, metavar="N", help=f"so many questions (default all; arena {ARENA_QUESTIONS})")
+    group.add_argument("--train-n", type=int, default=TRAIN_QUESTIONS_MAX, metavar="N", help="at most so many of those")
+    group.add_argument("--seed", type=int, default=0, help="which questions, and in which order workers are shown")
+
+
+def _add_judgement(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--usd-weight",
+        type=float,
+        action="append",
+        default=[],
+        metavar="W",
+        help="tuned policies maximise accuracy − W · dollars a question; several give each a curve (default 0)",
+    )
+    group.add_argument("--curve", action="append", default=[], metavar="NAME=A,B,…", help="policies that are one dial")
+    group.add_argument("--weak", metavar="WORKER", help="for APGR and CPT (default the cheapest as measured)")
+    group.add_argument("--strong", metavar="WORKER", help="the same (default the dearest as measured)")
+    group.add_argument("--cost-range", default="0.05,10", metavar="LO,HI", help="of AIQ, $ per 1,000; default 0.05,10")
+    group.add_argument("--rounds", type=int, default=ROUNDS, metavar="R", help=f"plans a question; default {ROUNDS}")
+    group.add_argument(
+        "--experience",
+        type=int,
+        default=NEIGHBOURS,
+        metavar="K",
+        help=f"training questions behind what is shown of each worker; default {NEIGHBOURS}, 0 shows nothing",
+    )
+    group.add_argument("--threads", type=int, default=2, metavar="N", help="plans a conductor decodes at once")
+
+
+def read(options: argparse.Namespace) -> Asked:
+    """The arguments as one value. Raises ConfigError with the fix."""
+    asked = Asked(
+        out=options.out,
+        policies=tuple(options.policy),
+        env=options.env,
+        data=options.data,
+        prices=options.prices,
+        workers=_names("--workers", options.workers),
+        staff=options.staff,
+        split=options.split,
+        train=options.train,
+        n=options.n,
+        train_n=options.train_n,
+        seed=options.seed,
+        usd_weights=tuple(options.usd_weight) or (0.0,),
+        curves=_curves(options.curve),
+        weak=options.weak,
+        strong=options.strong,
+        cost_range=_range(options.cost_range),
+        rounds=options.rounds,
+        neighbours=options.experience,
+        threads=options.threads,
+    )
+    _check(asked)
+    return asked
+
+
+def _check(asked: Asked) -> None:
+    if not asked.policies:
+        raise ConfigError("no policy to evaluate: give one or more --policy (`--help` lists them)")
+    counts = {"n": asked.n, "train-n": asked.train_n, "rounds": asked.rounds, "threads": asked.threads}
+    for name, least, value in (
+        *((name, 1, value) for name, value in counts.items()),
+        ("experience", 0, asked.neighbours),
+    ):
+        if value is not None and not least <= value <= QUESTIONS_MAX:
+            raise ConfigError(f"--{name} {value}: must be between {least} and {QUESTIONS_MAX}")
+    for weight in asked.usd_weights:
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"--usd-weight {weight:g}: must be 0 or more, in accuracy per dollar")
+    if len(set(asked.usd_weights)) < len(asked.usd_weights):
+        raise ConfigError("--usd-weight: the same weight is given twice")
+    if asked.env == "replay" and (asked.data is None or asked.prices is None):
+        raise ConfigError("--env replay needs --data FILE and --prices FILE")
+    recorded = [f"--{name}" for name in ("data", "prices", "workers", "train") if getattr(asked, name)]
+    if asked.env == "arena" and recorded:
+        raise ConfigError(f"{recorded[0]} is for --env replay: the arena makes its own questions and workers")
+    if asked.env == "arena" and asked.split == "all":
+        raise ConfigError("--split all: the arena never runs out of questions; give validation or train")
+
+
+def _names(option: str, given: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if given and not names:
+        raise ConfigError(f"{option} names nothing; give names between commas")
+    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
+        raise ConfigError(f"{option}: `{twice[0]}` is named twice")
+    return names
+
+
+def _curves(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    curves: dict[str, tuple[str, ...]] = {}
+    for each in given:
+        name, equals, members = each.partition("=")
+        if not (name and equals) or name in curves:
+            raise ConfigError(f"--curve {each}: write NAME=POLICY,POLICY,… and each NAME once")
+        curves[name] = _names(f"--curve {name}", members)
+    return curves
+
+
+def _range(given: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in given.split(","))
+    except ValueError:
+        raise ConfigError(f"--cost-range {given}: write two numbers, LO,HI, in dollars per 1,000 questions") from None
+    if not 0 <= low < high < math.inf:
+        raise ConfigError(f"--cost-range {given}: needs 0 ≤ LO < HI")
+    return low, high

@@ -1,0 +1,81 @@
+"""Compare policies on questions they were not tuned on: accuracy, dollars, calls, with intervals and baselines.
+
+Nothing needs to be started by hand. Finished policies are kept in OUT.partial, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from policy.environments.sampling import Progress
+from policy.evaluate.asked import Asked, read
+from policy.evaluate.asked import add as add
+from policy.evaluate.contest import Kept, Say, contest, facts_of
+from policy.evaluate.entrants import Entrant, entrants, train_files
+from policy.evaluate.figures import check_ends, curves, report
+from policy.evaluate.pages import write
+from policy.evaluate.scene import Scene
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the report; 0, or 130 when interrupted. Raises ConfigError, one line with the fix, and writes nothing."""
+    asked, say = read(options), Say()
+    kept = Kept(asked.out)
+    try:
+        done = asyncio.run(_evaluated(asked, kept, say))
+    except KeyboardInterrupt:
+        say.done(f"interrupted; finished policies are kept in {kept.folder}: the same command goes on from there")
+        return 130
+    finally:
+        kept.drop_if_empty()
+    kept.drop()
+    sys.stdout.write(done)
+    return 0
+
+
+async def _evaluated(asked: Asked, kept: Kept, say: Say) -> str:
+    def progress(what: str, now: Progress) -> None:
+        say.progress(what, now)
+
+    scene = Scene(asked, progress, train_files(asked.policies))
+    found = entrants(asked.policies, scene.workers, asked.usd_weights)
+    check_ends(asked, found)
+    curves(asked, found)  # a curve of unknown policies is refused before minutes are spent
+    results = await contest(asked, scene, found, kept, say)
+    body = {
+        "evaluated": facts_of(scene, asked, len(scene.stage.prompts)),
+        "tuned_on": [lessons.facts() for lessons in scene.learnt],
+        "settings": _settings(asked),
+        **report(asked, found, results),
+    }
+    kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in found}}
+    files = write(asked.out, body, kinds, curves(asked, found))
+    return _summary(body, found) + "".join(f"{path}\n" for path in files)
+
+
+def _settings(asked: Asked) -> dict[str, Any]:
+    return {
+        "policies": list(asked.policies),
+        "usd_weights": list(asked.usd_weights),
+        "cost_range": list(asked.cost_range),
+        "rounds": asked.rounds,
+        "experience_neighbours": asked.neighbours,
+        "train_questions_max": asked.train_n,
+    }
+
+
+def _summary(body: dict[str, Any], found: list[Entrant]) -> str:
+    best, oracle = body["best_single"], body["oracle"]
+    lines = [f"{'policy':<40} {'right':>6} {'95 %':>13} {'$ per 1,000':>12} {'calls':>6} {'valid':>6}"]
+    ranked = sorted(body["policies"].items(), key=lambda item: (-item[1]["accuracy"], item[1]["usd_per_1k"]))
+    for name, one in ranked:
+        low, high = one["accuracy_ci"]
+        lines.append(
+            f"{name:<40} {one['accuracy']:>6.3f} {low:>6.3f}-{high:.3f} {one['usd_per_1k']:>12.3f} "
+            f"{one['calls_per_task']:>6.2f} {one['parse_rate']:>6.3f}"
+        )
+    lines.append(f"best single {best}; oracle {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.3f}")
+    return "\n".join(lines) + "\n"

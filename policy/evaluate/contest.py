@@ -1,0 +1,240 @@
+"""Every policy on every question, with progress; finished policies are kept, so that an interrupted run goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from gateway import __version__
+from gateway.core.pool import NANO_PER_USD
+from gateway.errors import ConfigError
+from policy.baselines import fixed
+from policy.environments.base import Episode, Planner, PlanSource, Prompt
+from policy.environments.sampling import CONCURRENCY, Progress, sample
+from policy.evaluate.asked import Asked
+from policy.evaluate.entrants import ROUTERS, TUNED, Entrant
+from policy.evaluate.scene import Scene, digest_of
+
+SAY_EVERY_S = 5.0  # where standard error is no terminal
+REDRAW_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy on one question."""
+
+    prompt_id: str
+    category: str
+    outcome: float  # in [0, 1]
+    cost_nano: int
+    latency_s: float
+    calls: int  # attempts at workers and tools
+    rounds: int  # planned rounds that had steps
+    planning_tokens: int  # prompt and plan, of all planning calls
+    parsed: bool
+    workers: tuple[str, ...]  # of its steps, tools included
+    error: str | None
+
+    @classmethod
+    def of(cls, prompt: Prompt, episode: Episode) -> Row:
+        """What is kept of an episode."""
+        loops = (episode.record, *episode.children)
+        planned = [each for loop in loops for each in loop.rounds]
+        return cls(
+            prompt_id=prompt.id,
+            category=prompt.category or "",
+            outcome=episode.outcome,
+            cost_nano=episode.cost_nano,
+            latency_s=episode.latency_s,
+            calls=episode.calls,
+            rounds=sum(bool(each.plan and each.plan["steps"]) for each in episode.record.rounds),
+            planning_tokens=sum(each.prompt_tokens + each.completion_tokens for each in planned),
+            parsed=episode.parsed,
+            workers=episode.workers,
+            error=episode.error,
+        )
+
+
+class Say:
+    """Progress on standard error: one line redrawn on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._last_s = -REDRAW_EVERY_S
+        self._drawn = 0
+        self._began: dict[str, int] = {}
+
+    def progress(self, what: str, now: Progress) -> None:
+        """Called after every episode; says little."""
+        began_nano = self._began.setdefault(what, now.spent_nano)
+        every_s = REDRAW_EVERY_S if self._terminal else SAY_EVERY_S
+        if time.monotonic() - self._last_s < every_s:
+            return
+        usd = (now.spent_nano - began_nano) / NANO_PER_USD / now.done * 1000
+        done = f"{now.done}/{now.total}" if now.total else f"{now.done}"
+        self._line(f"{what}: {done}, right {now.outcome_mean:.3f}, ${usd:.3f} per 1,000, {now.elapsed_s:.0f} s")
+
+    def done(self, text: str) -> None:
+        """A line that stays."""
+        self._line(text)
+        if self._terminal:
+            self._stream.write("\n")
+            self._drawn = 0
+
+    def _line(self, text: str) -> None:
+        self._last_s = time.monotonic()
+        if self._terminal:
+            self._stream.write("\r" + text.ljust(self._drawn))
+            self._drawn = len(text)
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class Kept:
+    """Rows of finished policies beside the report, while it is not written yet: OUT.partial/HASH.json."""
+
+    def __init__(self, out: Path) -> None:
+        """Raises ConfigError where nothing can be written there."""
+        self.folder = out.with_name(out.name + ".partial")
+        try:
+            if out.is_dir():
+                raise ConfigError(f"--out {out}: is a folder; name a file in it")
+            self.folder.mkdir(exist_ok=True)
+            probe = self.folder / "probe.tmp"
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"--out {out}: cannot be written ({error.strerror}); name a file in a folder that is there"
+            ) from None
+
+    def rows(self, key: str) -> list[Row] | None:
+        """Those under the key, None where there are none that can be read."""
+        try:
+            found = json.loads((self.folder / f"{key}.json").read_text())
+            return [Row(**{**each, "workers": tuple(each["workers"])}) for each in found]
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def keep(self, key: str, rows: Sequence[Row]) -> None:
+        """Written whole or not at all. Raises ConfigError on a full disk."""
+        write_whole(self.folder / f"{key}.json", json.dumps([asdict(row) for row in rows]))
+
+    def drop(self) -> None:
+        """The report is written: nothing is left behind but what somebody else put there."""
+        for path in self.folder.glob("*.json"):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def drop_if_empty(self) -> None:
+        """After a refusal."""
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """In one step, so that nobody reads half of it. Raises ConfigError."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); make room, or name another --out") from None
+
+
+async def contest(
+    asked: Asked, scene: Scene, found: Sequence[Entrant], kept: Kept, say: Say
+) -> Mapping[str, list[Row]]:
+    """Rows by policy name, each in the order of the questions. Raises ConfigError."""
+    sees = any(entrant.reads_experience for entrant in found)
+    prompts = await scene.experienced(asked.neighbours if sees else 0)
+    common = digest_of(
+        [__version__, asked.env, asked.rounds, scene.stage.facts, [_shown(prompt) for prompt in prompts]]
+    )
+    results: dict[str, list[Row]] = {}
+    for number, entrant in enumerate(found, 1):
+        key = digest_of([common, entrant.identity, await _lesson(scene, entrant), asked.seed])[:32]
+        rows = kept.rows(key)
+        again = rows is not None
+        if rows is None:
+            rows = await _played(asked, scene, entrant, prompts, f"[{number}/{len(found)}] {entrant.name}", say)
+            kept.keep(key, rows)
+        results[entrant.name] = rows
+        right = sum(row.outcome for row in rows) / len(rows)
+        usd = sum(row.cost_nano for row in rows) / NANO_PER_USD / len(rows) * 1000
+        before = ", from before" if again else ""
+        say.done(f"[{number}/{len(found)}] {entrant.name}: right {right:.3f}, ${usd:.3f} per 1,000{before}")
+    return results
+
+
+def _shown(prompt: Prompt) -> list[object]:
+    past = sorted((name, asdict(seen)) for name, seen in prompt.experience.items())
+    return [prompt.id, [(spec.name, spec.handle) for spec in prompt.pool], past]
+
+
+async def _lesson(scene: Scene, entrant: Entrant) -> str:
+    """What a tuned policy was tuned on, for the key under which its rows are kept."""
+    if entrant.kind != "tuned":
+        return ""
+    return digest_of([asdict(each) for each in (await scene.lessons(entrant.file)).observed])
+
+
+async def _played(
+    asked: Asked, scene: Scene, entrant: Entrant, prompts: Sequence[Prompt], what: str, say: Say
+) -> list[Row]:
+    if entrant.directory is not None:
+        engine, planner = entrant.directory.open(asked.threads)
+        try:
+            return await _rows(scene, prompts, [planner] * len(prompts), what, say, 2 * asked.threads)
+        finally:
+            engine.close()
+    if entrant.kind == "oracle":
+        sources: list[PlanSource] = [scene.stage.oracle(prompt) for prompt in prompts]
+    else:
+        sources = [await _planner(asked, scene, entrant)] * len(prompts)
+    return await _rows(scene, prompts, sources, what, say, CONCURRENCY)
+
+
+async def _planner(asked: Asked, scene: Scene, entrant: Entrant) -> Planner:
+    if entrant.kind == "fixed":
+        return fixed(entrant.worker)
+    if entrant.kind == "router":
+        return ROUTERS[entrant.identity](asked.seed)
+    lessons = await scene.lessons(entrant.file)
+    try:
+        return TUNED[entrant.identity.partition(":")[0]](lessons.observed, entrant.usd_weight)
+    except ValueError as error:
+        raise ConfigError(f"--policy {entrant.name}: {error}") from None
+
+
+async def _rows(
+    scene: Scene, prompts: Sequence[Prompt], sources: Sequence[PlanSource], what: str, say: Say, concurrency: int
+) -> list[Row]:
+    work = [(prompt, [source]) for prompt, source in zip(prompts, sources, strict=True)]
+    found = await sample(
+        scene.stage.environment, work, concurrency=concurrency, on_progress=lambda now: say.progress(what, now)
+    )
+    return [Row.of(prompt, group[0]) for prompt, group in zip(prompts, found.groups, strict=True)]
+
+
+def facts_of(scene: Scene, asked: Asked, prompts: int) -> dict[str, Any]:
+    """What was evaluated, for the report."""
+    return {
+        **scene.stage.facts,
+        "environment": asked.env,
+        "split": scene.stage.split,
+        "questions": prompts,
+        "seed": asked.seed,
+        "workers": scene.workers,
+    }

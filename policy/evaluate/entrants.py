@@ -1,0 +1,118 @@
+"""Policies by name: what may stand behind `--policy`, and how each becomes something that plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import policy
+from gateway.core.experience import RuleWeights
+from gateway.errors import ConfigError
+from policy import tuning
+from policy.baselines import CheapestPlanner, Once, RandomPlanner
+from policy.environments.base import CascadeRouter, Planner, RulePlanner, VoteRouter
+from policy.evaluate.inprocess import ConductorDirectory
+from policy.evaluate.scene import digest_of
+
+Kind = Literal["fixed", "router", "tuned", "conductor", "oracle"]
+TUNED: Mapping[str, Callable[[Sequence[tuning.Observed], float], Planner]] = {
+    "table": tuning.table,
+    "vote": tuning.vote,
+    "cascade": tuning.cascade,
+    "moa": tuning.moa,
+}
+RULE = RulePlanner(RuleWeights())
+ROUTERS: Mapping[str, Callable[[int], Planner]] = {
+    "random": RandomPlanner,
+    "cheapest": lambda _seed: CheapestPlanner(),
+    "baton/rule": lambda _seed: Once(RULE),
+    "baton/vote": lambda _seed: VoteRouter(RULE),
+    "baton/cascade": lambda _seed: CascadeRouter(RULE),
+}
+ALIASES = {"rule": "baton/rule"}
+SHIPPED = Path(policy.__file__).parent / "shipped" / "arena-1"
+CONDUCTOR_SHIPPED = "conductor@shipped"
+FIXED = "fixed:"
+ORACLE = "oracle"
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One policy of the comparison. `name` is its key in the report, `identity` what it is, however it was spelt."""
+
+    name: str
+    kind: Kind
+    identity: str
+    file: Path | None = None  # what a tuned one is tuned on; None: the default source
+    usd_weight: float = 0.0
+    directory: ConductorDirectory | None = None
+
+    @property
+    def reads_experience(self) -> bool:
+        """Whether what the workers did on similar questions may change what it plans."""
+        return self.kind == "conductor" or self.identity.startswith("baton/")
+
+    @property
+    def worker(self) -> str:
+        """Of a fixed one."""
+        return self.identity.removeprefix(FIXED)
+
+
+def train_files(names: Sequence[str]) -> list[Path]:
+    """Files that policies of these names are to be tuned on, in order."""
+    pairs = [name.partition(":") for name in names]
+    return [Path(file) for kind, _, file in pairs if kind in TUNED and file]
+
+
+def entrants(names: Sequence[str], workers: Sequence[str], usd_weights: Sequence[float]) -> list[Entrant]:
+    """The policies asked for, and every fixed worker and the oracle. Raises ConfigError on an unknown name, a policy
+    named twice, or a directory that cannot be used."""
+    found: list[Entrant] = []
+    for name in names:
+        for entrant in _named(name, workers, usd_weights):
+            if twin := next((one for one in found if one.identity == entrant.identity), None):
+                same = f", as `{twin.name}`" if twin.name != entrant.name else ""
+                raise ConfigError(f"--policy {name}: named twice{same}; drop one")
+            found.append(entrant)
+    always = [*(fixed_worker(worker) for worker in workers), Entrant(ORACLE, "oracle", ORACLE)]
+    known = {entrant.identity for entrant in found}
+    return [*(entrant for entrant in always if entrant.identity not in known), *found]
+
+
+def fixed_worker(worker: str) -> Entrant:
+    """Always that worker."""
+    return Entrant(f"{FIXED}{worker}", "fixed", f"{FIXED}{worker}")
+
+
+def _named(name: str, workers: Sequence[str], usd_weights: Sequence[float]) -> list[Entrant]:
+    kind, _, file = name.partition(":")
+    if kind in TUNED:
+        return [_tuned(name, kind, file, weight, many=len(usd_weights) > 1) for weight in usd_weights]
+    if name == f"{FIXED}*":
+        return [fixed_worker(worker) for worker in workers]
+    if name.startswith(FIXED):
+        worker = name.removeprefix(FIXED)
+        if worker not in workers:
+            raise ConfigError(f"--policy {name}: no such worker; there are {', '.join(workers)}")
+        return [fixed_worker(worker)]
+    if name == ORACLE:
+        return [Entrant(name, "oracle", ORACLE)]
+    known = ALIASES.get(name, name)
+    return [Entrant(name, "router", known)] if known in ROUTERS else [_conductor(name)]
+
+
+def _tuned(name: str, kind: str, file: str, weight: float, *, many: bool) -> Entrant:
+    source = Path(file) if file else None
+    identity = f"{kind}:{source.resolve() if source else ''}~{weight:g}"
+    return Entrant(f"{name}~{weight:g}" if many else name, "tuned", identity, source, weight)
+
+
+def _conductor(name: str) -> Entrant:
+    path = SHIPPED if name == CONDUCTOR_SHIPPED else Path(name)
+    if not path.is_dir():
+        known = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE, CONDUCTOR_SHIPPED]
+        raise ConfigError(f"--policy {name}: neither a policy directory nor one of {', '.join(known)}")
+    directory = ConductorDirectory(path)
+    return Entrant(name, "conductor", f"conductor:{digest_of(directory.manifest.sha256)}", directory=directory)

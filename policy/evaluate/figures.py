@@ -1,0 +1,203 @@
+"""From rows to the report: accuracy, dollars, calls, and what they are worth beside the best single worker. Pure.
+
+Dollars are per 1,000 questions; intervals are 95 % percentile bootstrap over questions. JSON has no NaN: a figure that
+does not exist is None.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from gateway.core.pool import NANO_PER_USD
+from gateway.errors import ConfigError
+from policy.evaluate.asked import Asked
+from policy.evaluate.contest import Row
+from policy.evaluate.entrants import FIXED, ORACLE, Entrant
+from policy.stats import aiq, apgr, bootstrap_mean, cost_at_quality, cpt, mcnemar, routerarena_score
+
+Results = Mapping[str, Sequence[Row]]
+USD_1K = 1_000 / NANO_PER_USD
+GAP_SHARES = (0.5, 0.8)
+ORACLES = {
+    "replay": "full information: of each question the cheapest worker that is right; no policy can know it",
+    "arena": "cross-fitted: the best plan known for each question, chosen on other draws of the workers' errors",
+}
+FORMULAS = {
+    "accuracy_ci, usd_per_1k_ci": "percentile bootstrap over questions (Efron & Tibshirani 1993, ch. 13)",
+    "vs_best_single.p": "McNemar's exact test, two-sided (McNemar 1947)",
+    "aiq": "mean height of the non-decreasing concave hull of (dollars, accuracy) over the cost range, 0 below its "
+    "cheapest point (RouterBench, arXiv:2403.12031; there the range ends at the dearest router compared)",
+    "apgr, cpt_50, cpt_80": "over the share of questions that reach the strong worker; both ends added (RouteLLM, "
+    "arXiv:2406.18665)",
+    "routerarena": "(1 + β)·A·C / (β·A + C), β = 0.1, C the logarithmic cheapness between $0.0044 and $200 "
+    "(RouterArena, arXiv:2510.00202)",
+    "usd_per_1k_at_best_single": "least cost at which that hull reaches the best single worker's accuracy "
+    "(LLMRouterBench's CostSave, arXiv:2601.07206); None: it never does",
+    "parse_rate": "share of questions all of whose plans were within their caps; a refused plan counts as wrong",
+    "calls_per_task": "attempts at workers and tools, child loops included",
+    "worker_share": "of all steps, tools included",
+}
+
+
+def report(asked: Asked, found: Sequence[Entrant], results: Results) -> dict[str, Any]:
+    """Everything but where it came from. Raises ConfigError on a --curve that names nothing."""
+    singles = {entrant.name: entrant for entrant in found if entrant.kind == "fixed"}
+    best = max(singles, key=lambda name: (_accuracy(results[name]), -_usd(results[name]), name))
+    weak, strong = _ends(asked, results, singles)
+    shown = [entrant.name for entrant in found if entrant.kind != "oracle" or ORACLE in asked.policies]
+    frame = _Frame(asked, results, best, weak, strong)
+    oracle = next(entrant.name for entrant in found if entrant.kind == "oracle")
+    return {
+        "policies": {name: frame.policy(name) for name in shown},
+        "best_single": best,
+        "oracle": {"kind": ORACLES[asked.env], **frame.short(oracle)},
+        "weak": weak,
+        "strong": strong,
+        "curves": {name: frame.curve(members) for name, members in curves(asked, found).items()},
+        "formulas": FORMULAS,
+    }
+
+
+def curves(asked: Asked, found: Sequence[Entrant]) -> dict[str, list[str]]:
+    """Policies that belong together: all fixed workers, a tuned policy at several weights, and those asked for."""
+    named: dict[str, list[str]] = {"fixed workers": [entrant.name for entrant in found if entrant.kind == "fixed"]}
+    if len(asked.usd_weights) > 1:
+        for entrant in found:
+            if entrant.kind == "tuned":
+                named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
+    names = {entrant.name for entrant in found}
+    for name, members in asked.curves.items():
+        if missing := [member for member in members if member not in names]:
+            raise ConfigError(f"--curve {name}: `{missing[0]}` is not among the policies: {', '.join(sorted(names))}")
+        named[name] = list(members)
+    return named
+
+
+def check_ends(asked: Asked, found: Sequence[Entrant]) -> None:
+    """Raises ConfigError on a --weak or --strong that is no worker."""
+    workers = [entrant.worker for entrant in found if entrant.kind == "fixed"]
+    for option, name in (("weak", asked.weak), ("strong", asked.strong)):
+        if name is not None and name not in workers:
+            raise ConfigError(f"--{option} {name}: no such worker; there are {', '.join(workers)}")
+
+
+def _ends(asked: Asked, results: Results, singles: Mapping[str, Entrant]) -> tuple[str, str]:
+    """The weak and the strong worker's names."""
+    by_cost = sorted(singles, key=lambda name: (_usd(results[name]), name))
+    return asked.weak or singles[by_cost[0]].worker, asked.strong or singles[by_cost[-1]].worker
+
+
+class _Frame:
+    """What every policy is compared with."""
+
+    def __init__(self, asked: Asked, results: Results, best: str, weak: str, strong: str) -> None:
+        self._asked = asked
+        self._results = results
+        self._best = best
+        self._strong = strong
+        self._ends = _accuracy(results[f"{FIXED}{weak}"]), _accuracy(results[f"{FIXED}{strong}"])
+
+    def short(self, name: str) -> dict[str, Any]:
+        """What it got and what it cost."""
+        rows = self._results[name]
+        right = bootstrap_mean([row.outcome for row in rows], seed=self._asked.seed)
+        usd = bootstrap_mean([row.cost_nano * USD_1K for row in rows], seed=self._asked.seed)
+        return {
+            "n": len(rows),
+            "accuracy": right.value,
+            "accuracy_ci": [right.low, right.high],
+            "usd_per_1k": usd.value,
+            "usd_per_1k_ci": [usd.low, usd.high],
+        }
+
+    def policy(self, name: str) -> dict[str, Any]:
+        """All figures of one policy."""
+        rows = self._results[name]
+        return {
+            **self.short(name),
+            "calls_per_task": fmean(row.calls for row in rows),
+            "rounds_per_task": fmean(row.rounds for row in rows),
+            "planning_tokens_per_task": fmean(row.planning_tokens for row in rows),
+            "latency_s_per_task": fmean(row.latency_s for row in rows),
+            "parse_rate": fmean(row.parsed for row in rows),
+            "errors": dict(Counter(row.error for row in rows if row.error is not None)),
+            "worker_share": _shares(rows),
+            "vs_best_single": self._paired(name),
+            **self._worth([name]),
+            "by_category": _split(rows, [row.category for row in rows]),
+            "by_shape": _split(rows, [_shape(row) for row in rows]),
+        }
+
+    def _paired(self, name: str) -> dict[str, Any]:
+        """Against the best single worker on the same questions."""
+        mine = [row.outcome for row in self._results[name]]
+        other = [row.outcome for row in self._results[self._best]]
+        gain = bootstrap_mean([a - b for a, b in zip(mine, other, strict=True)], seed=self._asked.seed)
+        test = mcnemar([value >= 0.5 for value in mine], [value >= 0.5 for value in other])
+        return {
+            "accuracy_gain": gain.value,
+            "accuracy_gain_ci": [gain.low, gain.high],
+            "only_this": test.only_first,
+            "only_best_single": test.only_second,
+            "p": test.p,
+        }
+
+    def _worth(self, names: Sequence[str]) -> dict[str, Any]:
+        """Scores of one policy, or of several that are one dial."""
+        usd = [_usd(self._results[name]) for name in names]
+        right = [_accuracy(self._results[name]) for name in names]
+        reach = cost_at_quality(usd, right, _accuracy(self._results[self._best]))
+        score = max(routerarena_score(accuracy, cost) for accuracy, cost in zip(right, usd, strict=True))
+        scores = {"aiq": aiq(usd, right, *self._asked.cost_range), "routerarena": score}
+        return {**scores, "usd_per_1k_at_best_single": reach, **self._recovered(names, right)}
+
+    def _recovered(self, names: Sequence[str], right: Sequence[float]) -> dict[str, float | None]:
+        """RouteLLM's scores; None where the strong worker is not better than the weak one."""
+        weak, strong = self._ends
+        keys = ("apgr", *(f"cpt_{round(100 * share)}" for share in GAP_SHARES))
+        if strong <= weak:
+            return dict.fromkeys(keys)
+        shares = [fmean(self._strong in row.workers for row in self._results[name]) for name in names]
+        reached = [cpt(shares, right, weak, strong, share) for share in GAP_SHARES]
+        return dict(zip(keys, (apgr(shares, right, weak, strong), *reached), strict=True))
+
+    def curve(self, names: Sequence[str]) -> dict[str, Any]:
+        """A dial: its points by cost, and its scores."""
+        points = [{"policy": name, "usd_per_1k": _usd(self._results[name]), "accuracy": _accuracy(self._results[name])}
+                  for name in names]  # fmt: skip
+        return {"points": sorted(points, key=lambda point: point["usd_per_1k"]), **self._worth(names)}
+
+
+def _accuracy(rows: Sequence[Row]) -> float:
+    return fmean(row.outcome for row in rows)
+
+
+def _usd(rows: Sequence[Row]) -> float:
+    return sum(row.cost_nano for row in rows) / len(rows) * USD_1K
+
+
+def _shares(rows: Sequence[Row]) -> dict[str, float]:
+    """Share of steps by worker, largest first."""
+    counts = Counter(worker for row in rows for worker in row.workers)
+    total = sum(counts.values())
+    return {worker: count / total for worker, count in counts.most_common()}
+
+
+def _shape(row: Row) -> str:
+    """What was done for a question, as a word."""
+    if row.rounds > 1:
+        return "several rounds"
+    return "one call" if len(row.workers) <= 1 else "several calls"
+
+
+def _split(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, dict[str, float]]:
+    groups: dict[str, list[Row]] = {}
+    for row, key in zip(rows, keys, strict=True):
+        groups.setdefault(key, []).append(row)
+    return {
+        key: {"n": len(group), "accuracy": _accuracy(group), "usd_per_1k": _usd(group)}
+        for key, group in sorted(groups.items())
+    }
