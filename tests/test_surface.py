@@ -43,4 +43,11 @@ def test_the_module_is_the_program() -> None:
     command = [sys.executable, "-m", "gateway", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("usage: baton")
-    assert re.findall(r"\n    ([a-z-]+)\b", done.stdout) == ["serve", "check", "keys", "replay-workers"]
+    assert re.findall(r"\n    ([a-z-]+)\b", done.stdout) == [
+        "serve",
+        "check",
+        "keys",
+        "replay-workers",
+        "traces",
+        "evaluate",
+    ]

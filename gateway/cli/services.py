@@ -51,6 +51,12 @@ def conductor_directory(settings: Settings) -> Path:
     return directory.resolve()
 
 
+def policy_version(directory: Path) -> str:
+    """The name under which these weights are served and logged, such as `conductor@7`."""
+    version = json.loads((directory / "manifest.json").read_text(encoding="utf-8")).get("version")
+    return f"conductor@{version}" if version else "conductor"
+
+
 def pepper_of(settings: Settings, data: DataDir) -> bytes:
     """The secret under key digests: the one referred to, else the data directory's own."""
     ref = settings.pepper
@@ -150,9 +156,11 @@ class Stack:
             url, model = urldefrag(settings.conductor)
             return (url.rstrip("/"), model), settings.conductor
         directory = conductor_directory(settings)
-        server = EmbeddedProgram("conductor", self.data.path, "policy.serve", ["--model", str(directory)])
+        name = policy_version(directory)
+        arguments = ["--model", str(directory), "--served-model-name", name]
+        server = EmbeddedProgram("conductor", self.data.path, "policy.serve", arguments)
         await self._run(server)
-        return (f"{server.url}/v1", "conductor"), f"{directory.name}, {server.url}"
+        return (f"{server.url}/v1", name), f"{directory.name} as {name}, {server.url}"
 
 
 async def output_of(module: str, *arguments: str) -> bytes:
