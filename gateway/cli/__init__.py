@@ -9,10 +9,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gateway.cli import check, keys, replay, serve, traces
+from gateway.cli import check, evaluate, keys, replay, serve, traces
 from gateway.errors import BadRequest, BatonError
 
-COMMANDS = {"serve": serve, "check": check, "keys": keys, "replay-workers": replay, "traces": traces}
+COMMANDS = {
+    "serve": serve,
+    "check": check,
+    "keys": keys,
+    "replay-workers": replay,
+    "traces": traces,
+    "evaluate": evaluate,
+}
 
 
 def parser() -> argparse.ArgumentParser:

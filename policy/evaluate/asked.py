@@ -46,7 +46,7 @@ class Asked:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="a .md and two .svg go beside it")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the report; a .md and two .svg go beside it")
     parser.add_argument(
         "--policy",
         action="append",
@@ -109,6 +109,8 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
 
 def read(options: argparse.Namespace) -> Asked:
     """The arguments as one value. Raises ConfigError with the fix."""
+    if options.out is None:
+        raise ConfigError("no --out FILE.json: where should the report go?")
     asked = Asked(
         out=options.out,
         policies=tuple(options.policy),

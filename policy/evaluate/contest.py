@@ -39,7 +39,8 @@ class Row:
     planning_tokens: int  # prompt and plan, of all planning calls
     parsed: bool
     workers: tuple[str, ...]  # of its steps, tools included
-    error: str | None
+    error: str | None  # code of what left it without an answer
+    refusals: tuple[str, ...]  # why plans were refused
 
     @classmethod
     def of(cls, prompt: Prompt, episode: Episode) -> Row:
@@ -58,6 +59,7 @@ class Row:
             parsed=episode.parsed,
             workers=episode.workers,
             error=episode.error,
+            refusals=tuple(each.refusal for each in planned if each.refusal is not None),
         )
 
 
@@ -67,7 +69,7 @@ class Say:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
-        self._last_s = -REDRAW_EVERY_S
+        self._last_s = 0.0 if self._terminal else time.monotonic()
         self._drawn = 0
         self._began: dict[str, int] = {}
 
@@ -103,10 +105,10 @@ class Kept:
 
     def __init__(self, out: Path) -> None:
         """Raises ConfigError where nothing can be written there."""
+        if not out.name or out.is_dir():
+            raise ConfigError(f"--out {out}: is a folder; name a file in it")
         self.folder = out.with_name(out.name + ".partial")
         try:
-            if out.is_dir():
-                raise ConfigError(f"--out {out}: is a folder; name a file in it")
             self.folder.mkdir(exist_ok=True)
             probe = self.folder / "probe.tmp"
             probe.write_text("")
@@ -120,7 +122,8 @@ class Kept:
         """Those under the key, None where there are none that can be read."""
         try:
             found = json.loads((self.folder / f"{key}.json").read_text())
-            return [Row(**{**each, "workers": tuple(each["workers"])}) for each in found]
+            lists = ("workers", "refusals")
+            return [Row(**{**each, **{name: tuple(each[name]) for name in lists}}) for each in found]
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -159,6 +162,7 @@ async def contest(
     """Rows by policy name, each in the order of the questions. Raises ConfigError."""
     sees = any(entrant.reads_experience for entrant in found)
     prompts = await scene.experienced(asked.neighbours if sees else 0)
+    planners = {entrant.name: await _planner(asked, scene, entrant) for entrant in found}  # refused before any is run
     common = digest_of(
         [__version__, asked.env, asked.rounds, scene.stage.facts, [_shown(prompt) for prompt in prompts]]
     )
@@ -168,7 +172,8 @@ async def contest(
         rows = kept.rows(key)
         again = rows is not None
         if rows is None:
-            rows = await _played(asked, scene, entrant, prompts, f"[{number}/{len(found)}] {entrant.name}", say)
+            what = f"[{number}/{len(found)}] {entrant.name}"
+            rows = await _played(asked, scene, entrant, planners[entrant.name], prompts, what, say)
             kept.keep(key, rows)
         results[entrant.name] = rows
         right = sum(row.outcome for row in rows) / len(rows)
@@ -191,26 +196,32 @@ async def _lesson(scene: Scene, entrant: Entrant) -> str:
 
 
 async def _played(
-    asked: Asked, scene: Scene, entrant: Entrant, prompts: Sequence[Prompt], what: str, say: Say
+    asked: Asked,
+    scene: Scene,
+    entrant: Entrant,
+    planner: Planner | None,
+    prompts: Sequence[Prompt],
+    what: str,
+    say: Say,
 ) -> list[Row]:
     if entrant.directory is not None:
-        engine, planner = entrant.directory.open(asked.threads)
+        engine, conductor = entrant.directory.open(asked.threads)
         try:
-            return await _rows(scene, prompts, [planner] * len(prompts), what, say, 2 * asked.threads)
+            return await _rows(scene, prompts, [conductor] * len(prompts), what, say, 2 * asked.threads)
         finally:
             engine.close()
-    if entrant.kind == "oracle":
-        sources: list[PlanSource] = [scene.stage.oracle(prompt) for prompt in prompts]
-    else:
-        sources = [await _planner(asked, scene, entrant)] * len(prompts)
+    sources: list[PlanSource] = [planner or scene.stage.oracle(prompt) for prompt in prompts]
     return await _rows(scene, prompts, sources, what, say, CONCURRENCY)
 
 
-async def _planner(asked: Asked, scene: Scene, entrant: Entrant) -> Planner:
+async def _planner(asked: Asked, scene: Scene, entrant: Entrant) -> Planner | None:
+    """None for what plans each question by itself, or is opened when its turn comes."""
     if entrant.kind == "fixed":
         return fixed(entrant.worker)
     if entrant.kind == "router":
         return ROUTERS[entrant.identity](asked.seed)
+    if entrant.kind != "tuned":
+        return None
     lessons = await scene.lessons(entrant.file)
     try:
         return TUNED[entrant.identity.partition(":")[0]](lessons.observed, entrant.usd_weight)

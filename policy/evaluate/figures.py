@@ -124,6 +124,7 @@ class _Frame:
             "latency_s_per_task": fmean(row.latency_s for row in rows),
             "parse_rate": fmean(row.parsed for row in rows),
             "errors": dict(Counter(row.error for row in rows if row.error is not None)),
+            "refusals": dict(Counter(reason for row in rows for reason in row.refusals)),
             "worker_share": _shares(rows),
             "vs_best_single": self._paired(name),
             **self._worth([name]),

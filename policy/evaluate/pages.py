@@ -83,6 +83,10 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
 def _policies(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     head = (
         "policy",
@@ -101,7 +105,7 @@ def _policies(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, 
         paired = found["vs_best_single"]
         low, high = found["accuracy_ci"]
         gain = "" if name == report["best_single"] else f"{paired['accuracy_gain']:+.3f}"
-        p = "" if name == report["best_single"] else f"{paired['p']:.3f}"
+        p = "" if name == report["best_single"] else _p(paired["p"])
         share = f"{found['accuracy'] / top:.2f}" if top else "–"
         cells = (f"`{name}`", _number(found["accuracy"]), f"{low:.3f}…{high:.3f}", f"{found['usd_per_1k']:.3g}")
         body.append((*cells, _number(found["calls_per_task"], 2), _number(found["parse_rate"]), gain, p, share))
@@ -114,9 +118,9 @@ SCORE_HEAD = ("AIQ", "APGR", "CPT 50 %", "CPT 80 %", "RouterArena", "$ per 1,000
 
 def _scores(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     low, high = report["settings"]["cost_range"]
-    ends = f"weak worker `{report['weak']}`, strong worker `{report['strong']}`; AIQ over ${low:g} to ${high:g}."
+    ends = f"Weak worker `{report['weak']}`, strong worker `{report['strong']}`; AIQ over ${low:g} to ${high:g}."
     body = [(f"`{name}`", *(_number(found[key]) for key in SCORES)) for name, found in rows]
-    return f"## Quality for cost\n\n{ends.capitalize()}\n\n" + _table(("policy", *SCORE_HEAD), body)
+    return f"## Quality for cost\n\n{ends}\n\n" + _table(("policy", *SCORE_HEAD), body)
 
 
 def _curves(report: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 960, 560
-LEFT, RIGHT, TOP, BOTTOM = 64, 360, 40, 56  # margins; the list of names stands in the right one
+WIDTH, HEIGHT = 1000, 560
+LEFT, RIGHT, TOP, BOTTOM = 64, 400, 40, 56  # margins; the list of names stands in the right one
 USD_FLOOR = 1e-3  # a logarithm has no zero: cheaper points stand at the left edge
 COLOURS = {"fixed": "#8a8f98", "router": "#2f6fde", "tuned": "#8f4bd8", "conductor": "#d4351c", "oracle": "#1d8a4c"}
 WORKER_COLOURS = ("#2f6fde", "#d4351c", "#1d8a4c", "#c98a00", "#8f4bd8", "#0e8f9c", "#d0559a", "#6b7280", "#7a5230")
@@ -58,10 +58,13 @@ def scatter(points: Sequence[Point], curves: Mapping[str, Sequence[str]], title:
     where = {point.name: (axes.x(point.usd), axes.y(point.accuracy)) for point in ranked}
     parts = [*_grid(axes), *(_curve(members, where) for members in curves.values() if len(members) > 1)]
     for point in ranked:
-        x, colour = where[point.name][0], COLOURS[point.kind]
-        parts.append(_line(x, axes.y(point.low), x, axes.y(point.high), colour, 1.2, 0.55))
+        x = where[point.name][0]
+        parts.append(_bar(x, axes.y(point.low), axes.y(point.high), COLOURS[point.kind]))
+    taken: list[tuple[float, float]] = []
     for number, point in enumerate(ranked, 1):
-        parts += _marker(number, point, *where[point.name])
+        x, y = where[point.name]
+        taken.append(_free(x, y, taken))
+        parts += _marker(number, point, x, y, taken[-1])
     height = max(HEIGHT, TOP + LINE_PX * (len(ranked) + 2))
     return _svg(height, title, parts)
 
@@ -101,14 +104,20 @@ def _curve(members: Sequence[str], where: Mapping[str, tuple[float, float]]) -> 
     return f'<polyline class="c" points="{path}"/>'
 
 
-def _marker(number: int, point: Point, x: float, y: float) -> list[str]:
+def _free(x: float, y: float, taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Where a number stands beside its dot: the first of four corners that no other number covers."""
+    corners = [(x + right, y + down) for right, down in ((7, -5), (7, 13), (-20, -5), (-20, 13))]
+    return next((c for c in corners if all(abs(c[0] - a) > 15 or abs(c[1] - b) > 11 for a, b in taken)), corners[0])
+
+
+def _marker(number: int, point: Point, x: float, y: float, label: tuple[float, float]) -> list[str]:
     """The dot with its number, and its line in the list."""
     colour, list_x, list_y = COLOURS[point.kind], WIDTH - RIGHT + 28, TOP + LINE_PX * number
     hollow = f'fill="#fff" stroke="{colour}" stroke-width="2"' if point.kind == "oracle" else f'fill="{colour}"'
     name = f"{number}  {_short(point.name)}"
     return [
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" {hollow}><title>{escape(point.name)}</title></circle>',
-        _text(x + 7, y - 5, str(number), css="n", fill=colour),
+        _text(*label, str(number), css="n", fill=colour),
         f'<circle cx="{list_x}" cy="{list_y - 4}" r="4.5" {hollow}/>',
         _text(list_x + 12, list_y, name),
         _text(WIDTH - 62, list_y, f"{point.accuracy:.3f}", anchor="end", css="s"),
@@ -119,7 +128,7 @@ def _marker(number: int, point: Point, x: float, y: float) -> list[str]:
 def shares(by_policy: Mapping[str, Mapping[str, float]], title: str) -> str:
     """Which workers each policy called, as stacked bars of its steps. Fixed workers are left to the reader."""
     workers = sorted({worker for share in by_policy.values() for worker in share})
-    colours = {worker: WORKER_COLOURS[index % len(WORKER_COLOURS)] for index, worker in enumerate(workers)}
+    colours = {worker: _colour(index) for index, worker in enumerate(workers)}
     bar_x, bar_width, row_px = 260, WIDTH - RIGHT - 270, 26
     parts = []
     for row, (policy, share) in enumerate(by_policy.items()):
@@ -139,6 +148,11 @@ def shares(by_policy: Mapping[str, Mapping[str, float]], title: str) -> str:
     return _svg(TOP + 40 + max(len(by_policy) * row_px, len(workers) * LINE_PX), title, parts)
 
 
+def _colour(index: int) -> str:
+    """A named one, then as many as there are workers, apart by the golden angle."""
+    return WORKER_COLOURS[index] if index < len(WORKER_COLOURS) else f"hsl({round(index * 137.5) % 360} 55% 50%)"
+
+
 def _svg(height: int, title: str, parts: Sequence[str]) -> str:
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><style>{STYLE}</style>'
@@ -151,9 +165,9 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", css: str = ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, opacity: float) -> str:
-    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width}" opacity="{opacity}"/>'
+def _bar(x: float, low: float, high: float, colour: str) -> str:
+    ends = f'x1="{x:.1f}" y1="{low:.1f}" x2="{x:.1f}" y2="{high:.1f}"'
+    return f'<line {ends} stroke="{colour}" stroke-width="1.2" opacity="0.55"/>'
 
 
 def _short(name: str) -> str:

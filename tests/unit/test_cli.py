@@ -43,7 +43,7 @@ def _data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_commands_are_these() -> None:
-    assert list(cli.COMMANDS) == ["serve", "check", "keys", "replay-workers", "traces"]
+    assert list(cli.COMMANDS) == ["serve", "check", "keys", "replay-workers", "traces", "evaluate"]
 
 
 @pytest.mark.parametrize("command", [[name] for name in cli.COMMANDS] + [["keys", "create"]])
@@ -174,3 +174,18 @@ def test_serve_says_when_another_is_there(tmp_path: Path, capsys: pytest.Capture
     with DataDir(tmp_path / "data").locked():
         assert cli.main(["serve"]) == 3
     assert "already running on" in capsys.readouterr().err
+
+
+def test_evaluate_becomes_the_program_that_evaluates(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+
+    def execv(_path: str, command: list[str]) -> None:
+        became.append(command)
+        raise SystemExit(7)
+
+    monkeypatch.setattr("os.execv", execv)
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", "--env", "arena", "--policy", "fixed:*", "--out", "x.json"])
+    assert became[0][1:] == ["-m", "policy", "evaluate", "--env", "arena", "--policy", "fixed:*", "--out", "x.json"]
+    monkeypatch.setattr("gateway.cli.evaluate.find_spec", lambda _name: None)
+    assert cli.main(["evaluate", "--env", "arena"]) == 2

@@ -1,0 +1,43 @@
+"""`baton evaluate` as a process: its exit status, and Ctrl-C in the middle of a run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.acceptance.test_show import ROOT
+
+
+def command(out: Path, *more: str) -> list[str]:
+    given = ["--env", "arena", "--n", "1500", "--train-n", "20", "--policy", "random", "--out", str(out)]
+    return [sys.executable, "-m", "gateway", "evaluate", *given, *more]
+
+
+def test_ctrl_c_leaves_no_report_and_the_same_command_finishes_it(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    with subprocess.Popen(command(out), cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        first = next(line for line in program.stderr if ": right" in line)
+        program.send_signal(signal.SIGINT)
+        rest = program.stderr.read()
+        assert program.wait(60) == 130, rest
+    assert first.startswith("[1/10] fixed:")
+    assert "the same command goes on from there" in rest
+    assert "Traceback" not in rest
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json.partial"]
+    again = subprocess.run(command(out), cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert again.returncode == 0, again.stderr
+    assert first.strip() + ", from before" in again.stderr
+    assert json.loads(out.read_text())["policies"]["random"]["n"] == 1500
+    assert not (tmp_path / "out.json.partial").exists()
+
+
+def test_bad_arguments_end_with_status_2_and_one_line(tmp_path: Path) -> None:
+    arguments = command(tmp_path / "out.json", "--policy", "nothing")
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
