@@ -28,14 +28,14 @@ class TrainConfig:
     seed: int = 7
     batch: int = 32  # samples: what fits the processor's cache runs at three times the speed of what does not
     chunk_steps: int = 20
-    vocab: int = 1_536  # tokens
+    vocab: int = 2_048  # tokens
     tokenizer_samples: int = 6_000
     lr: float = 0.001
     warmup_steps: int = 100
     decay_share: float = 0.4  # of the steps, at the end, over which the rate falls to `lr_floor`
     lr_floor: float = 0.02
     pool_growth_share: float = 0.15  # of the steps, the first ones on plans, in which pools grow from 4 to 8 workers
-    drill_shares: tuple[float, ...] = (0.12, 0.07, 0.12, 0.12)  # of the steps, on drills of each level, easiest first
+    drill_shares: tuple[float, ...] = (0.12, 0.07, 0.11, 0.10)  # of the steps, on drills of each level, easiest first
     drills_later: float = 0.1  # of the samples after that are drills of the last level, so that reading is not lost
     hint_weight: float = 0.3  # of the loss half way up (feed.Row)
     checkpoint_steps: int = 250

@@ -22,15 +22,18 @@ from policy.arena.workers import Pool
 from policy.arena.world import run_plan
 from policy.warmstart.config import WORKERS_MAX, WORKERS_MIN
 from policy.warmstart.label import Piece, Plan, arena_label, general_label, needed_skills, offset, purposes
+from policy.warmstart.paraphrases import reworded
 from policy.warmstart.questions import conversation, general, noisy, wrapped
 from policy.warmstart.shown import Drawn, draw_pool, is_model
 from policy.warmstart.tokenizer import END, prompt_text
 
 _HANDLE = re.compile(r'(?<="worker":")([a-z0-9]+)')
 PROFILE: Profile = "compact"
-KIND_SHARES = (("first", 0.80), ("child", 0.09), ("later", 0.06), ("general", 0.04), ("long", 0.01))
+KIND_SHARES = (("first", 0.83), ("child", 0.06), ("later", 0.06), ("general", 0.04), ("long", 0.01))
 STEPS_MAX_SHARES = ((5, 0.85), (4, 0.05), (3, 0.05), (2, 0.03), (1, 0.02))
 DEPTH_MAX = 2
+REWORDED_SHARE = 0.75
+DOUBLE_SHARE = 0.05  # of arena questions are double ones, beside those that the arena draws
 FAILED_SHARE = 0.35  # of later rounds, the last step has failed
 
 
@@ -81,7 +84,7 @@ def make_sample(seed: int, index: int, workers_max: int = WORKERS_MAX) -> Sample
     workers = rng.randint(WORKERS_MIN, workers_max)
     if kind in ("general", "long"):
         return _general(rng, workers, long=kind == "long")
-    task = make_task(rng.getrandbits(40))
+    task = _double_task(rng) if rng.random() < DOUBLE_SHARE else make_task(rng.getrandbits(40))
     if kind == "child":
         return _child(rng, workers)
     if kind == "later":
@@ -94,7 +97,7 @@ def _first(rng: Random, workers: int, task: Task) -> Sample:
     drawn = draw_pool(rng, workers, needed_skills(task.text, None), depth > 0)
     steps_max = _steps_max(rng)
     plan = arena_label(task.text, None, drawn.shown, steps_max)
-    messages = conversation(rng, wrapped(rng, noisy(rng, task.text)))
+    messages = conversation(rng, wrapped(rng, _asked(rng, task)))
     why = purposes(task.text, None, plan, drawn.shown)
     return replace(_sample(messages, drawn, steps_max, depth, plan, task), purposes=tuple(why))
 
@@ -107,9 +110,14 @@ def _child(rng: Random, workers: int) -> Sample:
     drawn = draw_pool(rng, workers, needed_skills(task.text, INSTRUCTIONS[part]), depth > 0)
     steps_max = _steps_max(rng)
     plan = arena_label(task.text, INSTRUCTIONS[part], drawn.shown, steps_max)
-    messages = step_messages(conversation(rng, noisy(rng, task.text)), INSTRUCTIONS[part], [])
+    messages = step_messages(conversation(rng, _asked(rng, task)), INSTRUCTIONS[part], [])
     why = purposes(task.text, INSTRUCTIONS[part], plan, drawn.shown)
     return replace(_sample(messages, drawn, steps_max, depth, plan, task.parts[part]), purposes=tuple(why))
+
+
+def _asked(rng: Random, task: Task) -> str:
+    """The task's question in these or other words, some of them lost."""
+    return noisy(rng, reworded(rng, task.text) if rng.random() < REWORDED_SHARE else task.text)
 
 
 def _double_task(rng: Random) -> Task:
@@ -137,7 +145,7 @@ def _later(rng: Random, workers: int, task: Task) -> Sample:
     failed = {len(ran) - 1} if rng.random() < FAILED_SHARE else set()
     shown = shown_replies([s["worker"] for s in ran], replies, failed)
     rest = _rest(task, drawn.shown, ran, shown)
-    sample = _sample(conversation(rng, noisy(rng, task.text)), drawn, 5, depth, rest, task)
+    sample = _sample(conversation(rng, _asked(rng, task)), drawn, 5, depth, rest, task)
     return replace(
         sample,
         shown=replace(sample.shown, round=2, replies=shown),

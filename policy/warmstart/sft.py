@@ -164,13 +164,9 @@ class Report:
         lost = [
             _believed_rate(sample, sample.plan) - _believed_rate(sample, _valid(text, sample))
             for text, sample in zip(plans, self._probe, strict=True)
-            if sample.task is not None and sample.shown.round == 1 and sample.task.text in _last_text(sample)
+            if sample.task is not None and sample.shown.round == 1
         ]
         return sum(lost) / max(1, len(lost))
-
-
-def _last_text(sample: Sample) -> str:
-    return str(sample.shown.messages[-1]["content"])
 
 
 def _valid(text: str, sample: Sample) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -19,8 +20,8 @@ from tokenizers import Tokenizer
 
 from gateway.core.plan import plan_schema, validate
 from gateway.core.prompt import PROMPT_VERSION, Seen, ShownWorker, prompt_hash
-from policy.arena.family import SKILLS
-from policy.arena.tasks import INSTRUCTIONS, make_task
+from policy.arena.family import SKILLS, Family
+from policy.arena.tasks import FAMILIES, INSTRUCTIONS, make_task
 from policy.arena.workers import HANDLES
 from policy.serve.tokens import JSON_STYLE
 from policy.warmstart.__main__ import command, parse, tokenizer_for
@@ -29,6 +30,7 @@ from policy.warmstart.drill import LEVELS, Level, make_drill
 from policy.warmstart.export import hf_config
 from policy.warmstart.feed import IGNORED, batches_from, draw_chunk, encode
 from policy.warmstart.label import Plan, arena_label, general_label
+from policy.warmstart.paraphrases import MORE, reworded
 from policy.warmstart.questions import general, noisy
 from policy.warmstart.samples import Sample, make_sample, shown_replies
 from policy.warmstart.tokenizer import END_ID, prompt_text, train_tokenizer
@@ -155,7 +157,7 @@ def test_noise_leaves_names_numbers_and_lists_alone() -> None:
     rng = Random(1)
     text = 'Ann, Ben and Cara: "silver" costs 42; pear: 7; plum: 12. 3 May 2024 (YYYY-MM-DD)'
     kept = {word for word in text.split() if not (word.isalpha() and word.islower())}
-    heard = [noisy(rng, text) for _ in range(200)]
+    heard = [noisy(rng, text) for _ in range(500)]
     assert all(kept <= set(words.split()) for words in heard)
     assert len(set(heard)) > 20
 
@@ -166,6 +168,37 @@ def test_general_questions_fill_all_their_slots() -> None:
         texts = {general(rng, long) for _ in range(100)}
         assert len(texts) > 20
         assert not any("{filler}" in text or "{a}" in text or "{n1}" in text for text in texts)
+
+
+def plain_runs(pattern: str) -> set[tuple[str, ...]]:
+    """Runs of four words without a slot among them."""
+    words = re.findall(r"\{\w+\}|[a-z]+", pattern.lower())
+    runs = (tuple(words[at : at + 4]) for at in range(len(words) - 3))
+    return {run for run in runs if not any("{" in word for word in run)}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_paraphrases_leave_the_held_out_phrasings_held_out(family: Family) -> None:
+    known = {run for phrasing in family.train for run in plain_runs(phrasing.pattern)}
+    held_out = {run for phrasing in family.held_out for run in plain_runs(phrasing.pattern)} - known
+    assert not held_out & {run for pattern in MORE[family.name] for run in plain_runs(pattern)}
+    values = family.draw(Random(3))
+    for pattern in MORE[family.name]:
+        written = pattern.format_map(values)
+        assert "{" not in written
+        assert all(values[slot] in written for slot in re.findall(r"\{(\w+)\}", pattern))
+        assert set(re.findall(r"\{(\w+)\}", pattern)) >= set(values) - {"who", "who1"}
+
+
+def test_a_question_is_reworded_with_the_same_values() -> None:
+    rng = Random(4)
+    task = next(task for task in map(make_task, range(200)) if task.shape == "child")
+    for text in (SUM, RIDDLE, task.text):
+        others = {reworded(rng, text) for _ in range(40)}
+        assert len(others) > 5
+        figures = sorted(re.findall(r"\d+", text))
+        assert all(set(figures) <= set(re.findall(r"\d+", other)) for other in others)
+    assert reworded(rng, "Hello!") == "Hello!"
 
 
 def test_digests_name_agreement_failure_and_partial_results() -> None:
