@@ -152,8 +152,6 @@ def _check(asked: Asked) -> None:
             raise ConfigError(f"--usd-weight {weight:g}: must be 0 or more, in accuracy per dollar")
     if len(set(asked.usd_weights)) < len(asked.usd_weights):
         raise ConfigError("--usd-weight: the same weight is given twice")
-    if asked.env == "replay" and (asked.data is None or asked.prices is None):
-        raise ConfigError("--env replay needs --data FILE and --prices FILE")
     recorded = [f"--{name}" for name in ("data", "prices", "workers", "train") if getattr(asked, name)]
     if asked.env == "arena" and recorded:
         raise ConfigError(f"{recorded[0]} is for --env replay: the arena makes its own questions and workers")
