@@ -53,9 +53,9 @@ def tokenizer_for(config: TrainConfig, path: Path, resume: bool) -> Tokenizer:
 
 def main(arguments: Sequence[str]) -> int:
     """Train, export; 0."""
+    options = parse(arguments)
     from policy.warmstart.sft import train  # here, so that neither --help nor the drawing process loads torch
 
-    options = parse(arguments)
     shape = ModelConfig(**_given(options, ModelConfig))
     config = TrainConfig(**_given(options, TrainConfig))
     work: Path = options.work or options.out.with_name(options.out.name + ".work")
