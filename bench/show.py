@@ -312,10 +312,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m bench.show", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [*SCRIPTED, "tokens"]
-    parser.add_argument("case", nargs="*", choices=names, metavar="CASE", help=", ".join(names))
+    parser.add_argument("case", nargs="*", metavar="CASE", help=f"of {', '.join(names)}; all where none is named")
     parser.add_argument("--conductor", default="embedded", help="of `tokens`: embedded, or a policy directory")
     parser.add_argument("--out", type=Path, help="write what was shown as JSON too")
     options = parser.parse_args(argv)
+    if unknown := [case for case in options.case if case not in names]:
+        parser.error(f"no case `{unknown[0]}`; there are {', '.join(names)}")
     wanted = options.case or names
     shown: Facts = {}
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench import show
 from bench.arena_serving import names, questions
 from bench.database import STEPS_WITH_TOKENS, TOGETHER, TOKENS, page_queries
 from bench.overhead import DIRECT, Samples, figures
@@ -189,3 +190,9 @@ def test_a_benchs_gateway_never_sees_the_callers_settings(monkeypatch: pytest.Mo
 
 def test_comma_separated_names() -> None:
     assert names(" a, b ,,c") == ["a", "b", "c"]
+
+
+def test_show_names_its_cases_where_one_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        show.main(["nothing"])
+    assert "there are parallel, child" in capsys.readouterr().err
