@@ -66,7 +66,8 @@ def main(arguments: Sequence[str]) -> int:
         name=options.name,
         version=options.version,
         seed=config.seed,
-        data=f"{config.steps * config.batch} samples of policy.warmstart.samples (arena, train phrasings)",
+        data=f"{config.steps * config.batch} lessons of policy.warmstart.feed: drills, then plans of arena tasks "
+        "(split train)",
         command=command(options),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

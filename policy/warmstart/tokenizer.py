@@ -59,7 +59,8 @@ def prompt_text(content: str) -> str:
 
 
 def write_tokenizer(tokenizer: Tokenizer, directory: Path, model: ModelConfig) -> None:
-    """`tokenizer.json` and `tokenizer_config.json`, as Hugging Face, vLLM and policy.serve read them."""
+    """`tokenizer.json` and `tokenizer_config.json`. policy.serve reads them as they are. AutoTokenizer of transformers
+    5 puts Qwen2's own splitting in place of ours where a qwen2 `config.json` lies beside them (docs/conductor.md)."""
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
