@@ -189,13 +189,15 @@ class UpstreamProtocol(UpstreamError):
 
 
 class ConductorError(BatonError):
-    """The conductor is down, slow, or spoke nonsense. `reason`: down | slow | unparseable | refused."""
+    """The conductor is down, slow, or spoke nonsense. `reason`: down | slow | unparseable | refused. `billable` says
+    whether it may have cost: not when it was never reached, or answered with an error status."""
 
     status, type, code = 502, "upstream_error", "conductor_unavailable"
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, billable: bool = True) -> None:
         super().__init__(message)
         self.reason = reason
+        self.billable = billable
 
 
 class Unavailable(BatonError):

@@ -23,6 +23,7 @@ import httpx
 
 from gateway.adapters.breaker import Breaker
 from gateway.adapters.sse import DONE, SseError, SseParser
+from gateway.adapters.upstream import transport_error
 from gateway.adapters.workers_http import http_client
 from gateway.core.money import Usage
 from gateway.core.usage import billed_usage, read_usage
@@ -76,7 +77,7 @@ class HttpConductor(Conductor):
     async def decode(self, call: ConductorCall) -> Items:
         """As `ports.Conductor.decode`; also raises ConductorError(refused) when the server calls the request bad."""
         if not self._breaker.admit():
-            raise ConductorError("down", "the conductor keeps failing and is left alone for a while")
+            raise ConductorError("down", "the conductor keeps failing and is left alone for a while", billable=False)
         ended = self._breaker.abandoned
         try:
             async with aclosing(self._decode(call)) as items:
@@ -154,7 +155,7 @@ class HttpConductor(Conductor):
             if refused is None:
                 raise _status_error(response.status_code, raw)
             self._left_out.add(refused)
-        raise ConductorError("refused", "the conductor's server refuses every form of the request")
+        raise ConductorError("refused", "the conductor's server refuses every form of the request", billable=False)
 
     def _refused_option(self, status: int, raw: bytes, body: Mapping[str, Any]) -> str | None:
         """The option that a hosted model does not take and that can be done without; never under `vllm`."""
@@ -280,7 +281,8 @@ async def _transport(deadline: float) -> AsyncIterator[None]:
     except TimeoutError:
         raise ConductorError("slow", "the conductor did not answer in time") from None
     except TRANSPORT_ERRORS as error:
-        raise ConductorError("down", f"the conductor cannot be reached: {error or type(error).__name__}") from error
+        why = f"the conductor cannot be reached: {error or type(error).__name__}"
+        raise ConductorError("down", why, billable=transport_error(error).dispatched) from error
 
 
 async def _events(response: httpx.Response, deadline: float) -> AsyncGenerator[str, None]:
@@ -313,7 +315,7 @@ async def _bounded(response: httpx.Response, bytes_max: int) -> bytes:
 def _status_error(status: int, raw: bytes) -> ConductorError:
     reason = "down" if status >= 500 or status in (408, 429) else "refused"
     text = " ".join(raw.decode(errors="replace").split())[:MESSAGE_CHARS_MAX]
-    return ConductorError(reason, f"the conductor's server answered {status}: {text}")
+    return ConductorError(reason, f"the conductor's server answered {status}: {text}", billable=False)
 
 
 def _object(text: str) -> dict[str, Any]:

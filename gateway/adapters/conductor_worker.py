@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gateway.core.money import Usage
 from gateway.core.pool import WorkerSpec
 from gateway.core.usage import read_usage
-from gateway.errors import BatonError, ConductorError, UpstreamTimeout
+from gateway.errors import BatonError, ConductorError, UpstreamError, UpstreamTimeout
 from gateway.service.ports import ConductorCall, ConductorChunk, ConductorEnd, WorkerCall, Workers
 
 Structured = Literal["json_schema", "json_object", "none"]
@@ -40,7 +40,9 @@ class WorkerConductor:
         except (UpstreamTimeout, TimeoutError):
             raise ConductorError("slow", f"worker {self._spec.name} gave no plan in time") from None
         except BatonError as error:
-            raise ConductorError("down", f"worker {self._spec.name}: {error.message}") from None
+            unsent = isinstance(error, UpstreamError) and (error.upstream_status is not None or not error.dispatched)
+            free = unsent and said == 0
+            raise ConductorError("down", f"worker {self._spec.name}: {error.message}", billable=not free) from None
         yield ConductorEnd(self._spec.name, usage or Usage(0, -(-said // 4), estimated=True))
 
     async def ready(self) -> bool:

@@ -154,10 +154,11 @@ def transport_errors() -> Iterator[None]:
     except TimeoutError:
         raise UpstreamTimeout("the worker did not answer in time") from None
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error) as error:
-        raise _transport_error(error) from error
+        raise transport_error(error) from error
 
 
-def _transport_error(error: Exception) -> UpstreamError:
+def transport_error(error: Exception) -> UpstreamError:
+    """What the HTTP client raised, as ours; `dispatched` says whether the request can have left."""
     cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
     if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
         return UpstreamError("no secure connection to the worker", retryable=True, dispatched=False)

@@ -67,6 +67,9 @@ class ConductorPlanner:
                         usage = self._end(item, record)
         except TimeoutError:
             raise ConductorError("slow", f"no plan within {call.timeout_s:.1f} s") from None
+        except ConductorError as error:
+            usage = usage if error.billable or reading.reader.text else Usage()
+            raise
         finally:
             record.plan_text = reading.reader.text
             record.decision_mask = decision_mask(reading.tokens)

@@ -188,6 +188,7 @@ async def _assert_down(served: Served) -> None:
     with pytest.raises(ConductorError) as caught:
         await plan(served.conductor, planning_call())
     assert caught.value.reason == "down"
+    assert not caught.value.billable  # nothing answered there, so nothing can have been planned
 
 
 @pytest.mark.vllm

@@ -62,7 +62,7 @@ class ScriptedConductor(Conductor):
 
     def _next(self, call: ConductorCall) -> str:
         if self.down:
-            raise ConductorError("down", "the scripted conductor is down")
+            raise ConductorError("down", "the scripted conductor is down", billable=False)
         self.calls.append(call)
         if callable(self._script):
             line = self._script(call)

@@ -52,18 +52,21 @@ async def test_the_schema_is_asked_for_as_the_server_takes_it(structured: Struct
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "billable"),
     [
-        (UpstreamTimeout("late"), "slow"),
-        (UpstreamError("boom", upstream_status=500), "down"),
-        (Says("never", delay_s=5), "slow"),
+        (UpstreamTimeout("late"), "slow", True),
+        (UpstreamError("boom", upstream_status=500), "down", False),
+        (UpstreamError("refused", dispatched=False), "down", False),
+        (UpstreamError("hung up"), "down", True),
+        (Says("one two three", dies_after=3), "down", True),
+        (Says("never", delay_s=5), "slow", True),
     ],
 )
-async def test_whatever_is_wrong_with_the_worker_is_a_conductor_error(fault: Any, reason: str) -> None:
+async def test_whatever_is_wrong_with_the_worker_is_a_conductor_error(fault: Any, reason: str, billable: bool) -> None:
     conductor = WorkerConductor(FakeWorkers({"planner": fault}), PLANNER, "none")
     with pytest.raises(ConductorError) as failed:
         await decoded(conductor, replace(CALL, timeout_s=0.05))
-    assert failed.value.reason == reason
+    assert (failed.value.reason, failed.value.billable) == (reason, billable)
     assert await conductor.ready()
 
 
@@ -88,3 +91,18 @@ async def test_a_pool_is_the_rules_until_enough_of_it_was_judged() -> None:
     judged = 0
     assert (await kit.serve()).record.policy_used == "conductor"  # trusted once, trusted since
     assert await kit.open_nano() == 0
+
+
+async def test_a_conductor_that_was_never_reached_costs_nothing() -> None:
+    kit = Kit()
+    kit.conductor.down = True
+    record = (await kit.serve()).record
+    assert record.fallback == "conductor_down"
+    assert record.rounds[0].cost_nano == 0
+    assert await kit.posted_nano() == record.steps[0].cost_nano
+
+
+async def test_a_conductor_that_broke_off_is_paid_for() -> None:
+    kit = Kit((ConductorError("down", "hung up"),))
+    record = (await kit.serve()).record
+    assert record.rounds[0].cost_nano > 0
