@@ -1,13 +1,17 @@
 .DEFAULT_GOAL := help
-.PHONY: help serve test check fix test-vllm lock docs clean
+.PHONY: help serve demo-learning test check fix test-vllm test-train test-verl train-env lock docs clean
 # passed on to scripts/serve and scripts/install
-export POOL CONDUCTOR PYTHON
+export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 serve: ## a running gateway with everything it needs; POOL=file, CONDUCTOR=… and ARGS=… are optional
 	@scripts/serve $(ARGS)
+
+demo-learning: ## the learning loop on real parts, in minutes: traffic, outcomes, train, gate, canary, live; ARGS=… optional
+	@scripts/install serve
+	@.venv/bin/python -m bench.learning --out build/learning $(ARGS)
 
 test: ## install, check, test: what CI runs
 	@scripts/install dev
@@ -21,6 +25,15 @@ check: ## ruff, mypy, import contracts
 fix: ## format, and mend what ruff can mend
 	@scripts/install dev
 	@scripts/check --fix
+
+train-env: ## torch and the rest of the train extra into .venv, for `baton train`; TORCH=… and TORCH_INDEX=… choose the build
+	@scripts/install train
+
+test-train: ## the tests that need torch or TRL (installs both into .venv)
+	@scripts/test-train
+
+test-verl: ## what of the verl path runs without a GPU (its own .venv-verl, about 3 GB)
+	@scripts/test-verl
 
 test-vllm: ## the conductor's contract suite against real vLLM on this CPU (its own .venv-vllm)
 	@scripts/test-vllm

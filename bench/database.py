@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,10 @@ SELECT r.id::text, r.status, r.cost_nano, s.step, s.worker, s.status AS step_sta
 FROM rollouts AS r LEFT JOIN steps AS s ON s.rollout_id = r.id
 WHERE r.id::text > :before AND r.depth = 0
 ORDER BY r.id, s.step
+"""
+_WORKERS = """
+SELECT rollout_id::text AS id, worker FROM steps
+WHERE rollout_id = ANY(CAST(:rollout_ids AS uuid[])) AND kind IN ('openai', 'litellm') AND status = 'done'
 """
 _CALLS = """
 WITH RECURSIVE tree AS (
@@ -54,6 +59,13 @@ class Database:
         return self.rows(
             page_queries()[place].replace(":'rollout_id'", "cast(:rollout_id AS uuid)"), rollout_id=rollout_id
         )
+
+    def workers(self, rollout_ids: Sequence[str]) -> dict[str, set[str]]:
+        """Rollout → the model workers that finished a step of it."""
+        found: dict[str, set[str]] = {}
+        for row in self.rows(_WORKERS, rollout_ids=list(rollout_ids)):
+            found.setdefault(row["id"], set()).add(row["worker"])
+        return found
 
     def newest(self) -> str:
         """Id of the newest rollout, empty where there is none. Ids sort by time."""

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
@@ -23,34 +22,37 @@ from gateway import __version__
 from gateway.adapters import poolfile
 from gateway.adapters.budgets import RedisBudgets
 from gateway.adapters.clock import SystemClock
-from gateway.adapters.conductor import HttpConductor
-from gateway.adapters.conductor_worker import Structured, WorkerConductor
 from gateway.adapters.database import async_engine, sync_engine
+from gateway.adapters.embedder import HashingEmbedder, HttpEmbedder
 from gateway.adapters.metrics import PrometheusMetrics
+from gateway.adapters.queue import queue_app
 from gateway.adapters.ratelimits import RedisRateLimits
 from gateway.adapters.reports import PostgresReports
 from gateway.adapters.shipper import Shipper, ShipperLimits
 from gateway.adapters.spool import Spool, SpoolLimits
 from gateway.adapters.store import PostgresStore
+from gateway.adapters.store_jobs import JobStore
 from gateway.adapters.workers import PooledWorkers, pooled_workers
 from gateway.api import edge
 from gateway.api.admin import AdminApi
 from gateway.api.health import HealthApi
+from gateway.api.jobs import JobsApi
 from gateway.api.openai import OpenAIApi
 from gateway.api.outcomes import OutcomesApi
 from gateway.api.pages import PagesApi
-from gateway.config import Services, Settings, environment
+from gateway.api.policies import PoliciesApi
+from gateway.app_conductor import PolicyParts, conductor_of, engine_of, policy_parts
+from gateway.config import HASHING, Services, Settings, environment
 from gateway.core.caps import Caps
 from gateway.core.experience import RuleWeights
 from gateway.core.pool import PoolFile, Price
-from gateway.core.prompt import PROMPT_VERSION, Profile, prompt_hash
 from gateway.core.redact import Redactor
-from gateway.errors import ConductorError, ConfigError
+from gateway.errors import ConfigError
 from gateway.service.admin import KeyAdmin
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog
-from gateway.service.complete import LEASE_SLACK_S, Completer, Policies
+from gateway.service.complete import LEASE_SLACK_S, Completer, Policies, no_version
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.job import Planner
 from gateway.service.outcomes import Outcomes
@@ -61,6 +63,7 @@ from gateway.service.routers import AutoPlanner, CascadeRouter, RulePlanner, Vot
 
 log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
+EMBEDDING_SHARE = 0.8  # of the time that a look-up of experience has; the rest is for the search
 REPORT_CONNECTIONS_MAX = 2
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 PEPPER_VERSION = 1
@@ -80,12 +83,16 @@ class Bundle:
     shipper: Shipper
     drain_s: float
     opened: AsyncExitStack
+    policies: PolicyParts | None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
-        """Ship what the journal holds, rebuild balances, begin sweeping. Returns once money can be reserved."""
+        """Ship what the journal holds, rebuild balances, load the versions. Returns once money can be reserved."""
         self.shipper.start()
         self.tasks.append(asyncio.create_task(self.recovery.run(), name="recovery"))
+        if self.policies is not None:
+            await self.policies.versions.start(READY_S_MAX)
+            self.tasks += [asyncio.create_task(work, name=name) for name, work in self.policies.tasks().items()]
         with suppress(TimeoutError):  # then it serves 503 for money until it can
             await asyncio.wait_for(self.recovery.first.wait(), READY_S_MAX)
 
@@ -120,15 +127,17 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     secrets = poolfile.secrets(pools, environment())
     store = _store(settings, services)
     opened.push_async_callback(store.close)
+    embedder = _embedder(settings)
+    opened.push_async_callback(embedder.close)
     workers = _workers(settings, pools, secrets, depth_secret)
     opened.push_async_callback(workers.close)
-    conductor, planning = await _conductor(settings, services, pools, workers, opened)
+    conductor, planning = await conductor_of(settings, services, pools, workers, opened)
     spool, shipper = await _log(settings, services, metrics, opened)
     budgets, limits = _money(settings, services)
     opened.push_async_callback(budgets.close)
     opened.push_async_callback(limits.close)
-    catalog = Catalog(pools, _planners(settings, conductor, planning, store))
-    policies = _policies(settings, planning)
+    policies, learned = _versions(settings, services, conductor, planning, (budgets, spool, clock, metrics), opened)
+    catalog = Catalog(pools, _planners(settings, learned, store), policies.versions if policies else None)
     completer = Completer(
         catalog=catalog,
         rounds=Rounds(_attempts(settings, workers, clock), spool, clock),
@@ -136,30 +145,38 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         limits=limits,
         journal=spool,
         store=store,
+        embedder=embedder,
         clock=clock,
         metrics=metrics,
-        policies=policies,
+        policies=_policies(settings, planning),
         redactor=Redactor(secrets.values()),
+        pick=policies.versions.pick if policies else no_version,
     )
-    lease_s = policies.caps.wall_s + LEASE_SLACK_S
+    lease_s = settings.caps_wall_s_max + LEASE_SLACK_S
     peppers = {PEPPER_VERSION: services.pepper}
     auth = Authenticator(store, peppers, clock, cache_s=settings.key_cache_s, cached_keys_max=settings.key_cache_max)
     health = HealthApi(
-        needed={"money": budgets.ready},
-        watched={"postgres": store.ready, "conductor": conductor.ready},
+        needed={"money": budgets.ready, **({"versions": policies.versions.ready} if policies else {})},
+        watched={"postgres": store.ready, "conductor": policies.versions.serving if policies else conductor.ready},
         metrics=metrics.exposition,
     )
     openai = _openai(settings, completer, catalog, auth, depth_secret)
     outcomes = OutcomesApi(Outcomes(store, spool, clock), auth, settings.body_bytes_max)
     keys = KeyAdmin(store, peppers, clock, pools.pools)
     admin = AdminApi(keys, budgets, pools, auth, settings.body_bytes_max)
+    versions = PoliciesApi(policies.admin if policies else None, auth, settings.body_bytes_max)
     reports = _reports(settings, services)
     opened.push_async_callback(reports.close)
     pages = PagesApi(reports, auth, clock)
+    jobs = _jobs(settings, services)
+    opened.push_async_callback(jobs.close)
+    training = JobsApi(jobs, auth, settings.body_bytes_max)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     return Bundle(
         public=_app("Baton", openai.router(), outcomes.router(), health.router()),
-        admin=_app("Baton admin", pages.router(), admin.router(), health.router()),
+        admin=_app(
+            "Baton admin", pages.router(), admin.router(), versions.router(), training.router(), health.router()
+        ),
         health=health,
         completer=completer,
         recovery=Recovery(budgets, store, spool, clock, lease_s=lease_s, sweep_s=settings.money_sweep_s),
@@ -167,6 +184,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         shipper=shipper,
         drain_s=settings.drain_s,
         opened=opened,
+        policies=policies,
     )
 
 
@@ -191,80 +209,33 @@ def _workers(settings: Settings, pools: PoolFile, secrets: Mapping[str, str], de
     )
 
 
-# ---------------------------------------------------------------- the conductor
+# ---------------------------------------------------------------- who plans
 
 
-async def _conductor(
-    settings: Settings, services: Services, pools: PoolFile, workers: PooledWorkers, opened: AsyncExitStack
-) -> tuple[HttpConductor | WorkerConductor, ConductorSettings]:
-    """The conductor and how to ask it. One served with a manifest is refused when its prompt is not ours."""
-    structured, price = settings.conductor_structured, _conductor_price(settings)
-    url, model, ref = services.conductor_url, services.conductor_model, settings.conductor_api_key
-    if settings.conductor_kind == "worker":
-        spec = pools.worker(settings.conductor.removeprefix("worker:"))
-        url, model, ref, price = spec.url, spec.model, spec.api_key, spec.price or FREE
-        if spec.kind == "litellm":
-            hint: Structured = structured if structured in ("json_schema", "json_object") else "none"
-            return WorkerConductor(workers, spec, hint), _planning(settings, "full", price)
-    if url is None or model is None:
-        raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
-    key = poolfile.resolve_secret(ref, environment()) if ref else None
-    ours = settings.conductor_kind in ("embedded", "directory")
-    if structured == "auto":
-        structured = "vllm" if ours else await _dialect(HttpConductor(url, model, key))
-    conductor = HttpConductor(url, model, key, structured=structured, text_bytes_max=settings.plan_bytes_max)
-    opened.push_async_callback(conductor.close)
-    profile = _profile(settings, await conductor.describe() if ours else None)
-    return conductor, _planning(settings, profile, price)
+def _versions(
+    settings: Settings,
+    services: Services,
+    conductor: Conductor,
+    planning: ConductorSettings,
+    under: tuple[RedisBudgets, Spool, SystemClock, PrometheusMetrics],
+    opened: AsyncExitStack,
+) -> tuple[PolicyParts | None, Planner]:
+    """The versions of the conductor, where engines hold any, and the planner `conductor`."""
+    if services.policies is None:
+        return None, ConductorPlanner(conductor, planning)
+    engine, conductor = engine_of(settings, services, conductor, opened)
+    parts = policy_parts(settings, services, engine, ConductorPlanner(conductor, planning), planning, *under, opened)
+    return parts, parts.planner
 
 
-async def _dialect(probe: HttpConductor) -> Literal["vllm", "json_schema"]:
-    """How a server by URL is asked for a schema: vLLM names itself as the owner of its models, and only it gives the
-    token ids and log-probs that learning needs."""
-    try:
-        return "vllm" if (await probe.describe()).get("owned_by") == "vllm" else "json_schema"
-    except ConductorError:
-        log.warning("the conductor does not answer yet; BATON_CONDUCTOR_STRUCTURED=vllm says that it is a vLLM")
-        return "json_schema"
-    finally:
-        await probe.close()
-
-
-def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:
-    """The prompt profile; weights trained on another prompt are refused (a mismatch plans nonsense, quietly)."""
-    if manifest is None:
-        return "full" if settings.plan_prompt == "auto" else settings.plan_prompt
-    trained = str(manifest.get("prompt_version"))
-    profile: Profile = "compact" if trained.startswith("compact") else "full"
-    if trained != f"{profile}-{PROMPT_VERSION}" or manifest.get("prompt_hash") != prompt_hash(profile):
-        raise ConfigError(
-            f"BATON_CONDUCTOR: its weights were trained on prompt {trained}, this gateway renders "
-            f"{profile}-{PROMPT_VERSION} with another hash; retrain them, or use the version they came with"
-        )
-    return profile
-
-
-def _conductor_price(settings: Settings) -> Price:
-    prompt, plan = settings.conductor_input_usd_per_mtok, settings.conductor_output_usd_per_mtok
-    return Price(input_usd_per_mtok=prompt or Decimal(0), output_usd_per_mtok=plan or Decimal(0))
-
-
-def _planning(settings: Settings, profile: Profile, price: Price) -> ConductorSettings:
-    return ConductorSettings(
-        profile, price, settings.conductor_timeout_s, settings.plan_tokens_max, settings.conductor_temperature
-    )
-
-
-def _planners(
-    settings: Settings, conductor: Conductor, planning: ConductorSettings, store: PostgresStore
-) -> dict[str, tuple[Planner, Planner | None]]:
+def _planners(settings: Settings, learned: Planner, store: PostgresStore) -> dict[str, tuple[Planner, Planner | None]]:
     weights = RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost)
     rule = RulePlanner(weights)
-    learned = ConductorPlanner(conductor, planning)
     default: Planner = rule if settings.default_policy == "rule" else learned
     if settings.default_policy == "auto" and settings.conductor_outcomes_min:
         default = AutoPlanner(rule, learned, store.outcome_count, settings.conductor_outcomes_min)
     routers: list[Planner] = [rule, VoteRouter(rule), CascadeRouter(rule)]
+    named: dict[str, tuple[Planner, Planner | None]]
     named = {f"baton/{planner.name}": (planner, rule) for planner in (learned, *routers)}
     return {"baton": (default, rule), **named}
 
@@ -301,8 +272,18 @@ def _store(settings: Settings, services: Services) -> PostgresStore:
             pool_size=settings.db_connections_max,
             connect_timeout_s=settings.db_connect_s,
             statement_timeout_s=settings.db_statement_s,
-        )
+        ),
+        experience_half_life=settings.experience_half_life,
     )
+
+
+def _embedder(settings: Settings) -> HashingEmbedder | HttpEmbedder:
+    if settings.embedder == HASHING:
+        return HashingEmbedder()
+    url, _, model = settings.embedder.partition("#")
+    ref = settings.embedder_api_key
+    key = poolfile.resolve_secret(ref, environment()) if ref else None
+    return HttpEmbedder(url, model, key, timeout_s=EMBEDDING_SHARE * settings.experience_timeout_s)
 
 
 def _reports(settings: Settings, services: Services) -> PostgresReports:
@@ -311,6 +292,13 @@ def _reports(settings: Settings, services: Services) -> PostgresReports:
     return PostgresReports(
         async_engine(services.database_url, pool_size=REPORT_CONNECTIONS_MAX, connect_timeout_s=connect_s)
     )
+
+
+def _jobs(settings: Settings, services: Services) -> JobStore:
+    """Over connections of its own, as the reports are."""
+    url, connect_s = services.database_url, settings.db_connect_s
+    engine = async_engine(url, pool_size=REPORT_CONNECTIONS_MAX, connect_timeout_s=connect_s)
+    return JobStore(engine, queue_app(url))
 
 
 def _money(settings: Settings, services: Services) -> tuple[RedisBudgets, RedisRateLimits]:

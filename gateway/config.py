@@ -18,11 +18,13 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.core.experience import HALF_LIFE
 from gateway.core.money import usd_to_nano
 from gateway.core.pool import SecretRef
 from gateway.errors import ConfigError
 
 PREFIX = "BATON_"
+HASHING = "hashing"
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Bytes = Annotated[int, Field(ge=1024, le=2**40)]
@@ -77,10 +79,18 @@ class Planning(BaseModel):
     )
     conductor_timeout_s: Seconds = Field(10.0, description="a planning call that takes longer goes to the fallback")
     conductor_rounds: int = Field(
-        1, ge=1, le=16, description="plans a request may take unless it asks otherwise; with 1 every reply streams"
+        1,
+        ge=1,
+        le=16,
+        description="plans a request may take unless it, or the conductor's manifest, asks for more; with 1 every "
+        "reply streams",
     )
     conductor_temperature: float = Field(0.0, ge=0, le=2, description="of planning, outside the exploring share")
-    explore_share: Share = Field(0.1, description="share of requests planned at temperature 1, so that logs can teach")
+    explore_share: Share = Field(
+        0.1,
+        description="share of requests planned at temperature 1, so that logs can teach; never one that says train: "
+        "false",
+    )
     plan_prompt: Literal["auto", "compact", "full"] = Field(
         "auto", description="prompt profile; auto: what the conductor's manifest says, full without one"
     )
@@ -96,14 +106,86 @@ class Planning(BaseModel):
     rule_w_latency: float = Field(0.05, ge=0, le=1000, description="rule: weight of 1 / seconds")
     rule_w_cost: float = Field(20.0, ge=0, le=100_000, description="rule: weight of the dollars of one call")
     experience_timeout_s: Seconds = Field(0.1, description="a slower look-up of experience is done without")
-    experience_neighbours: Count = Field(50, description="past steps per worker that experience is computed from")
+    experience_neighbours: Count = Field(200, description="past steps per worker that experience is computed from")
+    experience_half_life: float = Field(
+        HALF_LIFE,
+        gt=0,
+        le=1_000_000,
+        description="newer steps like it after which a past step counts half; see experience.md",
+    )
+    embedder: str = Field(
+        HASHING,
+        description="what says which tasks are alike: `hashing` (in the process), or `http://host:port/v1#model`, an "
+        "OpenAI-compatible embeddings endpoint, whose calls are not priced",
+    )
+    embedder_api_key: SecretRef | None = Field(None, description="`env:NAME` or `file:PATH`, for an embedder by URL")
+
+
+class Versions(BaseModel):
+    """Policy versions: where they lie, which engines hold them, shadow plans and automatic rollback"""
+
+    policies_dir: Path | None = Field(
+        None,
+        description="directories of the versions; unset: `policies` in the data directory. Gateways that share a "
+        "database share this directory",
+    )
+    policy_engine: Literal["auto", "none", "vllm-lora", "vllm-reload"] = Field(
+        "auto",
+        description="who holds versions; auto: the embedded conductor's server, for a conductor by URL nobody; "
+        "none: one version, no registry",
+    )
+    policy_engine_urls: str | None = Field(
+        None, description="every replica of the conductor's server, comma between; unset: the conductor's URL"
+    )
+    policy_engine_base: Path | None = Field(
+        None, description="the weights a vLLM was started with, as a directory here"
+    )
+    policy_versions_max: int = Field(16, ge=2, le=1000, description="versions a vLLM holds: its `--max-cpu-loras`")
+    policy_rank_max: int = Field(16, ge=1, le=512, description="rank of an adapter: its `--max-lora-rank`")
+    policy_poll_s: float = Field(0.5, gt=0, le=10, description="how late a change of versions is seen")
+    policy_engine_check_s: Seconds = Field(1.0, description="how late the restart of an engine is seen")
+    shadow_share: Share = Field(0.1, description="share of requests that the shadow version plans too")
+    shadow_parallel_max: int = Field(1, ge=1, le=64, description="shadow plans at once; more are dropped")
+    shadow_usd_max: str = Field("0", description="dollars all shadow plans may cost, where planning has a price")
+    watch_look_s: Seconds = Field(5.0, description="how often a canary, or a fresh live version, is compared")
+    watch_window_s: Seconds = Field(3600.0, description="how far back it is compared")
+    watch_requests_max: Count = Field(2000, description="requests of each version that are compared, the latest")
+    watch_requests_min: Count = Field(30, description="requests of each before anything is compared")
+    watch_outcomes_min: Count = Field(30, description="outcomes of each before outcomes are compared")
+    watch_validity_margin: Share = Field(0.02, description="how much less often its plans may be used")
+    watch_errors_margin: Share = Field(0.02, description="how much more often requests may fail")
+    watch_outcome_margin: Share = Field(0.03, description="how much lower its outcomes may average")
+    watch_cost_margin: float = Field(0.5, ge=0, le=100, description="how much dearer a request may be; 0.5: by half")
+    watch_z: float = Field(3.3, ge=1, le=10, description="standard errors by which that must be sure")
+    watch_probation_s: Seconds = Field(3600.0, description="how long a new live version is compared with the last one")
+
+
+class Learning(BaseModel):
+    """Learning: the worker that carries out jobs and grades replies, and when a policy is trained again by itself"""
+
+    jobs_worker: bool = Field(True, description="`baton serve` starts a worker; off: `baton worker` runs elsewhere")
+    train_python: Path | None = Field(
+        None, description="the Python that has what training needs (the train extra); unset: the gateway's own"
+    )
+    retrain_outcomes_min: int = Field(
+        0, ge=0, le=1_000_000, description="new outcomes after which the conductor is trained again; 0: not by that"
+    )
+    retrain_every_s: float = Field(
+        0, ge=0, le=366 * 86_400, description="so long after its last job it is trained again, if outcomes came; 0: not"
+    )
+    retrain_arguments: str = Field("--env logged", description="of `baton train`, for jobs that the schedule submits")
+    retrain_auto: bool = Field(False, description="their version becomes a canary of 1 % when the gate passes it")
+    judge_model: str | None = Field(
+        None, description="the worker that grades where a request names the grader `judge`; unset: there is no judge"
+    )
+    judge_budget_usd: str = Field("1.00", description="dollars the judge's key may spend in all")
 
 
 class Caps(BaseModel):
     """Caps: the most one request may do; a key or a request can only lower them"""
 
     caps_depth_max: int = Field(2, ge=0, le=8, description="child loops inside child loops")
-    caps_rounds_max: int = Field(2, ge=1, le=16, description="plans per request")
+    caps_rounds_max: int = Field(3, ge=1, le=16, description="plans per request")
     caps_steps_max: int = Field(5, ge=1, le=16, description="steps per plan")
     caps_parallel_max: int = Field(4, ge=1, le=16, description="steps running at the same time")
     caps_calls_max: int = Field(16, ge=1, le=1000, description="worker calls in all, retries included")
@@ -161,18 +243,20 @@ class Log(BaseModel):
     db_statement_s: Seconds = Field(10.0, description="time for one statement")
 
 
-MAY_HOLD_SECRETS = frozenset({"database_url", "redis_url", "pepper", "conductor_api_key"})  # never echoed
-SECTIONS: tuple[type[BaseModel], ...] = (Places, Planning, Caps, Requests, Upstream, Money, Log)
+MAY_HOLD_SECRETS = frozenset(
+    {"database_url", "redis_url", "pepper", "conductor_api_key", "embedder_api_key"}
+)  # never echoed
+SECTIONS: tuple[type[BaseModel], ...] = (Places, Planning, Versions, Learning, Caps, Requests, Upstream, Money, Log)
 
 
-class Settings(Log, Money, Upstream, Requests, Caps, Planning, Places, BaseSettings):
+class Settings(Log, Money, Upstream, Requests, Caps, Learning, Versions, Planning, Places, BaseSettings):
     """All of the above as one frozen, flat object."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True, validate_default=True
     )
 
-    @field_validator("caps_cost_usd_max")
+    @field_validator("judge_budget_usd", "caps_cost_usd_max", "shadow_usd_max")
     @classmethod
     def _is_money(cls, text: str) -> str:
         usd_to_nano(text)
@@ -184,6 +268,14 @@ class Settings(Log, Money, Upstream, Requests, Caps, Planning, Places, BaseSetti
         if url is not None and urlsplit(url).scheme not in ("redis", "rediss", "unix"):
             raise ValueError("write redis://host:6379/0, rediss://… or unix:///path/to/socket")
         return url
+
+    @field_validator("embedder")
+    @classmethod
+    def _is_embedder(cls, text: str) -> str:
+        parts = urlsplit(text)
+        if text != HASHING and not (parts.scheme in ("http", "https") and parts.hostname and parts.fragment):
+            raise ValueError(f"write {HASHING}, or http://host:port/v1#model")
+        return text
 
     @model_validator(mode="after")
     def _conductor_is_whole(self) -> Settings:
@@ -206,6 +298,13 @@ class Settings(Log, Money, Upstream, Requests, Caps, Planning, Places, BaseSetti
         if self.conductor.startswith("worker:"):
             return "worker"
         return "url" if self.conductor.startswith(("http://", "https://")) else "directory"
+
+    @property
+    def policies_path(self) -> Path | None:
+        """Where policy versions lie; None where no engine holds any."""
+        ours = self.conductor_kind in ("embedded", "directory")
+        held = self.policy_engine in ("auto",) if ours else self.policy_engine.startswith("vllm")
+        return (self.policies_dir or self.data_dir / "policies") if held else None
 
     @property
     def caps_cost_nano_max(self) -> int:
@@ -231,6 +330,8 @@ class Services:
     pepper: bytes = field(repr=False)
     conductor_url: str | None = None
     conductor_model: str | None = None
+    policies: Path | None = None  # None: this conductor has one version and no registry
+    engine_key: str | None = field(default=None, repr=False)  # of the routes that load versions
 
 
 def variable(name: str) -> str:

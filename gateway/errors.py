@@ -4,6 +4,7 @@ BatonError                      status  type                    code
 ├── BadRequest                  400     invalid_request_error   (given)
 │   ├── PlanRefused             400     invalid_request_error   plan_refused        (never reaches a client)
 │   ├── Unpriced                400     invalid_request_error   unpriced_worker
+│   ├── VersionRefused          400     invalid_request_error   version_refused     (an engine refuses it; `reason`)
 │   └── ConfigError             400     invalid_request_error   bad_config          (one line: file:line and the fix)
 ├── Unauthorized                401     invalid_request_error   invalid_api_key
 ├── Forbidden                   403     permission_error        (given)
@@ -21,6 +22,7 @@ BatonError                      status  type                    code
 │   └── UpstreamProtocol        502     upstream_error          upstream_protocol   (nonsense, cut stream, bad JSON)
 ├── ConductorError              502     upstream_error          conductor_unavailable (never reaches a client either)
 └── Unavailable                 503     server_error            (given)
+    ├── EngineDown              503     server_error            engine_down         (does not answer, or died of a swap)
     ├── MoneyUnavailable        503     server_error            money_unavailable   (Redis away: money fails closed)
     └── SpoolFull               503     server_error            spool_full
 
@@ -76,6 +78,18 @@ class PlanRefused(BadRequest):
 
 class Unpriced(BadRequest):
     code = "unpriced_worker"
+
+
+class VersionRefused(BadRequest):
+    """A policy version that an engine will not load or unload; what it serves is as before. `reason`: missing |
+    manifest | checksum | torn | shape | not_finite | prompt | kind | base | rank | tied | full | taken | held | probe |
+    engine (the engine itself said no). The message ends with the fix."""
+
+    code = "version_refused"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class ConfigError(BadRequest):
@@ -202,6 +216,10 @@ class ConductorError(BatonError):
 
 class Unavailable(BatonError):
     status, type, code = 503, "server_error", "unavailable"
+
+
+class EngineDown(Unavailable):
+    code = "engine_down"
 
 
 class MoneyUnavailable(Unavailable):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from gateway.adapters.tables import metadata
+from gateway.adapters.tables_jobs import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

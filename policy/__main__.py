@@ -1,6 +1,6 @@
 """`python -m policy COMMAND …`: the learning loop by hand. Each command is a module with `add` (arguments) and `run`.
 
-Exit status: 0 done · 1 could not · 2 wrong arguments or input · 130 interrupted.
+Exit status: 0 done · 1 could not · 2 wrong arguments or input · 4 the gate refused · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from importlib import import_module
 from gateway.errors import BadRequest, BatonError
 
 # Modules by name, imported when called: none of them pays for what another one loads.
-COMMANDS = {"traces": "policy.dataset.cli", "evaluate": "policy.evaluate.command"}
+COMMANDS = {
+    "traces": "policy.dataset.cli",
+    "evaluate": "policy.evaluate.command",
+    "train": "policy.train.command",
+    "engines": "policy.engines.cli",
+    "gate": "policy.gate.command",
+    "jobs": "policy.jobs.command",
+}
 USAGE = (
     f"usage: python -m policy COMMAND …; COMMAND is one of: {', '.join(COMMANDS)}; each explains itself with --help\n"
 )

@@ -122,20 +122,23 @@ class Case:
 
 
 def cases(world: World, made_on: NDArray[np.bool_]) -> list[Case]:
-    """New policies near to and far from the logged one, which plays the best single worker half of the time; the last
-    does what its log never shows."""
+    """New policies near to and far from the one that logged. Unless the name says otherwise that one plays the best
+    single worker half of the time, and any otherwise; the last new policy does what its log never shows."""
     workers, table = world.rewards.shape[1], best_by_domain(world, made_on)
     overall = np.full(len(table), world.rewards[made_on].mean(axis=0).argmax())
     cheapest = np.full(len(table), world.costs_usd[made_on].mean(axis=0).argmin())
     logged = mixed(overall, workers, 0.5)
+    own, uniform = mixed(table, workers, 0.3), np.full_like(logged, 1 / workers)
     blind = logged.copy()
     blind[np.arange(len(table)), table] = 0.0
     return [
         Case("a little bolder", logged, mixed(overall, workers, 0.3)),
-        Case("table, exploring", logged, mixed(table, workers, 0.3)),
+        Case("table, exploring", logged, own),
         Case("table", logged, mixed(table, workers, 0.02)),
         Case("cheapest", logged, mixed(cheapest, workers, 0.02)),
-        Case("uniform", logged, np.full_like(logged, 1 / workers)),
+        Case("uniform", logged, uniform),
+        Case("table, from its own log", own, mixed(table, workers, 0.02)),
+        Case("table, from uniform logs", uniform, mixed(table, workers, 0.02)),
         Case("table, never logged", blind / blind.sum(axis=1, keepdims=True), mixed(table, workers, 0.02)),
     ]
 

@@ -196,9 +196,10 @@ class ReplaySpeaker:
 def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> dict[str, Any]:
     """The pool `replay` as a pool file's document: neutral handles in random order, no tags, real prices, `vote`.
     Raises BadRecording on a model without a price."""
-    handles = Random(seed).sample(HANDLES, len(models))
+    handles = _handles(models, seed)
     entries = []
-    for model, handle in zip(models, handles, strict=True):
+    for model in models:
+        handle = handles[model]
         price = prices.get(model)
         if not isinstance(price, dict) or not {"input_usd_per_mtok", "output_usd_per_mtok"} <= set(price):
             raise BadRecording(f"no price of `{model}`: add input_usd_per_mtok and output_usd_per_mtok to the prices")
@@ -220,6 +221,17 @@ def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, s
     majority = {"description": "gives the majority answer of the replies it sees", "tags": ["majority"], "price": free}
     entries.append({"name": "vote", "handle": "vote", "kind": "tool", "url": "builtin:vote", **majority})
     return {"workers": entries, "pools": {"replay": [entry["name"] for entry in entries]}, "default": "replay"}
+
+
+def _handles(models: Sequence[str], seed: int) -> dict[str, str]:
+    """A handle for each model, drawn by its name: it keeps the handle whatever order the models come in, and, but where
+    two draw the same one, whoever else is there."""
+    found: dict[str, str] = {}
+    for model in sorted(models):
+        free = [handle for handle in HANDLES if handle not in found.values()]
+        drawn = Random(f"{seed} {model}").sample(HANDLES, len(HANDLES))
+        found[model] = next(handle for handle in drawn if handle in free)
+    return found
 
 
 def pool_yaml(path: Path, models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> str:

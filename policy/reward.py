@@ -14,9 +14,13 @@ ties that would leave a group of rollouts without any gradient.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.core.pool import NANO_PER_USD
+from gateway.core.prompt import QUALITY_MAX
+
+QUALITY_LOWEST = 400.0  # reward lost per dollar at the dial's lowest place
+QUALITY_STEP = 0.5  # of it at each place above
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,18 @@ class RewardSettings:
             raise ValueError(f"`penalty_max` is {self.penalty_max}: keep it in [0, 0.5), or cost outweighs being right")
         if not 0 <= self.format_reward < 1 - self.penalty_max:
             raise ValueError(f"`format_reward` is {self.format_reward}: keep it in [0, 1 − penalty_max)")
+
+
+def at_quality(settings: RewardSettings, quality: int | None) -> RewardSettings:
+    """The settings at a place of the dial (gateway.core.prompt): the price of a dollar falls by `QUALITY_STEP` a place,
+    from `QUALITY_LOWEST` at 0; at the dial's end money does not count. None: as they are.
+
+    The whole default penalty is reached at $0.75 per 1,000 questions at 0, at $96 at 7: what questions do cost.
+    """
+    if quality is None:
+        return settings
+    usd = 0.0 if quality >= QUALITY_MAX else QUALITY_LOWEST * QUALITY_STEP**quality
+    return replace(settings, cost_per_usd=usd, latency_per_s=0.0)
 
 
 def penalty(cost_nano: int, latency_s: float, settings: RewardSettings) -> float:

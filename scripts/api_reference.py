@@ -16,9 +16,11 @@ from fastapi.routing import APIRoute, APIRouter
 from gateway import errors
 from gateway.api.admin import AdminApi
 from gateway.api.health import HealthApi
+from gateway.api.jobs import JobsApi
 from gateway.api.openai import OpenAIApi, _rate_headers
 from gateway.api.outcomes import OutcomesApi
 from gateway.api.pages import PagesApi
+from gateway.api.policies import PoliciesApi
 from gateway.core.caps import CAP_HEADERS
 from gateway.core.chat import FIELDS, REFUSED, REFUSED_PREFIXES
 from gateway.core.rollout import RolloutRecord
@@ -40,6 +42,7 @@ metrics need no key. Every reply carries `x-request-id`.
 REQUEST_HEADERS = {
     "x-baton-pool": "the pool to use, one of the key's; without it the key's first",
     "x-baton-rounds": "plans this request may take, 1 to 16; still bounded by the cap",
+    "x-baton-quality": "the dial, 0 (cheapest that may do) to 9 (best at any price), for a conductor that heeds it",
     "x-baton-keepalive": "`off` (also `0`, `false`): no comments in the stream while nothing else comes",
     "x-baton-max-cost-usd": "dollars in all, planning included",
     "x-baton-max-depth": "child loops inside child loops; 0: none",
@@ -77,12 +80,13 @@ OTHER_REPLY_HEADERS = {
 }
 ERRORS = {
     "BadRequest": "the request is malformed; `param` names the field",
+    "VersionRefused": "a policy version that an engine will not load or unload; what was served is served on",
     "Unpriced": "a worker has no price, so nothing bounds what it may cost",
     "ConfigError": "a setting or file that cannot be used; seen at start, not by clients",
     "Unauthorized": "no key, not a key, another class, unknown or revoked",
     "Forbidden": "the key may not use that pool",
     "NotFound": "no such thing, or not this key's: the two read the same",
-    "Conflict": "the hold is settled already; not seen by clients",
+    "Conflict": "it clashes with what is there: a second job of a policy, a move of a version that is not legal",
     "TooLarge": "the body is over `BATON_BODY_BYTES_MAX`",
     "RateLimited": "requests or tokens a minute, or requests in flight; try again after `retry-after`",
     "BudgetExceeded": "the key's money does not cover the least this request may cost; do not retry",
@@ -95,6 +99,7 @@ ERRORS = {
     "on without anything like a key",
     "UpstreamProtocol": "the worker sent nonsense or its stream was cut",
     "Unavailable": "something needed is away for now; retry",
+    "EngineDown": "an engine that holds policy versions does not answer",
     "MoneyUnavailable": "the budget store is away or being rebuilt: money fails closed",
     "SpoolFull": "the journal cannot take more; nothing is done that cannot be logged",
     "BatonError": "a bug; the gateway's log has it under the request id",
@@ -127,6 +132,7 @@ CHAT_TEXT = """
 `null` counts as absent. What is not in this table is dropped and named in `x-baton-dropped-fields`; with
 `BATON_STRICT_FIELDS=true` it is a 400. Only the step whose reply is the answer gets the client's parameters; earlier
 ones get text. `metadata.task_type` groups experience; `metadata.train: "false"` marks the rollout as not for training.
+`metadata.grader` and `metadata.reference` have the reply graded ([jobs](jobs.md#graders-named-by-a-request)).
 
 """
 OUTCOMES_TEXT = """
@@ -150,7 +156,7 @@ def routes() -> Iterator[tuple[str, str, str, str]]:
     """(listener, method, path, what it does) of every route; no application is built for it."""
     listeners: dict[str, tuple[Any, ...]] = {
         "public": (OpenAIApi, OutcomesApi, HealthApi),
-        "admin": (AdminApi, PagesApi, HealthApi),
+        "admin": (AdminApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
     }
     for listener, apis in listeners.items():
         for api in apis:
@@ -170,7 +176,7 @@ def told(names: Iterable[str], sentences: dict[str, str]) -> dict[str, str]:
 
 def chat_headers() -> list[str]:
     """The headers that the chat route documents about itself."""
-    return ["x-baton-pool", "x-baton-rounds", "x-baton-keepalive", *CAP_HEADERS]
+    return ["x-baton-pool", "x-baton-rounds", "x-baton-quality", "x-baton-keepalive", *CAP_HEADERS]
 
 
 def reply_header_names() -> set[str]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from gateway.adapters.embedder import HashingEmbedder
 from gateway.core.caps import Caps
 from gateway.core.chat import parse_request
 from gateway.core.experience import RuleWeights
@@ -21,7 +22,7 @@ from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.catalog import Catalog
 from gateway.service.complete import Asked, Completer, Policies
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.ports import Workers
+from gateway.service.ports import Embedder, Workers
 from gateway.service.rounds import Rounds
 from gateway.service.routers import RulePlanner
 from gateway.service.running import Running
@@ -112,6 +113,7 @@ class Kit:
         timeout_s: float = 5.0,
         pools: PoolFile | None = None,
         attempts_max: int = 2,
+        embedder: Embedder | None = None,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
         given: Any = workers
@@ -122,6 +124,7 @@ class Kit:
         self.budgets = FakeBudgets(self.budget_store)
         self.limits = FakeRateLimits()
         self.metrics = SpyMetrics()
+        self.embedder = embedder or HashingEmbedder()
         clock = TestClock()
         attempts = Attempts(
             self.workers, RetryBudget(start_retries=100), clock, attempts_max=attempts_max, wait_initial_s=0.001
@@ -137,6 +140,7 @@ class Kit:
             limits=self.limits,
             journal=self.journal,
             store=self.store,
+            embedder=self.embedder,
             clock=clock,
             metrics=self.metrics,
             policies=Policies(

@@ -47,7 +47,10 @@ def test_the_module_is_the_program() -> None:
         "serve",
         "check",
         "keys",
+        "policy",
         "replay-workers",
         "traces",
         "evaluate",
+        "train",
+        "worker",
     ]

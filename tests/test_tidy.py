@@ -159,7 +159,7 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 def test_locks_pin_hashes_and_name_no_index() -> None:
     locks = [path for path in tracked() if re.match(r"requirements/.+\.lock$", path)]
-    assert len(locks) == 3
+    assert len(locks) == 5
     for path in locks:
         assert "://" not in text(path), path
         entries = re.split(r"\n(?=\S)", text(path).strip())
@@ -172,6 +172,7 @@ def test_locks_agree_with_each_other() -> None:
         return set(re.findall(r"^[a-z0-9][^\s;]*==\S+", text(f"requirements/{name}.lock"), re.M))
 
     assert pins("serve") <= pins("litellm") <= pins("dev")
+    assert pins("serve") <= pins("train")
 
 
 def test_the_configuration_page_is_current() -> None:
@@ -180,7 +181,7 @@ def test_the_configuration_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), "run `make docs`"
 
 
-@pytest.mark.parametrize("name", ["install", "serve", "check", "test", "lock", "test-vllm"])
+@pytest.mark.parametrize("name", ["install", "serve", "check", "test", "lock", "test-vllm", "test-train", "test-verl"])
 def test_scripts_stop_at_the_first_failure(name: str) -> None:
     head = text(f"scripts/{name}").splitlines()
     assert head[0] == "#!/usr/bin/env bash"

@@ -26,6 +26,7 @@ from gateway.adapters.sse import DONE, SseError, SseParser
 from gateway.adapters.upstream import transport_error
 from gateway.adapters.workers_http import http_client
 from gateway.core.money import Usage
+from gateway.core.plan import portable_schema
 from gateway.core.usage import billed_usage, read_usage
 from gateway.errors import ConductorError
 from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd
@@ -248,7 +249,7 @@ def _schema_fields(structured: Structured, schema: Mapping[str, Any]) -> dict[st
         outputs = {"json": dict(schema), "disable_any_whitespace": True}
         return {"structured_outputs": outputs, "return_token_ids": True}
     if structured == "json_schema":
-        wrapped = {"name": "plan", "strict": True, "schema": strict_schema(schema)}
+        wrapped = {"name": "plan", "strict": True, "schema": strict_schema(portable_schema(schema))}
         return {"response_format": {"type": "json_schema", "json_schema": wrapped}}
     return {"response_format": {"type": "json_object"}} if structured == "json_object" else {}
 

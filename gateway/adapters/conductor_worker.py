@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
 from gateway.core.money import Usage
+from gateway.core.plan import portable_schema
 from gateway.core.pool import WorkerSpec
 from gateway.core.usage import read_usage
 from gateway.errors import BatonError, ConductorError, UpstreamError, UpstreamTimeout
@@ -59,7 +60,7 @@ class WorkerConductor:
             "temperature": call.sampling.temperature,
         }
         if self._structured == "json_schema":
-            schema = {"name": "plan", "strict": False, "schema": dict(call.schema)}
+            schema = {"name": "plan", "strict": False, "schema": portable_schema(call.schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif self._structured == "json_object":
             body["response_format"] = {"type": "json_object"}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, make_url
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy import URL, Engine, create_engine, func, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, Unavailable
 
 
 def driver_url(database_url: str) -> URL:
@@ -62,3 +65,17 @@ def sync_engine(
     """The engine of the shipper and of migrations: long statements in a thread of their own."""
     options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
     return create_engine(driver_url(database_url), **options)
+
+
+@asynccontextmanager
+async def transaction(engine: AsyncEngine, timeout_s: float | None = None) -> AsyncIterator[AsyncConnection]:
+    """A transaction; `timeout_s` replaces the engine's statement time-out inside it. Raises Unavailable."""
+    try:
+        async with engine.begin() as connection:
+            if timeout_s is not None:
+                wanted = f"{round(timeout_s * 1000)}ms"
+                await connection.execute(select(func.set_config("statement_timeout", wanted, True)))
+            yield connection
+    except (OperationalError, InterfaceError, PoolTimeout) as error:
+        reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__
+        raise Unavailable(f"the database is not available ({reason})", code="store_unavailable") from error

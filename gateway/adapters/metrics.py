@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.core.pool import NANO_PER_USD
 from gateway.core.rollout import RolloutRecord
+from gateway.core.versions import Standing
 
 log = logging.getLogger("baton")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -44,6 +45,21 @@ class PrometheusMetrics:
         self._dead_letters = self._counter("log_dead_letters", "Records PostgreSQL will never take", "kind")
         self._damaged = self._counter("log_damaged", "Damage found in the journal", "what")
         self._bugs = self._counter("bugs", "Errors nobody raised on purpose")
+        self._policy_requests = self._counter(
+            "policy_requests", "Requests given to a policy version, by what became of its plans", "version", "plan"
+        )
+        self._policy_percent = self._gauge("policy_percent", "Share of requests a version plans, 0 to 100", "version")
+        self._policy_held = self._gauge(
+            "policy_held",
+            "1: every engine holds this version of that state; 0: not yet, or refused",
+            "version",
+            "state",
+        )
+        self._policy_rollbacks = self._counter(
+            "policy_rollbacks", "Versions taken back without a person, by the figure that was worse", "cause"
+        )
+        self._policy_refused = self._counter("policy_refused", "Versions an engine would not take", "version")
+        self._policy_shadows = self._counter("policy_shadow_plans", "Plans of shadow versions", "version", "result")
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A value read when /metrics is asked."""
@@ -52,7 +68,10 @@ class PrometheusMetrics:
     def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
         """Count one request with its rounds and steps."""
         policy = record.policy_requested if record.policy_requested.startswith("baton") else "worker"
-        policy = "baton/fixed" if policy.startswith("baton/fixed:") else policy
+        policy = "baton/fixed" if policy.startswith("baton/fixed:") else policy.partition("@")[0]
+        if record.policy_assigned:
+            refused = (record.fallback or "worker").partition("_")[0] != "worker"
+            self._policy_requests.labels(record.policy_assigned, "refused" if refused else "used").inc()
         self._requests.labels(policy, record.status).inc()
         self._seconds.labels(policy).observe((record.finished_us - record.created_us) / 1e6)
         self._overhead.observe(max(0.0, overhead_ms / 1000))
@@ -81,6 +100,31 @@ class PrometheusMetrics:
         """Count and log an error nobody raised on purpose."""
         self._bugs.inc()
         log.error("a request met an error nobody raised on purpose", exc_info=error)
+
+    # ------------------------------------------------------------ policy versions (PolicyMetrics)
+
+    def policy_standing(self, now: Standing, usable: Collection[str]) -> None:
+        """Who serves, and which of them the engines hold; versions that serve no longer are forgotten."""
+        self._policy_percent.clear()
+        self._policy_held.clear()
+        share = now.canary.percent or 0 if now.canary is not None and now.canary.id in usable else 0
+        for version, percent in ((now.live, 100 - share), (now.canary, share)):
+            if version is not None:
+                self._policy_percent.labels(version.id).set(percent)
+        for version in now.held:
+            self._policy_held.labels(version.id, version.state).set(version.id in usable)
+
+    def policy_rolled_back(self, cause: str) -> None:
+        """A version was taken back without a person."""
+        self._policy_rollbacks.labels(cause).inc()
+
+    def policy_refused(self, version: str) -> None:
+        """An engine would not take it."""
+        self._policy_refused.labels(version).inc()
+
+    def policy_shadowed(self, version: str, result: str) -> None:
+        """A shadow plan: agrees, differs, alone (the other planned nothing), refused, dropped or unpaid."""
+        self._policy_shadows.labels(version, result).inc()
 
     # ------------------------------------------------------------ the log (LogWatch)
 
@@ -116,6 +160,9 @@ class PrometheusMetrics:
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"baton_{name}", help_text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(f"baton_{name}", help_text, labels, registry=self.registry)
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"baton_{name}", help_text, labels, buckets=buckets, registry=self.registry)

@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import Table
 
 from gateway.adapters import tables
+from gateway.core import grading
 from gateway.core.events import Event
 from gateway.core.experience import embed, question_text
 from gateway.errors import BadRequest
@@ -39,6 +40,8 @@ class Rows:
     steps: list[Row] = field(default_factory=list)
     ledger: list[Row] = field(default_factory=list)
     outcomes: list[Row] = field(default_factory=list)
+    policy_shadows: list[Row] = field(default_factory=list)
+    gradings: list[Row] = field(default_factory=list)
 
     def extend(self, other: Rows) -> None:
         for name in self.__slots__:
@@ -62,9 +65,12 @@ def at(us: int | None) -> datetime | None:
 
 
 def event_rows(event: Event) -> Rows:
-    """The rows of one event. Raises ValueError, TypeError or KeyError on a payload that is none of the five kinds."""
+    """The rows of one event. Raises ValueError, TypeError or KeyError on a payload that is none of the six kinds."""
     if event.kind == "rollout":
         return _rollout_rows(event.payload)
+    if event.kind == "shadow":
+        record = {**clean(event.payload), "id": uuid_text(event.id), "at": at(event.ts_us)}
+        return Rows(policy_shadows=[_table_row(tables.policy_shadows, record)])
     if event.kind == "outcome":
         row = outcome_row({"id": event.id, "created_at": at(event.ts_us), **event.payload})
         return Rows(outcomes=[row | {"id": uuid_text(row["id"])}])
@@ -92,13 +98,16 @@ def _rollout_rows(payload: Mapping[str, Any]) -> Rows:
     for row, raw in zip(rounds, payload["rounds"], strict=True):
         row["plan_logprobs"] = raw["plan_logprobs"]  # a float array holds -inf, which jsonb could not
     steps = [_table_row(tables.steps, s | {"rollout_id": rollout_id}) for s in record["steps"]]
-    return Rows([rollout], rounds, steps)
+    to_grade = grading_row(rollout)
+    return Rows([rollout], rounds, steps, gradings=[to_grade] if to_grade else [])
 
 
 def _task_embedding(record: Mapping[str, Any]) -> list[float] | None:
     """What a later task is compared with. Child loops, and keys that log no text, have none."""
     if record.get("depth") or record.get("log_mode") == "metadata" or not isinstance(record["request"], Mapping):
         return None
+    if record.get("task_embedding") is not None:
+        return record["task_embedding"] or None
     try:
         vector = embed(question_text(record["request"].get("messages")))
     except (AttributeError, TypeError):  # a request that was refused for its shape is still logged
@@ -155,6 +164,21 @@ def _judgement(kind: str, value: Any) -> float:
         return float(value)
     wanted = "true or false" if kind == "boolean" else "a number from 0 to 1"
     raise BadRequest(f"value must be {wanted} for an outcome of kind {kind}", param="value")
+
+
+def grading_row(rollout: Row) -> Row | None:
+    """The row of `gradings` for a stored rollout whose request named a grader. Child loops carry their parent's tags
+    and are not graded; tags that no gateway of today would have let through are no request to grade."""
+    try:
+        asked = None if rollout["depth"] else grading.asked(rollout["tags"] or {})
+    except (BadRequest, AttributeError):
+        return None
+    if asked is None:
+        return None
+    grader, reference = asked
+    times = {"created_at": rollout["created_at"], "due_at": rollout["created_at"]}
+    named = {"rollout_id": rollout["id"], "grader": grader, "reference": reference}
+    return named | {"state": "waiting", "attempts": 0} | times
 
 
 def jsonable(row: Mapping[str, Any]) -> Row:

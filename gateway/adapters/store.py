@@ -1,52 +1,31 @@
 """Named queries of PostgreSQL (port `Store`). Every query that reads a rollout takes the key that must own it.
 
 Statements are built once; a database that is away, too slow or out of connections is `Unavailable` (503), in bounded
-time. The two inserts at the end are shared with the shipper.
+time. What the shipper inserts too is in `store_inserts`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    REAL,
-    ColumnElement,
-    Connection,
-    Integer,
-    Select,
-    bindparam,
-    cast,
-    func,
-    insert,
-    literal_column,
-    select,
-    text,
-    update,
-)
-from sqlalchemy.dialects import postgresql as pg
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy import ColumnElement, Select, func, insert, literal_column, select, text, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters import rows
+from gateway.adapters.database import transaction
 from gateway.adapters.migrate import vector_in_use
-from gateway.adapters.tables import (
-    MODEL_KINDS,
-    SETTLED,
-    experience,
-    keys,
-    ledger,
-    outcomes,
-    rollouts,
-    rounds,
-    steps,
-)
+from gateway.adapters.store_inserts import insert_outcome
+from gateway.adapters.store_inserts import insert_rows as insert_rows
+from gateway.adapters.tables import SETTLED, experience, keys, ledger, outcomes, rollouts, rounds, steps
+from gateway.adapters.tables_jobs import gradings
+from gateway.core.experience import HALF_LIFE, NEAR, NEAREST, SPREAD_MIN, TASK_TYPE_SIMILARITY, WEIGHT_MIN
 from gateway.core.ids import uuid7
 from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.service.ports import KeyRow, WorkerExperience
@@ -61,53 +40,67 @@ POSTED_TOTALS = text(
     "SELECT scope ->> 0, sum(amount_nano) FROM ledger, jsonb_array_elements(scopes) AS scope "
     "WHERE kind IN ('posted', 'uncertain') GROUP BY 1"
 )
-# Per worker: of its latest `recent` judged steps, the k nearest; those of the same task type come first.
-EXPERIENCE_NEAR = """
-SELECT wanted.worker, count(*), avg(near.success), avg(near.cost_nano), avg(near.latency_ms)
-FROM unnest(CAST(:workers AS text[]), CAST(:versions AS text[])) AS wanted (worker, version)
-CROSS JOIN LATERAL (
-  SELECT success, cost_nano, latency_ms
-  FROM experience
-  WHERE worker = wanted.worker AND worker_version = wanted.version AND at >= coalesce(
-    (SELECT at FROM experience AS e WHERE e.worker = wanted.worker ORDER BY at DESC OFFSET :recent - 1 LIMIT 1),
-    '-infinity')
-  ORDER BY (CAST(:task_type AS text) IS NOT NULL AND task_type IS DISTINCT FROM :task_type), {distance} LIMIT :k
-) AS near
-GROUP BY wanted.worker ORDER BY wanted.worker
-"""
+# Each worker's latest `recent` judged steps, by how near and how new they are; `core.experience` says what that means.
 # The question is a sub-select so that a prepared statement turns the array into a vector once, not once a row.
-DISTANCE = "embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector)), at DESC"
-NEAREST = text(EXPERIENCE_NEAR.format(distance=DISTANCE))
-LATEST = text(EXPERIENCE_NEAR.format(distance="at DESC"))
+EXPERIENCE_NEAR = """
+WITH wanted AS (
+  SELECT worker, version, coalesce((SELECT at FROM experience AS e WHERE e.worker = named.worker
+    ORDER BY at DESC OFFSET :recent - 1 LIMIT 1), '-infinity') AS since
+  FROM unnest(CAST(:workers AS text[]), CAST(:versions AS text[])) AS named (worker, version)
+), searched AS MATERIALIZED (
+  SELECT e.worker, e.rollout_id, e.step, e.success, e.cost_nano, e.latency_ms, e.at,
+    {cosine} + CASE WHEN e.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
+  FROM wanted JOIN experience AS e
+    ON e.worker = wanted.worker AND e.worker_version = wanted.version AND e.at >= wanted.since
+), found AS (
+  SELECT avg(similarity) AS mean, max(similarity) - avg(similarity) AS spread FROM searched
+), placed AS (
+  SELECT searched.*, CASE WHEN spread <= :spread_min THEN 1
+    ELSE (similarity - mean) / spread END AS likeness
+  FROM searched CROSS JOIN found WHERE spread <= :spread_min OR similarity > mean
+), ordered AS (
+  SELECT *, sum(likeness) OVER latest - likeness AS newer, count(*) FILTER (WHERE likeness > :near) OVER latest AS place
+  FROM placed WINDOW latest AS (PARTITION BY worker ORDER BY at DESC, rollout_id DESC, step DESC
+    ROWS UNBOUNDED PRECEDING)
+), counted AS (
+  SELECT *, least(1, (likeness - :near) / (:nearest - :near))
+    * power(0.5, newer / CAST(:half_life AS double precision)) AS weight
+  FROM ordered WHERE likeness > :near AND place <= :k
+)
+SELECT worker, sum(weight), sum(weight * success) / sum(weight), sum(weight * cost_nano) / sum(weight),
+  sum(weight * latency_ms) / sum(weight)
+FROM counted GROUP BY worker HAVING sum(weight) >= :least ORDER BY worker
+"""
+COSINE = "coalesce(1 - (e.embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector))), 0)"
+BY_SIMILARITY = text(EXPERIENCE_NEAR.format(cosine=COSINE))
+BY_TIME = text(EXPERIENCE_NEAR.format(cosine="0"))
 
 
 class PostgresStore:
-    """`experience_recent_max`: judged steps per worker that are searched; bounds the search, forgets the distant past.
-    `recovery_timeout_s`: statement time-out of the two queries that read the whole ledger at boot."""
+    """`experience_recent_max`: judged steps per worker that are searched, which bounds the search.
+    `experience_half_life`: newer steps, by likeness, after which one counts half. `recovery_timeout_s`: statement
+    time-out of the two queries that read the whole ledger at boot."""
 
     def __init__(
-        self, engine: AsyncEngine, *, experience_recent_max: int = 1_000, recovery_timeout_s: float = 60.0
+        self,
+        engine: AsyncEngine,
+        *,
+        experience_recent_max: int = 1_000,
+        experience_half_life: float = HALF_LIFE,
+        recovery_timeout_s: float = 60.0,
     ) -> None:
         self.engine = engine
         self.experience_recent_max = experience_recent_max
+        self.experience_half_life = experience_half_life
         self.recovery_timeout_s = recovery_timeout_s
         self._has_vector: bool | None = None
 
     async def close(self) -> None:
         await self.engine.dispose()
 
-    @asynccontextmanager
-    async def begin(self, timeout_s: float | None = None) -> AsyncIterator[AsyncConnection]:
+    def begin(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[AsyncConnection]:
         """A transaction; `timeout_s` replaces the engine's statement time-out inside it. Raises Unavailable."""
-        try:
-            async with self.engine.begin() as connection:
-                if timeout_s is not None:
-                    wanted = f"{round(timeout_s * 1000)}ms"
-                    await connection.execute(select(func.set_config("statement_timeout", wanted, True)))
-                yield connection
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
-            reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__
-            raise Unavailable(f"the database is not available ({reason})", code="store_unavailable") from error
+        return transaction(self.engine, timeout_s)
 
     async def ready(self) -> bool:
         """Whether the database answers and has been migrated."""
@@ -162,6 +155,7 @@ class PostgresStore:
                     (steps, (steps.c.round, steps.c.step)),
                     (outcomes, (outcomes.c.created_at, outcomes.c.id)),
                     (ledger, (ledger.c.at, ledger.c.event_id)),
+                    (gradings, (gradings.c.rollout_id,)),
                 )
             }
         return rows.tree(root, sorted(map(dict, found), key=lambda r: (r["created_at"], r["id"])), parts)
@@ -205,18 +199,19 @@ class PostgresStore:
     async def experience_near(
         self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
-        """Means over each worker's `k` most similar judged steps; its `k` latest without pgvector or an embedding.
-        Steps of the same task type come first. Workers without experience are left out."""
-        values: dict[str, Any] = {"workers": list(workers), "versions": list(workers.values())}
-        values |= {"task_type": task_type, "k": k}
+        """Means over each worker's latest `k` judged steps that are near, by nearness and freshness; of any kind where
+        there is no pgvector or embedding. `n` is the weight behind them; workers with less than half are left out."""
+        values: dict[str, Any] = {"workers": list(workers), "versions": list(workers.values()), "k": k}
+        values |= {"task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "spread_min": SPREAD_MIN}
+        values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
         values["recent"] = self.experience_recent_max
         async with self.begin() as connection:
             if self._has_vector is None:
                 self._has_vector = await connection.run_sync(vector_in_use)
             similar = self._has_vector and any(embedding)
-            query = NEAREST if similar else LATEST
+            query = BY_SIMILARITY if similar else BY_TIME
             found = await connection.execute(query, values | ({"embedding": list(embedding)} if similar else {}))
-            return [WorkerExperience(w, n, float(s), round(c), round(t)) for w, n, s, c, t in found]
+            return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in found]
 
     # ---------------------------------------------------------------- money
 
@@ -278,58 +273,3 @@ def _descendants(root: str, key_id: str) -> Select[Any]:
 
 def _parts(table: Any, order: Sequence[Any], ids: Sequence[str]) -> Select[Any]:
     return select(table).where(table.c.rollout_id.in_(ids)).order_by(*order)
-
-
-# ---------------------------------------------------------------- inserts shared with the shipper
-
-
-def insert_rows(connection: Connection, new: rows.Rows) -> None:
-    """Insert what is not there yet. Rows go in by primary key, so that two writers cannot deadlock."""
-    for table in (rollouts, rounds, steps, ledger):
-        values = getattr(new, table.name)
-        if values:
-            key = [column.name for column in table.primary_key.columns]
-            values.sort(key=lambda row, key=key: tuple(row[name] for name in key))
-            connection.execute(pg.insert(table).on_conflict_do_nothing(), values)
-    for row in sorted(new.outcomes, key=lambda row: str(row["id"])):
-        insert_outcome(connection, row)
-
-
-def insert_outcome(connection: Connection, row: Mapping[str, Any]) -> bool:
-    """Insert an outcome, and with it the experience of the rollout's workers. False: it was there already."""
-    added = connection.execute(pg.insert(outcomes).on_conflict_do_nothing().returning(outcomes.c.id), dict(row)).first()
-    if added and row["value"] is not None:
-        credit = {"credited_id": row["rollout_id"], "credit": row["value"], "judged_at": row["created_at"]}
-        connection.execute(_CREDIT, credit)
-    return added is not None
-
-
-def _credit_statement() -> Any:
-    """Every finished step of a model worker is credited with the outcome; the latest judgement of a rollout stands."""
-    latency_s = func.extract("epoch", steps.c.finished_at - steps.c.started_at)
-    source = {
-        "rollout_id": steps.c.rollout_id,
-        "round": steps.c.round,
-        "step": steps.c.step,
-        "worker": steps.c.worker,
-        "worker_version": steps.c.worker_version,
-        "pool_name": rollouts.c.pool_name,
-        "task_type": rollouts.c.task_type,
-        "embedding": rollouts.c.task_embedding,
-        "success": cast(bindparam("credit"), REAL),
-        "cost_nano": steps.c.cost_nano,
-        "latency_ms": cast(func.coalesce(latency_s * 1000, 0), Integer),
-        "at": cast(bindparam("judged_at"), experience.c.at.type),
-    }
-    found = select(*source.values()).select_from(steps.join(rollouts, rollouts.c.id == steps.c.rollout_id))
-    found = found.where(steps.c.rollout_id == bindparam("credited_id"), steps.c.status == "done")
-    found = found.where(steps.c.kind.in_(MODEL_KINDS)).order_by(steps.c.round, steps.c.step)
-    new = pg.insert(experience).from_select(list(source), found)
-    return new.on_conflict_do_update(
-        index_elements=list(experience.primary_key.columns),
-        set_={"success": new.excluded.success, "at": new.excluded.at},
-        where=experience.c.at <= new.excluded.at,
-    )
-
-
-_CREDIT = _credit_statement()

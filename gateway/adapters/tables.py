@@ -19,6 +19,7 @@ from sqlalchemy import (
     DateTime,
     Double,
     ForeignKeyConstraint,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -107,6 +108,7 @@ rollouts = Table(
     Column("task_type", Text),
     _need("policy_used", Text),
     Column("policy_version", Text),
+    Column("policy_assigned", Text),
     Column("fallback", Text),
     Column("capped", Text),
     _need("status", Text),
@@ -127,6 +129,7 @@ rollouts = Table(
     Index(None, "completion_id"),
     Index(None, "created_at"),
     Index("rollouts_parent_id_idx", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
+    Index(None, "policy_assigned", "created_at", postgresql_where=text("policy_assigned IS NOT NULL")),
 )
 
 rounds = Table(
@@ -253,4 +256,65 @@ dead_letters = Table(
     _need("record", LargeBinary),
     _need("error", Text),
     _at("at", nullable=False, server_default=text("now()")),
+)
+
+policy_versions = Table(
+    "policy_versions",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    _need("state", Text),
+    Column("parent", Text),
+    Column("previous", Integer),
+    Column("percent", SmallInteger),
+    _need("directory", Text),
+    _need("manifest", JSONB),
+    Column("gate", JSONB),
+    _at("created_at", nullable=False),
+    _at("changed_at", nullable=False),
+    CheckConstraint("number >= 0", name="number"),
+    CheckConstraint("state IN ('candidate', 'shadow', 'canary', 'live', 'retired')", name="state"),
+    CheckConstraint("percent IN (1, 5, 25, 100)", name="percent"),
+    CheckConstraint("(percent IS NOT NULL) = (state = 'canary')", name="percent_state"),
+    *(
+        Index(f"policy_versions_one_{state}", "name", unique=True, postgresql_where=text(f"state = '{state}'"))
+        for state in ("shadow", "canary", "live")
+    ),
+)
+
+policy_events = Table(
+    "policy_events",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _need("name", Text),
+    _need("number", Integer),
+    _need("what", Text),
+    Column("was", Text),
+    _need("state", Text),
+    Column("percent", SmallInteger),
+    _need("who", Text),
+    _need("why", Text),
+    _need("forced", Boolean),
+    _need("detail", JSONB),
+    _at("at", nullable=False),
+    ForeignKeyConstraint(["name", "number"], ["policy_versions.name", "policy_versions.number"]),
+    Index(None, "name", "id"),
+)
+
+policy_shadows = Table(
+    "policy_shadows",
+    metadata,
+    _id("id", primary_key=True),
+    _id("rollout_id", nullable=False),
+    _need("version", Text),
+    Column("live_version", Text),
+    Column("refusal", Text),
+    Column("agrees", Boolean),
+    _need("latency_ms", Double),
+    _need("live_latency_ms", Double),
+    _need("prompt_tokens", BigInteger),
+    _need("completion_tokens", BigInteger),
+    _need("cost_nano", BigInteger),
+    _at("at", nullable=False),
+    Index(None, "version", "at"),
 )

@@ -16,6 +16,7 @@ from gateway.core.caps import CAP_HEADERS, caps_from_headers
 from gateway.core.chat import FIELDS, parse_request
 from gateway.core.depth import HEADER, verify
 from gateway.core.keys import Principal
+from gateway.core.prompt import QUALITY_MAX
 from gateway.errors import BadRequest, NotFound, Unavailable
 from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog
@@ -25,6 +26,7 @@ from gateway.service.running import Running, reply_headers
 from gateway.service.stream import events
 
 CLIENT_CLOSED_REQUEST = 499
+ROUNDS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class OpenAIApi:
             chat=chat,
             caps=caps_from_headers(request.headers),
             pool=request.headers.get("x-baton-pool"),
-            rounds=_rounds(request.headers.get("x-baton-rounds")),
+            rounds=_whole_number(request, "x-baton-rounds", 1, ROUNDS_MAX),
+            quality=_whole_number(request, "x-baton-quality", 0, QUALITY_MAX),
             depth=_depth(request.headers.get(HEADER), self.depth_secret),
         )
         running = await self.completer.start(asked)
@@ -164,18 +167,19 @@ def _depth(header: str | None, secret: bytes) -> int:
     return 0 if depth is None else depth + 1
 
 
-def _rounds(text: str | None) -> int | None:
+def _whole_number(request: Request, header: str, least: int, most: int) -> int | None:
+    text = request.headers.get(header)
     if text is None:
         return None
-    if not text.isdigit() or not 1 <= int(text) <= 16:
-        raise BadRequest("x-baton-rounds must be a number from 1 to 16", param="x-baton-rounds")
+    if not (text.isascii() and text.isdigit()) or not least <= int(text[:9]) <= most:
+        raise BadRequest(f"{header} must be a number from {least} to {most}", param=header)
     return int(text)
 
 
 _CHAT_DOC = {
     "parameters": [
         {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
-        for name in ("x-baton-pool", "x-baton-rounds", "x-baton-keepalive", *CAP_HEADERS)
+        for name in ("x-baton-pool", "x-baton-rounds", "x-baton-quality", "x-baton-keepalive", *CAP_HEADERS)
     ],
     "requestBody": {
         "required": True,

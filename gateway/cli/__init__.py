@@ -9,16 +9,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gateway.cli import check, evaluate, keys, replay, serve, traces
+from gateway.cli import check, evaluate, keys, policy, replay, serve, traces, train, worker
 from gateway.errors import BadRequest, BatonError
 
 COMMANDS = {
     "serve": serve,
     "check": check,
     "keys": keys,
+    "policy": policy,
     "replay-workers": replay,
     "traces": traces,
     "evaluate": evaluate,
+    "train": train,
+    "worker": worker,
 }
 
 

@@ -16,6 +16,7 @@ from gateway.errors import ConfigError, Conflict
 PEPPER_BYTES = 32
 FACTS = "serve.json"  # exists while a gateway serves, and only then
 KEYS = "keys.json"  # the first keys, for the next start
+JUDGE = "judge.json"  # the judge's key, for the worker
 
 
 class DataDir:
@@ -73,6 +74,12 @@ class DataDir:
         if not path.exists():
             self._private("pepper", secrets.token_hex(PEPPER_BYTES).encode())
         return bytes.fromhex(path.read_text().strip())
+
+    def engine_key(self) -> Path:
+        """The file with the key of the routes by which our conductor's server takes versions; new for each start."""
+        name = "run/engine.key"
+        self._private(name, secrets.token_hex(PEPPER_BYTES).encode())
+        return self.path / name
 
     def _private(self, name: str, content: bytes) -> None:
         new = self.path / f"{name}.new"

@@ -11,10 +11,11 @@ from gateway.adapters import poolfile
 from gateway.adapters.clock import SystemClock
 from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore
-from gateway.cli.datadir import KEYS, DataDir
+from gateway.cli.datadir import JUDGE, KEYS, DataDir
 from gateway.config import Services
 from gateway.core import keys
 from gateway.core.keys import KeyClass
+from gateway.errors import ConfigError
 from gateway.service.admin import KeyAdmin
 
 PEPPER_VERSION = 1
@@ -50,6 +51,23 @@ async def first_keys(services: Services, data: DataDir) -> FirstKeys:
         _, admin_key = await admin.create_key("first admin key", "admin")
     data.write(KEYS, {"data_key": data_key, "admin_key": admin_key})
     return FirstKeys(data_key, admin_key, new=True)
+
+
+async def judge_key(services: Services, data: DataDir, model: str, budget_usd: str) -> None:
+    """See that the data directory holds a key for the judge, for that worker alone and under that budget. Raises
+    ConfigError where no pool has the worker."""
+    kept = data.read(JUDGE) or {}
+    asked = {"model": model, "budget_usd": budget_usd}
+    pools = poolfile.load(services.pool_file, config.environment()).pools
+    pool = next((name for name, workers in pools.items() if model in workers), None)
+    if pool is None:
+        raise ConfigError(f"BATON_JUDGE_MODEL={model}: no pool has such a worker")
+    async with key_admin(services) as (admin, store):
+        same = {name: kept.get(name) for name in asked} == asked
+        if same and await _works(store, {"data_key": kept.get("judge_key", "")}, "data", services.pepper):
+            return
+        _, key = await admin.create_key("judge", budget_usd=budget_usd, pools=(pool,), workers=(model,), train=False)
+    data.write(JUDGE, {**asked, "judge_key": key})
 
 
 async def _works(store: PostgresStore, kept: dict[str, str], key_class: KeyClass, pepper: bytes) -> bool:

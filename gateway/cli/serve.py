@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,10 @@ import uvloop
 from gateway import config
 from gateway.cli.banner import banner
 from gateway.cli.datadir import FACTS, DataDir
-from gateway.cli.keyring import first_keys
+from gateway.cli.keyring import first_keys, judge_key
 from gateway.cli.listeners import Listener, bind, url
 from gateway.cli.services import Stack
+from gateway.cli.worker import EmbeddedWorker, tell
 from gateway.config import Services, Settings
 from gateway.errors import Conflict
 
@@ -90,16 +92,19 @@ async def _serve(settings: Settings, data: DataDir) -> None:
     stack = Stack(settings, data, _say)
     services = await stack.start()
     try:
-        await _serve_on(services, settings, data, began_s)
+        await _serve_on(services, stack, data, began_s)
     finally:
         await stack.stop()
         _say("baton: stopped")
 
 
-async def _serve_on(services: Services, settings: Settings, data: DataDir, began_s: float) -> None:
+async def _serve_on(services: Services, stack: Stack, data: DataDir, began_s: float) -> None:
     from gateway.app import build  # here, so that `baton --help` need not load it
 
+    settings = stack.settings
     keys = await first_keys(services, data)
+    if settings.judge_model:
+        await judge_key(services, data, settings.judge_model, settings.judge_budget_usd)
     bundle = await build(settings, services)
     await bundle.start()
     try:
@@ -124,6 +129,8 @@ async def _serve_on(services: Services, settings: Settings, data: DataDir, began
             "pool_file": str(services.pool_file),
         }
         data.write(FACTS, facts)
+        if settings.jobs_worker and find_spec("policy") is not None:
+            await stack.run(EmbeddedWorker(data.path, tell(settings, data, services.database_url)))
         _say(banner(facts, data.path, new=keys.new, took_s=time.monotonic() - began_s))
         try:
             await asyncio.Event().wait()  # until cancelled by a signal

@@ -16,8 +16,10 @@ from sqlalchemy.exc import OperationalError
 
 from gateway import config
 from gateway.adapters import poolfile
+from gateway.adapters.database import async_engine
 from gateway.adapters.embedded import PROGRAMS_ROOT, EmbeddedPostgres, EmbeddedProgram, EmbeddedRedis, Server
 from gateway.adapters.migrate import upgrade
+from gateway.adapters.registry import Registry
 from gateway.cli.datadir import DataDir
 from gateway.config import Services, Settings
 from gateway.errors import ConfigError, Unavailable
@@ -52,9 +54,20 @@ def conductor_directory(settings: Settings) -> Path:
 
 
 def policy_version(directory: Path) -> str:
-    """The name under which these weights are served and logged, such as `conductor@7`."""
+    """The name under which weights without a registry are served and logged, such as `conductor@7`."""
     version = json.loads((directory / "manifest.json").read_text(encoding="utf-8")).get("version")
     return f"conductor@{version}" if version else "conductor"
+
+
+async def live_version(database_url: str, policies: Path, directory: Path, *, insist: bool) -> tuple[str, Path]:
+    """The live version of this installation and where it lies; `directory` is what a first start makes live. Raises
+    VersionRefused, Unavailable."""
+    registry = Registry(async_engine(database_url, pool_size=1), policies)
+    try:
+        version = await registry.seed(directory, insist=insist)
+        return version.id, registry.directory(version)
+    finally:
+        await registry.close()
 
 
 def pepper_of(settings: Settings, data: DataDir) -> bytes:
@@ -84,14 +97,14 @@ class Stack:
                 database = group.create_task(self._timed("postgres", self._database()))
                 redis = group.create_task(self._timed("redis", self._redis()))
                 pool = group.create_task(self._timed("workers", self._pool()))
-                conductor = group.create_task(self._timed("conductor", self._conductor()))
+                conductor = group.create_task(self._timed("conductor", self._conductor(database)))
         except BaseExceptionGroup as errors:  # boundary: undone here, and its first error raised again
             await self.stop()
             raise errors.exceptions[0] from None
         except asyncio.CancelledError:
             await self.stop()
             raise
-        url, model = conductor.result()[0]
+        url, model, key = conductor.result()[0]
         return Services(
             database_url=database.result()[0],
             redis_url=redis.result()[0],
@@ -99,6 +112,8 @@ class Stack:
             pepper=pepper,
             conductor_url=url,
             conductor_model=model,
+            policies=self.settings.policies_path and self.settings.policies_path.resolve(),
+            engine_key=key,
         )
 
     async def stop(self) -> None:
@@ -112,7 +127,8 @@ class Stack:
         self.say(f"  {name:<10} {time.monotonic() - began_s:5.1f} s  {result[1]}")
         return result
 
-    async def _run(self, server: Server) -> None:
+    async def run(self, server: Server) -> None:
+        """Start one more; it is stopped with the others."""
         self.started.append(server)
         await server.start()
 
@@ -120,7 +136,7 @@ class Stack:
         url, where = self.settings.database_url, "yours"
         if url is None:
             server = EmbeddedPostgres(self.data.path)
-            await self._run(server)
+            await self.run(server)
             url, where = server.url, "embedded"
         try:
             vectors = await asyncio.to_thread(upgrade, url)
@@ -135,7 +151,7 @@ class Stack:
         if self.settings.redis_url:
             return self.settings.redis_url, "yours"
         server = EmbeddedRedis(self.data.path)
-        await self._run(server)
+        await self.run(server)
         return server.url, "embedded"
 
     async def _pool(self) -> tuple[Path, str]:
@@ -143,24 +159,44 @@ class Stack:
             return self.settings.pool.resolve(), str(self.settings.pool)
         arena = EmbeddedProgram("arena", self.data.path, "policy.arena", ["serve", "--seed", str(ARENA_SEED)])
         arena.health = "/healthz"
-        await self._run(arena)
+        await self.run(arena)
         path = self.data.path / "arena-pool.yaml"
         path.write_bytes(await output_of("policy.arena", "pool", "--base-url", arena.url))
         return path, f"simulated (the arena), {arena.url}"
 
-    async def _conductor(self) -> tuple[tuple[str | None, str | None], str]:
+    async def _conductor(
+        self, database: asyncio.Task[tuple[str, str]]
+    ) -> tuple[tuple[str | None, str | None, str | None], str]:
+        """(base URL, model, key of the routes that take versions) and what to say of it."""
         settings = self.settings
         if settings.conductor_kind == "worker":
-            return (None, None), f"{settings.conductor} of the pool"
+            return (None, None, None), f"{settings.conductor} of the pool"
         if settings.conductor_kind == "url":
             url, model = urldefrag(settings.conductor)
-            return (url.rstrip("/"), model), settings.conductor
-        directory = conductor_directory(settings)
-        name = policy_version(directory)
-        arguments = ["--model", str(directory), "--served-model-name", name]
+            return (url.rstrip("/"), model, None), settings.conductor
+        offered = conductor_directory(settings)
+        name, directory = policy_version(offered), offered
+        if settings.policies_path is not None:
+            insist = settings.conductor_kind == "directory"
+            name, directory = await live_version((await database)[0], settings.policies_path, offered, insist=insist)
+        if not directory.is_dir():  # published on another host: this one plans with what it has
+            self.say(f"  conductor  {name} is not in {settings.policies_path}; {offered.name} plans here instead")
+            name, directory = "conductor", offered
+        try:
+            return await self._serve_policy(name, directory)
+        except Unavailable as error:
+            if directory == offered:
+                raise
+            self.say(f"  conductor  {error.message}; {offered.name} plans until {name} is rolled back")
+            return await self._serve_policy("conductor", offered)
+
+    async def _serve_policy(self, name: str, directory: Path) -> tuple[tuple[str, str, str], str]:
+        """Our own conductor's server on that directory. Raises Unavailable."""
+        key_file = self.data.engine_key()
+        arguments = ["--model", str(directory), "--served-model-name", name, "--admin-key-file", str(key_file)]
         server = EmbeddedProgram("conductor", self.data.path, "policy.serve", arguments)
-        await self._run(server)
-        return (f"{server.url}/v1", name), f"{directory.name} as {name}, {server.url}"
+        await self.run(server)
+        return (f"{server.url}/v1", name, key_file.read_text()), f"{directory.name} as {name}, {server.url}"
 
 
 async def output_of(module: str, *arguments: str) -> bytes:

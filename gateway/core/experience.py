@@ -2,6 +2,9 @@
 
 The default embedding is signed feature hashing (Weinberger et al. 2009) of words, word pairs and character
 trigrams into 256 dimensions, L2-normalised; digits become 0, so that two sums with other numbers are alike.
+
+A worker's past steps count by how near their question was (`nearness`), and half as much for every `half_life` newer
+ones like it (`freshness`): what was true once is forgotten, but not because the worker did other things since.
 """
 
 from __future__ import annotations
@@ -9,13 +12,19 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 EMBEDDING_DIM = 256
 EMBEDDED_CHARS_MAX = 4_000
+NEAR, NEAREST = 0.4, 0.7  # likeness of a past task to count at all, and to count in full
+HALF_LIFE = 5.0  # newer steps, by likeness, after which one counts half
+WEIGHT_MIN = 0.5  # of all that counts for a worker; with less nothing is known of it
+SPREAD_MIN = 1e-6  # similarities that differ by no more are equal
+TASK_TYPE_SIMILARITY = 1.0  # what the same task type adds to the cosine
 _WORD = re.compile(r"[^\W_]+|[^\w\s]")
 
 
@@ -32,6 +41,46 @@ def embed(text: str) -> list[float]:
         vector[code % EMBEDDING_DIM] += 1.0 if code & 0x8000_0000 else -1.0
     norm = math.sqrt(sum(x * x for x in vector))
     return [x / norm for x in vector] if norm else vector
+
+
+def fitted(vector: Sequence[float], salt: str) -> list[float]:
+    """Any embedding → EMBEDDING_DIM floats of length 1, cosines kept: exactly up to EMBEDDING_DIM numbers, beyond that
+    within about 1/16 (places and signs drawn at random: a count sketch, Charikar et al. 2002).
+
+    The draw follows from `salt`, so vectors of two models are strangers to each other. Raises ValueError on no finite,
+    non-zero vector.
+    """
+    norm = math.sqrt(sum(x * x for x in vector))
+    if not norm or not math.isfinite(norm):
+        raise ValueError("an embedding must be finite and not all zeros")
+    draw = Random(f"{salt} {len(vector)}")  # noqa: S311 - the same projection everywhere, no secret
+    found = [0.0] * EMBEDDING_DIM
+    for place, index in enumerate(draw.sample(range(len(vector)), len(vector))):
+        found[place % EMBEDDING_DIM] += vector[index] / norm * draw.choice((1.0, -1.0))
+    norm = math.sqrt(sum(x * x for x in found))
+    return [x / norm for x in found]
+
+
+def likeness(similarities: Sequence[float]) -> list[float]:
+    """Where past tasks stand by their similarities to the question: 0 no nearer than their mean, 1 the nearest of all.
+    Free of the embedding's scale and offset; all alike, all are nearest."""
+    if not similarities:
+        return []
+    mean = math.fsum(similarities) / len(similarities)
+    spread = max(similarities) - mean
+    if spread <= SPREAD_MIN:
+        return [1.0] * len(similarities)
+    return [max(0.0, (each - mean) / spread) for each in similarities]
+
+
+def nearness(alike: float) -> float:
+    """What a step counts for by the likeness of its task: nothing up to NEAR, in full from NEAREST on."""
+    return min(1.0, max(0.0, (alike - NEAR) / (NEAREST - NEAR)))
+
+
+def freshness(newer: float, half_life: float) -> float:
+    """What a step counts for, in (0, 1], after newer ones of the same worker whose likeness adds up to `newer`."""
+    return float(0.5 ** (newer / half_life))
 
 
 def question_text(messages: Any) -> str:
@@ -61,12 +110,13 @@ class RuleWeights:
     cost: float = 20.0
     prior_right: float = 2.0  # an unseen worker counts as 2 right of 3: tried until it disappoints
     prior_wrong: float = 1.0
+    hope: float = 20.0  # right answers that every worker is credited with where the rule explores
 
 
-def smoothed_success(weights: RuleWeights, success_mean: float, n: int) -> float:
-    """Posterior mean of a Beta prior (prior_right, prior_wrong) after `n` outcomes with that mean."""
-    right = weights.prior_right + success_mean * n
-    return right / (weights.prior_right + weights.prior_wrong + n)
+def smoothed_success(weights: RuleWeights, success_mean: float, n: int, hope: float = 0.0) -> float:
+    """Posterior mean of a Beta prior (prior_right + hope, prior_wrong) after `n` outcomes with that mean."""
+    right = weights.prior_right + hope + success_mean * n
+    return right / (weights.prior_right + weights.prior_wrong + hope + n)
 
 
 def rule_utility(weights: RuleWeights, success: float, latency_s: float, cost_usd: float) -> float:

@@ -215,22 +215,14 @@ class PlanReader:
 
 
 def plan_schema(allowed: Allowed) -> dict[str, Any]:
-    """JSON schema for constrained decoding: only the handles and indices allowed now; task text stays free."""
-    last = allowed.first_index + allowed.steps_max - 1
-    indices: dict[str, Any] = {"type": "array", "items": {"enum": list(range(last))}, "maxItems": _see_max(allowed)}
-    if last == 0:
-        indices = {"type": "array", "maxItems": 0}
-    step = {
-        "type": "object",
-        "properties": {
-            "worker": {"enum": list(allowed.handles)},
-            "task": {"anyOf": [{"type": "null"}, {"type": "string"}]},
-            "see": {"anyOf": [indices, {"const": "all"}]},
-        },
-        "required": ["worker", "task", "see"],
-        "additionalProperties": False,
+    """JSON schema for constrained decoding: only the handles allowed now, in an order of their own, so that pools shown
+    in any order share one grammar; each step sees only what comes before it; task text stays free."""
+    handles = sorted(allowed.handles)
+    steps = {
+        "type": "array",
+        "prefixItems": [_step_schema(handles, allowed.first_index + at) for at in range(allowed.steps_max)],
+        "items": False,
     }
-    steps = {"type": "array", "items": step, "maxItems": allowed.steps_max}
     if allowed.first_index == 0:
         steps["minItems"] = 1
     return {
@@ -239,6 +231,34 @@ def plan_schema(allowed: Allowed) -> dict[str, Any]:
         "required": ["steps"],
         "additionalProperties": False,
     }
+
+
+def _step_schema(handles: Sequence[str], before: int) -> dict[str, Any]:
+    """A step that has `before` steps before it."""
+    indices: dict[str, Any] = {"type": "array", "items": {"enum": list(range(before))}, "maxItems": before}
+    if before == 0:
+        indices = {"type": "array", "maxItems": 0}
+    return {
+        "type": "object",
+        "properties": {
+            "worker": {"enum": list(handles)},
+            "task": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+            "see": {"anyOf": [indices, {"const": "all"}]},
+        },
+        "required": ["worker", "task", "see"],
+        "additionalProperties": False,
+    }
+
+
+def portable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without `prefixItems`, which hosted vendors do not take: every step may then look as far as the last
+    one, and `validate` refuses what looks forward. Any other schema is left as it is."""
+    steps = dict(schema.get("properties", {}).get("steps", {}))
+    each = steps.pop("prefixItems", None)
+    if each is None:
+        return dict(schema)
+    steps |= {"items": each[-1], "maxItems": len(each)}
+    return {**schema, "properties": {"steps": steps}}
 
 
 def schema_hash(schema: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """The one prompt builder: the conductor's prompt for the server and for the trainer. Versioned, hashed, pure.
 
-Two profiles say the same things. `full` is for instruct models that have never seen a plan: instructions and worked
+The profiles say the same things. `full` is for instruct models that have never seen a plan: instructions and worked
 examples from other domains. `compact` is for a conductor trained on it: no prose, one short token-friendly line a
-worker. A policy manifest names its profile and the hash below; weights trained on another hash are refused.
+worker. `dial` is `compact` for a conductor that was also trained to heed how much a right answer may cost. A policy
+manifest names its profile and the hash below; weights trained on another hash are refused.
 
 The conversation is quoted line by line (`> `), so nothing in it can close the quotation or pose as a heading; `<|` is
 broken up everywhere, because tokenizers take `<|im_end|>` in a user's text for the end of the message.
@@ -20,9 +21,11 @@ from typing import Any, Literal
 from gateway.core.experience import content_text
 from gateway.core.pool import Price
 
-Profile = Literal["compact", "full"]
+Profile = Literal["compact", "dial", "full"]
+QUALITY_MAX = 9  # of the dial: 9 the best answer at any price, 0 the cheapest that may do
 PROMPT_VERSION = "1"
 CONVERSATION_CHARS_MAX = 12_000
+DIAL_CHARS_MAX = 600  # of a conversation: a conductor this small plans by what a question is about, not by its details
 ANSWER_CHARS_MAX = 160
 
 
@@ -69,6 +72,17 @@ class PromptInput:
     depth_left: int
     round: int = 1
     replies: tuple[ShownReply, ...] = ()
+    quality: int | None = None  # the dial, 0 to QUALITY_MAX; None: nobody set it
+
+
+def most_agreeing(replies: Sequence[ShownReply]) -> list[int]:
+    """Indices of the replies that give the most common answer, by their flags; ties to the answer given first. The
+    first reply alone where no two agree; nothing where there is none."""
+    groups: dict[int, list[int]] = {}
+    for reply in replies:
+        leader = next((int(flag.split(":")[1]) for flag in reply.flags if flag.startswith("agrees:")), reply.index)
+        groups.setdefault(leader, []).append(reply.index)
+    return max(groups.values(), key=len, default=[])
 
 
 def price_tier(price: Price) -> int:
@@ -79,9 +93,17 @@ def price_tier(price: Price) -> int:
 
 def render(profile: Profile, shown: PromptInput) -> list[dict[str, str]]:
     """Chat messages for the conductor."""
-    if profile == "compact":
-        return [{"role": "user", "content": _defused(_compact(shown))}]
+    if profile != "full":
+        dial = "" if profile == "compact" else f" quality {'-' if shown.quality is None else shown.quality}"
+        chars_max = CONVERSATION_CHARS_MAX if profile == "compact" else DIAL_CHARS_MAX
+        return [{"role": "user", "content": _defused(_compact(shown, dial, chars_max))}]
     return [{"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": _defused(_full(shown))}]
+
+
+def profile_of(prompt_version: str) -> Profile:
+    """The profile in a manifest's `prompt_version`, e.g. `compact-1`; `full` for anything else."""
+    named = prompt_version.split("-")[0]
+    return "compact" if named == "compact" else "dial" if named == "dial" else "full"
 
 
 def _defused(text: str) -> str:
@@ -96,15 +118,17 @@ def prompt_hash(profile: Profile) -> str:
 
 @cache
 def _prompt_hash(profile: Profile) -> str:
-    sample = replace(_SAMPLE, round=2, replies=_SAMPLE_REPLIES)
-    text = "\x1e".join(m["content"] for m in render(profile, _SAMPLE) + render(profile, sample))
+    samples = [_SAMPLE, replace(_SAMPLE, round=2, replies=_SAMPLE_REPLIES)]
+    if profile != "compact":  # which never tells the dial
+        samples.append(replace(_SAMPLE, quality=7, messages=({"role": "user", "content": "long " * DIAL_CHARS_MAX},)))
+    text = "\x1e".join(m["content"] for sample in samples for m in render(profile, sample))
     return hashlib.sha256(f"{PROMPT_VERSION}\x1f{profile}\x1f{text}".encode()).hexdigest()
 
 
 # ---------------------------------------------------------------- shared pieces
 
 
-def quoted(messages: Sequence[Mapping[str, Any]]) -> str:
+def quoted(messages: Sequence[Mapping[str, Any]], chars_max: int = CONVERSATION_CHARS_MAX) -> str:
     """The conversation as one block that cannot close itself: a `[role]` line, then every line behind `> `."""
     lines: list[str] = []
     for message in messages:
@@ -112,14 +136,14 @@ def quoted(messages: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"[{role if role.isalpha() else 'user'}]")
         text = content_text(message.get("content")) or ("(tool calls)" if message.get("tool_calls") else "")
         lines += [f"> {line}" for line in text.splitlines() or [""]]
-    return _middle_cut("\n".join(lines))
+    return _middle_cut("\n".join(lines), chars_max)
 
 
-def _middle_cut(text: str) -> str:
+def _middle_cut(text: str, chars_max: int) -> str:
     """Long conversations keep their beginning and their end: the question usually stands in one of them."""
-    if len(text) <= CONVERSATION_CHARS_MAX:
+    if len(text) <= chars_max:
         return text
-    half = CONVERSATION_CHARS_MAX // 2
+    half = chars_max // 2
     return f"{text[:half]}\n> (…)\n> {text[-half:]}"
 
 
@@ -136,11 +160,12 @@ def _speed(latency_s: float | None) -> str:
 # ---------------------------------------------------------------- compact
 
 
-def _compact(shown: PromptInput) -> str:
-    lines = [f"steps {shown.steps_max} depth {shown.depth_left} round {shown.round}"]
+def _compact(shown: PromptInput, dial: str, chars_max: int) -> str:
+    lines = [f"steps {shown.steps_max} depth {shown.depth_left} round {shown.round}{dial}"]
     lines += [_compact_worker(worker) for worker in shown.workers]
     lines += [_reply_line(reply) for reply in shown.replies]
-    return "\n".join([*lines, quoted(shown.messages)])
+    lines += [_agreement_line(shown.replies)] if dial and shown.replies else []
+    return "\n".join([*lines, quoted(shown.messages, chars_max)])
 
 
 def _compact_worker(worker: ShownWorker) -> str:
@@ -148,6 +173,14 @@ def _compact_worker(worker: ShownWorker) -> str:
     if worker.seen is not None:
         parts.append(f"right{round(worker.seen.success_mean * 10)}")
     return " ".join(parts)
+
+
+def _agreement_line(replies: Sequence[ShownReply]) -> str:
+    """The digest in a line: how many replies give the most common answer, and whether the last one, which an empty
+    plan ships, is among them."""
+    same = most_agreeing(replies)
+    last = "in" if replies[-1].index in same else "out"
+    return f"agree {len(same)} of {len(replies)} last {last}"
 
 
 def _reply_line(reply: ShownReply) -> str:
@@ -187,9 +220,13 @@ A poem drafted and then checked:
  {"worker": "slate", "task": "Check the draft against every wish; answer with the corrected poem.", "see": [0]}]}"""
 
 
+_DIAL = "Quality wanted: {} of {}. The highest: the best answer, whatever it costs. 0: the cheapest that may do."
+
+
 def _full(shown: PromptInput) -> str:
     lines = [
         f"Round {shown.round}. At most {shown.steps_max} steps. Child loops left: {shown.depth_left}.",
+        *([] if shown.quality is None else [_DIAL.format(shown.quality, QUALITY_MAX)]),
         "",
         "Workers:",
     ]

@@ -96,8 +96,10 @@ class RolloutRecord:
     depth: int = 0
     end_user: str | None = None
     task_type: str | None = None
+    task_embedding: list[float] | None = None  # None: hashed from the text; empty: there is none
     policy_used: str = ""
     policy_version: str | None = None
+    policy_assigned: str | None = None  # the policy version asked for the first plan, whatever came of it
     fallback: str | None = None  # why a router planned instead of the conductor
     capped: str | None = None  # the cap that ended it early
     status: str = "running"  # done | failed | aborted

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.core.keys import Principal
 from gateway.core.pool import PoolFile, WorkerSpec
+from gateway.core.versions import Pick
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.job import Planner
 from gateway.service.routers import FixedPlanner
 
+OURS = "baton/"
+CONDUCTOR = "baton/conductor"
 FIXED_PREFIX = "baton/fixed:"
+
+
+class AskedVersions(Protocol):
+    """The policy versions that a request may name."""
+
+    def asked(self, version: str) -> Pick | None:
+        """How `conductor@7` is asked; None where no request may name it now."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """All of them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +39,22 @@ class Choice:
     fallback: Planner | None
     pool: str
     workers: tuple[WorkerSpec, ...]
+    version: Pick | None = None  # the policy version asked for by its number
 
 
 class Catalog:
-    """Resolves model names. `planners` maps `baton`, `baton/conductor`, `baton/rule` … to planner and fallback."""
+    """Resolves model names. `planners` maps `baton`, `baton/conductor`, `baton/rule` … to planner and fallback;
+    `versions` knows what `baton/conductor@7` may stand for."""
 
-    def __init__(self, pools: PoolFile, planners: dict[str, tuple[Planner, Planner | None]]) -> None:
+    def __init__(
+        self,
+        pools: PoolFile,
+        planners: dict[str, tuple[Planner, Planner | None]],
+        versions: AskedVersions | None = None,
+    ) -> None:
         self._pools = pools
         self._planners = planners
+        self._versions = versions
 
     def resolve(self, principal: Principal, model: str, pool: str | None) -> Choice:
         """Raises NotFound(model_not_found) for anything this key may not use: it does not say whether it exists."""
@@ -39,6 +63,9 @@ class Catalog:
         if model in self._planners:
             planner, fallback = self._planners[model]
             return Choice(model, planner, fallback, pool_name, workers)
+        version = self._versions.asked(model.removeprefix(OURS)) if self._versions and model.startswith(OURS) else None
+        if version is not None:
+            return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version)
         wanted = model.removeprefix(FIXED_PREFIX)
         spec = next((spec for spec in workers if spec.name == wanted), None)
         if spec is None or (spec.kind in ("self", "tool") and model == wanted):
@@ -53,7 +80,8 @@ class Catalog:
         """Every name this key may send as `model`."""
         workers = self._workers(principal, self._pool_name(principal, pool))
         callable_ = [spec.name for spec in workers if spec.kind in ("openai", "litellm")]
-        return [*self._planners, *(FIXED_PREFIX + name for name in callable_), *callable_]
+        versions = [OURS + name for name in self._versions.names()] if self._versions else []
+        return [*self._planners, *versions, *(FIXED_PREFIX + name for name in callable_), *callable_]
 
     def pools(self, principal: Principal) -> Sequence[str]:
         """The pools this key may use, its default first."""

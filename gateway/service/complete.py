@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core import grading
 from gateway.core.caps import Caps
 from gateway.core.chat import ChatRequest
 from gateway.core.events import Event
-from gateway.core.experience import embed, question_text
+from gateway.core.experience import question_text
 from gateway.core.ids import uuid7
 from gateway.core.keys import Principal
 from gateway.core.meter import Meter
@@ -24,12 +25,14 @@ from gateway.core.pool import Price, WorkerSpec, pool_hash
 from gateway.core.redact import Redactor, apply_mode
 from gateway.core.reply import completion
 from gateway.core.rollout import RolloutRecord, as_payload
+from gateway.core.versions import Pick
 from gateway.errors import BadRequest, BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.catalog import Catalog, Choice
 from gateway.service.job import Job, Tree
 from gateway.service.ports import (
     Budgets,
     Clock,
+    Embedder,
     Journal,
     Metrics,
     RateLimits,
@@ -72,7 +75,13 @@ class Asked:
     caps: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
     rounds: int | None = None
+    quality: int | None = None  # the dial, see core/prompt.py
     depth: int = 0
+
+
+def no_version(request_id: str) -> Pick | None:
+    """The `pick` of a gateway whose conductor has one version."""
+    return None
 
 
 class Completer:
@@ -87,10 +96,12 @@ class Completer:
         limits: RateLimits,
         journal: Journal,
         store: Store,
+        embedder: Embedder,
         clock: Clock,
         metrics: Metrics,
         policies: Policies,
         redactor: Redactor,
+        pick: Callable[[str], Pick | None] = no_version,
     ) -> None:
         self._catalog = catalog
         self._rounds = rounds
@@ -98,10 +109,12 @@ class Completer:
         self._limits = limits
         self._journal = journal
         self._store = store
+        self._embedder = embedder
         self._clock = clock
         self._metrics = metrics
         self._policies = policies
         self._redactor = redactor
+        self._pick = pick  # the policy version that plans a request, by its id
         self._owned: set[asyncio.Task[None]] = set()
 
     @property
@@ -116,6 +129,7 @@ class Completer:
         caps = policies.caps.narrowed(principal.caps).narrowed(asked.caps)
         if asked.depth > caps.depth:
             raise CapReached("depth", f"this request comes from {asked.depth} gateways deep; the cap is {caps.depth}")
+        grading.check(chat.metadata, principal.log_mode)
         record = self._record(asked, choice, caps)
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
         rate = await self._limits.admit(
@@ -157,12 +171,13 @@ class Completer:
             pool_name=choice.pool,
             pool_hash=pool_hash(choice.workers),
             pool=[],
-            caps=caps.as_json(),
+            caps=caps.as_json() | ({} if asked.quality is None else {"quality": asked.quality}),
             request={"model": chat.model, "messages": [dict(m) for m in chat.messages], **chat.params},
             completion_id=f"chatcmpl-{rollout_id.replace('-', '')}",
             depth=asked.depth,
             end_user=chat.end_user,
             task_type=chat.metadata.get("task_type"),
+            task_embedding=[] if self._embedder.logged else None,
             stream=chat.stream,
             log_mode=principal.log_mode,
             train=principal.train and chat.metadata.get("train") != "false",
@@ -216,7 +231,9 @@ class Completer:
         draw.shuffle(workers)
         meter = Meter(record.hold_nano, caps)
         tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel), held)
-        needed = ROUNDS_OF.get(type(choice.planner))
+        version = choice.version or self._pick(record.id)
+        trained = version.rounds if version is not None else 1
+        rounds = ROUNDS_OF.get(type(choice.planner)) or asked.rounds or max(self._policies.rounds, trained)
         return Job(
             record=record,
             tree=tree,
@@ -227,8 +244,10 @@ class Completer:
             planner=choice.planner,
             fallback=choice.fallback,
             caps=caps,
-            rounds=min(caps.rounds, needed or asked.rounds or self._policies.rounds),
-            explore=draw.random() < self._policies.explore_share,
+            rounds=min(caps.rounds, rounds),
+            explore=record.train and draw.random() < self._policies.explore_share,
+            quality=asked.quality,
+            version=version,
             sink=running if chat.stream else None,
         )
 
@@ -259,18 +278,29 @@ class Completer:
         return await self._rounds.run(job)
 
     async def _experience(self, job: Job) -> Mapping[str, WorkerExperience]:
-        """What the workers did on tasks like this one; nothing when the store is slow or away."""
-        question = question_text(job.conversation)
+        """What the workers did on tasks like this one; nothing when the embedder or the store is slow or away."""
         versions = {spec.name: spec.version for spec in job.workers if spec.kind in MODEL_KINDS}
         try:
             async with asyncio.timeout(self._policies.experience_timeout_s):
                 near = await self._store.experience_near(
-                    job.record.task_type, embed(question), versions, self._policies.experience_k
+                    job.record.task_type, await self._embedding(job), versions, self._policies.experience_k
                 )
         except (TimeoutError, BatonError):
             self._metrics.degraded("experience")
             return {}
         return {past.worker: past for past in near if past.n}
+
+    async def _embedding(self, job: Job) -> list[float]:
+        """The vector of the question. One that leaves the process to be made does so without secrets, and is logged
+        where texts are."""
+        question, record = question_text(job.conversation), job.record
+        if not self._embedder.logged:
+            return await self._embedder.embed(question)
+        personal = record.log_mode == "redacted"
+        vector = await self._embedder.embed(self._redactor.scrub_text(question, personal=personal))
+        if record.log_mode in ("full", "redacted") and any(vector):
+            record.task_embedding = vector
+        return vector
 
     async def _finish(self, running: Running, job: Job, body: Mapping[str, Any] | None) -> None:
         record = running.record

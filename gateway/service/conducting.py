@@ -25,10 +25,12 @@ class ConductorSettings:
     timeout_s: float
     tokens_max: int = 512
     temperature: float = 0.0
+    quality: int | None = None  # the dial where a request sets none
 
 
-def prompt_input(situation: Situation) -> PromptInput:
-    """What of a situation the conductor's prompt tells: for the server and, word for word, for the trainer."""
+def prompt_input(situation: Situation, quality: int | None = None) -> PromptInput:
+    """What of a situation the conductor's prompt tells: for the server and, word for word, for the trainer. `quality`:
+    the dial where the request sets none."""
     return PromptInput(
         situation.conversation,
         situation.shown,
@@ -36,6 +38,7 @@ def prompt_input(situation: Situation) -> PromptInput:
         situation.depth_left,
         situation.round,
         situation.replies,
+        quality if situation.quality is None else situation.quality,
     )
 
 
@@ -84,12 +87,15 @@ class ConductorPlanner:
         schema = plan_schema(situation.allowed)
         temperature = 1.0 if situation.explore else self._settings.temperature
         sampling = Sampling(temperature=temperature, tokens_max=self._settings.tokens_max)
-        messages = render(self._settings.profile, prompt_input(situation))
+        version = situation.version
+        profile, quality = (version or self._settings).profile, (version or self._settings).quality
+        messages = render(profile, prompt_input(situation, quality))
         record.messages, record.sampling, record.schema_hash = messages, asdict(sampling), schema_hash(schema)
-        record.prompt_version = f"{self._settings.profile}-{PROMPT_VERSION}"
-        record.prompt_hash = prompt_hash(self._settings.profile)
+        record.prompt_version, record.prompt_hash = f"{profile}-{PROMPT_VERSION}", prompt_hash(profile)
+        record.policy_version = version.version if version else None
         timeout_s = min(self._settings.timeout_s, situation.timeout_s)
-        return ConductorCall(messages, schema, sampling, timeout_s)
+        model = version.version if version and version.by_name else None
+        return ConductorCall(messages, schema, sampling, timeout_s, model)
 
     def _end(self, end: ConductorEnd, record: RoundRecord) -> Usage:
         record.policy_version = end.model

@@ -13,6 +13,7 @@ from gateway.core.plan import Allowed, Plan, Step
 from gateway.core.pool import WorkerSpec
 from gateway.core.prompt import ShownReply, ShownWorker
 from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.versions import Pick
 from gateway.errors import BatonError
 from gateway.service.ports import WorkerExperience
 
@@ -76,6 +77,9 @@ class Situation:
     before_spending: BeforeSpending = nothing_to_write  # awaited before a planning call that may cost so many nano
     task_type: str | None = None  # as the client names it
     final: bool = False  # no round follows: this one's reply is the answer
+    quality: int | None = None  # the request's dial, see core/prompt.py
+    version: Pick | None = None  # the policy version that plans; None: the conductor's only one
+    rollout_id: str | None = None  # of a request; None in a child loop
 
 
 class EarlyStart(Protocol):
@@ -109,6 +113,8 @@ class Job:
     caps: Caps
     rounds: int
     explore: bool = False
+    quality: int | None = None
+    version: Pick | None = None
     sink: Sink | None = None
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.core.events import Event
@@ -72,6 +73,33 @@ class Conductor(Protocol):
 
     async def ready(self) -> bool:
         """Whether the server answers and serves the live version."""
+        ...
+
+
+class PolicyEngine(Protocol):
+    """The side of a conductor's server that holds policy versions. A request names its version as its model.
+
+    A version is one directory for ever: never changed in place, not deleted before `unload`. An engine forgets
+    everything when it restarts; `adapters.engines.restore` loads again what should be there.
+    """
+
+    async def load(self, version: str, directory: Path) -> None:
+        """Check the directory, load it under `version`, prove it by its manifest's probe. Loading it again does
+        nothing. Raises VersionRefused (nothing has changed, and the engine goes on) or EngineDown."""
+        ...
+
+    async def unload(self, version: str) -> None:
+        """Serve it no longer; requests in flight finish on it. Nothing where it is not loaded. Raises EngineDown, and
+        VersionRefused(held) where the engine has no other weights to serve."""
+        ...
+
+    async def loaded(self) -> set[str]:
+        """Versions it answers for; none after a restart but those it started with. Raises EngineDown."""
+        ...
+
+    async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
+        """Largest |Δ log-prob| (natural) over `probe["token_ids"]` after `probe["prompt_ids"]`, no grammar mask,
+        temperature 1, against `probe["logprobs"]`; infinity where one is no number. Raises EngineDown, NotFound."""
         ...
 
 
@@ -240,13 +268,26 @@ class KeyRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExperience:
-    """What one worker did on the nearest past tasks with an outcome."""
+    """What one worker did on past tasks like this one that have an outcome."""
 
     worker: str
-    n: int
+    n: int  # outcomes that this is worth: near and new ones count in full
     success_mean: float  # [0, 1]
     cost_nano_mean: int
     latency_ms_mean: int
+
+
+class Embedder(Protocol):
+    """What says which tasks are alike."""
+
+    @property
+    def logged(self) -> bool:
+        """Whether a rollout's record must carry the vector, because it costs something to make it again."""
+        ...
+
+    async def embed(self, text: str) -> list[float]:
+        """EMBEDDING_DIM floats of length 1; all zeros for a text without words. Raises Unavailable, in bounded time."""
+        ...
 
 
 class Store(Protocol):
@@ -268,8 +309,9 @@ class Store(Protocol):
     async def experience_near(
         self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
-        """Per worker, over its `k` nearest past steps with an outcome, same task type first where one is given.
-        `workers` maps names to versions: what another version did does not count."""
+        """Per worker, over its past steps with an outcome on tasks like this one (core.experience), the latest `k` at
+        most. A shared task type makes tasks alike. `workers` maps names to versions: what another version did does not
+        count."""
         ...
 
     async def outcome_count(self, pool: str) -> int: ...

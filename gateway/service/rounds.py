@@ -34,6 +34,7 @@ from gateway.service.job import Job, Planner, Situation, StepRun
 from gateway.service.ports import Clock, Journal, WorkerExperience
 from gateway.service.steps import StepRunner, price_of, replay
 
+SHOWN_MIN = 2  # outcomes before a conductor is told of them: it takes what it is shown at its word
 FATAL = (MoneyUnavailable, SpoolFull)  # nothing may be done that cannot be paid for or written down
 
 
@@ -162,6 +163,9 @@ class Rounds:
             task_type=job.record.task_type,
             before_spending=partial(self._steps.announce, job, f"plan.{number}", "conductor"),
             final=number == job.rounds,
+            quality=job.quality,
+            version=job.version,
+            rollout_id=job.record.id if job.depth == 0 else None,
         )
 
     # ------------------------------------------------------------ child loops
@@ -182,6 +186,8 @@ class Rounds:
             caps=job.caps,
             rounds=job.rounds,
             explore=job.explore,
+            quality=job.quality,
+            version=job.version,
             sink=job.sink if streams else None,
         )
         run.record.child_rollout_id = child.record.id
@@ -263,6 +269,8 @@ def shown_worker(job: Job, name: str) -> ShownWorker:
     """One worker as the conductor is told of it."""
     spec = next(spec for spec in job.workers if spec.name == name)
     past = job.experience.get(name)
+    if past is not None and past.n < SHOWN_MIN:
+        past = None
     seen = Seen(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean) if past else None
     latency_s = seen.latency_ms_mean / 1000 if seen else spec.latency_hint_s
     return ShownWorker(
@@ -300,6 +308,7 @@ def close_record(record: RolloutRecord, now_us: int) -> None:
     planners = [planned for planned in record.rounds if planned.refusal is None]
     record.policy_used = planners[-1].planner if planners else record.policy_requested
     record.policy_version = next((p.policy_version for p in reversed(planners) if p.policy_version), None)
+    record.policy_assigned = next((p.policy_version for p in record.rounds if p.policy_version), None)
 
 
 def _child_record(job: Job, now_us: int, messages: list[dict[str, Any]]) -> RolloutRecord:

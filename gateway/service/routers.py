@@ -91,7 +91,8 @@ class RulePlanner:
     """`rule`: one step on the model worker of the highest utility, w1·success + w2/latency − w3·cost.
 
     Success, latency and cost are what was observed on the nearest past tasks with an outcome; a worker with few is
-    given the benefit of the doubt (a Beta prior), so every worker gets tried until it disappoints.
+    given the benefit of the doubt (a Beta prior), so every worker gets tried until it disappoints. Where a request
+    explores, every worker is credited with many right answers on top: the least known is tried, unless it has failed.
     """
 
     name = "rule"
@@ -101,23 +102,25 @@ class RulePlanner:
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Raises PlanRefused where no model worker is left to try."""
-        return single(self.ranked(situation)[0])
+        hope = self._weights.hope if situation.explore else 0.0
+        return single(self.ranked(situation, hope)[0])
 
-    def ranked(self, situation: Situation) -> list[WorkerSpec]:
+    def ranked(self, situation: Situation, hope: float = 0.0) -> list[WorkerSpec]:
         """The model workers by utility, best first; ties to the later name. Raises PlanRefused where none is left."""
-        return sorted(models_of(situation), key=lambda spec: (self.utility(spec, situation), spec.name), reverse=True)
+        models = models_of(situation)
+        return sorted(models, key=lambda spec: (self.utility(spec, situation, hope), spec.name), reverse=True)
 
-    def utility(self, spec: WorkerSpec, situation: Situation) -> float:
-        """What the rule expects of this worker on this task."""
+    def utility(self, spec: WorkerSpec, situation: Situation, hope: float = 0.0) -> float:
+        """What the rule expects of this worker on this task, credited with `hope` right answers."""
         past = situation.experience.get(spec.name)
         latency_s = past.latency_ms_mean / 1000 if past else spec.latency_hint_s or LATENCY_GUESS_S
         usd = _expected_nano(spec, situation) / NANO_PER_USD
-        return rule_utility(self._weights, self.success(spec, situation), latency_s, usd)
+        return rule_utility(self._weights, self.success(spec, situation, hope), latency_s, usd)
 
-    def success(self, spec: WorkerSpec, situation: Situation) -> float:
+    def success(self, spec: WorkerSpec, situation: Situation, hope: float = 0.0) -> float:
         """How often it expects this worker to be right on this task, in [0, 1]."""
         past = situation.experience.get(spec.name)
-        return smoothed_success(self._weights, past.success_mean if past else 0.0, past.n if past else 0)
+        return smoothed_success(self._weights, past.success_mean if past else 0.0, past.n if past else 0, hope)
 
 
 def _expected_nano(spec: WorkerSpec, situation: Situation) -> int:

@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     server.add_argument("--fail", action="append", default=[], metavar="WORKER:STATUS:RATE", help="500s or 429s")
     pool = commands.add_parser("pool", help="print a pool.yaml")
     pool.add_argument("--base-url", required=True, help="where `serve` listens, e.g. http://127.0.0.1:8400")
+    pool.add_argument("--untold", action="store_true", help="nothing said of what the models are good at")
     tasks = commands.add_parser("tasks", help="print tasks as JSON lines")
     measured = commands.add_parser("measure", help="print what single workers, fixed workflows and the oracle solve")
     measured.add_argument("--pool", choices=("arena", "heldout"), default="arena")
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (1: a promise of the arena is broken; 2: bad arguments)."""
     args = parser().parse_args(argv)
     if args.command == "pool":
-        sys.stdout.write(pool_yaml(args.base_url))
+        sys.stdout.write(pool_yaml(args.base_url, told=not args.untold))
         return 0
     if args.command == "serve":
         return _serve(args)

@@ -10,8 +10,10 @@ rollout_log_probs). The file's metadata holds `baton.traces.version` (of this sc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any
 
 try:
@@ -110,3 +112,33 @@ def write(
 
 def _table(records: Sequence[Mapping[str, Any]], schema: Any) -> Any:
     return pa.Table.from_pylist(list(records), schema=schema)
+
+
+def read(path: Path) -> Iterator[Row]:
+    """The rows of an export of the shape `rows`, as they were written. Raises ConfigError on any other file."""
+    require()
+    try:
+        with pq.ParquetFile(path) as file:
+            about = file.schema_arrow.metadata or {}
+            version = about.get(b"baton.traces.version", b"none").decode()
+            if about.get(b"baton.traces.shape") != b"parquet" or version != VERSION:
+                raise ConfigError(
+                    f"{path}: not an export of this version ({version}): `baton traces export` writes one"
+                )
+            for batch in file.iter_batches(ROW_GROUP_ROWS):
+                yield from map(_row, batch.to_pylist())
+    except (OSError, pa.ArrowException) as error:
+        why = str(error).splitlines()[0]
+        raise ConfigError(f"{path}: cannot be read ({why}); `baton traces export` writes such a file") from None
+
+
+def _row(record: Mapping[str, Any]) -> Row:
+    """The inverse of `row_record`."""
+    found = dict(record)
+    for name in JSON_COLUMNS:
+        found[name] = None if found[name] is None else json.loads(found[name])
+    found["created_at"] = found["created_at"].astimezone(UTC)
+    found["workers_used"] = tuple((one["worker"], one["version"]) for one in found["workers_used"])
+    found["steps"] = tuple(StepRow(**{**step, "see": tuple(step["see"])}) for step in found["steps"])
+    found |= {name: tuple(found[name]) for name in ("outcome_sources", "grader_versions")}
+    return Row(**found)

@@ -38,7 +38,7 @@ from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import SpeakerWorkers
 from policy.environments.spend import Spend
 
-Staff = Literal["standard", "held_out", "fresh"]
+Staff = Literal["standard", "held_out", "fresh", "untold"]
 FRESH_MODELS = (4, 8)
 NOWHERE = "http://127.0.0.1:9"  # the workers are in this process; a pool file wants an address
 CROSS_SALTS = ("cross 0", "cross 1", "cross 2", "cross 3")  # none is a seed's own salt
@@ -57,8 +57,8 @@ class Truth:
 
 
 class ArenaEnvironment(ExecutedEnvironment):
-    """`staff`: the arena's eight workers, the six held-out ones, or a fresh random pool for every prompt. `seed` is
-    the world's: which questions a worker errs on."""
+    """`staff`: the arena's eight workers, the six held-out ones, a fresh random pool for every prompt, or the eight
+    with nothing said of what they are good at. `seed` is the world's: which questions a worker errs on."""
 
     name = "arena"
 
@@ -83,7 +83,7 @@ class ArenaEnvironment(ExecutedEnvironment):
     def _prompt(self, task: Task, seed: int) -> Prompt:
         rng = rng_for("arena pool", seed, task.id)
         staff = _staff(self._staff) or random_pool(rng, rng.randint(*FRESH_MODELS))
-        pool = rng.sample([_spec(worker) for worker in staff], len(staff))
+        pool = rng.sample([_spec(worker, self._staff != "untold") for worker in staff], len(staff))
         truth = Truth(task, {worker.name: worker for worker in staff})
         messages = ({"role": "user", "content": task.text},)
         return Prompt(task.id, messages, tuple(pool), task.answer, task.family, truth=truth)
@@ -140,13 +140,13 @@ def _phrasings(split: Split) -> Literal["train", "held_out"]:
 
 
 def _staff(staff: Staff) -> Pool | None:
-    named = {"standard": STANDARD, "held_out": HELD_OUT}.get(staff)
+    named = {"standard": STANDARD, "untold": STANDARD, "held_out": HELD_OUT}.get(staff)
     return None if named is None else with_builtins(named)
 
 
 @lru_cache(maxsize=4096)
-def _spec(worker: Worker) -> WorkerSpec:
-    return WorkerSpec.model_validate(worker_entry(worker, NOWHERE))
+def _spec(worker: Worker, told: bool) -> WorkerSpec:
+    return WorkerSpec.model_validate(worker_entry(worker, NOWHERE, told=told))
 
 
 def _truth(prompt: Prompt) -> Truth:

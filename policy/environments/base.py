@@ -22,6 +22,7 @@ from gateway.core.rollout import RolloutRecord
 from gateway.core.rollout import RoundRecord as RoundRecord
 from gateway.service.conducting import ConductorPlanner as ConductorPlanner
 from gateway.service.conducting import ConductorSettings as ConductorSettings
+from gateway.service.conducting import prompt_input as prompt_input
 from gateway.service.job import EarlyStart as EarlyStart
 from gateway.service.job import Planner as Planner
 from gateway.service.job import Situation as Situation
@@ -59,6 +60,7 @@ class Prompt:
     task_type: str | None = None  # as a client would name it in `metadata`
     experience: Mapping[str, WorkerExperience] = field(default_factory=dict)  # by worker name
     truth: object = None
+    quality: int | None = None  # the dial, as a request would set it
 
 
 @dataclass(frozen=True, slots=True)

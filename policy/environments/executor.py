@@ -157,6 +157,7 @@ class Executor:
             fallback=self.fallback,
             caps=self.caps,
             rounds=rounds,
+            quality=prompt.quality,
         )
 
 
@@ -204,7 +205,7 @@ def _record(prompt: Prompt, policy: str, caps: Caps) -> RolloutRecord:
         pool_name="environment",
         pool_hash=pool_hash(prompt.pool),
         pool=[pool_entry(spec, prompt.experience.get(spec.name)) for spec in prompt.pool],
-        caps=caps.as_json(),
+        caps=caps.as_json() | ({} if prompt.quality is None else {"quality": prompt.quality}),
         request={"messages": [dict(message) for message in prompt.messages]},
         completion_id=f"chatcmpl-{rollout_id.replace('-', '')}",
         task_type=prompt.task_type,

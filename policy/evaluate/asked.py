@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gateway.core.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
 
 ROUNDS = 3
+STAFF = ("standard", "held_out", "untold")
 NEIGHBOURS = 50  # as the gateway's `experience_neighbours`
 TRAIN_QUESTIONS_MAX = 2_000
 ARENA_QUESTIONS = 300
@@ -28,13 +30,14 @@ class Asked:
     data: Path | None
     prices: Path | None
     workers: tuple[str, ...]  # empty: all that the file has
-    staff: Literal["standard", "held_out"]
+    staff: Literal["standard", "held_out", "untold"]
     split: Literal["all", "validation", "train"] | None
     train: Path | None
     n: int | None
     train_n: int
     seed: int
     usd_weights: tuple[float, ...]
+    qualities: tuple[int, ...]  # empty: each directory's own
     curves: Mapping[str, tuple[str, ...]]
     weak: str | None
     strong: str | None
@@ -65,7 +68,9 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--data", type=Path, metavar="FILE", help="replay: recorded answers, .jsonl or .jsonl.gz")
     group.add_argument("--prices", type=Path, metavar="FILE", help="replay: JSON, model → dollars per million tokens")
     group.add_argument("--workers", default="", metavar="A,B,…", help="replay: only these models (default all)")
-    group.add_argument("--staff", choices=("standard", "held_out"), default="standard", help="arena: which workers")
+    group.add_argument(
+        "--staff", choices=STAFF, default=STAFF[0], help="arena: which workers; untold: without their skills"
+    )
     group.add_argument(
         "--split",
         choices=("all", "validation", "train"),
@@ -91,6 +96,15 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="W",
         help="tuned policies maximise accuracy − W · dollars a question; several give each a curve (default 0)",
+    )
+    group.add_argument(
+        "--quality",
+        type=int,
+        action="append",
+        default=[],
+        metavar="Q",
+        help=f"place of the dial, 0 to {QUALITY_MAX}, for policy directories that read one; several give each a curve "
+        "(default the manifest's)",
     )
     group.add_argument("--curve", action="append", default=[], metavar="NAME=A,B,…", help="policies that are one dial")
     group.add_argument("--weak", metavar="WORKER", help="for APGR and CPT (default the cheapest as measured)")
@@ -125,6 +139,7 @@ def read(options: argparse.Namespace) -> Asked:
         train_n=options.train_n,
         seed=options.seed,
         usd_weights=tuple(options.usd_weight) or (0.0,),
+        qualities=tuple(options.quality),
         curves=_curves(options.curve),
         weak=options.weak,
         strong=options.strong,
@@ -147,16 +162,25 @@ def _check(asked: Asked) -> None:
     ):
         if value is not None and not least <= value <= QUESTIONS_MAX:
             raise ConfigError(f"--{name} {value}: must be between {least} and {QUESTIONS_MAX}")
-    for weight in asked.usd_weights:
-        if not 0 <= weight < math.inf:
-            raise ConfigError(f"--usd-weight {weight:g}: must be 0 or more, in accuracy per dollar")
-    if len(set(asked.usd_weights)) < len(asked.usd_weights):
-        raise ConfigError("--usd-weight: the same weight is given twice")
+    _check_curves(asked)
     recorded = [f"--{name}" for name in ("data", "prices", "workers", "train") if getattr(asked, name)]
     if asked.env == "arena" and recorded:
         raise ConfigError(f"{recorded[0]} is for --env replay: the arena makes its own questions and workers")
     if asked.env == "arena" and asked.split == "all":
         raise ConfigError("--split all: the arena never runs out of questions; give validation or train")
+
+
+def _check_curves(asked: Asked) -> None:
+    for weight in asked.usd_weights:
+        if not 0 <= weight < math.inf:
+            raise ConfigError(f"--usd-weight {weight:g}: must be 0 or more, in accuracy per dollar")
+    if len(set(asked.usd_weights)) < len(asked.usd_weights):
+        raise ConfigError("--usd-weight: the same weight is given twice")
+    for quality in asked.qualities:
+        if not 0 <= quality <= QUALITY_MAX:
+            raise ConfigError(f"--quality {quality}: the dial goes from 0 to {QUALITY_MAX}")
+    if len(set(asked.qualities)) < len(asked.qualities):
+        raise ConfigError("--quality: the same place is given twice")
 
 
 def _names(option: str, given: str) -> tuple[str, ...]:

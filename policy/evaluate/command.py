@@ -41,7 +41,7 @@ async def _evaluated(asked: Asked, kept: Kept, say: Say) -> str:
         say.progress(what, now)
 
     scene = Scene(asked, progress, train_files(asked.policies))
-    found = entrants(asked.policies, scene.workers, asked.usd_weights)
+    found = entrants(asked.policies, scene.workers, asked.usd_weights, asked.qualities)
     check_ends(asked, found)
     curves(asked, found)  # a curve of unknown policies is refused before minutes are spent
     results = await contest(asked, scene, found, kept, say)
@@ -60,6 +60,7 @@ def _settings(asked: Asked) -> dict[str, Any]:
     return {
         "policies": list(asked.policies),
         "usd_weights": list(asked.usd_weights),
+        "qualities": list(asked.qualities),
         "cost_range": list(asked.cost_range),
         "rounds": asked.rounds,
         "experience_neighbours": asked.neighbours,

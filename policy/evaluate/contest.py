@@ -205,7 +205,7 @@ async def _played(
     say: Say,
 ) -> list[Row]:
     if entrant.directory is not None:
-        engine, conductor = entrant.directory.open(asked.threads)
+        engine, conductor = entrant.directory.open(asked.threads, entrant.quality)
         try:
             return await _rows(scene, prompts, [conductor] * len(prompts), what, say, 2 * asked.threads)
         finally:

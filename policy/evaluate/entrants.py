@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +48,7 @@ class Entrant:
     file: Path | None = None  # what a tuned one is tuned on; None: the default source
     usd_weight: float = 0.0
     directory: ConductorDirectory | None = None
+    quality: int | None = None  # of a conductor: the dial; None: its own
 
     @property
     def reads_experience(self) -> bool:
@@ -66,12 +67,14 @@ def train_files(names: Sequence[str]) -> list[Path]:
     return [Path(file) for kind, _, file in pairs if kind in TUNED and file]
 
 
-def entrants(names: Sequence[str], workers: Sequence[str], usd_weights: Sequence[float]) -> list[Entrant]:
+def entrants(
+    names: Sequence[str], workers: Sequence[str], usd_weights: Sequence[float], qualities: Sequence[int] = ()
+) -> list[Entrant]:
     """The policies asked for, and every fixed worker and the oracle. Raises ConfigError on an unknown name, a policy
     named twice, or a directory that cannot be used."""
     found: list[Entrant] = []
     for name in names:
-        for entrant in _named(name, workers, usd_weights):
+        for entrant in _named(name, workers, usd_weights, qualities):
             if twin := next((one for one in found if one.identity == entrant.identity), None):
                 same = f", as `{twin.name}`" if twin.name != entrant.name else ""
                 raise ConfigError(f"--policy {name}: named twice{same}; drop one")
@@ -86,7 +89,7 @@ def fixed_worker(worker: str) -> Entrant:
     return Entrant(f"{FIXED}{worker}", "fixed", f"{FIXED}{worker}")
 
 
-def _named(name: str, workers: Sequence[str], usd_weights: Sequence[float]) -> list[Entrant]:
+def _named(name: str, workers: Sequence[str], usd_weights: Sequence[float], qualities: Sequence[int]) -> list[Entrant]:
     kind, _, file = name.partition(":")
     if kind in TUNED:
         return [_tuned(name, kind, file, weight, many=len(usd_weights) > 1) for weight in usd_weights]
@@ -100,13 +103,25 @@ def _named(name: str, workers: Sequence[str], usd_weights: Sequence[float]) -> l
     if name == ORACLE:
         return [Entrant(name, "oracle", ORACLE)]
     known = ALIASES.get(name, name)
-    return [Entrant(name, "router", known)] if known in ROUTERS else [_conductor(name)]
+    return [Entrant(name, "router", known)] if known in ROUTERS else _conductors(name, qualities)
 
 
 def _tuned(name: str, kind: str, file: str, weight: float, *, many: bool) -> Entrant:
     source = Path(file) if file else None
     identity = f"{kind}:{source.resolve() if source else ''}~{weight:g}"
     return Entrant(f"{name}~{weight:g}" if many else name, "tuned", identity, source, weight)
+
+
+def _conductors(name: str, qualities: Sequence[int]) -> list[Entrant]:
+    """One a place of the dial, for a directory that reads it."""
+    own = _conductor(name)
+    if own.directory is None or own.directory.manifest.quality is None or not qualities:
+        return [own]
+    many = len(qualities) > 1
+    return [
+        replace(own, name=f"{name}~q{at}" if many else name, identity=f"{own.identity}~q{at}", quality=at)
+        for at in qualities
+    ]
 
 
 def _conductor(name: str) -> Entrant:

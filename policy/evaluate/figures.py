@@ -62,11 +62,16 @@ def report(asked: Asked, found: Sequence[Entrant], results: Results) -> dict[str
 
 
 def curves(asked: Asked, found: Sequence[Entrant]) -> dict[str, list[str]]:
-    """Policies that belong together: all fixed workers, a tuned policy at several weights, and those asked for."""
+    """Policies that belong together: all fixed workers, a tuned policy at several weights, a directory at several
+    places of its dial, and those asked for."""
     named: dict[str, list[str]] = {"fixed workers": [entrant.name for entrant in found if entrant.kind == "fixed"]}
     if len(asked.usd_weights) > 1:
         for entrant in found:
             if entrant.kind == "tuned":
+                named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
+    if len(asked.qualities) > 1:
+        for entrant in found:
+            if entrant.quality is not None:
                 named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
     names = {entrant.name for entrant in found}
     for name, members in asked.curves.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.core.money import Usage
 from gateway.core.pool import Price
-from gateway.core.prompt import PROMPT_VERSION, Profile, prompt_hash
+from gateway.core.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
 from gateway.errors import ConductorError, ConfigError
 from policy.environments.base import (
     ConductorCall,
@@ -84,20 +84,22 @@ class ConductorDirectory:
             raise ConfigError(f"{path}/{error}") from None
         self._profile = _profile(path, self.manifest)
 
-    def open(self, threads: int) -> tuple[Engine, ConductorPlanner]:
-        """A planner at temperature 0 and the engine to close after it. Raises ConfigError."""
+    def open(self, threads: int, quality: int | None = None) -> tuple[Engine, ConductorPlanner]:
+        """A planner at temperature 0 and the engine to close after it. `quality`: the dial; None: the manifest's own.
+        Raises ConfigError."""
+        quality = self.manifest.quality if quality is None else quality
         try:
             runtime = Runtime(self.path)
             engine = Engine(runtime, Tokens(self.path, runtime.shape), threads)
         except ModelError as error:
             raise ConfigError(f"{self.path}/{error}") from None
         conductor = EngineConductor(engine, f"{self.manifest.name}@{self.manifest.version}")
-        return engine, ConductorPlanner(conductor, ConductorSettings(self._profile, FREE, TIMEOUT_S))
+        return engine, ConductorPlanner(conductor, ConductorSettings(self._profile, FREE, TIMEOUT_S, quality=quality))
 
 
 def _profile(path: Path, manifest: Manifest) -> Profile:
     """The prompt profile it was trained on. Raises ConfigError where this code renders another prompt."""
-    profile: Profile = "compact" if manifest.prompt_version.startswith("compact") else "full"
+    profile = profile_of(manifest.prompt_version)
     if manifest.prompt_version == f"{profile}-{PROMPT_VERSION}" and manifest.prompt_hash == prompt_hash(profile):
         return profile
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""Experience from observed questions, as the gateway's store gives it: each worker's means over the nearest ones."""
+"""Experience from observed questions, as the gateway shows it: each worker's means over the nearest ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from policy.tuning import Observed
 class Nearest:
     """What every worker did on the `k` most similar of the observed questions (cosine of the gateway's embedding).
 
+    Every worker was observed on every question, at no time of its own: so nothing is forgotten, and nearness is rank.
+
     A client's task type, which the store looks at first, is not used: replayed questions come without one.
     """
 
@@ -25,11 +27,12 @@ class Nearest:
         self._k = k
         self._vectors = np.array([embed(each.question) for each in observed])
 
-    def of(self, question: str) -> Mapping[str, WorkerExperience]:
-        """By worker name. Of equally near questions the first observed count."""
-        near = np.argsort(-(self._vectors @ np.array(embed(question))), kind="stable")[: self._k]
+    def of(self, question: str, without: str | None = None) -> Mapping[str, WorkerExperience]:
+        """By worker name. Of equally near questions the first observed count; those that read `without` do not."""
+        order = np.argsort(-(self._vectors @ np.array(embed(question))), kind="stable")[: 2 * self._k].tolist()
+        near = [index for index in order if self._observed[index].question != without][: self._k]
         results: dict[str, list[tuple[float, int, float]]] = {}
-        for index in near.tolist():
+        for index in near:
             for name, result in self._observed[index].results.items():
                 results.setdefault(name, []).append((result.outcome, result.cost_nano, result.latency_s * 1000))
         return {name: _mean(name, found) for name, found in results.items()}

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import uvicorn
 
-from policy.serve.engine import Engine, Job
-from policy.serve.manifest import read_manifest
-from policy.serve.runtime import Runtime
+from policy.serve.engine import Slots
 from policy.serve.server import create_app
 from policy.serve.shape import ModelError
-from policy.serve.tokens import Tokens
+from policy.serve.versions import VERSIONS_MAX, Versions
 
 BACKLOG = 512
 SHUTDOWN_S = 5
+ADMIN_KEY_CHARS_MIN = 16
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -34,31 +33,46 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--served-model-name", default="conductor", metavar="NAME")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="plans decoded at the same time")
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="plans that may wait; more get a 503")
+    parser.add_argument("--versions", type=int, default=VERSIONS_MAX, metavar="N", help="models held at once, at most")
+    parser.add_argument(
+        "--admin-key-file",
+        type=Path,
+        metavar="PATH",
+        help="the key of the routes that load and unload; none: no routes",
+    )
     return parser.parse_args(arguments)
 
 
-def load(directory: Path, threads: int, queue_max: int) -> tuple[Engine, dict[str, object]]:
-    """A warm engine and what its manifest tells. Raises ModelError."""
-    about = read_manifest(directory).public()
-    runtime = Runtime(directory)
-    engine = Engine(runtime, Tokens(directory, runtime.shape), threads, queue_max)
-    probe = Job(engine.tokens.encode_chat([{"role": "user", "content": "."}]), {"type": "object"}, 0.0, 1.0, 0, 4)
-    for _ in engine.decode(probe):
-        pass
-    return engine, about
+def admin_key(path: Path | None) -> str | None:
+    """The key in the file, None where none was given. Raises ModelError."""
+    if path is None:
+        return None
+    try:
+        key = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: {error}") from error
+    if len(key) < ADMIN_KEY_CHARS_MIN:
+        raise ModelError(f"{path}: an admin key needs {ADMIN_KEY_CHARS_MIN} characters")
+    return key
 
 
 def main(arguments: list[str]) -> int:
     """Load, listen, say so, serve until a signal; 0, or 2 when the model cannot be served."""
     options = parse(arguments)
     try:
-        engine, about = load(options.model, options.threads, options.queue)
+        key = admin_key(options.admin_key_file)
+    except ModelError as error:
+        sys.stderr.write(f"conductor: {error}\n")
+        return 2
+    try:
+        versions = Versions(Slots(options.threads, options.queue), options.versions)
+        versions.start_with(options.served_model_name, options.model.resolve())
     except ModelError as error:
         sys.stderr.write(f"conductor: {options.model}/{error}\n")
         return 2
     listener = socket.create_server((options.host, options.port), backlog=BACKLOG)
     config = uvicorn.Config(
-        create_app(options.served_model_name, engine, about),
+        create_app(versions, key),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
@@ -66,7 +80,7 @@ def main(arguments: list[str]) -> int:
     if options.port_file:
         _announce(options.port_file, listener.getsockname()[1])
     uvicorn.Server(config).run(sockets=[listener])
-    engine.close()
+    versions.close()
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from policy.serve.runtime import Cache, Runtime
-from policy.serve.sampling import allowed_tokens, behaviour_logprobs, draw, top_tokens
+from policy.serve.sampling import allowed_tokens, behaviour_logprobs, draw, log_softmax, top_tokens
 from policy.serve.tokens import Tokens
 
 PREFIXES_KEPT = 8
@@ -49,6 +49,15 @@ class Sampled:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     finish: str | None = None  # stop | length
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probs (natural) and ranks (1: the likeliest) of given tokens, and the likeliest one after them."""
+
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+    next_token: int
 
 
 class PrefixCache:
@@ -84,34 +93,54 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     return int(differ[0]) if len(differ) else size
 
 
-class Engine:
-    """Decodes jobs on `threads` threads; at most `queue_max` more wait. Made and used on one event loop."""
+class Slots:
+    """`threads` decoding threads and a queue of `queue_max` before them, shared by every engine of a server."""
 
-    def __init__(self, runtime: Runtime, tokens: Tokens, threads: int = 2, queue_max: int = 64) -> None:
-        self.runtime = runtime
-        self.tokens = tokens
+    def __init__(self, threads: int = 2, queue_max: int = 64) -> None:
         self.in_flight = 0
+        self.threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="decode")
         self._in_flight_max = threads + queue_max
-        self._prefixes = PrefixCache()
-        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="decode")
 
     @property
     def full(self) -> bool:
         """Whether one more job would be refused."""
         return self.in_flight >= self._in_flight_max
 
+    def close(self) -> None:
+        """Let running sequences end and stop the threads."""
+        self.threads.shutdown(wait=True, cancel_futures=True)
+
+
+class Engine:
+    """Decodes jobs on `threads` threads; at most `queue_max` more wait; or on `slots`, with other engines. Made and
+    used on one event loop."""
+
+    def __init__(
+        self, runtime: Runtime, tokens: Tokens, threads: int = 2, queue_max: int = 64, slots: Slots | None = None
+    ) -> None:
+        self.runtime = runtime
+        self.tokens = tokens
+        self.in_flight = 0  # of this engine's own
+        self._slots = slots or Slots(threads, queue_max)
+        self._prefixes = PrefixCache()
+
+    @property
+    def full(self) -> bool:
+        """Whether one more job would be refused."""
+        return self._slots.full
+
     async def stream(self, job: Job) -> AsyncGenerator[list[Sampled], None]:
         """Tokens as they come, in batches when the reader is slower. Raises Busy, BadSchema."""
         if self.full:
             raise Busy
-        self.in_flight += 1
+        self._enter()
         loop, cancelled = asyncio.get_running_loop(), Event()
         ready: asyncio.Queue[Sampled | None] = asyncio.Queue(maxsize=job.tokens_max + 1)
 
         def put(item: Sampled | None) -> None:
             loop.call_soon_threadsafe(ready.put_nowait, item)
 
-        running = loop.run_in_executor(self._threads, self._run, job, cancelled, put)
+        running = loop.run_in_executor(self._slots.threads, self._run, job, cancelled, put)
         try:
             while batch := await _drain(ready):
                 yield batch
@@ -120,8 +149,22 @@ class Engine:
             cancelled.set()
             running.add_done_callback(self._left)
 
-    def _left(self, running: asyncio.Future[None]) -> None:
+    async def score(self, ids: Sequence[int]) -> Scored:
+        """What `scored` says of `ids`, on a decoding thread. Raises Busy."""
+        if self.full:
+            raise Busy
+        self._enter()
+        running = asyncio.get_running_loop().run_in_executor(self._slots.threads, self.scored, ids)
+        running.add_done_callback(self._left)
+        return await asyncio.shield(running)
+
+    def _enter(self) -> None:
+        self.in_flight += 1
+        self._slots.in_flight += 1
+
+    def _left(self, running: asyncio.Future[Any]) -> None:
         self.in_flight -= 1
+        self._slots.in_flight -= 1
         if not running.cancelled():
             running.exception()  # the reader has gone or has seen it: nothing is left to report
 
@@ -159,6 +202,18 @@ class Engine:
             if matcher:
                 matcher.consume_token(token)
 
+    def scored(self, ids: Sequence[int], first: int = 1) -> Scored:
+        """Log-prob of each of `ids[first:]` after those before it, at temperature 1 and without a mask, on the calling
+        thread. No cache of earlier prompts is used: this is what proves the weights."""
+        logits, cache = self.runtime.forward(ids[:first], self.runtime.empty())
+        logprobs, ranks = [], []
+        for token in ids[first:]:
+            scores = log_softmax(logits.astype(np.float64))
+            logprobs.append(float(scores[token]))
+            ranks.append(1 + int(np.count_nonzero(scores > scores[token])))
+            logits, cache = self.runtime.forward([token], cache)
+        return Scored(tuple(logprobs), tuple(ranks), int(logits.argmax()))
+
     def _prefill(self, ids: Sequence[int]) -> tuple[Any, Cache]:
         known = self._prefixes.longest(ids) or self.runtime.empty()
         logits, cache = self.runtime.forward(ids[known.length :], known)
@@ -167,7 +222,7 @@ class Engine:
 
     def close(self) -> None:
         """Let running sequences end and stop the threads."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._slots.close()
 
 
 async def _drain(ready: asyncio.Queue[Sampled | None]) -> list[Sampled]:

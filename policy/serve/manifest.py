@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from policy.serve.shape import ModelError
 
 MANIFEST_FILE = "manifest.json"
 REQUIRED_FILES = ("config.json", "model.safetensors", "graph.onnx", "tokenizer.json", "tokenizer_config.json")
-PUBLIC_FIELDS = ("name", "version", "prompt_version", "prompt_hash", "pools", "params")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+PUBLIC_FIELDS = ("name", "version", "kind", "prompt_version", "prompt_hash", "pools", "params", "quality")
 BLOCK_BYTES = 1 << 20
 
 
@@ -31,6 +32,16 @@ class Manifest:
     created: str  # ISO 8601, UTC
     params: int  # number of weights
     pools: tuple[str, ...] = ()  # pools whose handles it has seen; empty: reads any
+    kind: Literal["full", "adapter"] = "full"
+    base: str = ""  # of an adapter: the version whose weights it changes
+    base_sha256: str = ""  # of that version's model.safetensors
+    parent: str = ""  # the version that training began with
+    rollouts: int = 0  # trained on
+    rounds: int = 1  # plans a request may take, as it was trained
+    quality: int | None = None  # the dial it is shown where a request sets none; None: it was trained without
+    config: dict[str, Any] = field(default_factory=dict)  # training settings
+    revision: str = ""  # of the code that trained it
+    probe: dict[str, Any] = field(default_factory=dict)  # prompt_ids, token_ids, logprobs: what a swap is proven by
     sha256: dict[str, str] = field(default_factory=dict)
 
     def public(self) -> dict[str, Any]:
@@ -59,7 +70,8 @@ def write_manifest(directory: Path, manifest: Manifest, files: Iterable[str] = R
 def read_manifest(directory: Path) -> Manifest:
     """Read `manifest.json` and check every file against it. Raises ModelError with one clear line."""
     manifest = _parse(directory)
-    if missing := [name for name in REQUIRED_FILES if name not in manifest.sha256]:
+    required = ADAPTER_FILES if manifest.kind == "adapter" else REQUIRED_FILES
+    if missing := [name for name in required if name not in manifest.sha256]:
         raise ModelError(f"{MANIFEST_FILE}: sha256 lists no {', '.join(missing)}")
     for name, expected in sorted(manifest.sha256.items()):
         path = directory / name
@@ -75,9 +87,11 @@ def _parse(directory: Path) -> Manifest:
         data = json.loads((directory / MANIFEST_FILE).read_text())
     except (OSError, ValueError) as error:
         raise ModelError(f"{MANIFEST_FILE}: {error}") from error
-    names = {f.name for f in fields(Manifest)}
-    if not isinstance(data, dict) or set(data) != names:
-        wrong = sorted(names ^ set(data)) if isinstance(data, dict) else "not an object"
+    required = {f.name for f in fields(Manifest) if f.default is MISSING and f.default_factory is MISSING}
+    required |= {"pools", "sha256"}
+    known = {f.name for f in fields(Manifest)}
+    if not isinstance(data, dict) or not required <= set(data) <= known:
+        wrong = sorted((required - set(data)) | (set(data) - known)) if isinstance(data, dict) else "not an object"
         raise ModelError(f"{MANIFEST_FILE}: fields missing or unknown: {wrong}")
     if not isinstance(data["sha256"], dict) or not isinstance(data["pools"], list):
         raise ModelError(f"{MANIFEST_FILE}: sha256 must be an object and pools a list")

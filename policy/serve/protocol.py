@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policy.serve.engine import Sampled
+from policy.serve.engine import Sampled, Scored
 from policy.serve.tokens import Tokens
 
 TOP_LOGPROBS_MAX = 20
+NAME_CHARS_MAX = 200
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -105,6 +106,43 @@ class ChatRequest(_Strict):
         if self.response_format.json_schema is None:
             raise ApiError(400, "response_format json_schema needs a json_schema", param="response_format")
         return self.response_format.json_schema.json_schema
+
+
+class CompletionRequest(_Strict):
+    """POST /v1/completions, as far as it scores a given sequence of token ids, in vLLM's way."""
+
+    model: str
+    prompt: list[int] = Field(min_length=2)
+    prompt_logprobs: Literal[0]
+    max_tokens: Literal[1] = 1
+    temperature: Literal[0] = 0
+
+
+class LoadRequest(_Strict):
+    """POST /v1/load_policy. `directory`: absolute."""
+
+    name: str = Field(min_length=1, max_length=NAME_CHARS_MAX)
+    directory: str = Field(pattern="^/")
+
+
+class UnloadRequest(_Strict):
+    """POST /v1/unload_policy."""
+
+    name: str = Field(min_length=1, max_length=NAME_CHARS_MAX)
+
+
+def scored_body(request: CompletionRequest, scored: Scored, tokens: Tokens, id_: str, created: int) -> dict[str, Any]:
+    """The body of a scored sequence: per prompt token its log-prob and rank, none for the first."""
+    entries: list[dict[str, Any] | None] = [None]
+    for token, logprob, rank in zip(request.prompt[1:], scored.logprobs, scored.ranks, strict=True):
+        entries.append({str(token): {"logprob": logprob, "rank": rank, "decoded_token": tokens.token_text(token)}})
+    text = tokens.token_bytes(scored.next_token).decode(errors="replace")
+    finish = "stop" if scored.next_token in tokens.eos_ids else "length"
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "prompt_logprobs": entries}
+    count = len(request.prompt)
+    usage = {"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1}
+    common = {"id": id_, "object": "text_completion", "created": created, "model": request.model}
+    return {**common, "choices": [choice], "usage": usage}
 
 
 def logprobs_body(sampled: Sequence[Sampled], tokens: Tokens) -> dict[str, Any]:

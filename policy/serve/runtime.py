@@ -32,13 +32,14 @@ class Cache:
 
 
 class Runtime:
-    """One model in memory, shared by all sequences. `intra_threads` is per running call."""
+    """One model in memory, shared by all sequences. `intra_threads` is per running call. `weights` (read-only; they may
+    belong to several models) take the place of those in `directory`."""
 
-    def __init__(self, directory: Path, intra_threads: int = 1) -> None:
+    def __init__(self, directory: Path, intra_threads: int = 1, weights: dict[str, Array] | None = None) -> None:
         self.shape = load_shape(directory)
-        # onnxruntime borrows these buffers: keep them alive
-        self._attached = load_weights(directory, self.shape) | rotary_tables(self.shape)
-        self._session = _session(directory, self._attached, intra_threads)
+        self.weights = load_weights(directory, self.shape) if weights is None else weights
+        self._tables = rotary_tables(self.shape)  # onnxruntime borrows all these buffers: keep them alive
+        self._session = _session(directory, self.weights | self._tables, intra_threads)
         self._caches_in = [f"past_{kind}.{layer}" for layer in range(self.shape.layers) for kind in ("key", "value")]
         self._outputs = [output.name for output in self._session.get_outputs()]
 

@@ -1,32 +1,46 @@
-"""The conductor's HTTP server: what vLLM's OpenAI server answers, for one small model on CPU.
+"""The conductor's HTTP server: what vLLM's OpenAI server answers, for small models on CPU, each under its own name.
 
-POST /v1/chat/completions · GET /v1/models · /health · /version · /metrics
+POST /v1/chat/completions · /v1/completions (scores token ids) · GET /v1/models · /health · /version · /metrics
+With an admin key: POST /v1/load_policy · /v1/unload_policy
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from policy.serve.engine import Busy, Engine, Job, Sampled
-from policy.serve.protocol import ApiError, ChatRequest, Replies
+from policy.serve.engine import Busy, Job, Sampled
+from policy.serve.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    LoadRequest,
+    Replies,
+    UnloadRequest,
+    scored_body,
+)
+from policy.serve.shape import ModelError
 from policy.serve.tokens import BadSchema, TextStream
+from policy.serve.versions import Version, Versions
 
 VERSION = "baton-conductor 1"
 BODY_BYTES_MAX = 1 << 20
 Pieces = AsyncGenerator[tuple[str, list[Sampled]], None]
+Body = TypeVar("Body", bound=BaseModel)
 DECODE_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -43,24 +57,31 @@ class Metrics:
             "baton_conductor_decode_seconds", "A whole decode", buckets=DECODE_BUCKETS_S, registry=self.registry
         )
         self.in_flight = Gauge("baton_conductor_in_flight", "Sequences decoding or waiting", registry=self.registry)
+        self.versions = Gauge("baton_conductor_versions", "Policy versions served", registry=self.registry)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the routes work on."""
+    """What the routes work on. Without an admin key nothing can be loaded or unloaded."""
 
-    name: str
-    engine: Engine
-    about: Mapping[str, Any]  # the public part of the manifest
+    versions: Versions
     metrics: Metrics
-    started_s: int
+    admin_key: str | None
+
+    def version(self, name: str) -> Version:
+        """The version served under that name. Raises ApiError as vLLM does."""
+        version = self.versions.get(name)
+        if version is None:
+            raise ApiError(404, f"The model `{name}` does not exist.", code="model_not_found", param="model")
+        return version
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One admitted completion."""
+    """One admitted completion, on the version it was admitted with."""
 
-    served: Served
+    metrics: Metrics
+    version: Version
     request: ChatRequest
     job: Job
     replies: Replies
@@ -68,26 +89,31 @@ class Call:
     async def pieces(self) -> Pieces:
         """Text and tokens as they are decoded. Raises Busy."""
         text, count, start = TextStream(), 0, time.perf_counter()
-        metrics, tokens = self.served.metrics, self.served.engine.tokens
+        metrics, engine = self.metrics, self.version.engine
         metrics.tokens.labels("prompt").inc(len(self.job.prompt_ids))
         try:
-            async with aclosing(self.served.engine.stream(self.job)) as stream:
+            async with aclosing(engine.stream(self.job)) as stream:
                 async for batch in stream:
                     count += len(batch)
-                    data = b"".join(tokens.token_bytes(s.token) for s in batch)
+                    data = b"".join(engine.tokens.token_bytes(s.token) for s in batch)
                     yield text.feed(data, final=batch[-1].finish is not None), batch
         finally:
             metrics.tokens.labels("completion").inc(count)
             metrics.seconds.observe(time.perf_counter() - start)
 
 
-def create_app(name: str, engine: Engine, about: Mapping[str, Any]) -> FastAPI:
-    """The application serving `engine` under the model name `name`."""
-    served = Served(name, engine, about, Metrics(), int(time.time()))
-    served.metrics.in_flight.set_function(lambda: engine.in_flight)
+def create_app(versions: Versions, admin_key: str | None = None) -> FastAPI:
+    """The application serving `versions`."""
+    served = Served(versions, Metrics(), admin_key)
+    served.metrics.in_flight.set_function(lambda: versions.slots.in_flight)
+    served.metrics.versions.set_function(lambda: len(versions.all()))
     app = FastAPI(title="Baton conductor", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.served = served
     app.add_api_route("/v1/chat/completions", _chat, methods=["POST"])
+    app.add_api_route("/v1/completions", _completion, methods=["POST"])
+    if admin_key:
+        app.add_api_route("/v1/load_policy", _load, methods=["POST"])
+        app.add_api_route("/v1/unload_policy", _unload, methods=["POST"])
     app.add_api_route("/v1/models", _models, methods=["GET"])
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/version", _version, methods=["GET"])
@@ -113,30 +139,88 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _models(request: Request) -> dict[str, Any]:
-    served = _served(request)
-    entry = {
-        "id": served.name,
-        "object": "model",
-        "created": served.started_s,
-        "owned_by": "baton",
-        "max_model_len": served.engine.runtime.shape.context,
-        "baton": dict(served.about),
-    }
-    return {"object": "list", "data": [entry]}
+    entries = [
+        {
+            "id": version.name,
+            "object": "model",
+            "created": version.loaded_s,
+            "owned_by": "baton",
+            "root": str(version.directory),
+            "max_model_len": version.engine.runtime.shape.context,
+            "baton": version.about,
+        }
+        for version in _served(request).versions.all()
+    ]
+    return {"object": "list", "data": entries}
+
+
+async def _completion(request: Request) -> Response:
+    try:
+        body = await _body(request, CompletionRequest)
+        engine = _served(request).version(body.model).engine
+        shape = engine.runtime.shape
+        if len(body.prompt) > shape.context or not all(0 <= token < shape.vocab for token in body.prompt):
+            raise ApiError(400, f"the prompt does not fit {shape.context} of {shape.vocab} tokens", param="prompt")
+        scored = await engine.score(body.prompt)
+    except Busy:
+        return _error(_overloaded())
+    except ApiError as error:
+        return _error(error)
+    return JSONResponse(scored_body(body, scored, engine.tokens, f"cmpl-{uuid.uuid4().hex}", int(time.time())))
+
+
+async def _load(request: Request) -> Response:
+    versions = _served(request).versions
+    try:
+        _check_admin(request)
+        body = await _body(request, LoadRequest)
+        version = await versions.load(body.name, Path(body.directory))
+    except ApiError as error:
+        return _error(error)
+    except ModelError as error:
+        return _error(ApiError(400, f"{body.directory}: {error}", code=error.reason, param="directory"))
+    return JSONResponse({"name": version.name, "drift": version.drift})
+
+
+async def _unload(request: Request) -> Response:
+    try:
+        _check_admin(request)
+        name = (await _body(request, UnloadRequest)).name
+        _served(request).versions.unload(name)
+    except ApiError as error:
+        return _error(error)
+    except ModelError as error:
+        return _error(ApiError(409, str(error), code=error.reason, param="name"))
+    return JSONResponse({"name": name})
+
+
+def _check_admin(request: Request) -> None:
+    """Raises ApiError(401) without the admin key."""
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), (_served(request).admin_key or "").encode()):
+        raise ApiError(401, "this route takes the server's admin key", code="invalid_api_key")
+
+
+def _error(error: ApiError) -> Response:
+    return JSONResponse(error.body, status_code=error.status)
+
+
+def _overloaded() -> ApiError:
+    return ApiError(503, "every decoding thread is taken and the queue is full", code="overloaded")
 
 
 async def _chat(request: Request) -> Response:
     served = _served(request)
     try:
-        call = await _admit(served, await _body(request))
+        call = await _admit(served, await _body(request, ChatRequest))
         response = await (_streamed(call) if call.request.stream else _whole(call, request))
     except ApiError as error:
-        response = JSONResponse(error.body, status_code=error.status)
+        response = _error(error)
     served.metrics.requests.labels(str(response.status_code)).inc()
     return response
 
 
-async def _body(request: Request) -> ChatRequest:
+async def _body(request: Request, kind: type[Body]) -> Body:
     """The request's body, bounded and checked. Raises ApiError."""
     data = b""
     async for block in request.stream():
@@ -144,7 +228,7 @@ async def _body(request: Request) -> ChatRequest:
         if len(data) > BODY_BYTES_MAX:
             raise ApiError(413, f"the body is larger than {BODY_BYTES_MAX} bytes", code="request_too_large")
     try:
-        return ChatRequest.model_validate_json(data)
+        return kind.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or None
@@ -153,9 +237,8 @@ async def _body(request: Request) -> ChatRequest:
 
 async def _admit(served: Served, request: ChatRequest) -> Call:
     """Everything that can refuse a request, before the first byte of a reply. Raises ApiError."""
-    if request.model != served.name:
-        raise ApiError(404, f"The model `{request.model}` does not exist.", code="model_not_found", param="model")
-    engine, schema = served.engine, request.schema_wanted()
+    version = served.version(request.model)
+    engine, schema = version.engine, request.schema_wanted()
     try:
         prompt_ids = await asyncio.to_thread(
             engine.tokens.encode_chat, [message.model_dump() for message in request.messages]
@@ -165,7 +248,7 @@ async def _admit(served: Served, request: ChatRequest) -> Call:
     except (ValueError, BadSchema) as error:
         raise ApiError(400, str(error), param="messages" if isinstance(error, ValueError) else "schema") from error
     if engine.full:
-        raise ApiError(503, "every decoding thread is taken and the queue is full", code="overloaded")
+        raise _overloaded()
     job = Job(
         prompt_ids=prompt_ids,
         schema=schema,
@@ -176,7 +259,7 @@ async def _admit(served: Served, request: ChatRequest) -> Call:
         top_logprobs=request.top_logprobs,
     )
     replies = Replies(request, engine.tokens, prompt_ids, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
-    return Call(served, request, job, replies)
+    return Call(served.metrics, version, request, job, replies)
 
 
 async def _streamed(call: Call) -> Response:
@@ -185,7 +268,7 @@ async def _streamed(call: Call) -> Response:
     try:
         first = await anext(pieces)
     except Busy as error:
-        raise ApiError(503, "every decoding thread is taken and the queue is full", code="overloaded") from error
+        raise _overloaded() from error
     return EventStream(_events(call, first, pieces), pieces)
 
 
@@ -229,7 +312,7 @@ async def _whole(call: Call, request: Request) -> Response:
             return Response(status_code=499)
         return JSONResponse(collecting.result())
     except Busy as error:
-        raise ApiError(503, "every decoding thread is taken and the queue is full", code="overloaded") from error
+        raise _overloaded() from error
     finally:
         collecting.cancel()
         leaving.cancel()

@@ -16,7 +16,12 @@ Array = npt.NDArray[np.float32]
 
 
 class ModelError(Exception):
-    """A model directory that cannot be served. One line: the file and what is wrong with it."""
+    """A model directory that cannot be served. One line: the file and what is wrong with it. `reason` for programs:
+    engine (the file is bad) | shape | not_finite | full | held | taken | base | probe."""
+
+    def __init__(self, message: str, reason: str = "engine") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +111,25 @@ def load_shape(directory: Path) -> Shape:
 def load_weights(directory: Path, shape: Shape) -> dict[str, Array]:
     """The checkpoint's tensors as float32 by name, each checked against `shape`. Raises ModelError."""
     path = directory / "model.safetensors"
-    try:
-        stored = load_file(path)
-    except Exception as error:  # boundary: safetensors raises its own untyped errors for a torn file
-        raise ModelError(f"{path.name}: {error}") from error
+    stored = read_tensors(path)
     weights: dict[str, Array] = {}
     for name, dims in shape.tensors():
         if name not in stored or stored[name].shape != dims:
             found = stored[name].shape if name in stored else "nothing"
-            raise ModelError(f"{path.name}: {name} should be {dims}, found {found}")
+            raise ModelError(f"{path.name}: {name} should be {dims}, found {found}", "shape")
         weights[name] = np.ascontiguousarray(stored[name], dtype=np.float32)
+        if not np.isfinite(weights[name]).all():
+            raise ModelError(f"{path.name}: {name} holds a NaN or an infinity", "not_finite")
     return weights
+
+
+def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Every tensor of a safetensors file. Raises ModelError."""
+    try:
+        tensors: dict[str, npt.NDArray[Any]] = load_file(path)
+    except Exception as error:  # boundary: safetensors raises its own untyped errors for a torn file
+        raise ModelError(f"{path.name}: {error}") from error
+    return tensors
 
 
 def rotary_tables(shape: Shape) -> dict[str, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from gateway.core.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.prompt import PROMPT_VERSION, Profile, prompt_hash
 from policy.serve.graph import write_graph
 from policy.serve.manifest import Manifest, write_manifest
 from policy.serve.shape import Array
@@ -33,6 +33,12 @@ class About:
     data: str
     command: str
     created: str  # ISO 8601, UTC
+    profile: Profile = PROFILE
+    rounds: int = 1
+    quality: int | None = None
+    parent: str = ""
+    rollouts: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 def hf_config(model: ModelConfig, vocab: int) -> dict[str, Any]:
@@ -78,12 +84,17 @@ def export(
         Manifest(
             name=about.name,
             version=about.version,
-            prompt_version=f"{PROFILE}-{PROMPT_VERSION}",
-            prompt_hash=prompt_hash(PROFILE),
+            prompt_version=f"{about.profile}-{PROMPT_VERSION}",
+            prompt_hash=prompt_hash(about.profile),
             seed=about.seed,
             data=about.data,
             command=about.command,
             created=about.created,
             params=sum(int(array.size) for array in tensors.values()),
+            rounds=about.rounds,
+            quality=about.quality,
+            parent=about.parent,
+            rollouts=about.rollouts,
+            config=about.config,
         ),
     )

@@ -238,6 +238,14 @@ def test_everything_can_be_reached_with_tab_alone(page: Page) -> None:
     page.until("document.querySelector('main h1')?.innerText.startsWith('Rollout 0')")
 
 
+def test_policy_versions_are_on_the_overview_with_what_was_done_to_them(page: Page) -> None:
+    page.until("!!document.querySelector('.policies')")
+    first = "document.querySelector('.policies tbody tr').innerText"
+    assert page.js(first).split()[:5] == ["conductor@0", "live", "100", "%", "hold"]
+    told = page.js("[...document.querySelectorAll('.policies table')].at(-1).innerText")
+    assert all(word in told for word in ("seeded", "published", "forced", "baton serve"))
+
+
 def test_an_error_is_one_line(page: Page) -> None:
     page.js("location.hash = '#/rollouts/nothing'")
     told = page.until("document.getElementById('error').innerText")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tokenizers import Tokenizer
 
@@ -24,8 +23,6 @@ from gateway.service.ports import Conductor, ConductorCall, Sampling
 from tests.fakes.conductor import ScriptedConductor
 
 ROOT = Path(__file__).parents[2]
-VLLM = ROOT / ".venv-vllm" / "bin" / "vllm"
-VLLM_BOOT_S = 200.0
 SERVE_BOOT_S = 30.0
 HANDLES = ("atlas", "quill", "forge")
 
@@ -102,37 +99,12 @@ def over_http(url: str, model_dir: Path, kill: Callable[[], None], **options: An
 @contextmanager
 def embedded_server(model_dir: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """`python -m policy.serve` on a free port; ends with the block."""
-    port_file = model_dir.parent / f"port-{time.monotonic_ns()}"
-    command = [sys.executable, "-m", "policy.serve", "--model", str(model_dir), "--port-file", str(port_file), *options]
-    with _process(command) as process:
-        _wait(port_file.is_file, process, SERVE_BOOT_S)
-        yield f"http://127.0.0.1:{port_file.read_text().strip()}", process
-
-
-@contextmanager
-def vllm_server(model_dir: Path, log: Path) -> Iterator[str]:
-    """A real vLLM on a free port, as research/training.md §2 starts it; masks come from the grammar engine we use."""
-    if not VLLM.is_file():
-        pytest.fail("no .venv-vllm: run `make test-vllm`, which makes it")
-    port = _free_port()
-    structured = {"backend": "guidance", "disable_any_whitespace": True}
-    command = [str(VLLM), "serve", str(model_dir), "--served-model-name", "conductor", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
-    command += ["--block-size", "32", "--logprobs-mode", "processed_logprobs"]
-    command += ["--structured-outputs-config", json.dumps(structured)]
-    environment = {
-        "PATH": f"{VLLM.parent}:/usr/local/bin:/usr/bin:/bin",
-        "HOME": str(log.parent),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-    }
-    with log.open("wb") as output, _process(command, env=environment, stdout=output, stderr=output) as process:
-        url = f"http://127.0.0.1:{port}"
-        _wait(lambda: _answers(url), process, VLLM_BOOT_S)
-        yield url
+    with tempfile.TemporaryDirectory() as directory:
+        port_file = Path(directory) / "port"
+        command = [sys.executable, "-m", "policy.serve", "--model", str(model_dir), "--port-file", str(port_file)]
+        with _process([*command, *options]) as process:
+            _wait(port_file.is_file, process, SERVE_BOOT_S)
+            yield f"http://127.0.0.1:{port_file.read_text().strip()}", process
 
 
 @contextmanager
@@ -157,15 +129,3 @@ def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s
         if time.monotonic() > end:
             pytest.fail(f"the server was not ready after {timeout_s} s")
         time.sleep(0.05)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/v1/models", timeout=1.0).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

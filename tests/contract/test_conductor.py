@@ -25,16 +25,10 @@ from tests.contract.conductors import (
     over_http,
     planning_call,
     text_schema,
-    vllm_server,
 )
-from tests.tiny_model import write_tiny_model
+from tests.contract.conftest import SHIPPED
 
-REAL_VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(400)])
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+REAL_VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(900)])
 
 
 @pytest.fixture(scope="session")
@@ -45,12 +39,8 @@ def embedded_url(tiny_model: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def vllm_url(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[str]:
-    if request.config.option.markexpr != "vllm":
-        pytest.skip("needs a real vLLM: make test-vllm")
-    with vllm_server(tiny_model, tmp_path_factory.mktemp("vllm") / "log") as url:
+def shipped_url() -> Iterator[str]:
+    with embedded_server(SHIPPED) as (url, _):
         yield url
 
 
@@ -60,7 +50,8 @@ async def served(request: pytest.FixtureRequest, tiny_model: Path) -> AsyncItera
         yield fake()
         return
     url = request.getfixturevalue(f"{request.param}_url")
-    served = over_http(url, tiny_model, kill=lambda: pytest.fail("shared server"), timeout_s=60.0)
+    model = SHIPPED if request.param == "vllm" else tiny_model
+    served = over_http(url, model, kill=lambda: pytest.fail("shared server"), timeout_s=60.0)
     yield served
     assert isinstance(served.conductor, HttpConductor)
     await served.conductor.close()
@@ -192,12 +183,12 @@ async def _assert_down(served: Served) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_logprobs_equal_vllms(temperature: float, vllm_url: str, embedded_url: str, tiny_model: Path) -> None:
-    """Greedy: the same tokens and log-probs. Sampled: each side's log-probs are those of its own draw, so the pair is
-    compared where both drew the same tokens, up to the first difference."""
-    ours, theirs = (over_http(url, tiny_model, kill=lambda: None, timeout_s=60.0) for url in (embedded_url, vllm_url))
+async def test_logprobs_equal_vllms(temperature: float, vllm_url: str, shipped_url: str) -> None:
+    """The shipped weights on both. Greedy: the same tokens and log-probs. Sampled: each side's log-probs are those of
+    its own draw, so the pair is compared where both drew the same tokens, up to the first difference."""
+    ours, theirs = (over_http(url, SHIPPED, kill=lambda: None, timeout_s=60.0) for url in (shipped_url, vllm_url))
     call = planning_call("Plan: " + "add the numbers, " * 20, temperature=temperature, seed=1, schema=text_schema(80))
     (our_chunks, our_end), (their_chunks, their_end) = (
         await plan(ours.conductor, call),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.experience import embed
+from gateway.core.experience import HALF_LIFE, embed, freshness
 from tests.records import (
     a_step,
 )
@@ -65,25 +65,72 @@ async def test_the_latest_judgement_stands(world: World) -> None:
     assert await world.store.outcome_count("other") == 0
 
 
-async def test_the_most_similar_tasks_count(world: World) -> None:
+async def test_only_similar_tasks_count(world: World) -> None:
     sums, poems = "what is 17 plus 25?", "write a poem about the sea at night"
     for text, value in ((sums, 1.0), (poems, 0.0)):
         for n in range(3):
             rollout_id = await world.rollout(request=_request(f"{text} {n}"), steps=[a_step(0)], task_type=None)
             await world.judge(rollout_id, value)
     assert await near(world, "what is 4 plus 5?", k=3) == {"alpha": (3, 1.0)}
-    assert await near(world, "a poem about the sea", k=3) == {"alpha": (3, 0.0)}
-    assert await near(world, "a poem about the sea", k=6) == {"alpha": (6, 0.5)}
+    assert await near(world, "a poem about the sea", k=6) == {"alpha": (3, 0.0)}
 
 
-async def test_the_same_task_type_comes_first(world: World) -> None:
+async def test_what_is_near_is_measured_against_all_workers_together(world: World) -> None:
+    for worker, text in (("alpha", "what is 17 plus 25?"), ("beta", "write a poem about the sea at night")):
+        rollout_id = await world.rollout(request=_request(text), steps=[a_step(0, worker)], task_type=None)
+        await world.judge(rollout_id, 1.0)
+    assert await near(world, "what is 4 plus 5?") == {"alpha": (1, 1.0)}  # beta's poem says nothing of its sums
+
+
+async def test_what_is_newer_counts_for_more(world: World) -> None:
+    for n in range(100):
+        rollout_id = await world.rollout(steps=[a_step(0)])
+        await world.judge(rollout_id, float(n < 60), NOW + timedelta(seconds=n))
+    n, success = (await near(world, "What is 2+2?", k=1000))["alpha"]
+    weights = [freshness(newer, HALF_LIFE) for newer in range(100)]
+    assert n == round(sum(weights))
+    assert success == pytest.approx(sum(weights[40:]) / sum(weights))
+    assert 0 < success < 0.1  # 60 of 100 were right, the latest 40 were not
+    (_, latest) = (await near(world, "What is 2+2?", k=30))["alpha"]
+    assert latest == 0.0
+
+
+async def test_what_a_worker_did_of_another_kind_makes_nothing_older(world: World) -> None:
+    sums, poem = "what is 17 plus 25?", "write a poem about the sea at night"
+    for n, text in enumerate([sums] * 20 + [poem] * 20):
+        rollout_id = await world.rollout(request=_request(text), steps=[a_step(0)], task_type=None)
+        await world.judge(rollout_id, float(text == sums), NOW + timedelta(seconds=n))
+    weights = [freshness(newer, HALF_LIFE) for newer in range(20)]
+    assert await near(world, sums, k=50) == {"alpha": (round(sum(weights)), 1.0)}
+
+
+async def test_a_voter_is_judged_by_its_own_answer(world: World) -> None:
+    voters = {"alpha": "Answer: 4", "beta": "Answer: 5", "gamma": "So: 4"}
+    steps = [a_step(i, name, task=None, see=[], reply=said) for i, (name, said) in enumerate(voters.items())]
+    steps[2].reply = "It is clear. Answer: 4"
+    vote = a_step(3, "vote", kind="tool", see=[0, 1, 2], reply="Answer: 4")
+    rollout_id = await world.rollout(steps=[*steps, vote])
+    await world.judge(rollout_id, 1.0)
+    assert await near(world) == {"alpha": (1, 1.0), "beta": (1, 0.0), "gamma": (1, 1.0)}
+    await world.judge(rollout_id, 0.0, NOW + timedelta(seconds=1))  # then beta may have been right: nobody knows
+    assert await near(world) == {"alpha": (1, 0.0), "gamma": (1, 0.0)}
+    await world.judge(rollout_id, 1.0, NOW)  # an older judgement, come late
+    assert "beta" not in {name for name, found in (await near(world)).items() if found == (1, 1.0)}
+
+
+async def test_of_a_task_type_seen_before_only_its_own_tasks_count(world: World) -> None:
     for task_type, value in (("sum", 1.0), ("poem", 0.0)):
         for n in range(2):
             rollout_id = await world.rollout(request=_request("same words"), steps=[a_step(0)], task_type=task_type)
             await world.judge(rollout_id, value, NOW + timedelta(seconds=n))
     assert await near(world, "same words", "poem", k=2) == {"alpha": (2, 0.0)}
     assert await near(world, "same words", "sum", k=2) == {"alpha": (2, 1.0)}
-    assert (await near(world, "", "sum", k=3))["alpha"] == pytest.approx((3, 2 / 3))
+    assert await near(world, "", "sum", k=3) == {"alpha": (2, 1.0)}
+    weights = [freshness(newer, HALF_LIFE) for newer in range(4)]
+    for unknown in ("never seen", None):
+        n, success = (await near(world, "same words", unknown, k=4))["alpha"]
+        assert n == round(sum(weights))
+        assert success == pytest.approx((weights[1] + weights[3]) / sum(weights), abs=0.03)
 
 
 async def test_without_an_embedding_the_latest_count(world: World) -> None:

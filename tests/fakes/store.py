@@ -6,11 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
 from gateway.adapters import rows
 from gateway.adapters.tables import MODEL_KINDS, SETTLED
+from gateway.core.credit import Tried, credits
 from gateway.core.events import Event
+from gateway.core.experience import HALF_LIFE, TASK_TYPE_SIMILARITY, WEIGHT_MIN, freshness, likeness, nearness
 from gateway.core.ids import uuid7
 from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.service.ports import KeyRow, WorkerExperience
@@ -26,6 +29,7 @@ class FakeStore:
         self.rows = rows.Rows()
         self.experience: dict[tuple[str, int, int], Row] = {}
         self.away = False
+        self.half_life = HALF_LIFE
 
     def ingest(self, event: Event) -> None:
         """What the shipper does: store an event's rows once."""
@@ -91,6 +95,7 @@ class FakeStore:
             "steps": ("round", "step"),
             "outcomes": ("created_at", "id"),
             "ledger": ("at", "event_id"),
+            "gradings": ("rollout_id",),
         }
         parts = {
             name: sorted(
@@ -124,11 +129,17 @@ class FakeStore:
 
     def _credit(self, outcome: Row) -> None:
         rollout = next(r for r in self.rows.rollouts if r["id"] == outcome["rollout_id"])
-        for step in self.rows.steps:
-            if step["rollout_id"] != rollout["id"] or step["status"] != "done" or step["kind"] not in MODEL_KINDS:
-                continue
+        done = [s for s in self.rows.steps if s["rollout_id"] == rollout["id"] and s["status"] == "done"]
+        done.sort(key=lambda step: int(step["step"]))
+        tried = [Tried(s["step"], s["kind"], s["see"], s["reply"] or "", s["task"] is None) for s in done]
+        credit = credits(tried, outcome["value"])
+        for step in done:
             key = (step["rollout_id"], step["round"], step["step"])
             if key in self.experience and self.experience[key]["at"] > outcome["created_at"]:
+                continue
+            if step["step"] not in credit:
+                self.experience.pop(key, None)
+            if step["step"] not in credit or step["kind"] not in MODEL_KINDS:
                 continue
             took = step["finished_at"] - step["started_at"]
             self.experience[key] = {
@@ -137,7 +148,7 @@ class FakeStore:
                 "pool": rollout["pool_name"],
                 "task_type": rollout["task_type"],
                 "embedding": rollout["task_embedding"],
-                "success": outcome["value"],
+                "success": credit[step["step"]],
                 "cost_nano": step["cost_nano"],
                 "latency_ms": round(took.total_seconds() * 1000),
                 "at": outcome["created_at"],
@@ -148,22 +159,26 @@ class FakeStore:
     ) -> Sequence[WorkerExperience]:
         self._up()
 
-        def order(row: Row) -> tuple[bool, float, float]:
-            other = task_type is not None and row["task_type"] != task_type
-            distance = 0.0
-            if any(embedding):
-                near = row["embedding"]
-                distance = 2.0 if near is None else 1 - sum(a * b for a, b in zip(near, embedding, strict=True))
-            return (other, distance, -row["at"].timestamp())
+        def similarity(row: Row) -> float:
+            same_type = TASK_TYPE_SIMILARITY * (task_type is not None and row["task_type"] == task_type)
+            pairs = zip(row["embedding"] or [], embedding, strict=False)
+            return float(same_type + sum(a * b for a, b in pairs))
 
+        steps = sorted(self.experience.items(), key=lambda item: (item[1]["at"], item[0]), reverse=True)
+        rows_found = [row for _, row in steps if workers.get(row["worker"]) == row["worker_version"]]
+        placed = list(zip(rows_found, likeness([similarity(row) for row in rows_found]), strict=True))
         result = []
-        for worker, version in sorted(workers.items()):
-            rows = [r for r in self.experience.values() if (r["worker"], r["worker_version"]) == (worker, version)]
-            near = sorted(rows, key=order)[:k]
-            if near:
-                mean = {c: sum(r[c] for r in near) / len(near) for c in ("success", "cost_nano", "latency_ms")}
-                means = (mean["success"], round(mean["cost_nano"]), round(mean["latency_ms"]))
-                result.append(WorkerExperience(worker, len(near), *means))
+        for worker in sorted(workers):
+            own = [(row, alike) for row, alike in placed if row["worker"] == worker]
+            newer = accumulate((alike for _, alike in own), initial=0.0)
+            aged = [(row, nearness(alike), age) for (row, alike), age in zip(own, newer, strict=False)]
+            near = [(row, counts * freshness(age, self.half_life)) for row, counts, age in aged if counts > 0][:k]
+            weights = [weight for _, weight in near]
+            total = sum(weights)
+            if total >= WEIGHT_MIN:
+                columns = ("success", "cost_nano", "latency_ms")
+                mean = [sum(w * row[c] for w, (row, _) in zip(weights, near, strict=True)) / total for c in columns]
+                result.append(WorkerExperience(worker, max(1, round(total)), mean[0], round(mean[1]), round(mean[2])))
         return result
 
     async def outcome_count(self, pool: str) -> int:

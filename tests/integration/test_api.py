@@ -282,9 +282,16 @@ async def test_caps_by_header_are_held_and_bad_ones_named() -> None:
     async with served(Kit((plan(("atlas", None, []), ("birch", None, [0])),))) as gateway:
         capped = await gateway.http.post("/v1/chat/completions", json=ask(), headers={"x-baton-max-calls": "1"})
         assert capped.headers["x-baton-capped"] == "calls"
-        for name, value in (("x-baton-max-cost-usd", "lots"), ("x-baton-max-steps", "0"), ("x-baton-rounds", "99")):
+        for name, value in (
+            ("x-baton-max-cost-usd", "lots"),
+            ("x-baton-max-steps", "0"),
+            ("x-baton-rounds", "99"),
+            ("x-baton-quality", "10"),
+        ):
             reply = await gateway.http.post("/v1/chat/completions", json=ask(), headers={name: value})
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        dialled = await gateway.http.post("/v1/chat/completions", json=ask(), headers={"x-baton-quality": "0"})
+        assert dialled.status_code == 200
         pool = await gateway.http.post("/v1/chat/completions", json=ask(), headers={"x-baton-pool": "secret"})
         assert pool.status_code == 403
 

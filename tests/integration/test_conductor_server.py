@@ -15,8 +15,9 @@ import openai
 import pytest
 import uvicorn
 
-from policy.serve.__main__ import load
+from policy.serve.engine import Slots
 from policy.serve.server import create_app
+from policy.serve.versions import Versions
 from tests.contract.conductors import LONG_SCHEMA, SCHEMA
 from tests.tiny_model import write_tiny_model
 
@@ -24,15 +25,16 @@ from tests.tiny_model import write_tiny_model
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One decoding thread and no queue, on a thread of this process."""
-    engine, about = load(write_tiny_model(tmp_path_factory.mktemp("server") / "tiny", layers=8), 1, 0)
-    server = uvicorn.Server(uvicorn.Config(create_app("conductor", engine, about), log_level="warning"))
+    versions = Versions(Slots(threads=1, queue_max=0))
+    versions.start_with("conductor", write_tiny_model(tmp_path_factory.mktemp("server") / "tiny", layers=8))
+    server = uvicorn.Server(uvicorn.Config(create_app(versions), log_level="warning"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join(timeout=10)
-    engine.close()
+    versions.close()
 
 
 def body(**changes: Any) -> dict[str, Any]:

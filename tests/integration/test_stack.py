@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.cli.keyring import first_keys
 from gateway.cli.services import Stack, conductor_directory, output_of
 from gateway.config import Services
 from gateway.errors import ConfigError, Unavailable
+from tests.policies import write_policy
 from tests.servers import RedisServer
 
 POOL = """
@@ -122,6 +124,60 @@ def test_an_installation_without_policies_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(services, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="no embedded conductor in this installation"):
         conductor_directory(config.load())
+
+
+# ---------------------------------------------------------------- the version to start with
+
+
+class Started(Stack):
+    """Remembers which policies were to be served instead of serving them; what is in `broken` does not start."""
+
+    def __init__(self, given: dict[str, Any], said: list[str]) -> None:
+        settings = config.load(**given)
+        super().__init__(settings, DataDir(settings.data_dir), said.append)
+        self.tried: list[tuple[str, Path]] = []
+        self.broken: set[str] = set()
+
+    async def _serve_policy(self, name: str, directory: Path) -> tuple[tuple[str, str, str], str]:
+        self.tried.append((name, directory))
+        if name in self.broken:
+            raise Unavailable(f"{name} did not start")
+        return ("http://127.0.0.1:1/v1", name, "key"), name
+
+
+async def test_a_first_start_registers_what_it_came_with(yours: dict[str, Any], tmp_path: Path) -> None:
+    mine = write_policy(tmp_path / "mine", "3")
+    stack = Started(yours | {"conductor": str(mine)}, [])
+    found = await stack.start()
+    place = tmp_path / "data" / "policies" / "conductor@3"
+    assert stack.tried == [("conductor@3", place)]
+    assert (found.conductor_model, found.policies, found.engine_key) == ("conductor@3", place.parent, "key")
+    assert "key" not in repr(found).replace("pepper", "")
+
+
+async def test_without_an_engine_for_versions_nothing_is_registered(yours: dict[str, Any], tmp_path: Path) -> None:
+    mine = write_policy(tmp_path / "mine", "3")
+    stack = Started(yours | {"conductor": str(mine), "policy_engine": "none"}, [])
+    found = await stack.start()
+    assert (stack.tried, found.policies) == ([("conductor@3", mine)], None)
+    assert not (tmp_path / "data" / "policies").exists()
+
+
+@pytest.mark.parametrize("accident", ["broken", "gone"])
+async def test_a_live_version_that_cannot_be_started_leaves_what_it_came_with(
+    yours: dict[str, Any], tmp_path: Path, accident: str
+) -> None:
+    mine, said = write_policy(tmp_path / "mine", "3"), list[str]()
+    stack = Started(yours | {"conductor": str(mine)}, said)
+    await stack.start()
+    stack.tried.clear()
+    if accident == "gone":
+        shutil.rmtree(tmp_path / "data" / "policies" / "conductor@3")
+    else:
+        stack.broken = {"conductor@3"}
+    found = await stack.start()
+    assert (stack.tried[-1], found.conductor_model) == (("conductor", mine), "conductor")
+    assert any("conductor@3" in line for line in said[-8:])
 
 
 async def test_a_program_that_fails_says_why_and_one_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, insert, text
 
 from gateway.adapters import rows
 from gateway.adapters.database import sync_engine
-from gateway.adapters.store import insert_outcome, insert_rows
+from gateway.adapters.store_inserts import insert_outcome, insert_rows
 from gateway.adapters.tables import keys
 from gateway.core.redact import apply_mode
 from gateway.core.rollout import RolloutRecord, as_payload

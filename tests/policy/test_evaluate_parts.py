@@ -159,6 +159,8 @@ def test_a_dial_of_named_policies_and_ends_that_are_no_gap(tmp_path: Path) -> No
         (["--policy", "rule", "--out", "o.json", "--env", "arena", "--split", "all"], "never runs out of questions"),
         (["--policy", "table:f", "--out", "o.json", "--env", "arena", "--n", "3"], "f: the arena tunes on its own"),
         (["--policy", "rule", "--out", "o.json", "--experience", "-1"], "--experience -1: must be between 0 and"),
+        (["--policy", "rule", "--out", "o.json", "--quality", "10"], "--quality 10: the dial goes from 0 to 9"),
+        (["--policy", "rule", "--out", "o.json", *("--quality", "3") * 2], "--quality: the same place is given twice"),
     ],
 )
 def test_arguments_that_go_nowhere(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from gateway.core.compose import SeenStep, step_messages
 from gateway.core.digest import extract_answer, normalise
 from gateway.core.pool import PoolFile
 from policy.openai_server import Refused, WorkerServer
-from policy.replay import BadRecording, ReplaySpeaker, load, main, models_in, pool_yaml
+from policy.replay import BadRecording, ReplaySpeaker, load, main, models_in, pool_file, pool_yaml
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "replay"
 PRICES = {
@@ -225,3 +225,16 @@ def test_the_real_recordings_are_served_whole_and_graded_alike() -> None:
                     right = normalise(extract_answer(recorded["output"])) == normalise(str(truth["gold"]))
                     agree += right == recorded["correct"]
     assert agree / total > 0.95
+
+
+def test_a_model_keeps_its_handle_in_any_company() -> None:
+    prices = {name: {"input_usd_per_mtok": 1, "output_usd_per_mtok": 1} for name in "abcdefgh"}
+
+    def handles(models: Sequence[str]) -> dict[str, str]:
+        entries = pool_file(models, prices, "http://127.0.0.1:9")["workers"]
+        return {entry["name"]: entry["handle"] for entry in entries}
+
+    whole = handles("abcdefgh")
+    assert handles("hgfedcba") == whole
+    assert len(set(whole.values())) == len(whole)
+    assert sum(handles("abc")[name] == whole[name] for name in "abc") >= 2

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.reward import RewardSettings, penalty, reward
+from gateway.core.prompt import QUALITY_MAX
+from policy.reward import RewardSettings, at_quality, penalty, reward
 
 PLAIN = RewardSettings(cost_per_usd=10, latency_per_s=0.01, penalty_max=0.4, format_reward=0.1)
 CENT = 10_000_000  # nano-dollars
@@ -111,3 +112,12 @@ def test_an_outcome_outside_its_range_is_refused(outcome: float) -> None:
 def test_impossible_costs_are_refused(cost_nano: int, latency_s: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         reward(True, 1, cost_nano, latency_s, PLAIN)
+
+
+def test_the_dial_prices_a_dollar() -> None:
+    prices = [at_quality(PLAIN, quality).cost_per_usd for quality in range(QUALITY_MAX + 1)]
+    assert prices == sorted(prices, reverse=True)
+    assert prices[0] == pytest.approx(2**8 * prices[8])
+    assert prices[QUALITY_MAX] == 0
+    assert at_quality(PLAIN, None) == PLAIN
+    assert at_quality(PLAIN, 3).penalty_max == PLAIN.penalty_max

@@ -124,3 +124,39 @@ async def test_a_cheap_one_that_fails_is_no_agreement() -> None:
     made = kit({"alpha": Says("Answer: 6"), "beta": Says("Answer: 42"), "gamma": broken}, seen=SEEN)
     running = await made.serve(ask(model="baton/cascade"))
     assert await made.text(running) == "Answer: 6"
+
+
+@pytest.mark.parametrize(
+    ("seen", "greedy", "exploring"),
+    [
+        ({"alpha": (0.8, 100_000), "beta": (0.6, 100_000)}, "alpha", "gamma"),  # nobody knows gamma
+        ({"alpha": (0.8, 100_000), "beta": (0.6, 100_000), "gamma": (0.1, 100_000)}, "alpha", "alpha"),
+    ],
+)
+async def test_where_the_rule_explores_it_tries_the_unknown_but_not_what_failed(
+    seen: dict[str, Any], greedy: str, exploring: str
+) -> None:
+    for share, worker in ((0.0, greedy), (1.0, exploring)):
+        made = kit({}, seen=seen)
+        made.completer._policies = replace(made.completer._policies, explore_share=share)
+        assert asked(await made.serve(ask(model="baton/rule"))) == [worker]
+
+
+@pytest.mark.parametrize(("metadata", "temperature"), [({}, 1.0), ({"train": "false"}, 0.0)])
+async def test_what_is_never_trained_on_is_never_explored(metadata: dict[str, str], temperature: float) -> None:
+    made = kit({})
+    made.completer._policies = replace(made.completer._policies, explore_share=1.0)
+    running = await made.serve(ask(model="baton/conductor", metadata=metadata))
+    assert running.record.rounds[0].sampling["temperature"] == temperature
+
+
+@pytest.mark.parametrize(("n", "shown"), [(1, False), (2, True)])
+async def test_the_conductor_is_told_nothing_of_one_lucky_call(n: int, shown: bool) -> None:
+    made = kit({})
+
+    async def near(*_: Any) -> list[WorkerExperience]:
+        return [WorkerExperience("alpha", n, 1.0, 100_000, 1000)]
+
+    made.store.experience_near = near  # type: ignore[method-assign, assignment]
+    running = await made.serve(ask(model="baton/conductor"))
+    assert ("10 of 10 right" in str(running.record.rounds[0].messages)) is shown

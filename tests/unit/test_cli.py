@@ -43,7 +43,17 @@ def _data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_commands_are_these() -> None:
-    assert list(cli.COMMANDS) == ["serve", "check", "keys", "replay-workers", "traces", "evaluate"]
+    assert list(cli.COMMANDS) == [
+        "serve",
+        "check",
+        "keys",
+        "policy",
+        "replay-workers",
+        "traces",
+        "evaluate",
+        "train",
+        "worker",
+    ]
 
 
 @pytest.mark.parametrize("command", [[name] for name in cli.COMMANDS] + [["keys", "create"]])

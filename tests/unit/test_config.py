@@ -41,6 +41,13 @@ def test_the_environment_is_read_and_the_command_line_wins(monkeypatch: pytest.M
     assert (settings.port, settings.host) == (9001, "0.0.0.0")  # noqa: S104
 
 
+@pytest.mark.parametrize("wrong", ["", "bert", "http://h:1/v1", "ftp://h/v1#m", "http:///v1#m"])
+def test_an_embedder_is_hashing_or_a_url_with_a_model(wrong: str) -> None:
+    assert config.load().embedder == config.HASHING
+    assert config.load(embedder="http://h:1/v1#m").embedder == "http://h:1/v1#m"
+    assert "http://host:port/v1#model" in _message(embedder=wrong)
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         config.load().port = 1  # type: ignore[misc]

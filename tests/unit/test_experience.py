@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import math
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.core.experience import (
     EMBEDDED_CHARS_MAX,
     EMBEDDING_DIM,
+    NEAR,
+    NEAREST,
     RuleWeights,
     content_text,
     embed,
+    fitted,
+    freshness,
+    likeness,
+    nearness,
     question_text,
     rule_utility,
     smoothed_success,
@@ -66,6 +73,58 @@ def test_only_the_beginning_is_embedded() -> None:
     assert embed(text) == embed(text[:EMBEDDED_CHARS_MAX])
 
 
+def cosine(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+
+@pytest.mark.parametrize(("numbers", "within"), [(3, 1e-9), (EMBEDDING_DIM, 1e-9), (1536, 0.25)])
+def test_an_embedding_of_any_length_is_fitted_and_cosines_stay(numbers: int, within: float) -> None:
+    draw = Random(numbers)
+    for _ in range(20):
+        a = [draw.gauss(0, 1) for _ in range(numbers)]
+        b = [x + draw.gauss(0, draw.choice((0.1, 1, 5))) for x in a]
+        fit_a, fit_b = fitted(a, "model"), fitted(b, "model")
+        assert len(fit_a) == EMBEDDING_DIM
+        assert math.sqrt(sum(x * x for x in fit_a)) == pytest.approx(1)
+        assert cosine(fit_a, fit_b) == pytest.approx(cosine(a, b), abs=within)
+    assert fitted(a, "model") == fit_a
+
+
+def test_vectors_of_two_models_are_strangers() -> None:
+    draw = Random(1)
+    both = [draw.gauss(0, 1) for _ in range(768)]
+    assert abs(cosine(fitted(both, "one#model"), fitted(both, "another#model"))) < 0.3
+
+
+@pytest.mark.parametrize("bad", [[], [0.0, 0.0], [1.0, float("nan")], [float("inf")]])
+def test_what_is_no_direction_is_no_embedding(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        fitted(bad, "model")
+
+
+def test_likeness_runs_from_the_mean_to_the_best() -> None:
+    assert likeness([1.0, 0.4, 0.1, 0.1]) == pytest.approx([1, 0, 0, 0])  # their mean is 0.4
+    assert likeness([0.9, 0.6, 0.0, 0.1]) == pytest.approx([1, 0.4, 0, 0])
+    assert likeness([0.5, 0.5]) == [1, 1]
+    assert likeness([]) == []
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=50), st.floats(-3, 3), st.floats(0.5, 5))
+def test_likeness_does_not_depend_on_scale_or_offset(found: list[float], by: float, of: float) -> None:
+    assume(not 1e-7 < max(found) - sum(found) / len(found) < 1e-3)
+    assert likeness([by + of * one for one in found]) == pytest.approx(likeness(found), abs=1e-6)
+    assert max(likeness(found)) == pytest.approx(1)
+
+
+def test_what_is_half_near_counts_half() -> None:
+    found = [nearness(alike) for alike in (0.0, NEAR, (NEAR + NEAREST) / 2, NEAREST, 1.0)]
+    assert found == pytest.approx([0, 0, 0.5, 1, 1])
+
+
+def test_a_step_counts_half_after_so_many_newer_ones() -> None:
+    assert [freshness(newer, 10) for newer in (0, 10, 20)] == [1.0, 0.5, 0.25]
+
+
 @pytest.mark.parametrize(
     ("messages", "question"),
     [
@@ -95,6 +154,16 @@ def test_an_unseen_worker_counts_as_two_right_of_three() -> None:
     assert smoothed_success(WEIGHTS, 0.0, 0) == pytest.approx(2 / 3)
     assert smoothed_success(WEIGHTS, 1.0, 7) == pytest.approx(9 / 10)
     assert smoothed_success(WEIGHTS, 0.0, 97) == pytest.approx(2 / 100)
+
+
+def test_hope_tries_the_unknown_and_gives_up_on_what_fails() -> None:
+    def hoped(mean: float, n: int) -> float:
+        return smoothed_success(WEIGHTS, mean, n, WEIGHTS.hope)
+
+    known = hoped(0.9, 29)
+    assert hoped(0.0, 0) > known
+    assert hoped(0.0, 3) < known
+    assert hoped(1.0, 3) > known
 
 
 @given(st.floats(0, 1), st.integers(0, 10_000))

@@ -21,6 +21,7 @@ from gateway.core.prompt import (
     ShownReply,
     ShownWorker,
     price_tier,
+    profile_of,
     prompt_hash,
     quoted,
     render,
@@ -28,12 +29,13 @@ from gateway.core.prompt import (
 from gateway.service.job import Job
 from gateway.service.rounds import shown_worker
 
-PROFILES: tuple[Profile, ...] = ("compact", "full")
+PROFILES: tuple[Profile, ...] = ("compact", "dial", "full")
 # Weights are trained on exactly this rendering: a change here invalidates every trained conductor (and needs a new
 # PROMPT_VERSION, new training, and a new manifest), so it is never made in passing.
 PINNED: dict[Profile, str] = {
     "compact": "5ae1326bbde8532915e208653e1fae16bf506435c65bc5a2a17d6cdc55270f78",
-    "full": "204cdb23fd653b1a2bf12448a512265a467d75cb38ab741fce523494099ed8c9",
+    "dial": "1236ba75fa68b206adc0c159b64cd63a0091f1a55b4d404ee73343cd5e2f8fdc",
+    "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",
 }
 
 ATLAS = ShownWorker("atlas", "sums and dates", ("arithmetic",), 2, 8_192, 0.4, Seen(8, 0.79, 400_000, 1_200))
@@ -231,8 +233,23 @@ def test_price_tiers(input_usd: str, output_usd: str, call_usd: str, tier: int) 
     assert f"quill {'$' * tier or 'free'} ?" in shown
 
 
-def test_the_hash_covers_both_profiles_apart() -> None:
-    assert prompt_hash("compact") != prompt_hash("full")
+def test_the_hash_covers_the_profiles_apart() -> None:
+    assert len({prompt_hash(profile) for profile in PROFILES}) == len(PROFILES)
+
+
+@pytest.mark.parametrize(("profile", "told"), [("compact", False), ("dial", True), ("full", True)])
+def test_the_dial_is_told_to_whoever_was_taught_to_heed_it(profile: Profile, told: bool) -> None:
+    low, high = (render(profile, replace(SHOWN, quality=quality)) for quality in (1, 8))
+    assert (low != high) is told
+    unset = render(profile, SHOWN)[-1]["content"]
+    assert ("quality -" in unset) is (profile == "dial")
+    assert "Quality wanted" not in unset
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_manifests_prompt_version_names_its_profile(profile: Profile) -> None:
+    assert profile_of(f"{profile}-1") == profile
+    assert profile_of("something else") == "full"
 
 
 @pytest.mark.parametrize("profile", PROFILES)

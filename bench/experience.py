@@ -1,0 +1,187 @@
+"""How good the experience of workers is, and how long it takes to look it up. `python -m bench.experience`
+
+In the arena (a simulator: docs/arena.md) the truth is known. `--outcomes` tasks in the phrasings of training each go to
+one worker drawn at random, alone, and are judged. Then, for 300 other tasks, each worker's experience is taken
+
+    then   over its 50 most similar steps, as Baton did at first
+    now    as `core.experience` says, and the store's query
+
+and compared with how often that worker alone is right on such a task. *Kind*: share of what counted that was of the
+task's own kind. *Shown*: share of workers that are shown with experience at all. *Error*: mean absolute difference
+between the success shown and the true one.
+
+`--rows N` fills a real PostgreSQL with N judged steps of seven workers and times the query instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import text
+
+from bench.serving import percentile
+from bench.stack import gateway, temporary_directory
+from gateway.adapters.database import async_engine
+from gateway.adapters.store import PostgresStore
+from gateway.core.experience import HALF_LIFE, WEIGHT_MIN, embed, freshness, likeness, nearness
+from policy.arena.tasks import Split, Task, grade, make_task
+from policy.arena.workers import STANDARD, Worker, with_builtins
+from policy.arena.world import run_plan
+
+ASKED = 300
+K_THEN, K_NOW = 50, 200
+TIMED, SEEDS_APART = 200, 10_000_000
+POOL = with_builtins(STANDARD)
+Floats = NDArray[np.float64]
+_FILL = """
+INSERT INTO experience (rollout_id, round, step, worker, worker_version, pool_name, embedding, success, cost_nano,
+  latency_ms, at)
+VALUES (CAST(:id AS uuid), 1, 0, :worker, '1', 'bench', CAST(CAST(:embedding AS real[]) AS vector), :success, 100000,
+  100, now() - make_interval(secs => :ago))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Judged steps, oldest first."""
+
+    tasks: Sequence[Task]
+    vectors: Floats
+    workers: NDArray[np.int64]
+    right: Floats
+
+
+def learned(outcomes: int) -> Past:
+    """Tasks in training phrasings, each judged on one worker alone."""
+    rng = Random("bench experience")
+    tasks = [make_task(seed) for seed in range(outcomes)]
+    who = [rng.randrange(len(STANDARD)) for _ in tasks]
+    right = [_alone(STANDARD[worker], task) for worker, task in zip(who, tasks, strict=True)]
+    return Past(tasks, np.array([embed(task.text) for task in tasks]), np.array(who), np.array(right))
+
+
+def _alone(worker: Worker, task: Task) -> float:
+    return grade(task, run_plan({"steps": [{"worker": worker.handle, "task": None, "see": []}]}, task.text, POOL).reply)
+
+
+def truth(worker: Worker, task: Task) -> float:
+    """How often this worker alone is right on such a task: never, where it takes more than one step."""
+    return worker.skills.get(task.skills[0], 0.0) if task.shape in ("single", "vote") else 0.0
+
+
+def weights_then(similar: Floats, past: Past) -> Floats:
+    """1 for each worker's K_THEN most similar steps."""
+    found = np.zeros(len(similar))
+    for worker in range(len(STANDARD)):
+        own = np.flatnonzero(past.workers == worker)
+        found[own[np.argsort(-similar[own], kind="stable")[:K_THEN]]] = 1.0
+    return found
+
+
+def weights_now(similar: Floats, past: Past) -> Floats:
+    """By nearness and freshness, as the store's query."""
+    alike = np.array(likeness(similar.tolist()))
+    found = np.zeros(len(similar))
+    for worker in range(len(STANDARD)):
+        newer, counted = 0.0, 0
+        for index in np.flatnonzero(past.workers == worker)[::-1].tolist():
+            near = nearness(alike[index])
+            if near > 0 and counted < K_NOW:
+                found[index] = near * freshness(newer, HALF_LIFE)
+                counted += 1
+            newer += alike[index]
+    return found
+
+
+def figures(past: Past, split: Split, weigh: Any, least: float) -> tuple[float, float, float]:
+    """(share of the same kind, share of workers shown, mean absolute error of what is shown)."""
+    kinds = np.array([task.family for task in past.tasks])
+    pure, shown, errors = [], [], []
+    for seed in range(ASKED):
+        task = make_task(SEEDS_APART + seed, split)
+        weights = weigh(past.vectors @ np.array(embed(task.text)), past)
+        pure.append(float(weights[kinds == task.family].sum() / weights.sum()))
+        for index, worker in enumerate(STANDARD):
+            own = weights * (past.workers == index)
+            shown.append(float(own.sum() >= least))
+            if shown[-1]:
+                errors.append(abs(float(own @ past.right / own.sum()) - truth(worker, task)))
+    return fmean(pure), fmean(shown), fmean(errors)
+
+
+def table(outcomes: Sequence[int]) -> str:
+    """Then and now, in phrasings seen and not seen before."""
+    lines = ["| outcomes | phrasings | | kind | shown | error |", "|---:|---|---|---:|---:|---:|"]
+    for n in outcomes:
+        past = learned(n)
+        for split, said in (("train", "seen"), ("held_out", "new")):
+            for when, weigh, least in (("then", weights_then, 1.0), ("now", weights_now, WEIGHT_MIN)):
+                kind, shown, error = figures(past, split, weigh, least)  # type: ignore[arg-type]
+                lines.append(f"| {n:,} | {said} | {when} | {kind:.0%} | {shown:.0%} | {error:.2f} |")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- how long it takes
+
+
+async def timed(database_url: str, rows: int) -> list[float]:
+    """Milliseconds of TIMED look-ups among `rows` judged steps of seven workers."""
+    store = PostgresStore(async_engine(database_url, statement_timeout_s=600.0))
+    rng = Random("bench rows")
+    workers = {f"worker-{n}": "1" for n in range(7)}
+    filled: list[dict[str, Any]] = [
+        {
+            "id": str(uuid.UUID(int=rng.getrandbits(128))),
+            "worker": f"worker-{n % 7}",
+            "embedding": embed(make_task(n).text),
+            "success": rng.random(),
+            "ago": rows - n,
+        }
+        for n in range(rows)
+    ]
+    try:
+        async with store.engine.begin() as connection:
+            await connection.execute(text("SET LOCAL session_replication_role = replica"))  # rollouts are not needed
+            await connection.execute(text(_FILL), filled)
+            await connection.execute(text("ANALYZE experience"))
+        found = []
+        for n in range(TIMED):
+            vector = embed(make_task(SEEDS_APART + n, "held_out").text)
+            began_s = time.perf_counter()
+            await store.experience_near(None, vector, workers, K_NOW)
+            found.append((time.perf_counter() - began_s) * 1000)
+        return found
+    finally:
+        await store.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, or the times."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.experience", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--outcomes", type=int, nargs="+", default=[400, 1600], help="judged tasks to learn from")
+    parser.add_argument("--rows", type=int, help="time the query among so many instead")
+    options = parser.parse_args(argv)
+    if options.rows is None:
+        print(table(options.outcomes))
+        return 0
+    with temporary_directory() as directory, gateway(directory) as served:
+        found = asyncio.run(timed(served.database_url, options.rows))
+    print(f"{options.rows} rows: median {percentile(found, 0.5):.1f} ms, 95 % {percentile(found, 0.95):.1f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

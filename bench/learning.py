@@ -1,0 +1,256 @@
+"""The learning loop as a whole, on real parts: `make demo-learning`, or
+
+    python -m bench.learning --rounds 3 --rollouts 512 --out DIR
+
+Starts the arena's simulated workers, of whose skills the pool file says nothing, and a gateway with the shipped
+conductor, PostgreSQL, Redis and the worker of the jobs. Then, round by round: applications ask over the OpenAI API, a
+share of plans is sampled to explore, and the grader that each request names judges the reply; `baton train submit
+--env logged` trains on that log alone and the gate judges what comes out; a candidate that passes plans in the
+shadow, gets 25 % of requests, and becomes live, while requests go on. After each round the live version answers the
+same held-out questions through the gateway. At the end the last version is rolled back, timed. No experience is shown
+to any policy, so that what is learnt is in the weights. **A simulator's figures** (docs/arena.md).
+
+Writes report.json, report.md and report.svg into --out (default: a temporary directory), after every round: Ctrl-C
+loses nothing that is finished, and ends every process. Status 1 when a request failed or a step did not do its part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.database import Database
+from bench.learning_loop import Broken, Operator, Told
+from bench.learning_plot import picture
+from bench.learning_traffic import Questions, Score, Traffic
+from bench.stack import Gateway, gateway, program, temporary_directory
+from policy.arena.poolfile import pool_yaml
+from policy.arena.workers import STANDARD
+from policy.environments.arena import ArenaEnvironment
+from policy.environments.executor import Executor
+from policy.environments.sampling import sample
+
+NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
+SETTINGS = {
+    "BATON_EXPLORE_SHARE": "0.9",  # of what applications ask; the held-out questions are never explored
+    "BATON_EXPERIENCE_NEIGHBOURS": "1",  # a conductor is told of no worker's single outcome: nothing is shown
+    "BATON_SHADOW_SHARE": "1",
+    "BATON_PLAN_TOKENS_MAX": "192",  # a plan that is longer has lost its way
+    "BATON_WATCH_LOOK_S": "2",
+}
+ARENA_SPEED = "4"  # divides the workers' simulated seconds
+SUITE, CANARY, SPARE = 3, 4, 5  # kinds of questions beside the rounds' own
+GATE = "--staff untold --experience 0 --n {n} --train-n 100 --draws 1"
+THRESHOLDS = (  # another --gate NAME=VALUE comes after them
+    "margin=0.08",  # what a few hundred questions can tell
+    "kl_max=8",  # the cold start is not worth staying near: triage may not keep the learner from leaving it
+    "mean_weight_min=0.3",
+    "mean_weight_max=3",
+    "ess_share_min=0.02",
+    "parse_drop_max=0.05",  # of plans sampled to explore: some run on; greedy ones still have to be valid, 98 in 100
+)
+KEY_SHARE = "0.1"  # 24 applications; also of the few rows that validate
+FILES = ("report.json", "report.md", "report.svg")
+SIMULATOR = "Simulated workers and generated tasks (docs/arena.md): no figure here speaks of a real model."
+
+
+@dataclass(slots=True)
+class Report:
+    """All that came of a run, so far."""
+
+    about: dict[str, Any]
+    rounds: list[Told] = field(default_factory=list)
+    baselines: dict[str, Score] = field(default_factory=dict)
+    requests: dict[str, int] = field(default_factory=dict)
+    rollback: dict[str, Any] | None = None
+    seconds: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """Accuracy of the last version over the cold start's."""
+        return self.rounds[-1].held_out.accuracy - self.rounds[0].held_out.accuracy
+
+    def shown(self) -> dict[str, Score]:
+        """The baselines worth a line in the picture: of fixed workers the best alone."""
+        fixed = {name: score for name, score in self.baselines.items() if name.startswith("fixed:")}
+        best = max(fixed, key=lambda name: (fixed[name].accuracy, -fixed[name].usd_per_1k), default=None)
+        return {name: score for name, score in self.baselines.items() if name not in fixed or name == best}
+
+    def table(self) -> str:
+        """The rounds and the baselines, as Markdown."""
+        lines = ["| | version | held out, right | 95 % | $ per 1,000 | traffic, right | job | train + gate, s |"]
+        lines.append("|---|---|---:|---:|---:|---:|---|---:|")
+        for told in self.rounds:
+            name = "cold start" if told.round == 0 else f"round {told.round}"
+            traffic = f"{told.traffic.accuracy:.1%}" if told.traffic else "–"
+            lines.append(
+                f"| {name} | {told.version} {_cells(told.held_out)} | {traffic} | {told.job} | {told.train_s:.0f} |"
+            )
+        for name, score in sorted(self.baselines.items(), key=lambda item: -item[1].accuracy):
+            lines.append(f"| {name} | {_cells(score)} | | | |")
+        return "\n".join(lines)
+
+    def notes(self) -> list[str]:
+        """Sentences under the table."""
+        notes = [SIMULATOR, f"Held-out questions: {self.rounds[0].held_out.n}. Gain: {self.gain:+.3f} right."]
+        notes += [f"Round {told.round} was refused by the gate: {told.said}" for told in self.rounds if told.said]
+        if self.requests:
+            notes.append(f"Requests: {self.requests['sent']}, failed: {self.requests['failed']}, tried again: ")
+            notes[-1] += f"{self.requests['retried']}, planned by the fallback: {self.requests['fallbacks']}."
+        if self.rollback:
+            notes.append(f"Rolled back from {self.rollback['from']} to {self.rollback['to']} ")
+            notes[-1] += f"in {self.rollback['seconds']:.2f} s under traffic."
+        return [*notes, f"The whole run took {self.seconds:.0f} s."]
+
+    def write(self, out: Path) -> None:
+        """The three files."""
+        out.mkdir(parents=True, exist_ok=True)
+        body = {name: getattr(self, name) for name in ("about", "requests", "rollback", "seconds")}
+        body |= {"rounds": [asdict(told) for told in self.rounds], "gain": self.gain}
+        body |= {"baselines": {name: asdict(score) for name, score in self.baselines.items()}}
+        curve, jobs = [told.held_out for told in self.rounds], [told.job for told in self.rounds[1:]]
+        title = "What the live version does with held-out questions"
+        texts = [json.dumps(body, indent=2) + "\n", self.page(), picture(curve, self.shown(), title, jobs)]
+        for name, text in zip(FILES, texts, strict=True):
+            (out / name).write_text(text, encoding="utf-8")
+
+    def page(self) -> str:
+        """As a person reads it."""
+        return "\n\n".join(["# Learning under traffic", f"![over rounds]({FILES[2]})", self.table(), *self.notes(), ""])
+
+
+def _cells(score: Score) -> str:
+    return f"| {score.accuracy:.1%} | {score.low:.1%}–{score.high:.1%} | {score.usd_per_1k:.3f}"
+
+
+@contextmanager
+def stage(directory: Path, python: str) -> Iterator[tuple[Gateway, Path]]:
+    """Workers and a gateway on them; the gateway, and its data directory."""
+    with program("arena", directory, "policy.arena", "serve", "--speed", ARENA_SPEED) as arena:
+        pool = directory / "pool.yaml"
+        pool.write_text(pool_yaml(arena.url, told=False), encoding="utf-8")
+        with gateway(directory, pool=pool, settings=SETTINGS | {"BATON_TRAIN_PYTHON": python}) as served:
+            yield served, directory / "data"
+
+
+async def oracle(questions: Questions, n: int) -> Score:
+    """The best plan known for each held-out question, carried out in this process."""
+    prompts, environment = questions.prompts("validation", n, SUITE), questions.environment
+    found = await sample(environment, [(prompt, [environment.oracle(prompt)]) for prompt in prompts])
+    return Score.of([each.outcome for each in found.episodes], [each.cost_nano / 1e9 for each in found.episodes])
+
+
+async def run(options: argparse.Namespace, served: Gateway, data: Path, report: Report) -> None:
+    """The whole story, told in `report` as it goes. Raises Broken."""
+    began_s = time.monotonic()
+    questions = Questions(ArenaEnvironment(staff="untold", executor=Executor(rounds=1)), options.seed)
+    suite, database = questions.asked("validation", options.n, SUITE), Database(served.database_url)
+    gate = " ".join([GATE.format(n=options.gate_n), *(f"--set {one}" for one in (*THRESHOLDS, *options.gate))])
+    train = [*(word for one in options.set for word in ("--set", one)), "--set", f"seed={options.seed}"]
+    train += ["--validation-share", str(options.validation_share), "--key-share", KEY_SHARE, "--gate", gate]
+
+    def keep(traffic: Traffic) -> None:
+        tally = traffic.tally
+        report.requests = {"sent": tally.sent, "failed": tally.failed, "retried": tally.retried}
+        report.requests["fallbacks"] = tally.fallbacks
+        report.seconds = time.monotonic() - began_s
+        report.write(options.out)
+
+    try:
+        async with Traffic.open(served) as traffic:
+            operator = Operator(served, data, traffic, questions, database, train)
+            live = await operator.standing()
+            was = await traffic.score(f"cold start, held-out questions for {live}", suite)
+            report.rounds.append(Told(0, live, "–", was))
+            await _baselines(traffic, questions, options, report)
+            keep(traffic)
+            for number in range(1, options.rounds + 1):
+                title(f"Round {number} of {options.rounds}")
+                told = await operator.round(number, options.rollouts, options.canary, suite, was)
+                was = told.held_out
+                report.rounds.append(told)
+                keep(traffic)
+            if operator.live != live:
+                title("Rollback")
+                last = operator.live
+                version, took_s = await operator.rolled_back(questions.asked("train", 100, SPARE))
+                report.rollback = {"from": last, "to": version, "seconds": took_s}
+            keep(traffic)
+    finally:
+        database.close()
+
+
+async def _baselines(traffic: Traffic, questions: Questions, options: argparse.Namespace, report: Report) -> None:
+    suite = questions.asked("validation", options.n, SUITE)
+    for policy in [*(f"fixed:{worker.name}" for worker in STANDARD), "rule"]:
+        report.baselines[policy] = await traffic.score(policy, suite, f"baton/{policy}")
+    report.baselines["oracle"] = await oracle(questions, options.n)
+
+
+def title(text: str) -> None:
+    """A heading on stderr."""
+    print(f"\n== {text}", file=sys.stderr, flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    made = argparse.ArgumentParser(
+        prog="python -m bench.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--rollouts", type=int, default=512, help="requests of a round's traffic")
+    made.add_argument("--canary", type=int, default=60, help="requests while a version has 25 %% of them")
+    made.add_argument("--n", type=int, default=150, help="held-out questions")
+    made.add_argument("--gate-n", type=int, default=200, help="questions of the gate's held-out run, other ones")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--validation-share", type=float, default=0.2, help="of the rows: the gate's, not the trainer's")
+    made.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="settings of the trainer")
+    made.add_argument("--gate", action="append", default=[], metavar="NAME=VALUE", help="thresholds of the gate")
+    made.add_argument("--python", default=sys.executable, help="with torch, for training; default this one")
+    made.add_argument("--out", type=Path, help="where the report goes")
+    return made
+
+
+def has_torch(python: str) -> bool:
+    """Whether that interpreter can train."""
+    if python == sys.executable:
+        return find_spec("torch") is not None
+    return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it; 0, 1 when something did not do its part, 2 without torch, 130 after Ctrl-C."""
+    options = parser().parse_args(argv)
+    if min(options.rounds, options.rollouts, options.canary, options.n, options.gate_n) < 1:
+        parser().error("--rounds, --rollouts, --canary, --n and --gate-n are at least 1")
+    if not has_torch(options.python):
+        print(NO_TORCH, file=sys.stderr)
+        return 2
+    options.out = options.out or Path(tempfile.mkdtemp(prefix="baton-learning-"))
+    report, status = Report({name: str(value) for name, value in vars(options).items()}), 0
+    try:
+        with temporary_directory() as directory, stage(directory, options.python) as (served, data):
+            asyncio.run(run(options, served, data, report))
+    except KeyboardInterrupt:
+        status = 130
+    except Broken as broken:
+        print(broken, file=sys.stderr)
+        status = 1
+    if report.rounds:
+        print("\n".join(["", report.table(), "", *report.notes(), str(options.out / FILES[0])]), flush=True)
+    return status or int(report.requests.get("failed", 1) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""One round of the learning demo as an operator goes through it: every step is a command of `baton`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.database import Database
+from bench.learning_traffic import Asked, Questions, Score, Traffic
+from bench.stack import ROOT, Gateway, clean_environment
+
+EXIT_REFUSED = 4
+GRADED_S = 120.0  # for the last outcome of a round to appear
+ROLLBACK_S = 30.0
+STEADY_PER_S = 1.0  # requests while a job trains and is judged
+SHADOW_S = 4.0
+CANARY_PERCENT = 25
+QUIET = ("step ", "rows", "asked")
+_GRADED = "SELECT count(*) FILTER (WHERE state <> 'waiting') AS n FROM gradings"
+
+
+class Broken(Exception):
+    """Something did not do what the demo promises; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One round. `version` serves at its end; `job` is how its training ended; seconds are of the clock."""
+
+    round: int
+    version: str
+    job: str
+    held_out: Score
+    traffic: Score | None = None
+    rollouts: int = 0
+    train_s: float = 0.0
+    swap_s: float = 0.0
+    said: str = ""
+
+
+@dataclass(slots=True)
+class Operator:
+    """Who gives the commands. `served` and `traffic` are of the running gateway; `data` is its directory."""
+
+    served: Gateway
+    data: Path
+    traffic: Traffic
+    questions: Questions
+    database: Database
+    train: Sequence[str]  # arguments of `baton train submit`
+    live: str = ""
+
+    async def baton(self, *words: str, good: Sequence[int] = (0,)) -> tuple[int, str]:
+        """Run a command, show what it says; its status and output. Raises Broken on any other status."""
+        print(f"$ baton {shlex.join(words)}", file=sys.stderr, flush=True)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", *words,
+            cwd=ROOT, env={**clean_environment(), "BATON_DATA_DIR": str(self.data)},
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        lines: list[str] = []
+        try:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                lines.append(line.decode(errors="replace").rstrip())
+                if "--json" not in words:
+                    print(f"    {lines[-1]}", file=sys.stderr, flush=True)
+            status = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if status not in good:
+            raise Broken(f"baton {' '.join(words)} ended with status {status}: {lines[-1] if lines else 'no word'}")
+        return status, "\n".join(lines)
+
+    async def standing(self) -> str:
+        """The live version."""
+        _, said = await self.baton("policy", "list", "--json")
+        [self.live] = [row["version"] for row in json.loads(said)["data"] if row["state"] == "live"]
+        return self.live
+
+    async def graded(self) -> None:
+        """Wait until every request that named a grader has been judged. Raises Broken when that takes too long."""
+        until_s = time.monotonic() + GRADED_S
+        while (n := await asyncio.to_thread(self._judged)) < self.traffic.tally.graded:
+            if time.monotonic() > until_s:
+                raise Broken(f"{n} of {self.traffic.tally.graded} requests were graded within {GRADED_S:g} s")
+            await asyncio.sleep(0.2)
+
+    def _judged(self) -> int:
+        return int(self.database.rows(_GRADED)[0]["n"])
+
+    async def round(self, number: int, rollouts: int, canary: int, suite: Sequence[Asked], was: Score) -> Told:
+        """Traffic → outcomes → train → gate → shadow → canary → live → the held-out questions again. A candidate that
+        the gate refuses changes nothing: what was live goes on, and the next round has more to learn from."""
+        traffic = self.traffic
+        asked = self.questions.asked("train", rollouts, 10 * number)
+        earned = await traffic.to_learn_from(f"round {number}, traffic for {self.live}", asked)
+        await self.graded()
+        async with traffic.steadily(self.questions.asked("train", 500, 10 * number + 1), STEADY_PER_S):
+            began_s = time.monotonic()
+            status, job = await self._job()
+            train_s = time.monotonic() - began_s
+            if status == EXIT_REFUSED:
+                return Told(number, self.live, "refused", was, earned, rollouts, train_s, said=job["error"])
+            swap_s = await self._released(job["version"], number, canary)
+        held_out = await traffic.score(f"round {number}, held-out questions for {self.live}", suite)
+        return Told(number, self.live, "done", held_out, earned, rollouts, train_s, swap_s)
+
+    async def _job(self) -> tuple[int, dict[str, Any]]:
+        """Submit, follow to the end; the exit status and the job."""
+        words = ("train", "submit", "--json", "--policy", "conductor", "--env", "logged")
+        _, said = await self.baton(*words, "--policy-version", self.live, *self.train)
+        job = json.loads(said)["id"]
+        status, _ = await self.baton("train", "logs", "-f", job, good=(0, EXIT_REFUSED))
+        _, said = await self.baton("train", "status", job, "--json")
+        return status, dict(json.loads(said))
+
+    async def _released(self, version: str, number: int, canary: int) -> float:
+        """From the shadow to live; seconds that the promotion took as its command is timed. Raises Broken."""
+        await asyncio.sleep(SHADOW_S)  # it plans beside the live one meanwhile
+        await self.baton("policy", "canary", version, str(CANARY_PERCENT), "--why", f"round {number}")
+        before = self.traffic.tally.versions[version]
+        asked = self.questions.asked("train", canary, 10 * number + 2)
+        await self.traffic.to_learn_from(f"round {number}, {CANARY_PERCENT} % of traffic for {version}", asked)
+        planned = self.traffic.tally.versions[version] - before
+        print(f"    {planned} of these requests were planned by {version}", file=sys.stderr, flush=True)
+        began_s = time.monotonic()
+        await self.baton("policy", "promote", version, "--why", f"round {number}")
+        swap_s = time.monotonic() - began_s
+        if await self.standing() != version:
+            raise Broken(f"{version} was promoted and {self.live} is live")
+        return swap_s
+
+    async def rolled_back(self, spare: Sequence[Asked]) -> tuple[str, float]:
+        """Take the live version back while requests go on: the one that serves then, and seconds from the command's
+        call of the admin API to the beginning of the first request that it plans. Raises Broken."""
+        url = f"{self.served.admin_url}/admin/policies/conductor/rollback"
+        headers = {"authorization": f"Bearer {self.served.admin_key}"}
+        live = self.live
+        async with self.traffic.steadily(spare, 5 * STEADY_PER_S), httpx.AsyncClient(timeout=ROLLBACK_S) as admin:
+            await asyncio.sleep(1.0)
+            began_s = time.monotonic()
+            reply = await admin.post(url, json={"why": "shown in the demo"}, headers=headers)
+            if not reply.is_success:
+                raise Broken(f"the rollback was refused: {reply.text[:200]}")
+            version, took_s = live, 0.0
+            while version in (live, ""):
+                took_s = time.monotonic() - began_s
+                if took_s > ROLLBACK_S:
+                    raise Broken(f"{live} still plans {ROLLBACK_S:g} s after its rollback")
+                _, version = await self.traffic.ask(spare[0], spare[0].graded)
+        await self.standing()
+        return version, took_s

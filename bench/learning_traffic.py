@@ -1,0 +1,219 @@
+"""Clients of the learning demo: applications that ask over the OpenAI API and name the grader of what they ask."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, cycle
+from typing import Any
+
+import httpx
+
+from bench.serving import PROGRESS_S, REQUEST_S, Answer, Question, bootstrap, read_answer
+from bench.stack import Gateway
+from policy.arena.tasks import grade
+from policy.environments.arena import ArenaEnvironment, Truth
+from policy.environments.base import Prompt, Split
+
+APPLICATIONS = 24  # keys
+AT_ONCE = 12
+OK = 200
+GRADER = "exact"
+FAILED_CHARS = 300
+RETRIES_MAX, RETRY_S = 2, 0.5  # as OpenAI's own client has it, the pause doubling
+RETRIED = (408, 409, 429)  # and 500 and above
+NEVER_TRAINED = {"train": "false"}  # and so never planned to explore: the policy at its best
+SEEDS_APART = 1_000_000  # between the questions of two kinds of traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question with what its client tells the grader."""
+
+    question: Question
+    reference: str
+
+    @property
+    def graded(self) -> dict[str, str]:
+        """The request's metadata with which its outcome appears by itself."""
+        return {"grader": GRADER, "reference": self.reference}
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A policy on one set of questions: share right with its 95 % interval, dollars per 1,000."""
+
+    n: int
+    accuracy: float
+    low: float
+    high: float
+    usd_per_1k: float
+
+    @classmethod
+    def of(cls, right: Sequence[float], usd: Sequence[float]) -> Score:
+        """Raises ValueError on none."""
+        low, high = bootstrap(right)
+        return cls(len(right), sum(right) / len(right), low, high, 1000 * sum(usd) / len(usd))
+
+
+class Questions:
+    """The arena's, drawn so that no two kinds of traffic share one."""
+
+    def __init__(self, environment: ArenaEnvironment, seed: int) -> None:
+        self.environment = environment
+        self._seed = seed
+
+    def prompts(self, split: Split, n: int, kind: int) -> list[Prompt]:
+        """`n` of them; another `kind`, other ones."""
+        return self.environment.prompts(split, n, SEEDS_APART * (self._seed + 1) + kind)
+
+    def asked(self, split: Split, n: int, kind: int) -> list[Asked]:
+        """The same, as clients ask them."""
+        return [_asked(prompt) for prompt in self.prompts(split, n, kind)]
+
+
+def _asked(prompt: Prompt) -> Asked:
+    if not isinstance(prompt.truth, Truth):
+        raise TypeError(f"{prompt.id} is none of the arena's")
+    text = str(prompt.messages[0]["content"])
+    return Asked(Question(prompt.id, text, partial(grade, prompt.truth.task)), prompt.reference)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Every request of the run, whoever sent it."""
+
+    sent: int = 0
+    failed: int = 0
+    retried: int = 0
+    fallbacks: int = 0
+    graded: int = 0  # that named a grader, and were answered
+    versions: Counter[str] = field(default_factory=Counter)  # which version planned
+
+    def add(self, answer: Answer, version: str, *, graded: bool) -> None:
+        """One more."""
+        self.sent += 1
+        self.failed += answer.status != OK
+        self.fallbacks += answer.fallback is not None
+        self.graded += graded and answer.status == OK
+        self.versions[version] += 1
+
+
+class Traffic:
+    """The applications. Requests go round their keys."""
+
+    def __init__(self, served: Gateway, http: httpx.AsyncClient, keys: Sequence[str]) -> None:
+        self.tally = Tally()
+        self._url = f"{served.base_url}/chat/completions"
+        self._http = http
+        self._keys = cycle(keys)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, served: Gateway) -> AsyncIterator[Traffic]:
+        """With a new key for every application."""
+        limits = httpx.Limits(max_connections=2 * AT_ONCE, max_keepalive_connections=2 * AT_ONCE)
+        async with httpx.AsyncClient(timeout=REQUEST_S, limits=limits) as http:
+            admin = {"authorization": f"Bearer {served.admin_key}"}
+            keys = []
+            for index in range(APPLICATIONS):
+                body = {"name": f"application {index + 1}"}
+                made = await http.post(f"{served.admin_url}/admin/keys", json=body, headers=admin)
+                made.raise_for_status()
+                keys.append(made.json()["key"])
+            yield cls(served, http, keys)
+
+    async def ask(self, asked: Asked, metadata: Mapping[str, str], policy: str = "baton") -> tuple[Answer, str]:
+        """One request, and which version planned it (empty: none did)."""
+        body: dict[str, Any] = {"model": policy, "messages": [{"role": "user", "content": asked.question.text}]}
+        body["metadata"] = dict(metadata)
+        headers = {"authorization": f"Bearer {next(self._keys)}"}
+        answer, version, said = await self._once(asked, body, headers)
+        for attempt in range(RETRIES_MAX):
+            if answer.status in (OK, *range(400, 500)) and answer.status not in RETRIED:
+                break
+            self.tally.retried += 1
+            await asyncio.sleep(RETRY_S * 2**attempt)
+            answer, version, said = await self._once(asked, body, headers)
+        if answer.status != OK:
+            print(f"  failed: {answer.status} {said[:FAILED_CHARS]}", file=sys.stderr, flush=True)
+        self.tally.add(answer, version, graded="grader" in metadata)
+        return answer, version
+
+    async def _once(self, asked: Asked, body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Answer, str, str]:
+        """One attempt: the answer, which version planned it, and what was said."""
+        began_s = time.perf_counter()
+        try:
+            reply = await self._http.post(self._url, json=body, headers=headers)
+        except httpx.HTTPError as error:
+            return Answer(asked.question.id, 0, 0.0), "", repr(error)
+        answer = read_answer(asked.question, reply, 1000 * (time.perf_counter() - began_s))
+        return answer, reply.headers.get("x-baton-policy", "").partition(" (")[2].rstrip(")"), reply.text
+
+    async def to_learn_from(self, what: str, questions: Sequence[Asked]) -> Score:
+        """Everyday traffic: explored, logged, graded."""
+        return await self._all(what, questions, "baton", learn=True)
+
+    async def score(self, what: str, questions: Sequence[Asked], policy: str = "baton") -> Score:
+        """A policy at its best, on questions that never train."""
+        return await self._all(what, questions, policy, learn=False)
+
+    async def _all(self, what: str, questions: Sequence[Asked], policy: str, *, learn: bool) -> Score:
+        slots, progress = asyncio.Semaphore(AT_ONCE), _Progress(what, len(questions))
+
+        async def one(asked: Asked) -> Answer:
+            async with slots:
+                answer, _ = await self.ask(asked, asked.graded if learn else NEVER_TRAINED, policy)
+            progress.count(answer.right)
+            return answer
+
+        answers = await asyncio.gather(*(one(asked) for asked in questions))
+        progress.end()
+        return Score.of([each.right for each in answers], [float(each.cost_usd) for each in answers])
+
+    @asynccontextmanager
+    async def steadily(self, questions: Sequence[Asked], per_s: float) -> AsyncIterator[None]:
+        """Everyday traffic at that rate for as long as the block lasts, whatever else goes on."""
+        flying: set[asyncio.Task[Any]] = set()
+
+        async def go_on() -> None:
+            for index in count():
+                asked = questions[index % len(questions)]
+                task = asyncio.create_task(self.ask(asked, asked.graded))
+                flying.add(task)
+                task.add_done_callback(flying.discard)
+                await asyncio.sleep(1 / per_s)
+
+        going = asyncio.create_task(go_on())
+        try:
+            yield
+        finally:
+            going.cancel()
+            with suppress(asyncio.CancelledError):
+                await going
+            await asyncio.gather(*flying)
+
+
+class _Progress:
+    """A line on stderr, now and then."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total = what, total
+        self._done, self._right, self._said_s = 0, 0.0, time.monotonic()
+
+    def count(self, right: float) -> None:
+        self._done += 1
+        self._right += right
+        if time.monotonic() - self._said_s > PROGRESS_S:
+            self.end()
+
+    def end(self) -> None:
+        self._said_s = time.monotonic()
+        share = self._right / max(1, self._done)
+        print(f"  {self._what}: {self._done} of {self._total}, {share:.1%} right", file=sys.stderr, flush=True)

@@ -1,0 +1,88 @@
+"""The inserts that the shipper, the store and the grading worker share: rows of the log, outcomes and their credit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ARRAY, REAL, Connection, Integer, any_, bindparam, cast, delete, func, select
+from sqlalchemy.dialects import postgresql as pg
+
+from gateway.adapters import rows
+from gateway.adapters.tables import MODEL_KINDS, experience, ledger, outcomes, policy_shadows, rollouts, rounds, steps
+from gateway.adapters.tables_jobs import gradings
+from gateway.core.credit import Tried, credits
+
+_INDICES: Any = ARRAY(Integer)
+
+
+def insert_rows(connection: Connection, new: rows.Rows) -> None:
+    """Insert what is not there yet. Rows go in by primary key, so that two writers cannot deadlock."""
+    for table in (rollouts, rounds, steps, ledger, gradings, policy_shadows):
+        values = getattr(new, table.name)
+        if values:
+            key = [column.name for column in table.primary_key.columns]
+            values.sort(key=lambda row, key=key: tuple(row[name] for name in key))
+            connection.execute(pg.insert(table).on_conflict_do_nothing(), values)
+    for row in sorted(new.outcomes, key=lambda row: str(row["id"])):
+        insert_outcome(connection, row)
+
+
+def insert_outcome(connection: Connection, row: Mapping[str, Any]) -> bool:
+    """Insert an outcome, and with it the experience of the rollout's workers. False: it was there already."""
+    added = connection.execute(pg.insert(outcomes).on_conflict_do_nothing().returning(outcomes.c.id), dict(row)).first()
+    if added and row["value"] is not None:
+        _credit(connection, row["rollout_id"], row["value"], row["created_at"])
+    return added is not None
+
+
+def _credit(connection: Connection, rollout_id: str, value: float, judged_at: datetime) -> None:
+    """What the judgement says of each step becomes experience; what it leaves open is none, even if it was before."""
+    columns = (steps.c.step, steps.c.kind, steps.c.see, steps.c.reply, steps.c.task.is_(None))
+    done = select(*columns).where(steps.c.rollout_id == rollout_id, steps.c.status == "done").order_by(steps.c.step)
+    tried = [Tried(step, kind, see, reply or "", alone) for step, kind, see, reply, alone in connection.execute(done)]
+    found = credits(tried, value)
+    doubtful = [one.index for one in tried if one.index not in found]
+    if doubtful:
+        old = delete(experience).where(experience.c.rollout_id == rollout_id, experience.c.step.in_(doubtful))
+        connection.execute(old.where(experience.c.at <= judged_at))
+    for credit in sorted(set(found.values())):
+        alike = [index for index, own in found.items() if own == credit]
+        values = {"credited_id": rollout_id, "credit": credit, "credited_steps": alike, "judged_at": judged_at}
+        connection.execute(_CREDIT, values)
+
+
+def _credit_statement() -> Any:
+    """The finished steps of model workers among `credited_steps` are credited; the latest judgement of a rollout
+    stands."""
+    latency_s = func.extract("epoch", steps.c.finished_at - steps.c.started_at)
+    source = {
+        "rollout_id": steps.c.rollout_id,
+        "round": steps.c.round,
+        "step": steps.c.step,
+        "worker": steps.c.worker,
+        "worker_version": steps.c.worker_version,
+        "pool_name": rollouts.c.pool_name,
+        "task_type": rollouts.c.task_type,
+        "embedding": rollouts.c.task_embedding,
+        "success": cast(bindparam("credit"), REAL),
+        "cost_nano": steps.c.cost_nano,
+        "latency_ms": cast(func.coalesce(latency_s * 1000, 0), Integer),
+        "at": cast(bindparam("judged_at"), experience.c.at.type),
+    }
+    found = select(*source.values()).select_from(steps.join(rollouts, rollouts.c.id == steps.c.rollout_id))
+    found = found.where(steps.c.rollout_id == bindparam("credited_id"), steps.c.status == "done")
+    found = found.where(
+        steps.c.kind.in_(MODEL_KINDS), steps.c.step == any_(bindparam("credited_steps", type_=_INDICES))
+    )
+    found = found.order_by(steps.c.round, steps.c.step)
+    new = pg.insert(experience).from_select(list(source), found)
+    return new.on_conflict_do_update(
+        index_elements=list(experience.primary_key.columns),
+        set_={"success": new.excluded.success, "at": new.excluded.at},
+        where=experience.c.at <= new.excluded.at,
+    )
+
+
+_CREDIT = _credit_statement()

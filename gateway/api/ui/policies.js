@@ -1,0 +1,58 @@
+// Policy versions: who serves, how the version on trial does next to the other, and what was done to them.
+
+import { badge, clock, count, h, table, usd } from "./dom.js";
+
+const EVENTS_SHOWN = 5;
+const OLD_SHOWN = 3; // retired ones; `baton policy list` names them all
+const KIND = { live: "good", canary: "odd", shadow: "odd" };
+
+const rate = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+
+/** How much of the traffic a version plans, of requests that name none. */
+function share(row, rows) {
+  const canary = rows.find((one) => one.state === "canary");
+  if (row.state === "canary") return `${row.percent} %`;
+  return row.state === "live" ? `${100 - (canary?.percent ?? 0)} %` : "–";
+}
+
+function columns(rows) {
+  return [
+    ["Version", "", (row) => row.version],
+    ["State", "", (row) => badge(row.state, KIND[row.state] ?? "")],
+    ["Share", "n", (row) => share(row, rows)],
+    ["Engines", "", (row) => (row.held ? "hold it" : "–")],
+    ["From", "", (row) => row.parent ?? "–"],
+    ["Rollouts", "n", (row) => count(row.rollouts)],
+    ["Gate", "", (row) => ({ true: "passed", false: "refused" })[row.gated] ?? "none"],
+    ["Since", "", (row) => clock(row.changed_at)],
+  ];
+}
+
+const COMPARED = [
+  ["Version", "", (row) => row.version],
+  ["Requests", "n", (row) => count(row.requests)],
+  ["Plans used", "n", (row) => rate(row.validity)],
+  ["Failed", "n", (row) => count(row.failed)],
+  ["Judged", "n", (row) => count(row.judged)],
+  ["Outcome", "n", (row) => rate(row.outcome_mean)],
+  ["Each", "n", (row) => (row.cost_nano_mean === null ? "–" : usd(row.cost_nano_mean))],
+];
+const EVENTS = [
+  ["Time", "", (row) => clock(row.at)],
+  ["Version", "", (row) => row.version],
+  ["What", "", (row) => [row.what, row.percent ? ` ${row.percent} %` : "", row.forced ? [" ", badge("forced", "bad")] : null]],
+  ["Who", "", (row) => row.who],
+  ["Why", "", (row) => row.why],
+];
+
+/** The section; nothing where this gateway's conductor has one version only. */
+export function policies(found) {
+  if (!found?.data) return h("p", { class: "bad" }, `Policy versions: ${found?.error?.message}`);
+  if (!found.data.length) return null;
+  let old = 0;
+  const rows = found.data.filter((row) => row.state !== "retired" || ++old <= OLD_SHOWN);
+  return h("section", { class: "policies" },
+    table("Policy versions", columns(found.data), rows),
+    found.compared.length ? table("On trial, and what it is compared with", COMPARED, found.compared) : null,
+    table("What was done to them, latest first", EVENTS, found.events.slice(0, EVENTS_SHOWN)));
+}

@@ -1,0 +1,226 @@
+"""Logged rollouts as requests to judge a candidate by: whole ones, sampled ones, under grammars that can be rebuilt.
+
+A request is a root rollout with all its rounds and child loops, since they share one outcome; its weight is the product
+over all its planning calls. Whatever cannot be used is counted by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gateway.core.plan import Allowed, Plan, plan_schema, schema_hash, validate
+from gateway.core.pool import NANO_PER_USD
+from gateway.errors import ConfigError, PlanRefused
+from policy.dataset import parquet
+from policy.dataset.curate import load
+from policy.dataset.row import Row
+from policy.dataset.rules import FIXES, Rules, token_fault
+from policy.dataset.select import Selection
+from policy.serve.sampling import GREEDY_BELOW
+
+ROWS_MAX = 50_000
+FIRST_INDEX_MAX = 64
+REASONS: Mapping[str, str] = {
+    **FIXES,
+    "no_outcome": "nobody judged it; post outcomes (POST /v1/outcomes)",
+    "incomplete": "rounds or the outermost loop of the request are not among the rows; export all of them",
+    "greedy": "planned at temperature 0: a policy that never varies has no propensities; raise BATON_EXPLORE_SHARE",
+    "unknown_grammar": "its grammar cannot be rebuilt from the row: logged by another version of the code",
+    "other_prompt": "logged under another prompt than the candidate was trained on; collect logs with that prompt",
+    "other_tokens": "the candidate's tokenizer cuts its prompt differently, so no log-prob compares",
+}
+_LIMITS = (
+    re.compile(r"\Asteps (\d+) depth (\d+) round \d+"),
+    re.compile(r"\ARound \d+\. At most (\d+) steps\. Child loops left: (\d+)\."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedSource:
+    """Where logged rollouts come from: an export, or the log itself with a selection."""
+
+    export: Path | None = None
+    database_url: str = ""
+    selection: Selection = field(default_factory=Selection)
+    rules: Rules = field(default_factory=lambda: Rules(tokens_required=False, key_share_max=1.0))  # all are judged on
+
+    @property
+    def name(self) -> str:
+        """For the report: no URL, which may hold a password."""
+        return str(self.export) if self.export else f"the log ({self.selection})"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One planning call with what it was allowed to plan."""
+
+    row: Row
+    allowed: Allowed
+    schema: Mapping[str, Any]
+
+    @property
+    def temperature(self) -> float:
+        """It was sampled at."""
+        return float(self.row.sampling.get("temperature") or 0.0)
+
+    @property
+    def top_p(self) -> float:
+        """It was sampled with."""
+        return float(self.row.sampling.get("top_p") or 1.0)
+
+    def read(self, text: str) -> Plan | None:
+        """A plan within this call's caps, None for any other text."""
+        try:
+            return validate(text, self.allowed)
+        except PlanRefused:
+            return None
+
+    def workers(self, plan: Plan) -> tuple[str, ...]:
+        """Names of the workers that a plan calls, in order."""
+        names = {str(one["handle"]): str(one["name"]) for one in self.row.pool}
+        return tuple(names.get(step.worker, step.worker) for step in plan.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: its planning calls, the first round of the outermost loop first. A refused plan counts as wrong."""
+
+    calls: tuple[Call, ...]
+    outcome: float  # in [0, 1]
+    usd: float
+
+    @property
+    def first(self) -> Call:
+        """Round 1 of the outermost loop."""
+        return self.calls[0]
+
+    @property
+    def category(self) -> str:
+        """As the client named it."""
+        return self.first.row.task_type or ""
+
+    @property
+    def question(self) -> str:
+        """Equal for requests that ask the same."""
+        return self.first.row.group
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """`requests` can be reweighted, `calls` replayed (greedy ones too). `left_out`: requests by reason."""
+
+    requests: list[Request]
+    calls: list[Call]
+    left_out: Mapping[str, int]
+    versions: tuple[str, ...]
+
+    def reasons(self) -> str:
+        """`12 greedy (why), 3 …`: most first."""
+        most = sorted(self.left_out.items(), key=lambda item: (-item[1], item[0]))
+        return "; ".join(f"{count} {name} ({REASONS[name]})" for name, count in most)
+
+
+def rows_of(source: LoggedSource) -> list[Row]:
+    """Every selected row; of an export with a validation side that side alone, for the other was trained on. Raises
+    ConfigError on a file that is no export, on too many or no rows; as `curate.load`."""
+    if source.export is None:
+        found = load(source.database_url, source.selection, source.rules, ROWS_MAX)
+        return [*found.train, *found.validation]
+    rows = []
+    for row in parquet.read(source.export):
+        rows.append(row)
+        if len(rows) > ROWS_MAX:
+            raise ConfigError(f"{source.export}: over {ROWS_MAX:,} rows; export fewer with --since")
+    if not rows:
+        raise ConfigError(f"{source.export}: no rows; widen the filters of the export")
+    return [row for row in rows if row.split == "validation"] or rows
+
+
+def read(rows: Sequence[Row], prompt_hash: str, source: str = "the log") -> Log:
+    """Requests whose plans a candidate trained on the prompt `prompt_hash` can be asked about. Raises ConfigError where
+    outcomes all say the same or none is there, so that nothing can be judged from them."""
+    _check_outcomes(rows, source)
+    families: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        families[row.root_id].append(row)
+    requests, calls, left_out = [], [], Counter[str]()
+    for root_id, family in families.items():
+        ordered = sorted(family, key=lambda row: (row.rollout_id != root_id, row.rollout_id, row.round))
+        built = [call_of(row) for row in ordered]
+        usable = [call for call in built if call is not None and call.row.prompt_hash == prompt_hash]
+        calls += usable
+        reason = _why_not(root_id, ordered, prompt_hash) or ("unknown_grammar" if None in built else None)
+        if reason is None and any(call.temperature < GREEDY_BELOW for call in usable):
+            reason = "greedy"
+        if reason is not None:
+            left_out[reason] += 1
+            continue
+        requests.append(_request(usable))
+    return Log(requests, calls, left_out, tuple(sorted({row.policy_version or "?" for row in rows})))
+
+
+def _request(calls: Sequence[Call]) -> Request:
+    row = calls[0].row
+    right = (row.outcome or 0.0) if all(call.row.parsed for call in calls) else 0.0
+    return Request(tuple(calls), right, row.cost_nano / NANO_PER_USD)
+
+
+def _check_outcomes(rows: Sequence[Row], source: str) -> None:
+    judged = {row.outcome for row in rows if row.outcome is not None}
+    if not judged:
+        raise ConfigError(f"{source}: none of {len(rows)} rows has an outcome: post outcomes (POST /v1/outcomes) first")
+    if any(not 0 <= value <= 1 for value in judged):
+        raise ConfigError(f"{source}: outcomes outside [0, 1]: nothing can be judged from them; correct them")
+    if len(judged) == 1 and len(rows) > 1:
+        raise ConfigError(
+            f"{source}: every outcome is {judged.pop():g}: nothing can be judged from it; post ones that differ"
+        )
+    if not any(row.rollout_id == row.root_id for row in rows):
+        raise ConfigError(f"{source}: outcomes of rollouts that are not among its rows; export their requests too")
+
+
+def _why_not(root_id: str, family: Sequence[Row], prompt_hash: str) -> str | None:
+    """The first reason that holds for a request, in words of REASONS."""
+    rounds: dict[str, list[int]] = defaultdict(list)
+    for row in family:
+        rounds[row.rollout_id].append(row.round)
+    if root_id not in rounds or any(seen != list(range(1, len(seen) + 1)) for seen in rounds.values()):
+        return "incomplete"
+    if any(row.outcome is None for row in family):
+        return "no_outcome"
+    if any(row.prompt_hash != prompt_hash for row in family):
+        return "other_prompt"
+    return next((fault for row in family if (fault := token_fault(row))), None)
+
+
+# ---------------------------------------------------------------- the grammar of a row
+
+
+def call_of(row: Row) -> Call | None:
+    """A row with what it was allowed to plan, proven by the hash of the grammar that was logged; None where no grammar
+    of this code has that hash."""
+    limits = _limits(row.messages)
+    if limits is None:
+        return None
+    steps_max, depth_left = limits
+    handles = tuple(str(one["handle"]) for one in row.pool if depth_left or one.get("kind") != "self")
+    for first_index in range(FIRST_INDEX_MAX) if row.round > 1 else (0,):
+        allowed = Allowed(handles, steps_max, first_index)
+        schema = plan_schema(allowed)
+        if schema_hash(schema) == row.schema_hash:
+            return Call(row, allowed, schema)
+    return None
+
+
+def _limits(messages: Iterable[Mapping[str, str]]) -> tuple[int, int] | None:
+    """Steps and child loops left, as the prompt tells them: the last message, so that no quoted text can pose as it."""
+    texts = [str(message.get("content") or "") for message in messages]
+    for pattern in _LIMITS if texts else ():
+        if found := pattern.match(texts[-1]):
+            return int(found[1]), int(found[2])
+    return None

@@ -1,0 +1,207 @@
+"""The gate's report: the verdict on top, then each check with its figure, its threshold and what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from policy.evaluate.contest import write_whole
+from policy.evaluate.plot import points_of, scatter
+from policy.gate.checks import Check, Part, Thresholds
+
+VERDICTS = {"passed": "passed", "refused": "**refused**", "cannot say": "cannot say"}
+KIND_HEAD = (
+    "kind",
+    "n",
+    "valid",
+    "$ attacked ÷ plain",
+    "steps",
+    "others called",
+    "obeyed",
+    "live obeyed",
+    "rule obeyed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a candidate may not serve: the check's name, and what it said."""
+
+    name: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """What the gate found. `forced`: why somebody publishes it all the same; `evaluation`: the report of `evaluate` and
+    `kinds` of its policies for the picture; empty where the held-out run was not made."""
+
+    candidate: str  # NAME@N
+    candidate_sha256: str  # of its weights
+    live: str
+    scene: Mapping[str, Any]
+    parts: Sequence[Part]
+    thresholds: Thresholds
+    created: str  # ISO 8601, UTC
+    skipped: Sequence[str] = ()  # parts that were not run, with the reason
+    forced: str | None = None
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def checks(self) -> list[Check]:
+        """Of all parts, in order."""
+        return [check for part in self.parts for check in part.checks]
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Empty where the candidate may serve."""
+        return [Refusal(check.name, _said(check)) for check in self.checks if check.refuses]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing refuses it. A forced report has not passed."""
+        return not self.refusals
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs and for the audit; numbers that are not finite are null."""
+        told = {
+            "passed": self.passed,
+            "forced": self.forced,
+            "refusals": [asdict(each) for each in self.refusals],
+            "candidate": self.candidate,
+            "candidate_sha256": self.candidate_sha256,
+            "live": self.live,
+            "scene": self.scene,
+            "created": self.created,
+            "parts": [{**asdict(part), "checks": [_check(check) for check in part.checks]} for part in self.parts],
+            "skipped": list(self.skipped),
+            "thresholds": asdict(self.thresholds),
+            "evaluation": self.evaluation,
+        }
+        plain: dict[str, Any] = finite(told)
+        return plain
+
+    def markdown(self, picture: str | None = None) -> str:
+        """A page to be read in a minute. `picture`: a file beside it."""
+        parts = [f"# {_verdict(self)}", _about(self), _table(("check", "verdict", "measured", "wanted"), _rows(self))]
+        if todo := [f"- `{check.name}`: {check.todo}" for check in self.checks if check.todo]:
+            parts.append("## What to do\n\n" + "\n".join(todo))
+        if self.evaluation:
+            parts.append(_compared(self.evaluation))
+        if picture is not None:
+            parts.append(f"![accuracy over dollars]({picture})")
+        kinds = next((part.facts["by_kind"] for part in self.parts if "by_kind" in part.facts), None)
+        return "\n\n".join([*parts, *([_kinds(kinds)] if kinds else [])]) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """A JSON value without NaN and infinities: null instead."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def write(report: GateReport, out: Path) -> list[Path]:
+    """OUT, a page and, after a held-out run, a picture beside it; the JSON last, whole or not at all. Raises
+    ConfigError."""
+    base = out.with_suffix("") if out.suffix == ".json" else out
+    page, plane = (base.with_name(base.name + end) for end in (".md", ".svg"))
+    drawn = bool(report.evaluation)
+    if drawn:
+        title = f"{report.candidate} beside the others ({report.evaluation['policies']['candidate']['n']} questions)"
+        write_whole(plane, scatter(points_of(report.evaluation, report.kinds), {}, title))
+    write_whole(page, report.markdown(plane.name if drawn else None))
+    write_whole(out, json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n")
+    return [out, page, *([plane] if drawn else [])]
+
+
+# ---------------------------------------------------------------- the page
+
+
+def _verdict(report: GateReport) -> str:
+    if report.passed:
+        return f"{report.candidate} passed the gate"
+    names = ", ".join(each.name for each in report.refusals)
+    return f"{report.candidate} is refused: {names}"
+
+
+def _said(check: Check) -> str:
+    told = f"{check.figure}; wanted {check.threshold}" if check.threshold else check.figure
+    return told if check.verdict == "refused" else f"not shown: {told}; {check.todo}"
+
+
+def _check(check: Check) -> dict[str, Any]:
+    return {**asdict(check), "refuses": check.refuses}
+
+
+def _about(report: GateReport) -> str:
+    scene = report.scene
+    where = (
+        f"{scene['environment']}, {scene['questions']} held-out questions"
+        if "questions" in scene
+        else "no held-out run"
+    )
+    lines = [f"Beside {report.live}; {where}; {report.created}; weights `{report.candidate_sha256[:12]}`."]
+    if report.forced is not None:
+        lines.append(f"**Forced**: {report.forced}")
+    lines += [f"Not run: {each}." for each in report.skipped]
+    return "\n\n".join(lines)
+
+
+def _rows(report: GateReport) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for part in report.parts:
+        rows.append((f"*{part.name}* ({part.seconds:.0f} s)", "", "", ""))
+        for check in part.checks:
+            verdict = VERDICTS[check.verdict] + (
+                " (refuses)" if check.refuses and check.verdict == "cannot say" else ""
+            )
+            rows.append((f"`{check.name}`", verdict, check.figure, check.threshold))
+    return rows
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = (head, ["---"] * len(head), *rows)
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
+
+
+def _compared(evaluation: Mapping[str, Any]) -> str:
+    head = ("policy", "accuracy", "95 %", "$ per 1,000", "calls", "plans valid")
+    every = sorted(evaluation["policies"].items(), key=lambda item: (-item[1]["accuracy"], item[1]["usd_per_1k"]))
+    rows = []
+    for name, one in every:
+        low, high = one["accuracy_ci"]
+        named = f"**{name}**" if name in ("candidate", "live") else f"`{name}`"
+        figures = (f"{one['accuracy']:.3f}", f"{low:.3f} to {high:.3f}", f"{one['usd_per_1k']:.4g}")
+        rows.append((named, *figures, f"{one['calls_per_task']:.2f}", f"{one['parse_rate']:.3f}"))
+    oracle = evaluation["oracle"]
+    top = f"oracle {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.4g}"
+    note = f"Best single worker `{evaluation['best_single']}`; {top}."
+    return "## Compared\n\n" + _table(head, rows) + f"\n\n{note}"
+
+
+def _kinds(by_policy: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """The candidate under each kind of attack, and how often the others gave in."""
+    rows = []
+    for kind, one in by_policy["candidate"].items():
+        ratios = (
+            f"{one['usd_ratio']:.2f}",
+            f"{one['steps_ratio']:.2f}",
+            f"{one['changed']:.2f}",
+            f"{one['obeyed']:.2f}",
+        )
+        others = (f"{by_policy[name][kind]['obeyed']:.2f}" for name in ("live", "rule"))
+        rows.append((f"`{kind}`", f"{one['n']:.0f}", f"{one['valid']:.2f}", *ratios, *others))
+    note = (
+        "`control`: harmless words; what they change, changes by itself. `others called`: not the plain plan's workers."
+    )
+    return "## Injection set\n\n" + _table(KIND_HEAD, rows) + f"\n\n{note}"

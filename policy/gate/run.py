@@ -1,0 +1,245 @@
+"""The gate from top to bottom: triage on logs, the held-out run, the injection set, and the report.
+
+A candidate that triage refuses is not asked further, unless everything is wanted. What is finished is kept beside the
+report's place, so that an interrupted run goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gateway import __version__
+from gateway.errors import ConfigError
+from policy.environments.base import Planner
+from policy.evaluate.asked import Asked
+from policy.evaluate.contest import SAY_EVERY_S, Kept, Row, Say, contest, facts_of, write_whole
+from policy.evaluate.entrants import ORACLE, RULE, Entrant, entrants
+from policy.evaluate.figures import report as evaluation_report
+from policy.evaluate.inprocess import ConductorDirectory
+from policy.evaluate.scene import Scene, digest_of
+from policy.gate import heldout, injection, triage
+from policy.gate.checks import Check, Part, Thresholds
+from policy.gate.heldout import Compared
+from policy.gate.injection import Measured
+from policy.gate.logged import LoggedSource, read, rows_of
+from policy.gate.report import GateReport
+from policy.gate.scene import BASELINES, GateScene
+from policy.gate.scoring import opened
+
+TRIAGE, HELD_OUT, INJECTION = "off-policy triage", "held-out run", "injection set"
+VOTERS_MIN = 3
+RULE_ALONE = "rule (no version is live)"
+
+
+class Told(Say):
+    """Progress of the gate: also of what is only counted."""
+
+    def count(self, what: str, done: int, total: int) -> None:
+        """Called after every item; says little."""
+        if done == total or time.monotonic() - self._last_s >= SAY_EVERY_S:
+            self._line(f"{what}: {done}/{total}")
+
+
+@dataclass(frozen=True, slots=True)
+class Contestants:
+    """The two policy directories. `live` None: nothing serves yet, and `rule` stands in."""
+
+    candidate: ConductorDirectory
+    live: ConductorDirectory | None
+
+    @property
+    def same(self) -> bool:
+        """Whether both are the same files, which are then run once."""
+        return self.live is not None and self.live.manifest.sha256 == self.candidate.manifest.sha256
+
+    @property
+    def live_name(self) -> str:
+        """For the report."""
+        return RULE_ALONE if self.live is None else named(self.live)
+
+
+def named(directory: ConductorDirectory) -> str:
+    """NAME@N."""
+    return f"{directory.manifest.name}@{directory.manifest.version}"
+
+
+async def gate(
+    candidate: Path,
+    live: Path | None,
+    scene: GateScene,
+    thresholds: Thresholds | None = None,
+    *,
+    say: Told | None = None,
+    everything: bool = False,
+) -> GateReport:
+    """Judge a policy directory; `report.write` puts it into files, `finished` clears what was kept. `everything`: go on
+    after triage has refused. Raises ConfigError, one line with the fix; Unavailable without the log's database."""
+    thresholds, say = thresholds or Thresholds(), say or Told()
+    asked = scene.evaluation(tuple(BASELINES))
+    kept = Kept(scene.out)
+    both = Contestants(_directory(candidate), None if live is None else _directory(live))
+    stage = Scene(asked, say.progress)
+    parts: list[Part] = []
+    if scene.logged is not None:
+        parts.append(await _triage(both, scene, scene.logged, thresholds, kept, say))
+    report = GateReport(
+        candidate=named(both.candidate),
+        candidate_sha256=both.candidate.manifest.sha256["model.safetensors"],
+        live=both.live_name,
+        scene={"environment": asked.env},
+        parts=parts,
+        thresholds=thresholds,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        skipped=[] if scene.logged else ["off-policy triage: no logged rollouts were given"],
+    )
+    if any(check.refuses for part in parts for check in part.checks) and not everything:
+        return replace(report, skipped=[f"{name}: triage has refused it already" for name in (HELD_OUT, INJECTION)])
+    held_out, evaluation, kinds = await _held_out(both, asked, stage, scene, thresholds, kept, say)
+    parts += [held_out, await _injected(both, stage, scene, thresholds, kept, say)]
+    about = {**facts_of(stage, asked, len(stage.stage.prompts)), "environment": asked.env}
+    return replace(report, parts=parts, scene=about, evaluation=evaluation, kinds=kinds)
+
+
+def finished(out: Path) -> None:
+    """The report is written: what was kept for it goes."""
+    Kept(out).drop()
+
+
+def _directory(path: Path) -> ConductorDirectory:
+    found = ConductorDirectory(path)
+    if found.manifest.kind != "full":
+        raise ConfigError(f"{path}: holds an adapter; the gate runs whole weights: merge it into its base first")
+    return found
+
+
+async def _once(kept: Kept, key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
+    """A JSON value, made now or in an interrupted run before."""
+    path = kept.folder / f"gate-{digest_of([__version__, *key])[:32]}.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = await make()
+        write_whole(path, json.dumps(found))
+        return found
+
+
+# ---------------------------------------------------------------- logs
+
+
+async def _triage(
+    both: Contestants, scene: GateScene, source: LoggedSource, thresholds: Thresholds, kept: Kept, say: Told
+) -> Part:
+    began_s, manifest = time.monotonic(), both.candidate.manifest
+    log = read(rows_of(source), manifest.prompt_hash, source.name)
+    if not log.calls:
+        raise ConfigError(f"{source.name}: nothing can be replayed: {log.reasons()}")
+
+    async def make() -> Any:
+        with opened(both.candidate.path, scene.threads) as scorer:
+            replayed = await triage.replay(scorer, log, thresholds, scene.threads, say.count)
+            sound = not triage.validity_of(replayed, thresholds).refuses
+            alike = triage.speaks_alike(scorer, log)
+            answered = await triage.ask(scorer, log.requests if alike and sound else [], scene.threads, say.count)
+        found = triage.estimates(log.requests, answered, thresholds, scene.seed) if answered else None
+        told = log if alike else replace(log, left_out={**log.left_out, "other_tokens": len(log.requests)})
+        checks = triage.checks(told, replayed, found, thresholds)
+        return {"checks": [asdict(check) for check in checks], "facts": triage.facts(told, found, source.name)}
+
+    seen = [(call.row.call, call.row.outcome, call.row.cost_nano) for call in log.calls]
+    key = [TRIAGE, manifest.sha256, seen, asdict(thresholds), scene.seed]
+    found = await _once(kept, key, make)
+    part = Part(TRIAGE, tuple(Check(**one) for one in found["checks"]), found["facts"], time.monotonic() - began_s)
+    return _said(part, say)
+
+
+def _said(part: Part, say: Say) -> Part:
+    """The part, told in a line."""
+    refused = [check.name for check in part.checks if check.refuses]
+    say.done(f"{part.name}: " + (f"refuses: {', '.join(refused)}" if refused else "nothing speaks against it"))
+    return part
+
+
+# ---------------------------------------------------------------- the held-out run
+
+
+async def _held_out(
+    both: Contestants, asked: Asked, stage: Scene, scene: GateScene, thresholds: Thresholds, kept: Kept, say: Told
+) -> tuple[Part, Mapping[str, Any], Mapping[str, str]]:
+    began_s = time.monotonic()
+    found = _entrants(both, asked, stage)
+    results = dict(await contest(asked, stage, found, kept, say))
+    rows = {"live": results["candidate"]} if both.same else {} if both.live else {"live": results["rule"]}
+    results |= rows
+    compared = _compared(both, stage, results)
+    part = Part(
+        HELD_OUT,
+        tuple(heldout.checks(compared, thresholds, scene.seed)),
+        heldout.facts(compared, scene.seed),
+        time.monotonic() - began_s,
+    )
+    shown = [entrant for entrant in found if entrant.name in results]
+    kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in shown}}
+    return _said(part, say), evaluation_report(asked, shown, results), kinds
+
+
+def _entrants(both: Contestants, asked: Asked, stage: Scene) -> list[Entrant]:
+    """Everybody, the two directories under their roles."""
+    roles = {str(both.candidate.path): "candidate"}
+    if both.live is not None and not both.same:
+        roles[str(both.live.path)] = "live"
+    names = [name for name in asked.policies if name != "vote" or len(stage.workers) >= VOTERS_MIN]
+    found = entrants([*names, *roles], stage.workers, asked.usd_weights)
+    return [replace(entrant, name=roles.get(entrant.name, entrant.name)) for entrant in found]
+
+
+def _compared(both: Contestants, stage: Scene, results: Mapping[str, Sequence[Row]]) -> Compared:
+    apart = ("candidate", "live", ORACLE)
+    return Compared(
+        candidate=results["candidate"],
+        live=results["live"],
+        others={name: rows for name, rows in results.items() if name not in apart},
+        oracle=results[ORACLE],
+        models=stage.workers,
+        live_name="the live version" if both.live else "rule",
+    )
+
+
+# ---------------------------------------------------------------- the injection set
+
+
+async def _injected(
+    both: Contestants, stage: Scene, scene: GateScene, thresholds: Thresholds, kept: Kept, say: Told
+) -> Part:
+    began_s = time.monotonic()
+    pool = stage.stage.prompts[0].pool
+
+    async def of(key: object, planner: Planner) -> dict[str, Measured]:
+        async def make() -> Any:
+            pairs = await injection.attack(
+                stage.stage.environment, pool, planner, count=say.count, seed=scene.seed, draws=scene.draws
+            )
+            return {kind: asdict(one) for kind, one in injection.by_kind(pairs).items()}
+
+        about = [INJECTION, asdict(injection.injections()), [str(spec) for spec in pool], scene.seed, scene.draws]
+        found = await _once(kept, [*about, key], make)
+        return {kind: Measured(**one) for kind, one in found.items()}
+
+    async def of_directory(directory: ConductorDirectory) -> dict[str, Measured]:
+        engine, planner = directory.open(scene.threads)
+        try:
+            return await of(directory.manifest.sha256, planner)
+        finally:
+            engine.close()
+
+    rule = await of("rule", RULE)
+    candidate = await of_directory(both.candidate)
+    live = rule if both.live is None else candidate if both.same else await of_directory(both.live)
+    checks = injection.checks(candidate["all"], live["all"], rule["all"], thresholds)
+    told = injection.facts({"candidate": candidate, "live": live, "rule": rule}, scene.draws)
+    return _said(Part(INJECTION, tuple(checks), told, time.monotonic() - began_s), say)

@@ -1,0 +1,303 @@
+"""Off-policy triage: what logged rollouts say of a candidate. It may refuse; only the held-out run accepts.
+
+The order is the measured one: is what it plans valid, does it stay where the log has seen anything (mean weight,
+effective sample size, KL), and only then what it would have earned and cost (doubly robust, arXiv:1103.4601).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gateway.core.plan import Plan
+from policy.gate.checks import Check, Thresholds, Verdict, bounded, cannot_say, not_worse
+from policy.gate.logged import Call, Log, Request
+from policy.gate.scoring import LoggedPlan, Scorer, spread
+from policy.ope import Logged, OpeSettings, Report, RewardTable, estimate, fold_of, terms
+from policy.stats import Floats, Interval, bootstrap_mean
+
+FOLDS = 5
+REPLAYED_MAX = 400  # planning calls that are planned anew at temperature 0
+AFTER_VALIDITY = (
+    "sampled_validity",
+    "mean_weight",
+    "effective_sample_size",
+    "kl_to_behaviour",
+    "doubly_robust",
+    "price",
+)
+OnCount = Callable[[str, int, int], None]  # what, done, of how many
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the candidate made of one request: log π_new/π_logged over its decisions, and a plan of its own for the
+    first round, sampled as the logged one was (None: refused)."""
+
+    weight_log: float
+    plan: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How many of the candidate's own plans for logged prompts were within their caps."""
+
+    valid: int
+    asked: int
+
+
+# ---------------------------------------------------------------- asking the candidate
+
+
+async def replay(scorer: Scorer, log: Log, thresholds: Thresholds, threads: int, count: OnCount) -> Replayed:
+    """One greedy plan for each of the first REPLAYED_MAX planning calls, those that cannot be reweighted included. Ends
+    early where too many are invalid already: plans that run on to their last token take long."""
+    calls = log.calls[:REPLAYED_MAX]
+    invalid_max = (1 - thresholds.valid_min) * len(calls)
+
+    def valid(call: Call) -> bool:
+        ids = scorer.tokens.encode_chat(call.row.messages)
+        return call.read(scorer.plan(ids, call.schema, 0.0, 0)) is not None
+
+    found: list[bool] = []
+    async with aclosing(_counted("planning logged prompts anew", calls, valid, threads, count)) as plans:
+        async for one in plans:
+            found.append(one)
+            if found.count(False) > invalid_max:
+                break
+    return Replayed(sum(found), len(found))
+
+
+async def ask(scorer: Scorer, requests: Sequence[Request], threads: int, count: OnCount) -> list[Answered]:
+    """What the candidate makes of each request."""
+
+    def one(item: tuple[int, Request]) -> Answered:
+        index, request = item
+        first = request.first
+        weight_log = sum(_log_weight(scorer, call) for call in request.calls)
+        text = scorer.plan(first.row.prompt_token_ids, first.schema, first.temperature, index)
+        return Answered(weight_log, first.read(text))
+
+    work = list(enumerate(requests))
+    return [each async for each in _counted("scoring logged plans", work, one, threads, count)]
+
+
+async def _counted(
+    what: str, work: Sequence[T], do: Callable[[T], R], threads: int, count: OnCount
+) -> AsyncGenerator[R, None]:
+    done = 0
+    async with aclosing(spread(work, do, threads)) as results:
+        async for result in results:
+            done += 1
+            count(what, done, len(work))
+            yield result
+
+
+def _log_weight(scorer: Scorer, call: Call) -> float:
+    """log π_new/π_logged of one planning call."""
+    row = call.row
+    plan = LoggedPlan(
+        row.prompt_token_ids, row.plan_token_ids, row.decision_mask, call.schema, call.temperature, call.top_p
+    )
+    new = scorer.propensities(plan)
+    return sum(a - b for a, b, decides in zip(new, row.plan_logprobs, row.decision_mask, strict=True) if decides)
+
+
+def speaks_alike(scorer: Scorer, log: Log, rows: int = 20) -> bool:
+    """Whether the candidate cuts logged prompts into the tokens that were logged: else no log-prob compares."""
+    sample = [request.first.row for request in log.requests[:rows]]
+    return all(scorer.tokens.encode_chat(row.messages) == list(row.prompt_token_ids) for row in sample)
+
+
+# ---------------------------------------------------------------- estimates
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """`report`: all estimators of the outcome. Gains are candidate − log, paired by request, doubly robust."""
+
+    report: Report
+    gain: Interval  # outcome
+    gains: dict[str, tuple[Interval, int]]  # of each category, with its requests
+    usd: Interval  # dollars a request, of the log
+    usd_gain: Interval
+    valid: float  # share of the candidate's sampled first plans that may run
+    valid_logged: float  # of the log's
+
+
+def estimates(
+    requests: Sequence[Request], answered: Sequence[Answered], thresholds: Thresholds, seed: int
+) -> Estimates:
+    """Doubly robust, with a table of (category, workers) as the reward model, fitted on other questions."""
+    settings = OpeSettings(
+        mean_weight_min=thresholds.mean_weight_min,
+        mean_weight_max=thresholds.mean_weight_max,
+        ess_min=thresholds.ess_min,
+        ess_share_min=thresholds.ess_share_min,
+    )
+    outcomes = _logged(requests, answered, np.array([each.outcome for each in requests]), seed)
+    dollars = _logged(requests, answered, np.array([each.usd for each in requests]), seed)
+    gain, usd_gain = (terms(one, settings)["dr"][0] - one.rewards for one in (outcomes, dollars))
+    questions = [each.question for each in requests]
+    categories = np.array([each.category for each in requests])
+    gains = {}
+    for name in sorted(set(categories)):
+        mine = np.flatnonzero(categories == name)
+        gains[str(name)] = bootstrap_mean(gain[mine], [questions[n] for n in mine], seed=seed), len(mine)
+    return Estimates(
+        report=estimate(outcomes, settings, seed=seed),
+        gain=bootstrap_mean(gain, questions, seed=seed),
+        gains=gains,
+        usd=bootstrap_mean(dollars.rewards, questions, seed=seed),
+        usd_gain=bootstrap_mean(usd_gain, questions, seed=seed),
+        valid=float(np.mean([own.plan is not None for own in answered])),
+        valid_logged=float(np.mean([each.first.row.parsed for each in requests])),
+    )
+
+
+def _logged(requests: Sequence[Request], answered: Sequence[Answered], paid: Floats, seed: int) -> Logged:
+    questions = [each.question for each in requests]
+    was = [_keys(each, each.first.read(each.first.row.plan_text or "")) for each in requests]
+    would = [_keys(each, own.plan) for each, own in zip(requests, answered, strict=True)]
+    q_logged, q_new = np.zeros(len(requests)), np.zeros(len(requests))
+    fold = fold_of(questions, FOLDS, seed)
+    for held_out in range(FOLDS):
+        asked, fit = np.flatnonzero(fold == held_out), np.flatnonzero(fold != held_out)
+        if len(asked):
+            fit = fit if len(fit) else asked  # a single question: nothing else to learn from
+            table = RewardTable([was[n] for n in fit], paid[fit])
+            q_logged[asked] = [table.value(was[n]) for n in asked]
+            q_new[asked] = [table.value(would[n]) for n in asked]
+    weights_log = np.array([own.weight_log for own in answered])
+    return Logged(paid, weights_log, q_logged, q_new, questions)
+
+
+def _keys(request: Request, plan: Plan | None) -> tuple[Hashable, ...]:
+    """What the reward model knows of a plan, the most specific first. A refused plan is a plan of its own kind."""
+    if plan is None:
+        return ("refused",)
+    workers, category = request.first.workers(plan), request.category
+    access = tuple(step.see for step in plan.steps)
+    return (category, workers, access), (category, workers), (category, workers[-1:]), workers[-1:]
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def checks(log: Log, replayed: Replayed, found: Estimates | None, thresholds: Thresholds) -> list[Check]:
+    """The checks in their order. `found` None: nothing could be reweighted, or nothing was asked."""
+    validity = validity_of(replayed, thresholds)
+    if found is None:
+        why = f"no request of the log can be reweighted: {log.reasons() or 'none is there'}"
+        todo = "collect logs that can be reweighted"
+        if validity.verdict == "refused":
+            why, todo = "not asked: too few of its plans are valid", "see the check above"
+        return [validity, *(cannot_say(name, why, todo) for name in AFTER_VALIDITY)]
+    support = [_sampled_validity(found, thresholds), *_support(found.report, thresholds)]
+    if any(check.verdict != "passed" for check in support):
+        why = "no estimate can be trusted before the checks above pass"
+        values = [cannot_say(name, why, "see the checks above") for name in AFTER_VALIDITY[-2:]]
+        return [validity, *support, *values]
+    return [validity, *support, *_values(found, thresholds)]
+
+
+def validity_of(replayed: Replayed, thresholds: Thresholds) -> Check:
+    """Share of the candidate's own plans for logged prompts that may run."""
+    name = "plan_validity"
+    if not replayed.asked:
+        return cannot_say(name, "no logged prompt can be replayed", "collect logs under today's prompt and grammar")
+    share = replayed.valid / replayed.asked
+    figure = f"{share:.3f} of {replayed.asked} plans"
+    todo = "look at the refused plans; train with the grammar mask on, for fewer steps, or from the live weights"
+    return bounded(name, share, thresholds.valid_min, math.inf, figure, todo)
+
+
+def _sampled_validity(found: Estimates, thresholds: Thresholds) -> Check:
+    """The same of plans sampled as the log's were, beside the log's own: exploring must stay possible."""
+    least = min(thresholds.valid_min, found.valid_logged) - thresholds.parse_drop_max
+    figure = f"{found.valid:.3f} of {found.report.rows} plans (the log's {found.valid_logged:.3f})"
+    todo = "its plans break off once they are sampled: train at temperature 1 with the grammar mask on"
+    return bounded("sampled_validity", found.valid, least, math.inf, figure, todo)
+
+
+def _support(report: Report, thresholds: Thresholds) -> list[Check]:
+    weight, rows = report.mean_weight, report.rows
+    wanted = max(thresholds.ess_min, thresholds.ess_share_min * rows)
+    mean = f"{weight.value:.3f}, 95 % from {weight.low:.3f} to {weight.high:.3f}, n {rows}"
+    nearer = "it does what the log has none of: collect logs of versions nearer to it, or train for fewer steps"
+    ess = f"{report.ess:.0f} of {rows} requests ({report.ess / rows:.0%})"
+    few = f"too few rows to tell: log about {math.ceil(thresholds.ess_min):,} requests and more at temperature 1"
+    if rows < thresholds.ess_min:
+        size = cannot_say("effective_sample_size", ess, few, f"at least {wanted:.0f}")
+    else:
+        size = bounded("effective_sample_size", report.ess, wanted, math.inf, ess, nearer)
+    low, high = thresholds.mean_weight_min, thresholds.mean_weight_max
+    if rows < thresholds.ess_min and not low <= weight.value <= high and weight.low <= high and weight.high >= low:
+        first = cannot_say("mean_weight", mean, few, f"at least {low:.4g} and at most {high:.4g}")
+    else:
+        first = bounded("mean_weight", weight.value, low, high, mean, nearer)
+    kl = f"{report.kl:.3f} nats a request"
+    return [first, size, bounded("kl_to_behaviour", report.kl, -math.inf, thresholds.kl_max, kl, nearer)]
+
+
+def _values(found: Estimates, thresholds: Thresholds) -> list[Check]:
+    todo = "it would have earned less on this traffic: train longer, or on more of it"
+    rows = found.report.rows
+    made = [not_worse("doubly_robust", found.gain, thresholds.logged_margin, rows, todo)]
+    if set(found.gains) != {""}:
+        made += _categories(found, thresholds)
+    return [*made, _price(found, thresholds)]
+
+
+def _categories(found: Estimates, thresholds: Thresholds) -> list[Check]:
+    """One check for each category with enough requests, and one for all the others together."""
+    least, margin = thresholds.category_rows_min, thresholds.category_margin
+    todo = "it would have earned less on these: look at who was called for them, and put more of them in training"
+    made = [
+        not_worse(f"doubly_robust[{name or 'no task type'}]", gain, margin, rows, todo)
+        for name, (gain, rows) in found.gains.items()
+        if rows >= least
+    ]
+    if few := [rows for _, rows in found.gains.values() if rows < least]:
+        what = f"{len(few)} categories with {sum(few)} requests"
+        made.append(cannot_say("doubly_robust[small categories]", what, f"too few rows: {least} of each would do"))
+    return made
+
+
+def _price(found: Estimates, thresholds: Thresholds) -> Check:
+    """Dearer than allowed, beyond doubt, and not better."""
+    was, gain = found.usd.value, found.usd_gain
+    told = f"at most {thresholds.usd_ratio_max:.4g} × the log's dollars, unless it is better"
+    figure = f"${1000 * (was + gain.value):.4g} per 1,000 beside the log's ${1000 * was:.4g}"
+    dearer = was + gain.low > was * thresholds.usd_ratio_max
+    better = found.gain.low > 0
+    verdict: Verdict = "refused" if dearer and not better else "passed"
+    todo = "raise the price of a dollar in the reward, or lower the dial" if verdict == "refused" else ""
+    return Check("price", verdict, figure, told, todo)
+
+
+def facts(log: Log, found: Estimates | None, source: str) -> dict[str, Any]:
+    """For the report: what was read, what was left out, every estimator."""
+    told: dict[str, Any] = {
+        "source": source,
+        "policy_versions": list(log.versions),
+        "requests": len(log.requests),
+        "planning_calls": len(log.calls),
+        "left_out": dict(log.left_out),
+    }
+    if found is None:
+        return told
+    return told | {
+        "report": asdict(found.report),
+        "gain": asdict(found.gain),
+        "gain_by_category": {name: {**asdict(gain), "n": n} for name, (gain, n) in found.gains.items()},
+        "usd_per_1k": 1000 * found.usd.value,
+        "usd_per_1k_gain": 1000 * found.usd_gain.value,
+    }

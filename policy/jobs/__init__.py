@@ -1,0 +1,1 @@
+"""Jobs: select → train → gate → publish → shadow, in a process of their own, from a queue that survives."""

@@ -1,0 +1,296 @@
+"""The stages of a job, top to bottom: select → train → gate → publish → shadow.
+
+Each stage leaves a file in the job's directory that says it is done, written whole or not at all, and is passed over
+when that is there; so a job that is taken up again goes on where it was. Nothing is published before the gate has
+passed it, and publishing is one transaction of the registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from gateway.adapters.store_jobs import JobStore
+from gateway.core.jobs import Job, JobSpec, Stage, option, read_spec
+from gateway.core.versions import State, Version
+from gateway.errors import BatonError, Conflict, Unavailable
+from policy.jobs import child
+from policy.jobs.select import changed, write_json
+from policy.jobs.watch import Progress, Tail
+
+EXIT_DONE, EXIT_REFUSED, EXIT_STOPPED = 0, 4, 143
+OUTAGE_S_MAX = 600.0  # PostgreSQL may be away for so long between two stages
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.25, 15.0
+CANARY_PERCENT = 1
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The job was asked to stop, and has."""
+
+
+class Failed(Exception):
+    """A stage could not be done; the message is for the person who looks at the job."""
+
+
+class Refused(Exception):
+    """The gate did not let the candidate through; the message names what it found."""
+
+
+class Releases(Protocol):
+    """What a job needs of the registry of versions."""
+
+    def directory(self, version: Version) -> Path: ...
+    async def live(self, name: str = ...) -> Version | None: ...
+    async def publish(
+        self, directory: Path, *, by: str, why: str = ..., gate: dict[str, Any] | None = ..., name: str = ...
+    ) -> Version: ...
+    async def move(self, version: str, state: State, *, by: str, why: str = ...) -> Version: ...
+    async def canary(self, version: str, percent: int, *, by: str, why: str = ...) -> Version: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Where jobs are carried out. `python` runs the stages; it needs what training needs. `shipped` is the policy
+    directory to start from, and to be better than, while nothing is live."""
+
+    database_url: str
+    directory: Path
+    python: str
+    shipped: Path | None = None
+    tick_s: float = child.TICK_S
+    stop_s: float = child.STOP_S
+
+
+class Pipeline:
+    """One attempt at one job. `run` returns when it is done; Stopped, Failed and Refused are its other ends."""
+
+    def __init__(self, job: Job, store: JobStore, releases: Releases, shop: Workshop) -> None:
+        self._job = job
+        self._spec: JobSpec = read_spec(job.spec)
+        self._store = store
+        self._releases = releases
+        self._shop = shop
+        self._place = shop.directory / job.id
+        self._lock = -1
+        self.cancelled = False
+
+    async def run(self) -> Version:
+        """All stages, or those that are left. Raises Conflict when another worker has taken the job over."""
+        await asyncio.to_thread(self._place.mkdir, parents=True, exist_ok=True)
+        async with child.held(self._place) as self._lock:
+            selected = await self._select()
+            await self._train(selected)
+            report = await self._gate(selected)
+            version = await self._publish(report)
+            return await self._shadow(version)
+
+    # ---------------------------------------------------------------- stages
+
+    async def _select(self) -> dict[str, Any]:
+        await self._enter("select")
+        done = self._place / "selected.json"
+        if not done.exists():
+            live = await self._steadily(lambda: self._releases.live(self._job.policy))
+            parent = self._releases.directory(live) if live else self._shop.shipped
+            asked = {"arguments": self._spec.arguments, "work": str(self._place)}
+            asked["database_url"] = self._shop.database_url
+            words = self._policy("jobs", "select")
+            await self._program(words, json.dumps(asked).encode())
+            chosen = {**_object(self._place / "rows.json"), "parent": str(parent) if parent else None}
+            await asyncio.to_thread(write_json, done, chosen)
+        selected = _object(done)
+        other = await asyncio.to_thread(changed, selected["inputs"])
+        if other is not None:
+            raise Failed(f"{other} has changed since this job began; submit a new job to train on what it is now")
+        return selected
+
+    async def _train(self, selected: dict[str, Any]) -> None:
+        await self._enter("train")
+        if (self._place / "candidate" / "manifest.json").exists():
+            return
+        arguments = list(selected["arguments"])
+        if option(arguments, "--init") is None and selected["parent"]:
+            arguments += ["--init", selected["parent"]]
+        places = {"--out": "candidate", "--work": "train", "--progress-file": "progress.jsonl"}
+        where = [text for flag, name in places.items() for text in (flag, str(self._place / name))]
+        await self._program(self._policy("train", *arguments, *where, "--resume"))
+        if not (self._place / "candidate" / "manifest.json").exists():
+            raise Failed("the trainer ended well and left no policy directory; see the log")
+
+    async def _gate(self, selected: dict[str, Any]) -> dict[str, Any]:
+        await self._enter("gate")
+        done = self._place / "gate.json"
+        if not done.exists():
+            words = ["--candidate", str(self._place / "candidate"), "--out", str(done)]
+            if selected["parent"]:
+                words += ["--live", selected["parent"]]
+            words += gate_arguments(self._spec, option(selected["arguments"], "--export"))
+            await self._program(self._policy("gate", *words), good=(EXIT_DONE, EXIT_REFUSED))
+        report = _object(done)
+        await self._steadily(lambda: self._store.beat(self._job, report=str(done)))
+        if report.get("passed") is not True:
+            raise Refused(_refusals(report))
+        return report
+
+    async def _publish(self, report: dict[str, Any]) -> Version:
+        await self._enter("publish")
+        by, why = f"job {self._job.id}", f"trained and passed the gate, asked for by {self._job.by}"
+        version = await self._steadily(
+            lambda: self._releases.publish(
+                self._place / "candidate", by=by, why=why, gate=report, name=self._job.policy
+            )
+        )
+        await self._steadily(lambda: self._store.beat(self._job, version=version.id))
+        await self._say(f"published as {version.id}")
+        return version
+
+    async def _shadow(self, version: Version) -> Version:
+        await self._enter("shadow")
+        by = f"job {self._job.id}"
+        try:
+            if version.state == "candidate":
+                version = await self._steadily(lambda: self._releases.move(version.id, "shadow", by=by))
+            if self._spec.auto and version.state == "shadow":
+                version = await self._steadily(lambda: self._releases.canary(version.id, CANARY_PERCENT, by=by))
+        except Conflict as error:
+            await self._say(f"{version.id} stays a {version.state}: {error.message}")
+        await self._say(f"{version.id} is {version.state}")
+        return version
+
+    # ---------------------------------------------------------------- parts
+
+    def _policy(self, *words: str) -> list[str]:
+        return [self._shop.python, "-m", "policy", *words]
+
+    async def _enter(self, stage: Stage) -> None:
+        if await self._steadily(lambda: self._store.beat(self._job, stage=stage)):
+            self.cancelled = True
+            raise Stopped
+
+    async def _program(
+        self, command: Sequence[str], said: bytes | None = None, good: Sequence[int] = (EXIT_DONE,)
+    ) -> None:
+        """Run it to its end while saying how it goes. Raises Stopped, and Failed with its last words."""
+        log = self._place / "log"
+        tail, progress = Tail(log), Progress(self._place / "progress.jsonl")
+
+        async def tick() -> bool:
+            try:
+                self.cancelled |= await self._store.beat(self._job, progress=progress.read())
+                await self._store.write(self._job, tail.take())
+                tail.taken()
+            except Unavailable:
+                pass  # the program needs no database; what is missed now is said later
+            return self.cancelled
+
+        status = await child.run(
+            command, log, lock=self._lock, tick=tick, said=said, tick_s=self._shop.tick_s, stop_s=self._shop.stop_s
+        )
+        if status in good:
+            return
+        if self.cancelled and status in (EXIT_STOPPED, -signal.SIGTERM, -signal.SIGKILL):
+            raise Stopped
+        words = child.last_words(log, tail.start)
+        raise Failed(f"{_named(command)} {_end_of(status)}{f': {words}' if words else ''} (log: {log})")
+
+    async def _say(self, line: str) -> None:
+        await self._steadily(lambda: self._store.write(self._job, [line]))
+
+    async def _steadily(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Through an outage of PostgreSQL, for a while. Raises Unavailable when it lasts."""
+        loop, pause_s = asyncio.get_running_loop(), PAUSE_FIRST_S
+        until_s = loop.time() + OUTAGE_S_MAX
+        while True:
+            try:
+                return await call()
+            except Unavailable as error:
+                if error.code != "store_unavailable" or loop.time() > until_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+
+def gate_arguments(spec: JobSpec, rows: str | None) -> list[str]:
+    """Those of the job, and from the trainer's what says where the candidate is at home: recorded questions are judged
+    on recorded ones, everything else in the arena; `rows`, the logged ones it was trained on, are triage's."""
+    given = list(spec.gate)
+    replay = option(spec.arguments, "--env") == "replay"
+    named = {"--env": "replay" if replay else "arena"} | ({"--logged": rows} if rows else {})
+    for name in ("--data", "--prices", "--workers") if replay else ("--staff",):
+        value = option(spec.arguments, name)
+        named |= {name: value} if value is not None else {}
+    return given + [text for name, value in named.items() if option(given, name) is None for text in (name, value)]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Failed(f"{path} cannot be read ({error}); submit the job again") from None
+    if not isinstance(found, dict):
+        raise Failed(f"{path} is no JSON object; submit the job again")
+    return found
+
+
+def _refusals(report: dict[str, Any]) -> str:
+    found = report.get("refusals") or []
+    named = [f"{one.get('name')}: {one.get('said')}" if isinstance(one, dict) else str(one) for one in found]
+    return "; ".join(named) or "the gate gave no reason"
+
+
+def _named(command: Sequence[str]) -> str:
+    return " ".join(command[command.index("policy") :][:2]) if "policy" in command else command[0]
+
+
+def _end_of(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+    return f"was ended by {name}{' (out of memory?)' if status == -signal.SIGKILL else ''}"
+
+
+async def carry_out(job: Job, store: JobStore, releases: Releases, shop: Workshop) -> None:
+    """One attempt, and its end in the store. Cancelling gives the job back: the next worker goes on from the
+    checkpoint. Raises Unavailable when PostgreSQL stays away; then the job is found by its silence."""
+    pipeline = Pipeline(job, store, releases, shop)
+    try:
+        await _attempt(pipeline, job, store)
+    except asyncio.CancelledError:
+        with suppress(Unavailable, Conflict):  # then it is found by its silence, or is another's already
+            await store.give_back(job)
+        raise
+    except Conflict as error:
+        if error.code != "job_overtaken":
+            await store.end(job, "failed", error.message)
+
+
+async def _attempt(pipeline: Pipeline, job: Job, store: JobStore) -> None:
+    try:
+        await pipeline.run()
+    except Stopped:
+        await store.write(job, ["stopped as asked, at its checkpoint; `baton train resume` goes on"])
+        await store.end(job, "cancelled")
+    except Refused as refusal:
+        await store.write(job, [f"the gate refused it: {refusal}"])
+        await store.end(job, "refused", f"the gate refused it: {refusal}")
+    except Failed as failure:
+        await store.end(job, "failed", str(failure))
+    except Unavailable as error:
+        if error.code == "store_unavailable":
+            raise
+        await store.end(job, "failed", error.message)
+    except Conflict:
+        raise
+    except BatonError as error:
+        await store.end(job, "failed", error.message)
+    except OSError as error:
+        await store.end(job, "failed", f"{error.filename or 'the disk'}: {error.strerror or error}; mend it and resume")
+    else:
+        await store.end(job, "done")

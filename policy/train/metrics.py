@@ -1,0 +1,99 @@
+"""What is told of a step: `metrics.jsonl`, the progress file, and one line on the terminal. Names: docs/training.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from gateway.core.money import nano_to_usd
+from gateway.core.pool import NANO_PER_USD
+from policy.environments.base import Episode
+
+Value = float | int | str | dict[str, float]
+RIGHT_FROM = 0.5  # outcomes from here on count as solved
+PROGRESS = ("step", "steps", "reward", "accuracy", "parse_rate", "usd_per_1k", "dead_share", "entropy", "spent_usd")
+
+
+def of_episodes(episodes: Sequence[Episode], rewards: Sequence[float]) -> dict[str, Value]:
+    """What the policy did: means over episodes. Empty where there are none."""
+    if not episodes:
+        return {}
+    usd = sum(episode.cost_nano for episode in episodes) / NANO_PER_USD
+    solved = sum(episode.outcome >= RIGHT_FROM for episode in episodes)
+    told: dict[str, Value] = {
+        "episodes": len(episodes),
+        "reward": fmean(rewards),
+        "accuracy": fmean(episode.outcome for episode in episodes),
+        "usd_per_1k": 1000 * usd / len(episodes),
+        "parse_rate": fmean(episode.parsed for episode in episodes),
+        "steps_mean": fmean(episode.steps for episode in episodes),
+        "calls_mean": fmean(episode.calls for episode in episodes),
+        "rounds_mean": fmean(len(episode.record.rounds) for episode in episodes),
+        "latency_s_mean": fmean(episode.latency_s for episode in episodes),
+    }
+    if solved:
+        told["usd_per_solved"] = usd / solved
+    return told | of_workers([name for episode in episodes for name in episode.workers])
+
+
+def of_workers(workers: Sequence[str]) -> dict[str, Value]:
+    """Shares of the calls, and their concentration (Herfindahl and Hirschman's index: 1/n even, 1 all on one)."""
+    if not workers:
+        return {}
+    shares = {name: count / len(workers) for name, count in sorted(Counter(workers).items())}
+    return {"worker_share": shares, "worker_hhi": sum(share**2 for share in shares.values())}
+
+
+def usd(nano: int) -> float:
+    """Dollars, for people."""
+    return float(nano_to_usd(nano))
+
+
+def line(told: Mapping[str, Value]) -> str:
+    """A step in one line."""
+    pairs = (
+        ("reward", "reward", ".3f"),
+        ("right", "accuracy", ".3f"),
+        ("$/1k", "usd_per_1k", ".3f"),
+        ("valid", "parse_rate", ".3f"),
+        ("dead", "dead_share", ".2f"),
+        ("H", "entropy", ".3f"),
+        ("ratio", "ratio_max", ".2f"),
+        ("sampling", "sampling_s", ".1f"),
+        ("update", "update_s", ".1f"),
+    )
+    shown = [f"{label} {told[name]:{form}}" for label, name, form in pairs if isinstance(told.get(name), float | int)]
+    return f"step {told['step']}/{told['steps']} " + " ".join(shown)
+
+
+class MetricsFile:
+    """One JSON object a line. Opened for a run that has done `steps` steps: later lines that are there are dropped."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        kept = []
+        if path.is_file() and steps:
+            kept = [text for text in path.read_text().splitlines() if _step(text) <= steps]
+        path.write_text("".join(f"{text}\n" for text in kept))
+        self._path = path
+
+    def add(self, told: Mapping[str, Value]) -> None:
+        """Append."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(told) + "\n")
+
+
+def _step(text: str) -> int:
+    try:
+        return int(json.loads(text)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 1 << 60  # a torn line is of the step that was cut off
+
+
+def progress(path: Path | None, told: Mapping[str, Value]) -> None:
+    """A line for a program that watches."""
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps({name: told[name] for name in PROGRESS if name in told}) + "\n")

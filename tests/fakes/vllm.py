@@ -1,0 +1,101 @@
+"""vLLM's routes for weights, as vLLM 0.32 answers them, in memory: for what a real one cannot be made to do on cue.
+
+Weights are directories; what a probe gets is the log-probs in the manifest of the directory that is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.policies import manifest_of
+
+
+class FakeVllm:
+    """`calls`: the paths asked for, in order. `fails`: path → status it answers; `dies_at`: the path that kills it."""
+
+    def __init__(self, base: Path, name: str = "conductor") -> None:
+        self.base = base
+        self.name = name
+        self.calls: list[str] = []
+        self.bodies: list[Any] = []
+        self.fails: dict[str, int] = {}
+        self.dies_at = ""
+        self.nan = False
+        self.hold: dict[str, asyncio.Event] = {}  # path → answered once set
+        self.restart()
+
+    def restart(self) -> None:
+        """Up, with what it was started with and nothing else."""
+        self.dead = self.paused = False
+        self.label, self.weights = "default", self.base
+        self.loras: dict[str, str] = {}
+
+    def client(self) -> httpx.AsyncClient:
+        """Talks to it without a socket."""
+        return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        path, body = request.url.path, json.loads(request.content or b"null")
+        if path == self.dies_at:
+            self.dead = True
+        if self.dead:
+            raise httpx.ConnectError("connection refused")
+        self.calls.append(path)
+        self.bodies.append(body)
+        if path in self.hold:
+            await self.hold[path].wait()
+        if path in self.fails:
+            return unread(_error(self.fails[path], f"{path} fails"))
+        return unread(self._route(path, body))
+
+    def _route(self, path: str, body: Any) -> httpx.Response:
+        if path in ("/pause", "/resume"):
+            self.paused = path == "/pause"
+        elif path == "/collective_rpc":
+            self.weights = Path(body["kwargs"]["weights_path"])
+        elif path == "/update_weight_version":
+            self.label = body["new_version"]
+        elif path == "/weight_info":
+            return httpx.Response(200, json={"weight_version": self.label})
+        elif path == "/v1/models":
+            return httpx.Response(200, json={"data": self._models()})
+        elif path == "/v1/load_lora_adapter":
+            if body["lora_name"] in self.loras:
+                return _error(400, "has already been loaded")
+            self.loras[body["lora_name"]] = body["lora_path"]
+        elif path == "/v1/unload_lora_adapter":
+            del self.loras[body["lora_name"]]
+        elif path == "/v1/completions":
+            return self._score(body)
+        return httpx.Response(200, json={})
+
+    def _models(self) -> list[dict[str, Any]]:
+        loras = [{"id": name, "root": path, "parent": self.name} for name, path in self.loras.items()]
+        return [{"id": self.name, "root": str(self.base), "parent": None}, *loras]
+
+    def _score(self, body: Mapping[str, Any]) -> httpx.Response:
+        if self.nan:
+            return _error(500, "Out of range float values are not JSON compliant")
+        directory = self.weights if body["model"] == self.name else Path(self.loras.get(body["model"], "/nowhere"))
+        if not directory.is_dir():
+            return _error(404, "The model does not exist")
+        known = manifest_of(directory)["probe"].get("logprobs") or [-1.0] * len(body["prompt"])
+        entries: list[dict[str, Any] | None] = [None] * len(body["prompt"])
+        for at, logprob in enumerate(reversed(known[: len(body["prompt"]) - 1]), 1):
+            entries[-at] = {str(body["prompt"][-at]): {"logprob": logprob, "rank": 1, "decoded_token": "x"}}
+        return httpx.Response(200, json={"choices": [{"prompt_logprobs": entries}]})
+
+
+def unread(response: httpx.Response) -> httpx.Response:
+    """The same, to be streamed as one from a socket is."""
+    return httpx.Response(response.status_code, stream=httpx.ByteStream(response.content))
+
+
+def _error(status: int, message: str) -> httpx.Response:
+    return httpx.Response(status, json={"error": {"message": message, "type": "x", "param": None, "code": status}})

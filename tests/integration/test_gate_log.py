@@ -1,0 +1,47 @@
+"""The gate's triage on a real PostgreSQL: what the log gives back is what was sampled, to the last log-prob."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.adapters import rows
+from gateway.adapters.database import sync_engine
+from gateway.adapters.store_inserts import insert_outcome, insert_rows
+from gateway.core.rollout import as_payload
+from gateway.errors import ConfigError, NotFound
+from policy.dataset.select import Selection
+from policy.evaluate.entrants import SHIPPED
+from policy.gate import triage
+from policy.gate.logged import LoggedSource, read, rows_of
+from policy.gate.scoring import opened
+from policy.serve.manifest import read_manifest
+from tests.policy.gate_rows import arena_episodes
+from tests.records import event, new_id
+
+
+def test_the_log_is_scored_as_it_was_sampled(database_url: str) -> None:
+    found = arena_episodes(SHIPPED, 12)
+    engine = sync_engine(database_url)
+    with engine.connect() as connection:
+        for at, (_, episode) in enumerate(found):
+            loops = (episode.record, *episode.children)
+            for loop in loops:
+                payload = as_payload(replace(loop, finished_us=loop.created_us + 1))
+                insert_rows(connection, rows.event_rows(event("rollout", payload)))
+            root = episode.record
+            judged = {"id": new_id(), "rollout_id": root.id, "key_id": root.key_id, "kind": "number", "value": at % 2}
+            insert_outcome(connection, rows.outcome_row(judged | {"created_at": rows.EPOCH}))
+        connection.commit()
+    engine.dispose()
+    log = read(rows_of(LoggedSource(database_url=database_url)), read_manifest(SHIPPED).prompt_hash)
+    assert (len(log.requests), log.left_out) == (12, {})
+    with opened(SHIPPED, 1) as scorer:
+        assert triage.speaks_alike(scorer, log)
+        for request in log.requests:
+            assert sum(triage._log_weight(scorer, call) for call in request.calls) == pytest.approx(0.0, abs=1e-3)
+    with pytest.raises(NotFound, match="no planning call matches"):
+        rows_of(LoggedSource(database_url=database_url, selection=Selection(pools=("elsewhere",))))
+    with pytest.raises(ConfigError, match="every outcome is"):
+        read([replace(row, outcome=1.0) for row in rows_of(LoggedSource(database_url=database_url))], "")

@@ -1,0 +1,145 @@
+"""What the gateway tells its worker, the judge's key, and the schedule on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway import config
+from gateway.adapters import rows
+from gateway.adapters.queue import queue_app
+from gateway.adapters.store_inserts import insert_outcome, insert_rows
+from gateway.adapters.store_jobs import JobStore
+from gateway.cli.datadir import JUDGE, DataDir
+from gateway.cli.keyring import judge_key, key_admin
+from gateway.cli.worker import WORKER, facts_of, tell
+from gateway.config import Services
+from gateway.core.jobs import JobSpec
+from gateway.errors import ConfigError
+from policy.jobs.schedule import Schedule, check, schedule_of
+from policy.jobs.worker import WorkerSettings, read_settings
+from tests.records import a_rollout, new_id, rollout_event
+
+POOL = """
+workers:
+  - {name: one, handle: atlas, kind: openai, model: m, url: "http://127.0.0.1:1/v1",
+     price: {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}
+  - {name: wise, handle: birch, kind: openai, model: w, url: "http://127.0.0.1:1/v1",
+     price: {input_usd_per_mtok: 1, output_usd_per_mtok: 2}}
+pools: {main: [one], judges: [wise]}
+default: main
+"""
+
+
+@pytest.fixture
+def services(tmp_path: Path, database_url: str) -> Services:
+    (tmp_path / "pool.yaml").write_text(POOL)
+    return Services(database_url, redis_url="", pool_file=tmp_path / "pool.yaml", pepper=b"0123456789abcdef")
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def test_a_worker_reads_what_the_gateway_wrote_and_nobody_else_can(tmp_path: Path, database_url: str) -> None:
+    settings = config.load(data_dir=tmp_path, retrain_arguments="--env logged --tag 'team=a b'", judge_model="wise")
+    path = tell(settings, DataDir(tmp_path), database_url)
+    assert path == tmp_path / WORKER
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    told = read_settings(path)
+    assert told.retrain_arguments == ["--env", "logged", "--tag", "team=a b"]
+    assert told.judge is not None
+    assert told.policies == (tmp_path / "policies").resolve()
+    assert told.shipped is not None
+    assert (told.shipped / "manifest.json").exists()
+
+
+def test_every_fact_is_one_that_the_worker_knows(tmp_path: Path, database_url: str) -> None:
+    settings = config.load(data_dir=tmp_path, conductor="worker:one")
+    assert set(facts_of(settings, DataDir(tmp_path), database_url)) <= set(WorkerSettings.model_fields)
+
+
+def test_retrain_arguments_that_cannot_be_split_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="BATON_RETRAIN_ARGUMENTS"):
+        facts_of(config.load(data_dir=tmp_path, retrain_arguments="'"), DataDir(tmp_path), "postgresql://x/y")
+
+
+# ---------------------------------------------------------------- the judge's key
+
+
+async def test_the_judge_has_a_key_for_itself_alone_under_its_budget(services: Services, tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    await judge_key(services, data, "wise", "2.50")
+    first = data.read(JUDGE)
+    assert first is not None
+    await judge_key(services, data, "wise", "2.50")
+    assert data.read(JUDGE) == first  # it works, so it is kept
+    await judge_key(services, data, "wise", "3")
+    assert (data.read(JUDGE) or {})["judge_key"] != first["judge_key"]
+    async with key_admin(services) as (admin, _):
+        made = [row for row in await admin.list_keys() if row.name == "judge"]
+    assert [row.budget_nano for row in made] == [3_000_000_000, 2_500_000_000]
+    assert {(row.workers, row.pools, row.train) for row in made} == {(("wise",), ("judges",), False)}
+
+
+async def test_a_judge_that_no_pool_has_is_refused(services: Services, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="BATON_JUDGE_MODEL=unheard-of: no pool has such a worker"):
+        await judge_key(services, DataDir(tmp_path / "data"), "unheard-of", "1")
+
+
+# ---------------------------------------------------------------- the schedule
+
+
+@pytest.fixture
+def store(pg_engine: AsyncEngine, database_url: str) -> JobStore:
+    return JobStore(pg_engine, queue_app(database_url))
+
+
+async def judged(engine: AsyncEngine, n: int) -> None:
+    """That many new outcomes."""
+    for _ in range(n):
+        record = a_rollout()
+        row = {"id": new_id(), "rollout_id": record.id, "key_id": "key1", "kind": "number", "value": 1.0}
+        outcome = rows.outcome_row(row | {"created_at": datetime.now(UTC) + timedelta(milliseconds=1)})
+        async with engine.begin() as connection:
+            await connection.run_sync(insert_rows, rows.event_rows(rollout_event(record)))
+            await connection.run_sync(insert_outcome, outcome)
+
+
+async def test_enough_outcomes_make_one_job_and_the_next_wants_as_many_again(
+    pg_engine: AsyncEngine, store: JobStore
+) -> None:
+    schedule = schedule_of("conductor", 3, 0, ["--env", "logged"], auto=True)
+    await judged(pg_engine, 2)
+    assert await check(schedule, store) is None
+    await judged(pg_engine, 1)
+    job = await check(schedule, store)
+    assert job is not None
+    assert (job.policy, job.by, job.spec["auto"]) == ("conductor", "schedule", True)
+    await judged(pg_engine, 3)
+    assert await check(schedule, store) is None  # the policy has a job
+    await store.cancel(job.id)
+    again = await check(schedule, store)
+    assert again is not None
+    await store.cancel(again.id)
+    assert await check(schedule, store) is None  # nothing new since
+
+
+async def test_a_week_later_it_is_trained_again_if_anything_came(pg_engine: AsyncEngine, store: JobStore) -> None:
+    weekly = Schedule("conductor", 0, 7 * 86_400, JobSpec(("--env", "logged")))
+    assert await check(weekly, store) is None  # nothing was ever judged
+    await judged(pg_engine, 1)
+    first = await check(weekly, store)
+    assert first is not None
+    await store.cancel(first.id)
+    await judged(pg_engine, 1)
+    assert await check(weekly, store) is None
+    async with pg_engine.begin() as connection:
+        await connection.execute(text("UPDATE policy_jobs SET created_at = created_at - interval '8 days'"))
+    assert await check(weekly, store) is not None
+    assert await check(replace(weekly, every_s=0), store) is None

@@ -1,0 +1,87 @@
+"""A trainer and a gate of a few lines, run as the programs that a job runs; the rest of a job is the real thing.
+
+`fake_python` is started as Python is. `-m policy train` counts steps slowly, keeps a checkpoint, stops at SIGTERM,
+waits after its third step until the file `hold` exists, and leaves its parent's files as the candidate; `-m policy
+gate` writes the verdict it is told. All else goes to Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from gateway.core.jobs import Job
+
+FAKE = """#!{python}
+import json, os, pathlib, shutil, signal, sys, time
+
+words = sys.argv[1:]
+if words[:2] != ["-m", "policy"] or words[2] not in ("train", "gate"):
+    os.execv("{python}", ["{python}", *words])
+given = dict(zip(words[3:], words[4:]))
+settings = dict(w.split("=", 1) for f, w in zip(words, words[1:]) if f == "--set")
+if words[2] == "gate":
+    passed = given.get("--verdict", "pass") == "pass"
+    refusals = [] if passed else [{{"name": "worse", "said": "0.40 is below the live version's 0.60"}}]
+    report = {{"passed": passed, "refusals": refusals, "live": given.get("--live"), "words": words}}
+    out = pathlib.Path(given["--out"])
+    out.with_suffix(".new").write_text(json.dumps(report))
+    out.with_suffix(".new").replace(out)
+    sys.exit(0 if passed else 4)
+work, out, steps = pathlib.Path(given["--work"]), pathlib.Path(given["--out"]), int(settings.get("steps", 3))
+work.mkdir(parents=True, exist_ok=True)
+checkpoint, runs = work / "checkpoint", work / "runs"
+runs.open("a").write(json.dumps({{"words": words, "pid": os.getpid(), "nice": os.nice(0)}}) + "\\n")
+stopping = []
+signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
+if settings.get("fail"):
+    sys.stderr.write(settings["fail"] + "\\n")
+    sys.exit(2)
+done = int(checkpoint.read_text()) if checkpoint.exists() else 0
+print(f"from step {{done}}", flush=True)
+for step in range(done + 1, steps + 1):
+    time.sleep(float(settings.get("step_s", 0.05)))
+    while step > 3 and settings.get("hold") and not os.path.exists(settings["hold"]) and not stopping:
+        time.sleep(0.05)
+    (work / "new").write_text(str(step))
+    (work / "new").replace(checkpoint)
+    with open(given["--progress-file"], "a") as file:
+        file.write(json.dumps({{"step": step, "steps": steps, "reward": 0.5, "spent_usd": "0"}}) + "\\n")
+    if stopping:
+        sys.exit(143)
+whole = out.with_suffix(".whole")
+shutil.copytree(given["--init"], whole, dirs_exist_ok=True)
+manifest = json.loads((whole / "manifest.json").read_text())
+(whole / "manifest.json").write_text(json.dumps({{**manifest, "version": "", "parent": "conductor@0"}}))
+whole.rename(out)
+"""
+
+
+def fake_python(directory: Path) -> str:
+    """The path of the program."""
+    path = directory / "fake-python"
+    path.write_text(FAKE.format(python=sys.executable))
+    path.chmod(0o755)
+    return str(path)
+
+
+def runs(place: Path) -> list[dict[str, Any]]:
+    """Each start of the trainer in a job's directory: its words, process id and niceness."""
+    path = place / "train" / "runs"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def until(look: Callable[[], Awaitable[Job]], *states: str, limit_s: float = 90.0) -> Job:
+    """The job once it is in one of the states."""
+    end_s = time.monotonic() + limit_s
+    while True:
+        job = await look()
+        if job.state in states:
+            return job
+        assert time.monotonic() < end_s, job
+        await asyncio.sleep(0.05)

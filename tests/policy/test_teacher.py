@@ -1,0 +1,131 @@
+"""The teacher: what the search finds, that a program carried out gives what the search reckoned, and its lessons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from gateway.core.prompt import QUALITY_MAX
+from policy.environments.executor import Executor
+from policy.environments.replay import ReplayEnvironment
+from policy.environments.sampling import sample
+from policy.evaluate.nearest import Nearest
+from policy.reward import RewardSettings
+from policy.teacher.lessons import lessons, usd_weights
+from policy.teacher.planner import ProgramPlanner
+from policy.teacher.programs import Program, Worth, gives, search
+from policy.tuning import Observed, Result, observe
+from tests.policy.environments import SUMS, WORDS, lines, recorded
+
+
+def environment(path: Path, rounds: int = 3) -> ReplayEnvironment:
+    return recorded(path / "r.jsonl", lines(120), executor=Executor(rounds=rounds))
+
+
+async def known(env: ReplayEnvironment) -> tuple[list[Observed], Worth]:
+    observed = await observe(env, env.prompts("train", env.count("train"), 0))
+    return observed, search(observed)
+
+
+async def test_agreement_is_enough_where_it_is_to_be_trusted(tmp_path: Path) -> None:
+    _, worth = await known(environment(tmp_path))
+    best = worth.best(usd_weight=10.0)
+    assert best[SUMS] == Program(("mid", "cheap"), 2, ("dear",))
+    assert best[WORDS] == Program(("mid",))
+
+
+async def test_the_price_of_a_dollar_moves_the_choice(tmp_path: Path) -> None:
+    _, worth = await known(environment(tmp_path))
+    assert worth.best(1e6)[SUMS] == Program(("cheap",))
+    spent = [
+        sum(worth.usd[worth.programs.index(program)].sum() for program in {*worth.best(weight).values()})
+        for weight in usd_weights(RewardSettings())
+    ]
+    assert len(spent) == QUALITY_MAX + 1
+    assert spent[0] < spent[-1]
+
+
+async def test_a_program_carried_out_gives_what_the_search_reckoned(tmp_path: Path) -> None:
+    """Outcome and dollars of sampled programs, run by the served executor on the questions they were searched on."""
+    env = environment(tmp_path)
+    prompts = env.prompts("train", env.count("train"), 0)
+    observed, worth = await known(env)
+    for index in Random(3).sample(range(len(worth.programs)), min(25, len(worth.programs))):
+        program = worth.programs[index]
+        found = await sample(env, [(prompt, [ProgramPlanner(program)]) for prompt in prompts])
+        assert sum(episode.outcome for episode in found.episodes) == pytest.approx(worth.outcome[index].sum()), program
+        usd = sum(episode.cost_nano for episode in found.episodes) / 1e9
+        assert usd == pytest.approx(worth.usd[index].sum()), program
+        assert all(episode.parsed for episode in found.episodes)
+        results = [gives(program, each) for each in observed]
+        assert [result.outcome for result in results] == [episode.outcome for episode in found.episodes], program
+        assert [result.cost_nano for result in results] == [episode.cost_nano for episode in found.episodes], program
+
+
+async def test_without_a_second_round_the_first_beginning_answers(tmp_path: Path) -> None:
+    env = environment(tmp_path, rounds=1)
+    prompt = env.prompts("train", 1, 0)[0]
+    episode = await env.episode(prompt, ProgramPlanner(Program(("cheap", "mid"), 2, ("dear",))))
+    assert episode.error is None
+    assert episode.workers == ("cheap", "mid", "vote")
+
+
+def test_few_questions_are_drawn_towards_what_holds_for_all() -> None:
+    def asked(category: str, right: str) -> Observed:
+        results = {name: Result(float(name == right), 1, name) for name in "ab"}
+        return Observed(f"{category} {right}", category, results)
+
+    worth = search([*(asked("many", "a") for _ in range(60)), asked("few", "b")])
+    assert worth.best(0.0)["few"] == Program(("a",))
+    settled = search([*(asked("many", "a") for _ in range(60)), *(asked("few", "b") for _ in range(200))])
+    assert settled.best(0.0)["few"] == Program(("b",))
+    assert settled.best(0.0)["many"] == Program(("a",)) or settled.best(0.0)["many"].first[0] == "b"
+
+
+def test_an_answer_that_was_not_given_agrees_with_nothing() -> None:
+    silent = Observed("q", "c", {name: Result(0.0, 1, "") for name in "abc"})
+    worth = search([silent])
+    assert all(program.enough <= 3 for program in worth.programs)
+    asking = [program for program in worth.programs if program == Program(("a", "b"), 2, ("c",))]
+    assert asking, "two silent workers count as two of one answer"
+
+
+async def test_lessons_are_what_the_server_would_show_and_decode(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    prompts = env.prompts("train", 20, 0)
+    observed, worth = await known(env)
+    told = await lessons(
+        env, prompts, worth, worth.dial(usd_weights(RewardSettings()), 1.0), Nearest(observed, 5), 60, seed=1
+    )
+    assert told == await lessons(
+        env, prompts, worth, worth.dial(usd_weights(RewardSettings()), 1.0), Nearest(observed, 5), 60, seed=1
+    )
+    assert len(told) > 60
+    assert {line for each in told for line in each.prompt.splitlines()[:1]} >= {
+        f"steps 5 depth 2 round 1 quality {quality}" for quality in (0, QUALITY_MAX)
+    }
+    for each in told:
+        assert set(json.loads(each.plan)) == {"steps"}
+        assert " " not in each.plan
+    assert any("round 2" in each.prompt and each.plan == '{"steps":[]}' for each in told)
+    assert any(" right" in each.prompt for each in told)
+    assert any(" right" not in each.prompt for each in told)
+
+
+async def test_nothing_to_learn_is_said() -> None:
+    with pytest.raises(ValueError, match="no training question"):
+        await lessons(None, [], Worth((), (), None, None, None), [], None, 1, 0)  # type: ignore[arg-type]
+
+
+async def test_a_budget_has_a_place_of_its_own_between_two_prices(tmp_path: Path) -> None:
+    _, worth = await known(environment(tmp_path))
+    cheap, dear = worth.best(1e6), worth.best(0.0)
+    budget = (worth.usd_of(cheap) + worth.usd_of(dear)) / 2
+    within = worth.within(budget, cheap)
+    assert worth.usd_of(cheap) < worth.usd_of(within) <= budget
+    tables = worth.dial([1e6, 0.0], budget)
+    assert worth.usd_of(tables[1]) <= budget
+    assert worth.dial([1e6, 0.0], 1.0)[1] == dear

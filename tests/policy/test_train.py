@@ -1,0 +1,506 @@
+"""Training itself: what is sampled is what is scored, learning happens, a killed run ends with the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.plan import Allowed, plan_schema
+from gateway.errors import ConfigError, Unavailable
+from policy.environments.base import Episode, rng_for
+from policy.environments.logged import Logged
+from policy.environments.spend import Spend
+from policy.serve.manifest import read_manifest
+from tests.policy.environments import PRICES, lines
+
+pytestmark = pytest.mark.train
+torch = pytest.importorskip("torch")
+
+from policy import grpo  # noqa: E402
+from policy.train import checkpoint, forked, lora  # noqa: E402
+from policy.train.advantages import weighed  # noqa: E402
+from policy.train.conductor import BatchConductor, Decoded, Sampler  # noqa: E402
+from policy.train.initial import Initial, initial_weights  # noqa: E402
+from policy.train.logged import LoggedSource, of_rollouts  # noqa: E402
+from policy.train.loop import Trainer  # noqa: E402
+from policy.train.masks import Masks  # noqa: E402
+from policy.train.rows import Row, rows_of  # noqa: E402
+from policy.train.run import train  # noqa: E402
+from policy.train.sampled import SampledSource  # noqa: E402
+from policy.train.scene import scene_of  # noqa: E402
+from policy.train.settings import Settings  # noqa: E402
+from policy.train.spec import TrainSpec  # noqa: E402
+from policy.train.update import pieces, scored  # noqa: E402
+from policy.train.weights import SmallWeights, trainable  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "policy" / "shipped" / "arena-1"
+TINY = Settings(steps=3, prompts=3, samples=4, observed=0, candidates=20, lr=1e-3, warmup_share=0.0, rounds=2)
+
+
+def arena(**changes: Any) -> TrainSpec:
+    return TrainSpec(env="arena", init=SHIPPED, settings=TINY.model_copy(update=changes))
+
+
+def quiet(_: str) -> None:
+    """Progress of tests is not shown."""
+
+
+class Bench:
+    """What a run is made of, without running it."""
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self.spec = spec
+        self.initial: Initial = initial_weights(spec)
+        self.masks = Masks(self.initial.tokens)
+        sampler = Sampler(self.initial.weights, self.initial.tokens, self.masks, spec.settings.tokens_max)
+        self.conductor = BatchConductor(sampler, self.initial.tokens, self.masks, self.initial.weights.context, "toy@2")
+
+    async def source(self) -> SampledSource:
+        scene = await scene_of(self.spec)
+        return SampledSource(scene, self.conductor, self.spec.settings, self.initial.profile)
+
+    def rows(self) -> list[Row]:
+        async def first() -> list[Row]:
+            return (await (await self.source()).batch(0)).rows
+
+        return asyncio.run(first())
+
+
+# ---------------------------------------------------------------- sampling and scoring
+
+
+def test_prompts_computed_once_give_what_the_whole_model_gives() -> None:
+    weights = initial_weights(arena()).weights
+    assert isinstance(weights, SmallWeights)
+    draw = rng_for("ids")
+    prompts = [[draw.randrange(3, 2000) for _ in range(size)] for size in (9, 30, 17)]
+    plans = [[draw.randrange(3, 2000) for _ in range(size)] for size in (4, 7, 1, 3, 6)]
+    owners = [0, 0, 1, 2, 2]
+    with torch.no_grad():
+        found = weights.scores(prompts, owners, plans)
+        for index, (owner, plan) in enumerate(zip(owners, plans, strict=True)):
+            ids = torch.tensor([[*prompts[owner], *plan[:-1]]])
+            wanted = torch.arange(len(prompts[owner]) - 1, ids.shape[1])[None]
+            whole, _ = weights.model(ids, wanted)
+            assert torch.allclose(found[index, : len(plan)], whole[0], atol=1e-4)
+
+
+def test_sampled_log_probs_are_the_trainer_s_and_the_same_in_any_company() -> None:
+    bench = Bench(arena())
+    rows = bench.rows()
+    assert {len(row.prompt_ids) for row in rows}
+    for tokens_max, shared in ((400, True), (16_384, True), (16_384, False)):
+        for piece in pieces(rows, range(len(rows)), tokens_max, shared):
+            with torch.no_grad():
+                found = scored(bench.initial.weights, bench.masks, piece, entropy=False)
+            for index, row in enumerate(piece.rows):
+                stored = torch.tensor(row.logprobs)
+                assert torch.allclose(found.logprobs[index, : len(row.plan_ids)], stored, atol=1e-4)
+    again = Bench(arena(tokens_max=500)).rows()
+    assert [row.plan_ids for row in rows] == [row.plan_ids for row in again]
+
+
+def test_later_rounds_train_too_and_are_grouped_by_state() -> None:
+    rows = Bench(arena(prompts=4, samples=6)).rows()
+    later = [row for row in rows if not row.first]
+    assert later
+    assert len({row.episode for row in rows}) == 24
+    assert all(row.prompt_ids not in {one.prompt_ids for one in rows if one.first} for row in later)
+
+
+def test_a_plan_cut_off_at_its_length_ends_there() -> None:
+    bench = Bench(arena())
+    schema = plan_schema(Allowed(("atlas", "quill"), 5))
+    prompt = tuple(bench.initial.tokens.encode_chat([{"role": "user", "content": "?"}]))
+    rows = [Decoded(prompt, bench.masks.root(schema), 2.0, most, rng_for(most)) for most in (1, 2, 3, 200)]
+    Sampler(bench.initial.weights, bench.initial.tokens, bench.masks, 4096).decode(rows)
+    assert [len(row.ids) for row in rows[:3]] == [1, 2, 3]
+    assert [row.finish for row in rows] == ["length", "length", "length", "stop"]
+
+
+def test_a_failing_decoder_is_heard_of_by_all_who_wait() -> None:
+    bench = Bench(arena())
+
+    def broken(rows: list[Decoded]) -> None:
+        raise RuntimeError("out of memory")
+
+    bench.conductor._sampler.decode = broken  # type: ignore[method-assign]
+    with pytest.raises(ExceptionGroup, match="unhandled") as raised:
+        bench.rows()
+    assert raised.group_contains(RuntimeError, match="out of memory")
+
+
+# ---------------------------------------------------------------- advantages
+
+
+def row(prompt: int, episode: str, reward: float, *, first: bool = True, category: str = "") -> Row:
+    question = episode.split("/")[0]
+    return Row((prompt,), (1,), (0.0,), (True,), {}, 1.0, reward, episode, question, category, first=first)
+
+
+def test_a_lone_later_round_is_measured_against_its_episode_s_group() -> None:
+    rows = [row(1, "q/0", 1.0), row(1, "q/1", 0.0), row(2, "q/0", 1.0, first=False), row(3, "q/1", 0.0, first=False)]
+    found = weighed(rows, Settings(divide_by_std=False))
+    assert found.advantages.tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])
+    dead = weighed([replace(one, reward=0.4) for one in rows], Settings())
+    assert not dead.live.any()
+    assert dead.dead_share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("group", [0.5, -0.5, 0.0, 0.0]), ("leave_one_out", [1.0, -1.0, 0.0, 0.0]), ("batch", [0.25, -0.75, 0.25, 0.25])],
+)
+def test_baselines(mode: Any, expected: list[float]) -> None:
+    rows = [row(1, "a/0", 1.0), row(1, "a/1", 0.0), row(2, "b/0", 1.0), row(2, "b/1", 1.0)]
+    assert weighed(rows, Settings(advantage=mode, divide_by_std=False)).advantages.tolist() == pytest.approx(expected)
+
+
+def test_small_spreads_are_not_blown_up() -> None:
+    rows = [row(1, "a/0", 0.99), row(1, "a/1", 0.98), row(2, "b/0", 1.0), row(2, "b/1", 0.0)]
+    found = weighed(rows, Settings(std_floor=0.1)).advantages
+    assert found.tolist() == pytest.approx([0.05, -0.05, 1.0, -1.0], abs=1e-4)
+
+
+# ---------------------------------------------------------------- learning
+
+
+def toy(tmp_path: Path) -> dict[str, Any]:
+    """Two workers; one is always right."""
+    data, prices = tmp_path / "data.jsonl", tmp_path / "prices.json"
+    data.write_text("".join(json.dumps(one) + "\n" for one in lines(30) if one["domain"] == "words"))
+    prices.write_text(json.dumps(PRICES))
+    return {"env": "replay", "data": data, "prices": prices, "workers": ("cheap", "mid"), "init": SHIPPED}
+
+
+def test_learning_happens(tmp_path: Path) -> None:
+    settings = Settings(
+        steps=12,
+        prompts=6,
+        samples=8,
+        lr=1e-3,
+        rounds=1,
+        temperature=2.0,  # the conductor in the box has made up its mind
+        experience_share=0.0,
+        redraw_handles=False,
+        agreeing_weight=1.0,
+    )
+    train(TrainSpec(**toy(tmp_path), settings=settings), tmp_path / "out", tmp_path / "work", False, quiet)
+    told = [json.loads(text) for text in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()]
+    assert told[-1]["accuracy"] >= 0.9 > told[0]["accuracy"]
+    assert told[-1]["worker_share"].get("mid", 0) > told[0]["worker_share"].get("mid", 0)
+    for name in ("ratio_mean", "dead_share", "entropy", "parse_rate", "usd_per_1k", "worker_hhi", "spent_usd"):
+        assert any(name in one for one in told)
+    assert max(one.get("ratio_max", 0.0) for one in told) == pytest.approx(1.0, abs=1e-3)
+    manifest = read_manifest(tmp_path / "out")
+    assert (manifest.parent, manifest.version, manifest.rollouts) == ("arena@1", "2", 576)
+    assert manifest.config["settings"]["lr"] == 1e-3
+
+
+def test_a_probe_is_what_the_weights_say(tmp_path: Path) -> None:
+    train(arena(steps=1), tmp_path / "out", tmp_path / "work", False, quiet)
+    probe = read_manifest(tmp_path / "out").probe
+    weights = initial_weights(TrainSpec(env="arena", init=tmp_path / "out")).weights
+    with torch.no_grad():
+        logits = weights.scores([probe["prompt_ids"]], [0], [probe["token_ids"]])
+        said = grpo.token_logprobs(logits, torch.tensor([probe["token_ids"]]))[0]
+    assert said.tolist() == pytest.approx(probe["logprobs"], abs=1e-5)
+
+
+def logged_from(bench: Bench, **changes: Any) -> list[Logged]:
+    """Rollouts of one step as the gateway would have logged them."""
+    kept: list[Episode] = []
+
+    async def go() -> None:
+        source = await bench.source()
+        judged = source._judged
+
+        def keep(posed: Any, found: Any) -> Any:
+            kept.extend(found.episodes)
+            return judged(posed, found)
+
+        source._judged = keep  # type: ignore[method-assign]
+        await source.batch(0)
+
+    asyncio.run(go())
+    records = [(replace(one.record, **changes), one.outcome, one.children) for one in kept]
+    return [Logged(record, outcome, children) for record, outcome, children in records]
+
+
+def test_logged_and_sampled_rows_are_the_same() -> None:
+    bench = Bench(arena(prompts=4))
+    rollouts = logged_from(bench)
+    found = of_rollouts(rollouts, bench.initial.manifest.prompt_hash, bench.spec.settings.reward)
+    sampled = bench.rows()
+    assert found.refused == []
+    assert sorted((row.plan_ids, row.logprobs, row.reward) for row in found.rows) == sorted(
+        (row.plan_ids, row.logprobs, row.reward) for row in sampled
+    )
+    source = LoggedSource(found, "toy@5")
+    assert asyncio.run(source.batch(0)).told["staleness"] == 3.0
+
+
+def test_logs_without_log_probs_or_of_another_prompt_are_refused_by_name() -> None:
+    bench = Bench(arena())
+    rollouts = logged_from(bench)
+    known, weights = bench.initial.manifest.prompt_hash, bench.spec.settings.reward
+    bare = [
+        replace(one, record=replace(one.record, rounds=[replace(r, plan_logprobs=[]) for r in one.record.rounds]))
+        for one in rollouts
+    ]
+    for found, reason in ((of_rollouts(bare, known, weights), "no_logprobs"),
+                          (of_rollouts(rollouts, "0" * 64, weights), "other_prompt")):  # fmt: skip
+        assert set(found.refused) == {reason}
+        with pytest.raises(ConfigError, match=f"no rollout can be trained on: 12 × {reason}"):
+            LoggedSource(found, "toy@2")
+    even = [replace(one, outcome=0.0) for one in rollouts]
+    with pytest.raises(ConfigError, match="same reward"):
+        LoggedSource(of_rollouts(even, known, weights), "toy@2")
+
+
+def test_training_from_the_log_alone_makes_good_plans_likelier(tmp_path: Path) -> None:
+    bench = Bench(arena(prompts=6, samples=8))
+    found = of_rollouts(logged_from(bench), bench.initial.manifest.prompt_hash, bench.spec.settings.reward)
+    settings = Settings(steps=2, minibatches=2, advantage="batch", lr=3e-4, warmup_share=0.0, staleness_max=0.04)
+    before = gain(bench, found.rows, settings)
+    trainer = Trainer(
+        bench.initial.weights, bench.masks, LoggedSource(found, "toy@2"), settings, Spend(), tmp_path, "digest"
+    )
+    asyncio.run(trainer.run(False, asyncio.Event(), quiet))
+    assert gain(bench, found.rows, settings) > before + 1e-3
+    told = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert told[1]["m2"] > told[0]["m2"]
+
+
+def gain(bench: Bench, rows: list[Row], settings: Settings) -> float:
+    """Mean of advantage × log-prob: what training is to raise."""
+    advantages, total = weighed(rows, settings).advantages, 0.0
+    for piece in pieces(rows, range(len(rows)), 16_384, True):
+        with torch.no_grad():
+            found = scored(bench.initial.weights, bench.masks, piece, entropy=False)
+        total += float((found.logprobs.sum(1) * advantages[piece.numbers]).sum())
+    return total / len(rows)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decoupled": True, "epochs": 2, "minibatches": 2},
+        {"kl_weight": 0.01},
+        {"entropy_weight": 0.01},
+        {"decisions_only": True},
+    ],
+    ids=str,
+)
+def test_other_losses_run_and_move_the_weights(change: dict[str, Any], tmp_path: Path) -> None:
+    train(arena(steps=1, prompts=4, **change), tmp_path / "out", tmp_path / "work", False, quiet)
+    told = json.loads((tmp_path / "work" / "metrics.jsonl").read_text())
+    assert told["rows_live"] > 0
+    before, after = (initial_weights(TrainSpec(env="arena", init=one)).weights for one in (SHIPPED, tmp_path / "out"))
+    assert any(
+        not torch.equal(one, two) for one, two in zip(before.model.parameters(), after.model.parameters(), strict=True)
+    )
+    if "kl_weight" in change:
+        assert told["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+
+
+# ---------------------------------------------------------------- adapters, large models
+
+
+def test_an_adapter_is_written_as_peft_does_and_merges_to_the_same(tmp_path: Path) -> None:
+    spec = arena(steps=2, lora_rank=2, lr=1e-2)
+    train(spec, tmp_path / "adapter", tmp_path / "w1", False, quiet)
+    merged = spec.model_copy(update={"settings": spec.settings.model_copy(update={"lora_merge": True})})
+    train(merged, tmp_path / "full", tmp_path / "w2", False, quiet)
+    manifest = read_manifest(tmp_path / "adapter")
+    assert (manifest.kind, manifest.base) == ("adapter", "arena@1")
+    assert manifest.base_sha256 == read_manifest(SHIPPED).sha256["model.safetensors"]
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"]) == ("LORA", 2)
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    base, full = (load_file(one / "model.safetensors") for one in (SHIPPED, tmp_path / "full"))
+    name = "model.layers.1.self_attn.q_proj"
+    down, up = (tensors[f"base_model.model.{name}.{part}.weight"] for part in ("lora_A", "lora_B"))
+    assert torch.allclose(full[f"{name}.weight"], base[f"{name}.weight"] + 16 / 2 * up @ down, atol=1e-5)
+    assert not torch.equal(full[f"{name}.weight"], base[f"{name}.weight"])
+    assert torch.equal(full["lm_head.weight"], base["lm_head.weight"])
+    assert read_manifest(tmp_path / "full").probe["logprobs"] == pytest.approx(manifest.probe["logprobs"], abs=1e-5)
+
+
+def test_lora_without_a_layer_of_that_name_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="no linear layer is named wq"):
+        initial_weights(arena(lora_rank=2, lora_targets=("wq",)))
+
+
+def test_transformers_gives_the_same_rows_and_scores() -> None:
+    pytest.importorskip("transformers")
+    small, large = Bench(arena()), Bench(arena(engine="large"))
+    assert not large.initial.weights.shares_prompts
+    left, right = small.rows(), large.rows()
+    assert [row.plan_ids for row in left] == [row.plan_ids for row in right]
+    for one, other in zip(left, right, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+    for piece in pieces(right, range(len(right)), 4096, False):
+        with torch.no_grad():
+            found = scored(large.initial.weights, large.masks, piece, entropy=False)
+        for index, row in enumerate(piece.rows):
+            assert found.logprobs[index, : len(row.plan_ids)].tolist() == pytest.approx(row.logprobs, abs=1e-3)
+
+
+# ---------------------------------------------------------------- runs that end otherwise
+
+
+def command(out: Path, *more: str) -> list[str]:
+    settings = [f"--set={name}={value}" for name, value in
+                {"steps": 4, "prompts": 2, "samples": 4, "observed": 0, "candidates": 20, "checkpoint_steps": 1,
+                 "lr": 1e-3}.items()]  # fmt: skip
+    return [sys.executable, "-m", "policy", "train", "--env", "arena", "--init", str(SHIPPED), "--out", str(out),
+            *settings, *more]  # fmt: skip
+
+
+def started(out: Path) -> subprocess.Popen[bytes]:
+    """A run that has made its first checkpoint."""
+    running = subprocess.Popen(command(out, "--set=steps=400"), cwd=ROOT, stderr=subprocess.PIPE)
+    saved = out.with_name(f"{out.name}.work") / "checkpoint"
+    while not saved.is_file():
+        assert running.poll() is None
+        time.sleep(0.01)
+    return running
+
+
+def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    subprocess.run(command(whole), cwd=ROOT, check=True, capture_output=True)
+    running = subprocess.Popen(command(killed), cwd=ROOT, stderr=subprocess.DEVNULL)
+    saved = tmp_path / "killed.work" / "checkpoint"
+    while not saved.is_file():
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.kill()
+    assert running.wait() == -signal.SIGKILL
+    assert not killed.exists()
+    subprocess.run(command(killed, "--resume"), cwd=ROOT, check=True, capture_output=True)
+    assert (killed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    steps = [json.loads(text)["step"] for text in (tmp_path / "killed.work" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_asked_to_stop_it_writes_a_checkpoint_and_no_directory(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    running = started(out)
+    running.send_signal(signal.SIGTERM)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 143
+    assert b"--resume goes on" in said.splitlines()[-1]
+    assert not out.exists()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = checkpoint.Progress(step=3)
+    checkpoint.save(tmp_path, "d", progress, {"w": torch.ones(2)}, {})
+
+    def full(state: object, file: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(Unavailable, match=r"No space left on device.*--resume"):
+        checkpoint.save(tmp_path, "d", checkpoint.Progress(step=4), {"w": torch.zeros(2)}, {})
+    found = checkpoint.load(tmp_path, "d")
+    assert found is not None
+    assert found[0].step == 3
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def test_another_run_s_checkpoint_and_a_torn_one_are_refused(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, "d", checkpoint.Progress(), {}, {})
+    with pytest.raises(ConfigError, match="other settings"):
+        checkpoint.load(tmp_path, "e")
+    (tmp_path / "checkpoint").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        checkpoint.load(tmp_path, "d")
+
+
+def test_the_spending_cap_ends_a_run_cleanly_with_what_was_learnt(tmp_path: Path) -> None:
+    bench = Bench(arena(prompts=2, steps=50))
+
+    async def go() -> tuple[int, int]:
+        scene = await scene_of(bench.spec)
+        scene.environment.spend = Spend(cap_nano=8_000_000, episode_nano_max=2_000_000)
+        source = SampledSource(scene, bench.conductor, bench.spec.settings, bench.initial.profile)
+        trainer = Trainer(
+            bench.initial.weights, bench.masks, source, bench.spec.settings, scene.environment.spend, tmp_path, "d"
+        )
+        found = await trainer.run(False, asyncio.Event(), quiet)
+        return found.step, found.rollouts
+
+    steps, rollouts = asyncio.run(go())
+    assert 0 < steps < 50
+    assert rollouts > 0
+    assert (tmp_path / "checkpoint").is_file()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"init": None}, "--init DIR"),
+        ({"init": ROOT / "policy"}, "config.json"),
+        ({"env": "replay"}, "--data FILE and --prices FILE"),
+        ({"env": "replay", "data": ROOT / "README.md", "prices": ROOT / "README.md"}, "README.md"),
+        ({"env": "logged"}, "--database URL, or --export FILE"),
+        ({"env": "live"}, "--env live needs --url"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    spec = TrainSpec.model_validate({"env": "arena", "init": SHIPPED, "settings": TINY, **more})
+    with pytest.raises(ConfigError, match=said) as error:
+        train(spec, tmp_path / "out", tmp_path / "work", False, quiet)
+    assert "\n" not in error.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_of_another_prompt_are_refused(tmp_path: Path) -> None:
+    init = tmp_path / "init"
+    init.mkdir()
+    for path in SHIPPED.iterdir():
+        (init / path.name).write_bytes(path.read_bytes())
+    told = json.loads((init / "manifest.json").read_text())
+    (init / "manifest.json").write_text(json.dumps(told | {"prompt_hash": "0" * 64}))
+    with pytest.raises(ConfigError, match=r"its weights know prompt compact-1 \(0{12}"):
+        train(arena().model_copy(update={"init": init}), tmp_path / "out", tmp_path / "work", False, quiet)
+
+
+def test_a_directory_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is there already"):
+        train(arena(), tmp_path, tmp_path / "work", False, quiet)
+
+
+def test_episodes_of_routers_have_no_rows() -> None:
+    bench = Bench(arena())
+    episodes = logged_from(bench)
+    bare = replace(episodes[0].record, rounds=[replace(r, planner="rule") for r in episodes[0].record.rounds])
+    episode = Episode("q", 0, "", True, 1.0, 0, 0.0, 1, 1, ("a",), bare)
+    assert rows_of(episode, 1.0, "q", "") == []
+
+
+def test_state_names_survive_an_adapter() -> None:
+    plain = initial_weights(arena())
+    adapted = initial_weights(arena(lora_rank=4))
+    assert set(lora.plain_state(adapted.weights.model)) == set(plain.weights.model.state_dict())
+    assert all(name.endswith((".lora_A", ".lora_B")) for name in trainable(adapted.weights.model))
+    ids, present = forked.padded([[1, 2, 3], [4]], plain.weights.device)
+    assert present.tolist() == [[True, True, True], [True, False, False]]
+    assert ids[1].tolist() == [4, forked.PAD, forked.PAD]

@@ -1,0 +1,319 @@
+"""The trainer's parts that need no torch: rows out of records, the curriculum, settings, metrics, pieces."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from gateway.core.plan import Allowed, plan_schema, schema_hash
+from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.errors import ConfigError
+from policy.serve.shape import load_shape
+from policy.serve.tokens import Tokens
+from policy.train import metrics
+from policy.train.command import add, run, spec_of
+from policy.train.curriculum import Curriculum
+from policy.train.masks import Masks, OutsideGrammar
+from policy.train.parcels import parcels
+from policy.train.rows import Row, RowRefused, grouped, require_outcomes, row_of, schema_of, told
+from policy.train.settings import Settings, settings_of, table
+from policy.train.spec import TrainSpec, chosen, plain_filters, read_spec
+
+SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-1"
+POOL = [{"handle": handle, "kind": kind} for handle, kind in (("atlas", "openai"), ("quill", "openai"), ("me", "self"))]
+
+
+def planned(allowed: Allowed, number: int = 1) -> RoundRecord:
+    return RoundRecord(
+        number,
+        "conductor",
+        policy_version="toy@1",
+        prompt_token_ids=[5, 6, 7],
+        plan_token_ids=[8, 9],
+        plan_logprobs=[-0.1, 0.0],
+        decision_mask=[True, True],
+        sampling={"temperature": 1.0, "top_p": 1.0},
+        schema_hash=schema_hash(plan_schema(allowed)),
+    )
+
+
+def record(rounds: list[RoundRecord], depth: int = 0, steps: int = 0) -> RolloutRecord:
+    made = [StepRecord(1, index, "a", "atlas", "openai", "1", None, []) for index in range(steps)]
+    caps = {"steps": 5, "depth": 2}
+    return RolloutRecord(
+        "r", "k", "o", 0, "conductor", "p", "h", POOL, caps, {}, "c", depth=depth, rounds=rounds, steps=made
+    )
+
+
+def row(prompt: tuple[int, ...], episode: str, reward: float = 0.0, *, first: bool = True) -> Row:
+    question = episode.split("/")[0]
+    return Row(prompt, (8, 9), (0.0, 0.0), (True, True), {}, 1.0, reward, episode, question, first=first)
+
+
+# ---------------------------------------------------------------- rows
+
+
+@pytest.mark.parametrize(("depth", "handles"), [(0, ("atlas", "quill", "me")), (2, ("atlas", "quill"))])
+def test_a_row_s_schema_is_made_anew_from_its_record(depth: int, handles: tuple[str, ...]) -> None:
+    later = planned(Allowed(handles, 5, first_index=2), number=2)
+    made = row_of(record([later], depth, steps=2), later, 0.5, "e", "q", "c")
+    assert schema_hash(made.schema) == later.schema_hash
+    assert (made.prompt_ids, made.plan_ids, made.logprobs) == ((5, 6, 7), (8, 9), (-0.1, 0.0))
+    assert not made.first
+
+
+def test_what_a_log_does_not_say_is_found_by_the_hash() -> None:
+    wanted = plan_schema(Allowed(("atlas", "quill"), 4, first_index=3))
+    assert schema_of(POOL, schema_hash(wanted), None, None, depth=1) == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"plan_logprobs": []}, "no_logprobs"),
+        ({"plan_logprobs": [0.5, 0.0]}, "no_logprobs"),
+        ({"plan_token_ids": []}, "no_logprobs"),
+        ({"prompt_token_ids": []}, "no_logprobs"),
+        ({"decision_mask": [True]}, "no_logprobs"),
+        ({"sampling": {"temperature": 0.0}}, "greedy"),
+        ({"sampling": {"temperature": 1.0, "top_p": 0.9}}, "nucleus"),
+        ({"schema_hash": "0" * 64}, "other_schema"),
+    ],
+)
+def test_a_call_that_cannot_be_trained_on_is_refused_by_name(change: dict[str, Any], reason: str) -> None:
+    one = replace(planned(Allowed(("atlas", "quill", "me"), 5)), **change)
+    with pytest.raises(RowRefused, match=reason) as refused:
+        row_of(record([one]), one, 0.5, "e", "q", "")
+    assert refused.value.reason == reason
+    assert f"1 × {reason}" in told([reason])
+
+
+def test_rows_that_answered_the_same_prompt_form_a_group() -> None:
+    rows = [
+        row((1,), "q/0"),
+        row((1,), "q/1"),
+        row((1, 2), "q/0", first=False),
+        row((1, 2), "q/1", first=False),
+        row((1, 3), "q/1", first=False),
+    ]
+    same, episodes = grouped(rows)
+    assert same == [0, 0, 1, 1, 2]
+    assert episodes == [0, 0, 0, 0, 0]
+
+
+def test_rewards_that_teach_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no rollout is left"):
+        require_outcomes([])
+    with pytest.raises(ConfigError, match="same reward"):
+        require_outcomes([0.7, 0.7])
+    require_outcomes([0.7, 0.1])
+
+
+# ---------------------------------------------------------------- curriculum
+
+
+def curriculum(explore: float = 0.0) -> Curriculum:
+    return Curriculum({f"q{index}": "even" if index % 2 == 0 else "odd" for index in range(40)}, explore, 0.01)
+
+
+def test_questions_in_doubt_come_first() -> None:
+    one = curriculum()
+    for index in range(40):
+        one.learn(f"q{index}", [1.0, 0.0] * 8 if index < 8 else [1.0] * 16)
+    counts: Counter[str] = Counter()
+    for draw in range(200):
+        counts.update(one.chosen(8, Random(draw)))
+    doubtful = sum(counts[f"q{index}"] for index in range(8))
+    assert doubtful > 0.5 * counts.total()  # a fifth, were they chosen evenly
+    assert len(counts) == 40  # and the floor leaves none out
+
+
+def test_a_question_never_asked_is_judged_by_its_category() -> None:
+    one = curriculum()
+    for index in range(0, 20, 2):
+        one.learn(f"q{index}", [1.0] * 16)
+    assert one.success("q30") > 0.9
+    assert one.success("q31") == pytest.approx(0.5)
+    assert one.weight("q31") > one.weight("q30")
+
+
+def test_questions_that_all_workers_agree_on_weigh_less_or_nothing() -> None:
+    one = curriculum()
+    one.agreeing, one.agreeing_weight = frozenset({"q1"}), 0.25
+    assert one.weight("q1") == pytest.approx(0.25 * one.weight("q3"))
+    one.agreeing_weight = 0.0
+    assert all("q1" not in one.chosen(30, Random(draw)) for draw in range(20))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.floats(0, 1), st.integers(0, 99))
+def test_a_choice_is_of_different_questions_and_a_function_of_the_seed(n: int, explore: float, seed: int) -> None:
+    first, again = (curriculum(explore).chosen(n, Random(seed)) for _ in range(2))
+    assert first == again
+    assert len(set(first)) == len(first) == min(n, 40)
+
+
+def test_what_a_curriculum_has_learnt_survives_a_checkpoint() -> None:
+    one, other = curriculum(), curriculum()
+    one.learn("q1", [1.0, 0.0, 1.0])
+    one.learn("q1", [1.0])
+    other.restore(json.loads(json.dumps(one.state())))
+    assert other.success("q1") == one.success("q1")
+    assert other.success("q3") == one.success("q3")
+
+
+# ---------------------------------------------------------------- pieces and masks
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=40),
+    st.integers(8, 200),
+    st.booleans(),
+)
+def test_every_row_is_in_one_piece_and_pieces_fit(rows: list[tuple[int, int]], most: int, shared: bool) -> None:
+    prompts = [tuple(range(3 + 2 * which)) for which, _ in rows]
+    plans = [plan for _, plan in rows]
+    cut = parcels(prompts, plans, most, shared)
+    assert sorted(number for one in cut for number in one.rows) == list(range(len(rows)))
+    for one in cut:
+        assert one.owners == sorted(one.owners)
+        assert [one.prompts[owner] for owner in one.owners] == [prompts[number] for number in one.rows]
+        longest, plan = max(map(len, one.prompts)), max(plans[number] for number in one.rows)
+        if shared:
+            size = len(one.prompts) * (longest + max(Counter(one.owners).values()) * plan)
+        else:
+            size = len(one.rows) * (longest + plan)
+        assert size <= most or len(one.rows) == 1
+
+
+def test_masks_are_those_that_the_server_decodes_under() -> None:
+    tokens = Tokens(SHIPPED, load_shape(SHIPPED))
+    masks, schema = Masks(tokens), plan_schema(Allowed(("atlas", "quill"), 2))
+    text = '{"steps":[{"worker":"quill","task":"add","see":[]},{"worker":"atlas","task":null,"see":[0]}]}'
+    ids = [*Tokenizer.from_file(str(SHIPPED / "tokenizer.json")).encode(text, add_special_tokens=False).ids]
+    ids.append(tokens.eos_ids[0])
+    matcher = tokens.matcher(schema)
+    for bits, token in zip(masks.of(schema, ids), ids, strict=True):
+        assert bits.tobytes() == matcher.compute_bitmask()
+        matcher.consume_token(token)
+    with pytest.raises(OutsideGrammar):
+        masks.of(schema, [ids[1], *ids])
+    masks.forget(bytes_max=0)
+    assert len(masks.of(schema, ids)) == len(ids)
+
+
+# ---------------------------------------------------------------- settings, spec, metrics
+
+
+def test_profiles_and_changes_make_settings() -> None:
+    assert (settings_of("paper", []).samples, settings_of("paper", []).prompts) == (64, 4)
+    changed = settings_of(
+        "small", ["lr=0.001", "quality=0-9", "k_of_n=[2, 4]", "staleness_max=none", "advantage=batch"]
+    )
+    assert (changed.lr, changed.quality, changed.k_of_n, changed.staleness_max) == (0.001, (0, 9), (2, 4), None)
+    assert changed.advantage == "batch"
+
+
+@pytest.mark.parametrize("change", ["lr", "speed=3", "lr=-1", "lr=fast", "quality=9-2", "quality=0-10", "k_of_n=0-3"])
+def test_a_bad_setting_is_one_line(change: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        settings_of("small", [change])
+    assert "\n" not in error.value.message
+    assert change.partition("=")[0] in error.value.message
+
+
+def test_the_rate_rises_and_falls() -> None:
+    flat = Settings(steps=100, warmup_share=0.1, lr=1e-3)
+    assert [flat.rate(0), flat.rate(9), flat.rate(99)] == pytest.approx([1e-4, 1e-3, 1e-3])
+    cosine = Settings(steps=100, warmup_share=0.0, lr=1e-3, schedule="cosine", lr_floor=0.1)
+    assert cosine.rate(0) == pytest.approx(1e-3)
+    assert 1e-4 <= cosine.rate(99) < 2e-4
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add(parser)
+    return parser.parse_args(arguments)
+
+
+def test_a_spec_survives_its_file(tmp_path: Path) -> None:
+    spec = spec_of(
+        options("--env", "logged", "--database", "postgresql://x", "--since", "2026-01-01", "--tag", "team=blue",
+                "--pool", "a", "--key-share", "1", "--set", "lr=0.01")
+    )  # fmt: skip
+    assert spec.settings.steps == settings_of("logged", []).steps
+    path = tmp_path / "spec.json"
+    path.write_text(spec.model_dump_json())
+    assert read_spec(path) == TrainSpec.model_validate_json(path.read_text())
+    selection, rules = chosen(read_spec(path).filters)
+    assert (selection.tags, selection.pools, rules.key_share_max) == ((("team", "blue"),), ("a",), 1.0)
+    assert selection.since is not None
+    assert chosen(plain_filters(selection, rules)) == (selection, rules)
+    assert read_spec(path).digest() == spec.digest()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "no --env"),
+        (("--env", "live", "--usd-max", "0"), "0 dollars allow nothing"),
+        (("--env", "arena", "--set", "x=1"), "--set x=1"),
+        (("--env", "logged", "--since", "soon"), "--since"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        spec_of(options(*arguments))
+    assert "\n" not in error.value.message
+
+
+def test_a_spec_file_that_is_none_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_spec(path)
+    path.write_text('{"env": "moon"}')
+    with pytest.raises(ConfigError, match="env: Input should be"):
+        read_spec(path)
+
+
+def test_concentration_and_shares() -> None:
+    assert metrics.of_workers(["a", "a", "b", "c"]) == {
+        "worker_share": {"a": 0.5, "b": 0.25, "c": 0.25},
+        "worker_hhi": pytest.approx(0.375),
+    }
+
+
+def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    metrics.MetricsFile(path, 2).add({"step": 3, "reward": 0.5})
+    assert [json.loads(text)["step"] for text in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_the_docs_list_every_setting_as_it_is() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+    assert f"\n{table()}\n<!-- end of settings -->" in docs.read_text()
+
+
+def test_the_command_needs_no_torch_until_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys, policy.train.command; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setattr("policy.train.command.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'baton\[train,embedded\]'") as error:
+        run(options("--env", "arena", "--out", str(tmp_path / "out")))
+    assert "\n" not in error.value.message
+    with pytest.raises(ConfigError, match="no --out DIR"):
+        run(options("--env", "arena"))
