@@ -13,12 +13,12 @@ import yaml
 
 pytest.importorskip("torch", reason="the train extra is not installed")
 
-from gateway.core.money import usd_to_nano  # noqa: E402
-from policy.environments.replay import ReplayEnvironment  # noqa: E402
-from policy.serve.manifest import read_manifest  # noqa: E402
-from policy.train.checkpoint import SPENT  # noqa: E402
-from tests.integration.test_api import Served, served  # noqa: E402
-from tests.policy.environments import PRICES, lines, recorded  # noqa: E402
+from gateway.core.money import usd_to_nano
+from policy.environments.replay import ReplayEnvironment
+from policy.serve.manifest import read_manifest
+from policy.train.checkpoint import SPENT
+from tests.integration.test_api import Served, served
+from tests.policy.environments import PRICES, lines, recorded
 from tests.policy.test_environments_live import kit_for
 
 pytestmark = pytest.mark.train
