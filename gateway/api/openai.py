@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.edge import read_json, unless_gone
 from gateway.core.caps import CAP_HEADERS, caps_from_headers
-from gateway.core.chat import FIELDS, parse_request
+from gateway.core.chat import FIELDS, ChatRequest, parse_request
 from gateway.core.depth import HEADER, verify
 from gateway.core.keys import Principal
 from gateway.core.prompt import QUALITY_MAX
@@ -60,6 +60,13 @@ class OpenAIApi:
         chat = parse_request(
             await read_json(request, self.body_bytes_max), messages_max=self.messages_max, strict=self.strict_fields
         )
+        running = await self.begin(request, principal, chat)
+        return await (self._streamed(request, running) if chat.stream else self._whole(request, running))
+
+    async def begin(
+        self, request: Request, principal: Principal, chat: ChatRequest, response: Mapping[str, Any] | None = None
+    ) -> Running:
+        """Admit a chat request under the headers it came with, and set it going. `response`: see `Asked`."""
         if self.completer.in_flight >= self.in_flight_max:
             raise Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
         asked = Asked(
@@ -70,9 +77,9 @@ class OpenAIApi:
             rounds=_whole_number(request, "x-baton-rounds", 1, ROUNDS_MAX),
             quality=_whole_number(request, "x-baton-quality", 0, QUALITY_MAX),
             depth=_depth(request.headers.get(HEADER), self.depth_secret),
+            response=response,
         )
-        running = await self.completer.start(asked)
-        return await (self._streamed(request, running) if chat.stream else self._whole(request, running))
+        return await self.completer.start(asked)
 
     async def _whole(self, request: Request, running: Running) -> Response:
         await unless_gone(request.receive, running.finished.wait(), running.cancel)

@@ -7,28 +7,22 @@ what was spent is still settled and what was done is still logged.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core import grading
-from gateway.core.caps import Caps
-from gateway.core.chat import ChatRequest
 from gateway.core.events import Event
 from gateway.core.experience import question_text
 from gateway.core.ids import uuid7
-from gateway.core.keys import Principal
-from gateway.core.meter import Meter
-from gateway.core.money import Usage, input_tokens_bound, nano_to_usd, worst_case_nano
-from gateway.core.pool import Price, WorkerSpec, pool_hash
+from gateway.core.money import Usage, input_tokens_bound
 from gateway.core.redact import Redactor, apply_mode
 from gateway.core.reply import completion
 from gateway.core.rollout import RolloutRecord, as_payload
 from gateway.core.versions import Pick
-from gateway.errors import BadRequest, BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
-from gateway.service.catalog import Catalog, Choice
-from gateway.service.job import Job, Tree
+from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
+from gateway.service.admit import MODEL_KINDS, Admission, Asked, Policies, no_version
+from gateway.service.catalog import Catalog
+from gateway.service.job import Job
 from gateway.service.ports import (
     Budgets,
     Clock,
@@ -36,52 +30,11 @@ from gateway.service.ports import (
     Journal,
     Metrics,
     RateLimits,
-    Scope,
     Store,
     WorkerExperience,
 )
 from gateway.service.rounds import Rounds, close_record, pool_entry
-from gateway.service.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
 from gateway.service.running import Running, overhead_ms
-from gateway.service.steps import OUTPUT_TOKENS_MIN, price_of
-
-LEASE_SLACK_S = 30.0
-PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
-WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
-MODEL_KINDS = ("openai", "litellm")
-ROUNDS_OF = {FixedPlanner: 1, RulePlanner: 1, VoteRouter: 1, CascadeRouter: 2}  # of routers: no more, and no fewer
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """Settings of the request path that are neither caps nor ports."""
-
-    caps: Caps
-    planning_price: Price
-    planning_tokens_max: int
-    rounds: int
-    attempts_max: int
-    explore_share: float
-    experience_k: int
-    experience_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request with what came beside its body: caps and pool by header, and the depth of a gateway before us."""
-
-    principal: Principal
-    chat: ChatRequest
-    caps: Mapping[str, Any] = field(default_factory=dict)
-    pool: str | None = None
-    rounds: int | None = None
-    quality: int | None = None  # the dial, see core/prompt.py
-    depth: int = 0
-
-
-def no_version(request_id: str) -> Pick | None:
-    """The `pick` of a gateway whose conductor has one version."""
-    return None
 
 
 class Completer:
@@ -114,7 +67,7 @@ class Completer:
         self._metrics = metrics
         self._policies = policies
         self._redactor = redactor
-        self._pick = pick  # the policy version that plans a request, by its id
+        self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
         self._owned: set[asyncio.Task[None]] = set()
 
     @property
@@ -130,18 +83,18 @@ class Completer:
         if asked.depth > caps.depth:
             raise CapReached("depth", f"this request comes from {asked.depth} gateways deep; the cap is {caps.depth}")
         grading.check(chat.metadata, principal.log_mode)
-        record = self._record(asked, choice, caps)
+        record = self._admission.record(asked, choice, caps)
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
         rate = await self._limits.admit(
             principal.public_id, record.id, input_bound // 4, principal.rpm, principal.tpm, principal.concurrency
         )
         try:
-            record.hold_nano, held = await self._hold(record, choice, caps, input_bound, chat, principal)
+            record.hold_nano, held = await self._admission.hold(record, choice, caps, input_bound, chat, principal)
         except BaseException:  # boundary: whatever stopped the hold, the place in flight is given back
             await self._limits.release(principal.public_id, record.id, 0)
             raise
         running = Running(record, chat, rate)
-        job = self._job(asked, choice, caps, running, held)
+        job = self._admission.job(asked, choice, caps, running, held)
         owner = asyncio.create_task(self._own(running, job))
         self._owned.add(owner)
         owner.add_done_callback(self._owned.discard)
@@ -155,101 +108,6 @@ class Completer:
         if late:
             await asyncio.wait(late, timeout=timeout_s)
         return len(late)
-
-    # ------------------------------------------------------------ admission
-
-    def _record(self, asked: Asked, choice: Choice, caps: Caps) -> RolloutRecord:
-        now_us = self._now_us()
-        rollout_id = uuid7(now_us // 1000)
-        principal, chat = asked.principal, asked.chat
-        return RolloutRecord(
-            id=rollout_id,
-            key_id=principal.public_id,
-            org=principal.org,
-            created_us=now_us,
-            policy_requested=choice.name,
-            pool_name=choice.pool,
-            pool_hash=pool_hash(choice.workers),
-            pool=[],
-            caps=caps.as_json() | ({} if asked.quality is None else {"quality": asked.quality}),
-            request={"model": chat.model, "messages": [dict(m) for m in chat.messages], **chat.params},
-            completion_id=f"chatcmpl-{rollout_id.replace('-', '')}",
-            depth=asked.depth,
-            end_user=chat.end_user,
-            task_type=chat.metadata.get("task_type"),
-            task_embedding=[] if self._embedder.logged else None,
-            stream=chat.stream,
-            log_mode=principal.log_mode,
-            train=principal.train and chat.metadata.get("train") != "false",
-            tags=dict(chat.metadata),
-        )
-
-    async def _hold(
-        self, record: RolloutRecord, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest, who: Principal
-    ) -> tuple[int, asyncio.Task[None]]:
-        """Reserve the worst case of the whole tree, in every scope or none; what was granted, and its record on its
-        way to the disk (it shares the first dispatch's fsync)."""
-        most, least = self._bounds(choice, caps, input_bound, chat)
-        if least > caps.cost_nano:
-            raise CapReached(
-                "cost",
-                f"any answer could cost ${nano_to_usd(least)}; the cap is ${nano_to_usd(caps.cost_nano)}",
-            )
-        scopes = [Scope(f"org:{record.org}", None), Scope(f"key:{record.key_id}", who.budget_nano)]
-        hold = await self._budgets.hold(record.id, most, least, scopes, caps.wall_s + LEASE_SLACK_S)
-        payload = {
-            "hold_id": hold.id,
-            "rollout_id": record.id,
-            "amount_nano": hold.granted_nano,
-            "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
-        }
-        return hold.granted_nano, asyncio.create_task(self._journal.append(self._event("hold", payload)))
-
-    def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
-        """(worst case of the tree under the cap on cost, least with which one answer can be had), in nano-dollars."""
-        policies = self._policies
-        planned = choice.fallback is not None
-        named = choice.planner.name.removeprefix("fixed:")
-        workers = [spec for spec in choice.workers if (spec.kind in MODEL_KINDS if planned else spec.name == named)]
-        if not workers:
-            raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
-        planning = 0
-        if choice.planner.name in ("conductor", "auto"):
-            prompt_bound = 3 * input_bound + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
-            planning = worst_case_nano(policies.planning_price, prompt_bound, policies.planning_tokens_max)
-        loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
-        calls = caps.calls if planned else policies.attempts_max
-        dearest = max(_call_nano(spec, input_bound, spec.output_tokens_max * chat.choices) for spec in workers)
-        cheapest = min(_call_nano(spec, input_bound, OUTPUT_TOKENS_MIN * chat.choices) for spec in workers)
-        most = planning * loops * policies.rounds + calls * dearest
-        return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
-
-    def _job(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: asyncio.Task[None]) -> Job:
-        record, chat = running.record, asked.chat
-        draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
-        workers = list(choice.workers)
-        draw.shuffle(workers)
-        meter = Meter(record.hold_nano, caps)
-        tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel), held)
-        version = choice.version or self._pick(record.id)
-        trained = version.rounds if version is not None else 1
-        rounds = ROUNDS_OF.get(type(choice.planner)) or asked.rounds or max(self._policies.rounds, trained)
-        return Job(
-            record=record,
-            tree=tree,
-            conversation=chat.messages,
-            params=chat.params,
-            workers=tuple(workers),
-            experience={},
-            planner=choice.planner,
-            fallback=choice.fallback,
-            caps=caps,
-            rounds=min(caps.rounds, rounds),
-            explore=record.train and draw.random() < self._policies.explore_share,
-            quality=asked.quality,
-            version=version,
-            sink=running if chat.stream else None,
-        )
 
     # ------------------------------------------------------------ the work
 
@@ -365,7 +223,3 @@ class Completer:
 
     def _now_us(self) -> int:
         return int(self._clock.now().timestamp() * 1_000_000)
-
-
-def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int) -> int:
-    return worst_case_nano(price_of(spec), input_bound, output_bound)
