@@ -49,10 +49,11 @@ from gateway.core.pool import PoolFile, Price
 from gateway.core.redact import Redactor
 from gateway.errors import ConfigError
 from gateway.service.admin import KeyAdmin
+from gateway.service.admit import LEASE_SLACK_S, Policies, no_version
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog
-from gateway.service.complete import LEASE_SLACK_S, Completer, Policies, no_version
+from gateway.service.complete import Completer
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.job import Planner
 from gateway.service.outcomes import Outcomes

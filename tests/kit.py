@@ -18,9 +18,10 @@ from gateway.core.keys import Principal
 from gateway.core.pool import PoolFile, Price, WorkerSpec
 from gateway.core.redact import Redactor
 from gateway.core.rollout import RolloutRecord
+from gateway.service.admit import Asked, Policies
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.catalog import Catalog
-from gateway.service.complete import Asked, Completer, Policies
+from gateway.service.complete import Completer
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.ports import Embedder, Workers
 from gateway.service.rounds import Rounds

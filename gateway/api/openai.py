@@ -18,9 +18,10 @@ from gateway.core.depth import HEADER, verify
 from gateway.core.keys import Principal
 from gateway.core.prompt import QUALITY_MAX
 from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.service.admit import Asked
 from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog
-from gateway.service.complete import Asked, Completer
+from gateway.service.complete import Completer
 from gateway.service.ports import RateState
 from gateway.service.running import Running, reply_headers
 from gateway.service.stream import events

@@ -7,7 +7,7 @@ what was spent is still settled and what was done is still logged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.core import grading
@@ -18,6 +18,7 @@ from gateway.core.money import Usage, input_tokens_bound
 from gateway.core.redact import Redactor, apply_mode
 from gateway.core.reply import completion
 from gateway.core.rollout import RolloutRecord, as_payload
+from gateway.core.scopes import scopes_of
 from gateway.core.versions import Pick
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admit import MODEL_KINDS, Admission, Asked, Policies, no_version
@@ -27,12 +28,14 @@ from gateway.service.ports import (
     Budgets,
     Clock,
     Embedder,
+    Hold,
     Journal,
     Metrics,
     RateLimits,
     Store,
     WorkerExperience,
 )
+from gateway.service.rates import Rates
 from gateway.service.rounds import Rounds, close_record, pool_entry
 from gateway.service.running import Running, overhead_ms
 
@@ -59,7 +62,7 @@ class Completer:
         self._catalog = catalog
         self._rounds = rounds
         self._budgets = budgets
-        self._limits = limits
+        self._rates = Rates(limits)
         self._journal = journal
         self._store = store
         self._embedder = embedder
@@ -183,14 +186,14 @@ class Completer:
             )
             record.reply = running.body
         try:
-            await self._log(job)
+            await self._log(job, running.scopes)
         except BatonError as error:  # a reply that is not on disk is not given
             running.error, running.body = error, None
-        await self._settle(record)
+        await self._settle(running)
         self._metrics.finished(record, overhead_ms(record, self._now_us()))
         running.finished.set()
 
-    async def _log(self, job: Job) -> None:
+    async def _log(self, job: Job, scopes: Sequence[Scope]) -> None:
         """Everything about the request, on disk before its last byte."""
         record = job.record
         settle = {
@@ -198,7 +201,7 @@ class Completer:
             "rollout_id": record.id,
             "state": "posted" if record.cost_nano else "voided",
             "charged_nano": record.cost_nano,
-            "scopes": [[f"org:{record.org}", None], [f"key:{record.key_id}", None]],
+            "scopes": [[scope.name, None] for scope in scopes],
         }
         records = [record, *job.tree.children]
         events = [
@@ -206,8 +209,9 @@ class Completer:
         ]
         await asyncio.gather(*map(self._journal.append, [self._event("settle", settle), *events]))
 
-    async def _settle(self, record: RolloutRecord) -> None:
+    async def _settle(self, running: Running) -> None:
         """Close the hold and give back the rate limits. With Redis away the journal still says what was spent."""
+        record = running.record
         try:
             if record.cost_nano:
                 await self._budgets.post(record.id, record.cost_nano)
@@ -215,7 +219,7 @@ class Completer:
                 await self._budgets.void(record.id)
         except (MoneyUnavailable, NotFound):  # away, or rebuilt meanwhile: the ledger has it
             self._metrics.degraded("settle")
-        await self._limits.release(record.key_id, record.id, record.prompt_tokens + record.completion_tokens)
+        await self._rates.release(running.principal, record.id, record.prompt_tokens + record.completion_tokens)
 
     def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
         now_us = self._now_us()

@@ -1,0 +1,193 @@
+"""Admission: what is asked for, the record it starts, the money held for it, and the loop it becomes.
+
+Everything here happens before the first call leaves; `complete.py` is the way of the request as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.caps import Caps
+from gateway.core.chat import ChatRequest
+from gateway.core.events import Event
+from gateway.core.ids import uuid7
+from gateway.core.keys import Principal
+from gateway.core.meter import Meter
+from gateway.core.money import nano_to_usd, worst_case_nano
+from gateway.core.pool import Price, WorkerSpec, pool_hash
+from gateway.core.rollout import RolloutRecord
+from gateway.core.versions import Pick
+from gateway.errors import BadRequest, CapReached
+from gateway.service.catalog import Choice
+from gateway.service.job import Job, Tree
+from gateway.service.ports import Budgets, Clock, Embedder, Journal, Scope
+from gateway.service.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
+from gateway.service.running import Running
+from gateway.service.steps import OUTPUT_TOKENS_MIN, price_of
+
+LEASE_SLACK_S = 30.0
+PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
+WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
+MODEL_KINDS = ("openai", "litellm")
+ROUNDS_OF = {FixedPlanner: 1, RulePlanner: 1, VoteRouter: 1, CascadeRouter: 2}  # of routers: no more, and no fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Settings of the request path that are neither caps nor ports."""
+
+    caps: Caps
+    planning_price: Price
+    planning_tokens_max: int
+    rounds: int
+    attempts_max: int
+    explore_share: float
+    experience_k: int
+    experience_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with what came beside its body: caps and pool by header, and the depth of a gateway before us."""
+
+    principal: Principal
+    chat: ChatRequest
+    caps: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    rounds: int | None = None
+    quality: int | None = None  # the dial, see core/prompt.py
+    depth: int = 0
+    response: Mapping[str, Any] | None = None  # of the Responses API: what is logged beside the messages, if anything
+
+
+def no_version(request_id: str) -> Pick | None:
+    """The `pick` of a gateway whose conductor has one version."""
+    return None
+
+
+class Admission:
+    """Turns what is asked into a record, a hold and a job. One for the whole process."""
+
+    def __init__(
+        self,
+        budgets: Budgets,
+        journal: Journal,
+        embedder: Embedder,
+        clock: Clock,
+        policies: Policies,
+        pick: Callable[[str], Pick | None],
+    ) -> None:
+        self._budgets = budgets
+        self._journal = journal
+        self._embedder = embedder
+        self._clock = clock
+        self._policies = policies
+        self._pick = pick  # the policy version that plans a request, by its id
+
+    def record(self, asked: Asked, choice: Choice, caps: Caps) -> RolloutRecord:
+        now_us = self._now_us()
+        rollout_id = uuid7(now_us // 1000)
+        principal, chat = asked.principal, asked.chat
+        return RolloutRecord(
+            id=rollout_id,
+            key_id=principal.public_id,
+            org=principal.org,
+            created_us=now_us,
+            policy_requested=choice.name,
+            pool_name=choice.pool,
+            pool_hash=pool_hash(choice.workers),
+            pool=[],
+            caps=caps.as_json() | ({} if asked.quality is None else {"quality": asked.quality}),
+            request={"model": chat.model, "messages": [dict(m) for m in chat.messages], **chat.params}
+            | ({"response": dict(asked.response)} if asked.response else {}),
+            completion_id=f"{'chatcmpl-' if asked.response is None else 'resp_'}{rollout_id.replace('-', '')}",
+            depth=asked.depth,
+            end_user=chat.end_user,
+            task_type=chat.metadata.get("task_type"),
+            task_embedding=[] if self._embedder.logged else None,
+            stream=chat.stream,
+            log_mode=principal.log_mode,
+            train=principal.train and chat.metadata.get("train") != "false",
+            tags=dict(chat.metadata),
+        )
+
+    async def hold(
+        self, record: RolloutRecord, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest, who: Principal
+    ) -> tuple[int, asyncio.Task[None]]:
+        """Reserve the worst case of the whole tree, in every scope or none; what was granted, and its record on its
+        way to the disk (it shares the first dispatch's fsync)."""
+        most, least = self._bounds(choice, caps, input_bound, chat)
+        if least > caps.cost_nano:
+            raise CapReached(
+                "cost",
+                f"any answer could cost ${nano_to_usd(least)}; the cap is ${nano_to_usd(caps.cost_nano)}",
+            )
+        scopes = [Scope(f"org:{record.org}", None), Scope(f"key:{record.key_id}", who.budget_nano)]
+        hold = await self._budgets.hold(record.id, most, least, scopes, caps.wall_s + LEASE_SLACK_S)
+        payload = {
+            "hold_id": hold.id,
+            "rollout_id": record.id,
+            "amount_nano": hold.granted_nano,
+            "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
+        }
+        now_us = self._now_us()
+        return hold.granted_nano, asyncio.create_task(
+            self._journal.append(Event(uuid7(now_us // 1000), "hold", now_us, payload))
+        )
+
+    def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
+        """(worst case of the tree under the cap on cost, least with which one answer can be had), in nano-dollars."""
+        policies = self._policies
+        planned = choice.fallback is not None
+        named = choice.planner.name.removeprefix("fixed:")
+        workers = [spec for spec in choice.workers if (spec.kind in MODEL_KINDS if planned else spec.name == named)]
+        if not workers:
+            raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
+        planning = 0
+        if choice.planner.name in ("conductor", "auto"):
+            prompt_bound = 3 * input_bound + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
+            planning = worst_case_nano(policies.planning_price, prompt_bound, policies.planning_tokens_max)
+        loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
+        calls = caps.calls if planned else policies.attempts_max
+        dearest = max(_call_nano(spec, input_bound, spec.output_tokens_max * chat.choices) for spec in workers)
+        cheapest = min(_call_nano(spec, input_bound, OUTPUT_TOKENS_MIN * chat.choices) for spec in workers)
+        most = planning * loops * policies.rounds + calls * dearest
+        return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
+
+    def job(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: asyncio.Task[None]) -> Job:
+        record, chat = running.record, asked.chat
+        draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
+        workers = list(choice.workers)
+        draw.shuffle(workers)
+        meter = Meter(record.hold_nano, caps)
+        tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel), held)
+        version = choice.version or self._pick(record.id)
+        trained = version.rounds if version is not None else 1
+        rounds = ROUNDS_OF.get(type(choice.planner)) or asked.rounds or max(self._policies.rounds, trained)
+        return Job(
+            record=record,
+            tree=tree,
+            conversation=chat.messages,
+            params=chat.params,
+            workers=tuple(workers),
+            experience={},
+            planner=choice.planner,
+            fallback=choice.fallback,
+            caps=caps,
+            rounds=min(caps.rounds, rounds),
+            explore=record.train and draw.random() < self._policies.explore_share,
+            quality=asked.quality,
+            version=version,
+            sink=running if chat.stream else None,
+        )
+
+    def _now_us(self) -> int:
+        return int(self._clock.now().timestamp() * 1_000_000)
+
+
+def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int) -> int:
+    return worst_case_nano(price_of(spec), input_bound, output_bound)
