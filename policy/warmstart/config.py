@@ -24,7 +24,7 @@ class ModelConfig:
 class TrainConfig:
     """One run. A step is one batch; a chunk is drawn, sorted by length and cut into `chunk_steps` batches."""
 
-    steps: int = 5_000
+    steps: int = 7_000
     seed: int = 7
     batch: int = 32  # samples: what fits the processor's cache runs at three times the speed of what does not
     chunk_steps: int = 20
@@ -35,7 +35,7 @@ class TrainConfig:
     decay_share: float = 0.4  # of the steps, at the end, over which the rate falls to `lr_floor`
     lr_floor: float = 0.02
     pool_growth_share: float = 0.15  # of the steps, the first ones on plans, in which pools grow from 4 to 8 workers
-    drill_shares: tuple[float, ...] = (0.12, 0.07, 0.11, 0.10)  # of the steps, on drills of each level, easiest first
+    drill_shares: tuple[float, ...] = (0.09, 0.05, 0.08, 0.08)  # of the steps, on drills of each level, easiest first
     drills_later: float = 0.1  # of the samples after that are drills of the last level, so that reading is not lost
     hint_weight: float = 0.3  # of the loss half way up (feed.Row)
     checkpoint_steps: int = 250

@@ -9,8 +9,8 @@ from policy.arena.phrasing import split_words
 
 Message = dict[str, Any]
 
-NOISY_SHARE = 0.4  # of arena questions lose or swap some words, so that no single word is all that a kind is known by
-DROP_MAX = 0.3  # of the plain words of a noisy question, at most
+NOISY_SHARE = 0.5  # of arena questions lose or swap some words, so that no single word is all that a kind is known by
+DROP_MAX = 0.4  # of the plain words of a noisy question, at most
 SYSTEM_SHARE, EARLIER_SHARE, WRAPPED_SHARE = 0.12, 0.04, 0.15
 
 FILLER = split_words(

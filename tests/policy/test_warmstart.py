@@ -30,7 +30,7 @@ from policy.warmstart.drill import LEVELS, Level, make_drill
 from policy.warmstart.export import hf_config
 from policy.warmstart.feed import IGNORED, batches_from, draw_chunk, encode
 from policy.warmstart.label import Plan, arena_label, general_label
-from policy.warmstart.paraphrases import MORE, reworded
+from policy.warmstart.paraphrases import MORE, OTHERS, exchanged, reworded
 from policy.warmstart.questions import general, noisy
 from policy.warmstart.samples import Sample, make_sample, shown_replies
 from policy.warmstart.tokenizer import END_ID, prompt_text, train_tokenizer
@@ -182,12 +182,34 @@ def test_paraphrases_leave_the_held_out_phrasings_held_out(family: Family) -> No
     known = {run for phrasing in family.train for run in plain_runs(phrasing.pattern)}
     held_out = {run for phrasing in family.held_out for run in plain_runs(phrasing.pattern)} - known
     assert not held_out & {run for pattern in MORE[family.name] for run in plain_runs(pattern)}
+    rng = Random(5)
+    own = (*MORE[family.name], *(phrasing.pattern for phrasing in family.train))
+    for _ in range(100):
+        for pattern in own:
+            assert not held_out & plain_runs(exchanged(rng, pattern))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_wording_asks_with_all_that_the_question_holds(family: Family) -> None:
+    assert len(set(MORE[family.name])) == len(MORE[family.name]) >= 17
     values = family.draw(Random(3))
     for pattern in MORE[family.name]:
         written = pattern.format_map(values)
         assert "{" not in written
         assert all(values[slot] in written for slot in re.findall(r"\{(\w+)\}", pattern))
         assert set(re.findall(r"\{(\w+)\}", pattern)) >= set(values) - {"who", "who1"}
+
+
+def test_exchanged_words_leave_slots_and_signs_alone() -> None:
+    rng = Random(6)
+    pattern = "Sort {nums} so that the biggest, {letter1}, comes first. Give the list."
+    found = {exchanged(rng, pattern) for _ in range(400)}
+    assert pattern in found
+    assert len(found) > 10
+    for text in found:
+        assert re.findall(r"\{\w+\}|[.,]", text) == re.findall(r"\{\w+\}|[.,]", pattern)
+        assert len(text.split()) == len(pattern.split())
+    assert all(word not in others and word in OTHERS[others[0]] for word, others in OTHERS.items())
 
 
 def test_a_question_is_reworded_with_the_same_values() -> None:
