@@ -4,12 +4,14 @@ BatonError                      status  type                    code
 ├── BadRequest                  400     invalid_request_error   (given)
 │   ├── PlanRefused             400     invalid_request_error   plan_refused        (never reaches a client)
 │   ├── Unpriced                400     invalid_request_error   unpriced_worker
+│   ├── IdempotencyReused       422     invalid_request_error   idempotency_key_reused  (the key came with another body)
 │   ├── VersionRefused          400     invalid_request_error   version_refused     (an engine refuses it; `reason`)
 │   └── ConfigError             400     invalid_request_error   bad_config          (one line: file:line and the fix)
 ├── Unauthorized                401     invalid_request_error   invalid_api_key
 ├── Forbidden                   403     permission_error        (given)
 ├── NotFound                    404     invalid_request_error   not_found | model_not_found
 ├── Conflict                    409     invalid_request_error   (given)
+│   └── IdempotencyRunning      409     invalid_request_error   idempotency_key_in_use  (retry; carries Retry-After)
 ├── TooLarge                    413     invalid_request_error   request_too_large
 ├── RateLimited                 429     rate_limit_error        rate_limit_exceeded (retry; carries Retry-After)
 ├── BudgetExceeded              429     insufficient_quota      insufficient_quota  (x-should-retry: false)
@@ -80,6 +82,18 @@ class Unpriced(BadRequest):
     code = "unpriced_worker"
 
 
+class IdempotencyReused(BadRequest):
+    """An Idempotency-Key that belongs to a request with another body or path."""
+
+    status, code = 422, "idempotency_key_reused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This Idempotency-Key was used for a request with another body or path; send a new key with a new request.",
+            param="Idempotency-Key",
+        )
+
+
 class VersionRefused(BadRequest):
     """A policy version that an engine will not load or unload; what it serves is as before. `reason`: missing |
     manifest | checksum | torn | shape | not_finite | prompt | kind | base | rank | tied | full | taken | held | probe |
@@ -112,6 +126,19 @@ class NotFound(BatonError):
 
 class Conflict(BatonError):
     status, type, code = 409, "invalid_request_error", "conflict"
+
+
+class IdempotencyRunning(Conflict):
+    """The request that brought this Idempotency-Key first has not ended; who asks again is given its reply."""
+
+    code = "idempotency_key_in_use"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The request that brought this Idempotency-Key first is still being served; send it again shortly.",
+            param="Idempotency-Key",
+            headers={"retry-after": "1", "retry-after-ms": "1000"},
+        )
 
 
 class TooLarge(BatonError):

@@ -87,6 +87,8 @@ ERRORS = {
     "Forbidden": "the key may not use that pool",
     "NotFound": "no such thing, or not this key's: the two read the same",
     "Conflict": "it clashes with what is there: a second job of a policy, a move of a version that is not legal",
+    "IdempotencyReused": "the `Idempotency-Key` came before with another body or path",
+    "IdempotencyRunning": "the request that brought this `Idempotency-Key` first has not ended; ask again",
     "TooLarge": "the body is over `BATON_BODY_BYTES_MAX`",
     "RateLimited": "requests or tokens a minute, or requests in flight; try again after `retry-after`",
     "BudgetExceeded": "the key's money does not cover the least this request may cost; do not retry",

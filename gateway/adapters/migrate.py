@@ -12,7 +12,8 @@ from alembic.config import Config
 from pgvector.sqlalchemy import Vector
 from sqlalchemy import Connection, func, inspect, select
 
-import gateway.adapters.tables_jobs  # noqa: F401 - described in the same metadata
+import gateway.adapters.tables_jobs
+import gateway.adapters.tables_turns  # noqa: F401 - both described in the same metadata
 import migrations
 from gateway.adapters.database import sync_engine
 

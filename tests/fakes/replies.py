@@ -1,0 +1,99 @@
+"""`Replies` and `Conversations` in memory. They pass the contract suites of the real ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
+from gateway.service.ports_turns import Answered, KeptReply, Slot
+
+
+@dataclass
+class _Row:
+    slot: Slot
+    created_s: float
+    until_s: float
+    reply: KeptReply | None = None
+
+
+class FakeReplies:
+    """Set `away` to make every call raise Unavailable."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, bytes], _Row] = {}
+        self.away = False
+
+    def _up(self) -> None:
+        if self.away:
+            raise Unavailable("the database is not available", code="store_unavailable")
+
+    async def claim(self, slot: Slot, lease_s: float, keep_s: float) -> KeptReply | None:
+        self._up()
+        now_s = time.monotonic()
+        row = self.rows.get((slot.key_id, slot.digest))
+        if row is not None and row.created_s > now_s - keep_s:
+            if row.slot.fingerprint != slot.fingerprint:
+                raise IdempotencyReused
+            if row.reply is not None:
+                return row.reply
+            if row.until_s > now_s:
+                raise IdempotencyRunning
+        self.rows[slot.key_id, slot.digest] = _Row(slot, now_s, now_s + lease_s)
+        return None
+
+    async def keep(self, slot: Slot, reply: KeptReply) -> bool:
+        self._up()
+        row = self._mine(slot)
+        if row is not None:
+            row.reply = reply
+        return row is not None
+
+    async def release(self, slot: Slot) -> bool:
+        self._up()
+        if self._mine(slot) is None:
+            return False
+        del self.rows[slot.key_id, slot.digest]
+        return True
+
+    async def sweep(self, keep_s: float, limit: int) -> int:
+        self._up()
+        until_s = time.monotonic() - keep_s
+        old = [place for place, row in self.rows.items() if row.created_s <= until_s][:limit]
+        for place in old:
+            del self.rows[place]
+        return len(old)
+
+    def _mine(self, slot: Slot) -> _Row | None:
+        row = self.rows.get((slot.key_id, slot.digest))
+        return row if row is not None and row.reply is None and row.slot.claim == slot.claim else None
+
+
+class FakeConversations:
+    """Set `away` to make every call raise Unavailable. `asked` counts the calls of `find`."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], tuple[str, float]] = {}
+        self.away = False
+        self.asked = 0
+
+    async def remember(self, answered: Answered) -> None:
+        self._up()
+        now_s = time.monotonic()
+        for mark, seconds in answered.marks.items():
+            self.known[answered.key_id, mark] = (answered.worker, now_s + seconds)
+
+    async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
+        self.asked += 1
+        self._up()
+        now_s = time.monotonic()
+        for mark in marks:
+            worker, until_s = self.known.get((key_id, mark), ("", 0.0))
+            if until_s > now_s:
+                return worker
+        return None
+
+    def _up(self) -> None:
+        if self.away:
+            raise Unavailable("conversations are not available", code="store_unavailable")
