@@ -274,11 +274,8 @@ def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> Message:
 
 def call_body(call: Mapping[str, Any], status: str) -> Message:
     """A chat tool call as a `function_call` item without its id."""
-    function = call.get("function") or {}
-    return {
-        "type": "function_call",
-        "call_id": call.get("id") or "",
-        "name": function.get("name") or "",
-        "arguments": function.get("arguments") or "",
-        "status": status,
-    }
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    told = {"call_id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+    texts = {name: value if isinstance(value, str) else "" for name, value in told.items()}
+    return {"type": "function_call", **texts, "status": status}

@@ -1,0 +1,173 @@
+"""Items of the Responses API and the chat messages they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.responses_items import (
+    check_calls,
+    item_id,
+    parse_items,
+    references,
+    response_of,
+    to_input_items,
+    to_messages,
+)
+from gateway.errors import BadRequest
+
+HEX = "0123456789abcdef" * 2
+CALL = {"type": "function_call", "call_id": "call_1", "name": "sum", "arguments": '{"a":1}'}
+RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
+TEXT = st.text(min_size=1, max_size=20)
+
+
+def said(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": list(parts)}
+
+
+def read(items: Any) -> list[dict[str, Any]]:
+    parsed = parse_items(items, 100)
+    references(parsed)
+    return to_messages(parsed)
+
+
+def test_a_string_is_one_message_of_the_user() -> None:
+    assert to_messages(parse_items("hi", 10)) == [{"role": "user", "content": "hi"}]
+
+
+def test_parts_become_chat_parts_and_lone_text_a_string() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
+    file = {"type": "input_file", "file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}
+    text = {"type": "input_text", "text": "see"}
+    items = [{"role": "user", "content": [text]}, {"role": "developer", "content": [text, image, file]}]
+    assert to_messages(items) == [
+        {"role": "user", "content": "see"},
+        {
+            "role": "developer",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}},
+                {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}},
+            ],
+        },
+    ]
+
+
+def test_one_assistant_turn_is_one_message_whatever_the_order_of_its_items() -> None:
+    text = said({"type": "output_text", "text": "let me "}, {"type": "output_text", "text": "see"})
+    second = {**CALL, "call_id": "call_2"}
+    for turn in ([text, CALL, second], [CALL, second, text]):
+        (message,) = to_messages(turn)
+        assert message["content"] == "let me see"
+        assert [call["id"] for call in message["tool_calls"]] == ["call_1", "call_2"]
+        assert message["tool_calls"][0]["function"] == {"name": "sum", "arguments": '{"a":1}'}
+
+
+def test_calls_after_a_result_are_a_turn_of_their_own() -> None:
+    later = [{**CALL, "call_id": "call_2"}, {**RESULT, "call_id": "call_2"}]
+    roles = [message["role"] for message in to_messages([CALL, RESULT, *later])]
+    assert roles == ["assistant", "tool", "assistant", "tool"]
+
+
+def test_a_refusal_and_reasoning() -> None:
+    items = [{"type": "reasoning", "id": "rs_1", "summary": []}, said({"type": "refusal", "refusal": "no"})]
+    assert to_messages(items) == [{"role": "assistant", "content": None, "refusal": "no"}]
+
+
+@pytest.mark.parametrize(
+    ("items", "param", "code"),
+    [
+        (3, "input", "invalid_type"),
+        ([1], "input[0]", "invalid_type"),
+        ([{}], "input[0].type", "invalid_value"),
+        ([{"type": ["message"]}], "input[0].type", "invalid_value"),
+        ([{"type": "web_search_call", "id": "ws_1"}], "input[0].type", "invalid_value"),
+        ([{"type": "custom_tool_call"}], "input[0].type", "invalid_value"),
+        ([{"role": "wizard", "content": "x"}], "input[0].role", "invalid_value"),
+        ([{"role": "user"}], "input[0].content", "invalid_type"),
+        ([{"role": "user", "content": []}], "input[0].content", "invalid_type"),
+        ([{"role": "user", "content": ["x"]}], "input[0].content[0]", "invalid_type"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "input[0].content[0].type", "invalid_value"),
+        ([said({"type": "input_text", "text": "x"})], "input[0].content[0].type", "invalid_value"),
+        ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text",
+         "missing_required_parameter"),
+        ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}], "input[0].content[0].file_id",
+         "unsupported_value"),
+        ([{"role": "user", "content": [{"type": "input_file", "file_url": "u"}]}], "input[0].content[0].file_url",
+         "unsupported_value"),
+        ([{**CALL, "arguments": {}}], "input[0].arguments", "invalid_type"),
+        ([{**CALL, "call_id": None}], "input[0].call_id", "missing_required_parameter"),
+        ([CALL, {**RESULT, "output": None}], "input[1].output", "invalid_type"),
+        ([CALL, {**RESULT, "output": [{"type": "input_image", "image_url": "data:"}]}], "input[1].output[0].type",
+         "unsupported_value"),
+        ([{"type": "item_reference"}], "input[0].id", "missing_required_parameter"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(items: Any, param: str, code: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(items)
+    assert (refused.value.param, refused.value.code) == (param, code)
+
+
+def test_too_many_items_are_refused() -> None:
+    with pytest.raises(BadRequest, match="at most 2"):
+        parse_items([{"role": "user", "content": "x"}] * 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("items", "code"),
+    [
+        ([RESULT], "tool_call_not_found"),
+        ([CALL, RESULT, RESULT], "tool_call_not_found"),
+        ([CALL, {"role": "user", "content": "well?"}], "tool_output_not_found"),
+    ],
+)
+def test_calls_and_results_belong_together(items: list[dict[str, Any]], code: str) -> None:
+    check_calls(to_messages([CALL, RESULT]))
+    with pytest.raises(BadRequest) as refused:
+        check_calls(to_messages(items))
+    assert refused.value.code == code
+
+
+def test_an_items_id_names_its_response() -> None:
+    assert response_of(item_id("fc", HEX, 7)) == f"resp_{HEX}"
+    for stranger in ("msg_1", f"resp_{HEX}", f"msg_{HEX}", f"msg_{HEX}00000g", f"xx_{HEX}000000"):
+        assert response_of(stranger) is None
+    assert references([{"id": "msg_1"}, {"role": "user", "content": "x"}]) == {0: "msg_1"}
+
+
+parts = st.one_of(
+    TEXT.map(lambda t: {"type": "input_text", "text": t}),
+    st.sampled_from(["low", "high", "auto"]).map(
+        lambda d: {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": d}
+    ),
+    TEXT.map(lambda t: {"type": "input_file", "file_data": t, "filename": "a"}),
+)
+texts = st.lists(TEXT.map(lambda t: {"type": "input_text", "text": t}), min_size=1, max_size=3)
+items = st.lists(
+    st.one_of(
+        st.builds(
+            lambda role, content: {"role": role, "content": content},
+            st.sampled_from(["user", "system", "developer"]),
+            st.one_of(TEXT, st.lists(parts, min_size=1, max_size=3)),
+        ),
+        TEXT.map(lambda t: said({"type": "output_text", "text": t})),
+        TEXT.map(lambda t: said({"type": "refusal", "refusal": t})),
+        st.builds(lambda name, text: {**CALL, "name": name, "arguments": text}, TEXT, st.text(max_size=9)),
+        st.builds(lambda output: {**RESULT, "output": output}, st.one_of(st.text(max_size=9), texts)),
+    ),
+    max_size=8,
+)
+
+
+@given(items)
+def test_messages_come_back_from_the_items_they_are_shown_as(given_items: list[dict[str, Any]]) -> None:
+    messages = to_messages(parse_items(given_items, 100))
+    shown = to_input_items(messages, HEX)
+    assert to_messages(parse_items(shown, 1000)) == messages
+    assert len({item["id"] for item in shown}) == len(shown)
+    assert {response_of(item["id"]) for item in shown} <= {f"resp_{HEX}"}

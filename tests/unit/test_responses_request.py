@@ -1,0 +1,176 @@
+"""A Responses request and the chat request it stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.core.chat import ChatRequest
+from gateway.core.responses import FIELDS, MOVED, chat_request, parse_responses_request
+from gateway.errors import BadRequest
+
+TOOL = {"type": "function", "name": "sum", "description": "adds", "parameters": {"type": "object"}, "strict": True}
+CHAT_TOOL = {"type": "function", "function": {name: value for name, value in TOOL.items() if name != "type"}}
+
+
+def chat(history: Any = (), **fields: Any) -> ChatRequest:
+    asked = parse_responses_request({"model": "baton", "input": "hi", **fields}, items_max=10)
+    return chat_request(asked, asked.items, history, messages_max=10)
+
+
+def refusal(**fields: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as refused:
+        chat(**fields)
+    return refused.value
+
+
+def test_every_parameter_goes_where_chat_has_it() -> None:
+    given = chat(
+        instructions="be brief",
+        max_output_tokens=50,
+        temperature=0.5,
+        top_p=0.9,
+        tools=[TOOL],
+        tool_choice={"type": "function", "name": "sum"},
+        parallel_tool_calls=False,
+        include=["message.output_text.logprobs"],
+        top_logprobs=3,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True},
+              "verbosity": "high"},
+        metadata={"task_type": "sums"},
+        safety_identifier="ann",
+        stream=True,
+    )  # fmt: skip
+    assert given.model == "baton"
+    assert list(given.messages) == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert given.params == {
+        "max_completion_tokens": 50,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "tools": [CHAT_TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "sum"}},
+        "parallel_tool_calls": False,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "reasoning_effort": "low",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
+        },
+        "verbosity": "high",
+    }
+    assert given.stream
+    assert given.metadata == {"task_type": "sums"}
+    assert given.end_user == "ann"
+
+
+def test_what_says_nothing_adds_nothing() -> None:
+    quiet: dict[str, Any] = {**dict.fromkeys(FIELDS), "model": "baton", "input": "hi"}
+    asked = parse_responses_request(quiet, items_max=10)
+    assert chat_request(asked, asked.items, (), messages_max=10).params == {}
+    harmless: dict[str, Any] = {
+        "background": False,
+        "truncation": "disabled",
+        "context_management": [],
+        "tools": [],
+        "include": [],
+    }
+    assert chat(**harmless, text={"format": {"type": "text"}}, reasoning={}, parallel_tool_calls=True).params == {}
+
+
+def test_allowed_tools_are_the_only_ones_sent() -> None:
+    other = {**TOOL, "name": "other"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]}
+    params = chat(tools=[TOOL, other], tool_choice=choice).params
+    assert [tool["function"]["name"] for tool in params["tools"]] == ["other"]
+    assert params["tool_choice"] == "required"
+
+
+def test_instructions_stand_before_the_conversation_that_goes_on() -> None:
+    history = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    messages = chat(history, instructions="new").messages
+    assert [message["content"] for message in messages] == ["new", "one", "two", "hi"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"model": None}, "model", "missing_required_parameter"),
+        ({"input": None}, "input", "missing_required_parameter"),
+        ({"input": 5}, "input", "invalid_type"),
+        ({"input": []}, "input", "empty_array"),
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "invalid_type"),
+        ({"background": True}, "background", "unsupported_parameter"),
+        ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
+        ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
+        ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options", "invalid_type"),
+        ({"include": ["everything"]}, "include", "invalid_type"),
+        ({"include": [{}]}, "include", "invalid_type"),
+        ({"reasoning": {"effort": "heroic"}}, "reasoning", "invalid_type"),
+        ({"reasoning": {"effort": []}}, "reasoning", "invalid_type"),
+        ({"text": {"verbosity": "epic"}}, "text", "invalid_type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema",
+         "missing_required_parameter"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_tool"),
+        ({"tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools[0].type", "unsupported_tool"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type", "unsupported_tool"),
+        ({"tools": ["sum"]}, "tools[0]", "invalid_type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_request"),
+        ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters", "invalid_type"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "unsupported_parameter"),
+        ({"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers",
+         "unsupported_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "function", "name": "sum"}}, "tool_choice.name", "invalid_value"),
+        ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", "invalid_value"),
+        ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice.type", "invalid_value"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools",
+         "invalid_value"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "x"}]}},
+         "tool_choice.tools[0].name", "invalid_value"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [TOOL], "mode": "none"}},
+         "tool_choice.mode", "invalid_value"),
+        ({"metadata": {"a": 1}}, "metadata", "invalid_type"),
+        ({"api_base": "http://evil"}, "api_base", "refused_field"),
+        ({"aws_region": "x"}, "aws_region", "refused_field"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_refused_by_name(fields: dict[str, Any], param: str, code: str) -> None:
+    refused = refusal(**fields)
+    assert (refused.param, refused.code) == (param, code)
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_chat_parameter_is_told_where_it_went(name: str) -> None:
+    refused = refusal(**{name: 1})
+    assert refused.param == name
+    assert f"moved to '{MOVED[name]}'" in refused.message
+
+
+def test_unknown_properties_are_dropped_and_said_or_refused_where_that_is_set() -> None:
+    assert chat(stop=["x"], seed=1).dropped == ("seed", "stop")
+    with pytest.raises(BadRequest) as refused:
+        parse_responses_request({"model": "baton", "input": "hi", "seed": 1}, items_max=10, strict=True)
+    assert (refused.value.param, refused.value.code) == ("seed", "unknown_parameter")
+    with pytest.raises(BadRequest):
+        parse_responses_request([], items_max=10)
+
+
+def test_what_chat_refuses_is_said_in_this_apis_words() -> None:
+    refused = refusal(history=[{"role": "user", "content": "x"}] * 10)
+    assert refused.param == "input"
+    assert "`messages`" not in refused.message
+
+
+def test_every_property_of_openais_request_is_known() -> None:
+    from openai.types.responses import response_create_params
+
+    theirs = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
+    assert theirs <= set(FIELDS)
