@@ -21,6 +21,8 @@ BatonError                      status  type                    code
 │   ├── UpstreamTimeout         504     upstream_error          upstream_timeout
 │   ├── UpstreamRateLimited     429     rate_limit_error        upstream_rate_limited
 │   ├── UpstreamRefused         400     invalid_request_error   (the worker called the request bad; passed on)
+│   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (it said 503 or 529; carries its Retry-After)
+│   ├── UpstreamInvalid         502     upstream_error          invalid_structured_output (twice not what was promised)
 │   └── UpstreamProtocol        502     upstream_error          upstream_protocol   (nonsense, cut stream, bad JSON)
 ├── ConductorError              502     upstream_error          conductor_unavailable (never reaches a client either)
 └── Unavailable                 503     server_error            (given)
@@ -222,6 +224,18 @@ class UpstreamRateLimited(UpstreamError):
 class UpstreamRefused(UpstreamError):
     status, type, code = 400, "invalid_request_error", "upstream_refused"
     kind = "refused"
+
+
+class UpstreamOverloaded(UpstreamError):
+    status, code, retryable = 503, "upstream_overloaded", True
+    kind = "overloaded"
+
+
+class UpstreamInvalid(UpstreamError):
+    """A reply that is not of the shape its request promised the client, even when asked for again."""
+
+    code = "invalid_structured_output"
+    kind = "invalid"
 
 
 class UpstreamProtocol(UpstreamError):

@@ -1,129 +1,109 @@
 """OpenAI's chat-completions request, as far as Baton reads it. Pure.
 
 `FIELDS` is the whole story of a request body: which properties are known, what makes a value acceptable, and what
-becomes of it. `read` Baton acts on it itself; `last` it goes to the worker whose reply the client gets; `refused` it
-could redirect or unlock something and is always a 400. Anything else is dropped and counted.
+becomes of it. `read` Baton acts on it itself; `last` it goes to the worker whose reply the client gets; `refused` it is
+a 400, because nothing here could do what it asks. `core/refused.py` has what could redirect or unlock something, a 400
+at any depth. Anything else is dropped and counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.core.chat_messages import PARTS as PARTS
+from gateway.core.chat_messages import ROLES as ROLES
+from gateway.core.chat_messages import read_messages
+from gateway.core.chat_options import DEEP
+from gateway.core.parts import media_kinds
+from gateway.core.refused import REFUSED as REFUSED
+from gateway.core.refused import REFUSED_PREFIXES as REFUSED_PREFIXES
+from gateway.core.reply import TIERS
+from gateway.core.shapes import (
+    FLAG,
+    OBJECT,
+    Check,
+    Reader,
+    array,
+    bad,
+    either,
+    integer,
+    mapping,
+    missing,
+    number,
+    one_of,
+    refuse_if_dangerous,
+    text,
+)
 from gateway.errors import BadRequest
 
-Fate = Literal["read", "last"]
-Check = Callable[[Any], bool]
-ROLES = ("developer", "system", "user", "assistant", "tool", "function")
-PARTS = ("text", "refusal", "image_url", "input_audio", "file")
-
-
-def _number(low: float, high: float) -> Check:
-    return lambda v: isinstance(v, int | float) and not isinstance(v, bool) and low <= v <= high
-
-
-def _integer(low: int, high: int) -> Check:
-    return lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high
-
-
-def _text(chars_max: int) -> Check:
-    return lambda v: isinstance(v, str) and len(v) <= chars_max
-
-
-def _one_of(*names: str) -> Check:
-    return lambda v: v in names if isinstance(v, str) else False
-
-
-def _list(length_max: int, kind: type) -> Check:
-    return lambda v: isinstance(v, list) and len(v) <= length_max and all(isinstance(item, kind) for item in v)
-
-
-def _object(v: Any) -> bool:
-    return isinstance(v, dict)
-
-
-def _bool(v: Any) -> bool:
-    return isinstance(v, bool)
-
-
-def _stop(v: Any) -> bool:
-    return isinstance(v, str) or (_list(4, str)(v) and len(v) >= 1)
-
-
-def _tool_choice(v: Any) -> bool:
-    return _object(v) or _one_of("none", "auto", "required")(v)
-
-
-def _logit_bias(v: Any) -> bool:
-    return _object(v) and len(v) <= 4096 and all(_number(-100, 100)(bias) for bias in v.values())
-
-
-def _metadata(v: Any) -> bool:
-    return (
-        _object(v)
-        and len(v) <= 16
-        and all(isinstance(k, str) and len(k) <= 64 and isinstance(t, str) and len(t) <= 512 for k, t in v.items())
-    )
-
-
-def _response_format(v: Any) -> bool:
-    return _object(v) and v.get("type") in ("text", "json_object", "json_schema")
-
-
+Fate = Literal["read", "last", "refused"]
 TOKENS_MAX = 10_000_000
+MEDIA_BYTES_MAX = 8 << 20
+HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may do without them
+
+
+def _metadata(v: Any) -> str | None:
+    if code := mapping(v):
+        return code
+    pair = text(64), text(512)
+    wrong = (check(item) for entry in v.items() for check, item in zip(pair, entry, strict=True))
+    too_many = "object_above_max_properties" if len(v) > 16 else None
+    return next((code for code in wrong if code), too_many)
+
+
+def _logit_bias(v: Any) -> str | None:
+    if code := mapping(v):
+        return code
+    too_many = "object_above_max_properties" if len(v) > 4096 else None
+    return next((code for code in map(number(-100, 100), v.values()) if code), too_many)
+
 
 FIELDS: dict[str, tuple[Fate, Check, str]] = {
     # name: (fate, check, what a good value is)
-    "model": ("read", _text(256), "a model name, see /v1/models"),
-    "messages": ("read", lambda v: isinstance(v, list), "a list of messages"),
-    "stream": ("read", _bool, "true or false"),
-    "stream_options": ("read", _object, "an object"),
+    "model": ("read", text(256), "a model name, see /v1/models"),
+    "messages": ("read", array(0, 2**31), "a list of messages"),
+    "stream": ("read", *FLAG),
+    "stream_options": ("read", *OBJECT),
     "metadata": ("read", _metadata, "up to 16 pairs of strings (64 / 512 characters)"),
-    "user": ("read", _text(512), "a string"),
-    "safety_identifier": ("read", _text(512), "a string"),
-    "store": ("read", _bool, "true or false"),
-    "service_tier": ("read", _text(64), "a string"),
-    "prompt_cache_key": ("read", _text(512), "a string"),
-    "prompt_cache_retention": ("read", _text(64), "a string"),
-    "n": ("last", _integer(1, 128), "an integer from 1 to 128"),
-    "max_tokens": ("last", _integer(1, TOKENS_MAX), "an integer above 0"),
-    "max_completion_tokens": ("last", _integer(1, TOKENS_MAX), "an integer above 0"),
-    "temperature": ("last", _number(0, 2), "a number from 0 to 2"),
-    "top_p": ("last", _number(0, 1), "a number from 0 to 1"),
-    "frequency_penalty": ("last", _number(-2, 2), "a number from -2 to 2"),
-    "presence_penalty": ("last", _number(-2, 2), "a number from -2 to 2"),
-    "seed": ("last", _integer(-(2**63), 2**63 - 1), "an integer"),
-    "stop": ("last", _stop, "a string, or up to 4 of them"),
-    "logprobs": ("last", _bool, "true or false"),
-    "top_logprobs": ("last", _integer(0, 20), "an integer from 0 to 20"),
+    "user": ("read", text(512), "a string"),
+    "safety_identifier": ("read", text(512), "a string"),
+    "store": ("read", *FLAG),
+    "service_tier": ("read", one_of(*TIERS), ", ".join(TIERS[:-1]) + f" or {TIERS[-1]}"),
+    "moderation": ("refused", mapping, "left out"),
+    "prompt_cache_key": ("last", text(512), "a string"),
+    "prompt_cache_options": ("last", *OBJECT),
+    "prompt_cache_retention": ("last", one_of("in_memory", "24h"), "in_memory or 24h"),
+    "n": ("last", integer(1, 128), "an integer from 1 to 128"),
+    "max_tokens": ("last", integer(1, TOKENS_MAX), "an integer above 0"),
+    "max_completion_tokens": ("last", integer(1, TOKENS_MAX), "an integer above 0"),
+    "temperature": ("last", number(0, 2), "a number from 0 to 2"),
+    "top_p": ("last", number(0, 1), "a number from 0 to 1"),
+    "frequency_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
+    "presence_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
+    "seed": ("last", integer(-(2**63), 2**63 - 1), "an integer"),
+    "stop": ("last", either(text(10_000), array(1, 4, str)), "a string, or up to 4 of them"),
+    "logprobs": ("last", *FLAG),
+    "top_logprobs": ("last", integer(0, 20), "an integer from 0 to 20"),
     "logit_bias": ("last", _logit_bias, "token ids to numbers from -100 to 100"),
-    "response_format": ("last", _response_format, "an object whose type is text, json_object or json_schema"),
-    "tools": ("last", _list(128, dict), "up to 128 tools"),
-    "tool_choice": ("last", _tool_choice, "none, auto, required or an object"),
-    "parallel_tool_calls": ("last", _bool, "true or false"),
-    "functions": ("last", _list(128, dict), "up to 128 functions"),
-    "function_call": ("last", lambda v: isinstance(v, str | dict), "a string or an object"),
+    "response_format": ("last", mapping, "an object whose type is text, json_object or json_schema"),
+    "tools": ("last", array(1, 128, dict), "1 to 128 tools"),
+    "tool_choice": ("last", either(one_of("none", "auto", "required"), mapping), "none, auto, required or an object"),
+    "parallel_tool_calls": ("last", *FLAG),
+    "functions": ("last", array(1, 128, dict), "1 to 128 functions"),
+    "function_call": ("last", either(one_of("none", "auto"), mapping), "none, auto or an object with a name"),
     "reasoning_effort": (
         "last",
-        _one_of("none", "minimal", "low", "medium", "high", "xhigh"),
-        "none, minimal, low, medium, high or xhigh",
+        one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        "none, minimal, low, medium, high, xhigh or max",
     ),
-    "verbosity": ("last", _one_of("low", "medium", "high"), "low, medium or high"),
-    "prediction": ("last", _object, "an object"),
-    "modalities": ("last", _list(4, str), 'a list such as ["text"]'),
-    "audio": ("last", _object, "an object"),
-    "web_search_options": ("last", _object, "an object"),
+    "verbosity": ("last", one_of("low", "medium", "high"), "low, medium or high"),
+    "prediction": ("last", *OBJECT),
+    "modalities": ("last", array(1, 2, str), 'a list such as ["text"]'),
+    "audio": ("last", *OBJECT),
+    "web_search_options": ("last", *OBJECT),
 }
-
-REFUSED = frozenset(
-    {
-        "api_base", "api_key", "api_version", "azure_endpoint", "base_url", "custom_llm_provider", "extra_body",
-        "extra_headers", "extra_query", "fallbacks", "litellm_params", "mock_response", "num_retries", "organization",
-        "request_timeout", "timeout", "user_config",
-    }
-)  # fmt: skip
-REFUSED_PREFIXES = ("aws_", "vertex_", "azure_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +115,11 @@ class ChatRequest:
     params: Mapping[str, Any]
     stream: bool = False
     include_usage: bool = False
+    obfuscate: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     end_user: str | None = None
-    dropped: tuple[str, ...] = ()  # unknown properties that were left out
+    store: bool | None = None  # None: not said
+    dropped: tuple[str, ...] = ()  # unknown properties that were left out, by path
 
     @property
     def output_tokens(self) -> int | None:
@@ -150,67 +132,95 @@ class ChatRequest:
         """`n`."""
         return int(self.params.get("n", 1))
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a worker must take to serve this: names as in a pool file's `cannot`."""
+        adapted = ("n", "max_tokens", "max_completion_tokens", *HINTS)
+        return media_kinds(self.messages) | (self.params.keys() - set(adapted))
 
-def parse_request(body: object, *, messages_max: int, strict: bool = False) -> ChatRequest:
+
+def parse_request(
+    body: object, *, messages_max: int, strict: bool = False, media_bytes_max: int = MEDIA_BYTES_MAX
+) -> ChatRequest:
     """A decoded JSON body → ChatRequest. Raises BadRequest naming the field, and what a good value is."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
     for name in body:
-        if name in REFUSED or name.startswith(REFUSED_PREFIXES):
-            raise BadRequest(f"`{name}` is not accepted from clients; leave it out", param=name, code="refused_field")
-    dropped = tuple(sorted(name for name in body if name not in FIELDS))
-    if strict and dropped:
-        raise BadRequest(f"Unknown parameter: '{dropped[0]}'.", param=dropped[0], code="unknown_parameter")
+        refuse_if_dangerous(name, name)
+    reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
     known = {name: value for name, value in body.items() if name in FIELDS and value is not None}
-    for name, value in known.items():
-        _, check, good = FIELDS[name]
-        if not check(value):
-            raise BadRequest(f"`{name}` must be {good}", param=name, code="invalid_type")
+    _check_values(known)
     for name in ("model", "messages"):
         if name not in known:
-            raise BadRequest(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+            raise missing(name)
+    messages = read_messages(known["messages"], messages_max, reader)
+    known |= {name: DEEP[name](known[name], reader) for name in DEEP if name in known}
+    for error in _conflicts(known):
+        raise error
+    if strict and reader.dropped:
+        first = reader.dropped[0]
+        raise BadRequest(f"Unknown parameter: '{first}'.", param=first, code="unknown_parameter")
     options = known.get("stream_options", {})
     return ChatRequest(
         model=known["model"],
-        messages=_messages(known["messages"], messages_max),
+        messages=messages,
         params={name: value for name, value in known.items() if FIELDS[name][0] == "last"},
         stream=known.get("stream", False),
         include_usage=options.get("include_usage") is True,
+        obfuscate=options.get("include_obfuscation") is True,
         metadata=known.get("metadata", {}),
         end_user=known.get("safety_identifier") or known.get("user") or None,
-        dropped=dropped,
+        store=known.get("store"),
+        dropped=tuple(reader.dropped),
     )
 
 
-def _messages(raw: Sequence[Any], messages_max: int) -> tuple[Mapping[str, Any], ...]:
-    if not raw:
-        raise BadRequest("[] is too short - 'messages'", param="messages", code="empty_array")
-    if len(raw) > messages_max:
-        raise BadRequest(f"`messages` holds {len(raw)}; at most {messages_max} are accepted", param="messages")
-    for index, message in enumerate(raw):
-        _message(message, f"messages[{index}]")
-    return tuple(raw)
+def _check_values(known: Mapping[str, Any]) -> None:
+    for name, value in known.items():
+        fate, check, good = FIELDS[name]
+        if fate == "refused":
+            raise BadRequest(f"`{name}` is not supported here", param=name, code="unsupported_parameter")
+        if code := check(value):
+            raise bad(name, good, code)
 
 
-def _message(message: Any, where: str) -> None:
-    if not isinstance(message, dict):
-        raise BadRequest(f"`{where}` must be an object", param=where, code="invalid_type")
-    role = message.get("role")
-    if role not in ROLES:
-        raise BadRequest(
-            f"`{where}.role` must be one of {', '.join(ROLES)}", param=f"{where}.role", code="invalid_value"
-        )
-    content = message.get("content")
-    if content is None:
-        if role == "assistant":
-            return
-        raise BadRequest(f"`{where}.content` is missing", param=f"{where}.content", code="missing_required_parameter")
-    if isinstance(content, str):
+def _conflicts(known: Mapping[str, Any]) -> Iterator[BadRequest]:
+    """What no property says alone: one that needs another, or may not stand beside it."""
+    for name, other, is_there in _NEEDS:
+        if name in known and not is_there(known):
+            said = f"Invalid value for '{name}': '{name}' is only allowed when {other}."
+            yield BadRequest(said, param=name, code="invalid_parameter_combination")
+    for name, other in (("max_tokens", "max_completion_tokens"), ("functions", "tools")):
+        if name in known and other in known:
+            said = f"Setting '{name}' and '{other}' at the same time is not supported."
+            yield BadRequest(said, param=name, code="invalid_parameter_combination")
+    if "audio" in known.get("modalities", ()) and "audio" not in known:
+        yield missing("audio")
+    for where, kind, name in _chosen(known):
+        if name not in {tool[kind]["name"] for tool in known.get("tools", ()) if tool["type"] == kind}:
+            yield BadRequest(f"`{where}` names `{name}`, which is not in 'tools'", param=where, code="invalid_value")
+    call = known.get("function_call")
+    if isinstance(call, dict) and call["name"] not in {function["name"] for function in known["functions"]}:
+        said = f"`function_call` names `{call['name']}`, which is not in 'functions'"
+        yield BadRequest(said, param="function_call", code="invalid_value")
+
+
+_NEEDS: tuple[tuple[str, str, Any], ...] = (
+    ("stream_options", "'stream' is true", lambda known: known.get("stream") is True),
+    ("top_logprobs", "'logprobs' is true", lambda known: known.get("logprobs") is True),
+    ("tool_choice", "'tools' are specified", lambda known: "tools" in known),
+    ("parallel_tool_calls", "'tools' are specified", lambda known: "tools" in known),
+    ("function_call", "'functions' are specified", lambda known: "functions" in known),
+)
+
+
+def _chosen(known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(path, kind, name) of every tool that `tool_choice` names."""
+    choice = known.get("tool_choice")
+    if not isinstance(choice, dict):
         return
-    if not isinstance(content, list) or not all(isinstance(p, dict) and p.get("type") in PARTS for p in content):
-        good = f"a string, or a list of parts of type {', '.join(PARTS)}"
-        raise BadRequest(f"`{where}.content` must be {good}", param=f"{where}.content", code="invalid_type")
-    for index, part in enumerate(content):
-        if part["type"] == "text" and not isinstance(part.get("text"), str):
-            spot = f"{where}.content[{index}].text"
-            raise BadRequest(f"`{spot}` must be a string", param=spot, code="invalid_type")
+    if choice["type"] != "allowed_tools":
+        yield "tool_choice", choice["type"], choice[choice["type"]]["name"]
+        return
+    for at, tool in enumerate(choice["allowed_tools"]["tools"]):
+        yield f"tool_choice.allowed_tools.tools[{at}]", tool["type"], tool[tool["type"]]["name"]

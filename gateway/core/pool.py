@@ -12,6 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 NANO_PER_USD = 1_000_000_000
 WorkerKind = Literal["openai", "litellm", "tool", "self"]
+MODEL_KINDS: tuple[WorkerKind, ...] = ("openai", "litellm")
+Capability = Literal[
+    "image", "audio", "file", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty",
+    "presence_penalty", "seed", "stop", "logprobs", "top_logprobs", "logit_bias", "response_format", "tools",
+    "tool_choice", "parallel_tool_calls", "functions", "function_call", "reasoning_effort", "verbosity", "prediction",
+    "modalities", "web_search_options", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+]  # fmt: skip
 Handle = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{1,15}$")]
 _TOKEN_PRICES = {"input_usd_per_mtok", "output_usd_per_mtok"}
 SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")]
@@ -66,6 +73,7 @@ class WorkerSpec(_Frozen):
     latency_hint_s: float | None = Field(default=None, ge=0, description="typical seconds, shown to the conductor")
     version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
     params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
+    cannot: tuple[Capability, ...] = Field(default=(), description="kinds of parts and request properties not taken")
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> WorkerSpec:
@@ -133,5 +141,6 @@ class PoolFile(_Frozen):
 
 def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
     """sha256 over what each worker is (not its secret reference): stamps a rollout with the pool it saw."""
-    lines = [worker.model_dump_json(exclude={"api_key"}) for worker in sorted(workers, key=lambda w: w.name)]
+    ordered = sorted(workers, key=lambda worker: worker.name)
+    lines = [w.model_dump_json(exclude={"api_key"} if w.cannot else {"api_key", "cannot"}) for w in ordered]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -8,6 +8,8 @@ from typing import Any
 
 from gateway.core.money import Usage
 
+TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+
 
 def usage_json(usage: Usage) -> dict[str, Any]:
     """OpenAI's usage object with both details present."""
@@ -29,18 +31,16 @@ def completion(
     worker_body: Mapping[str, Any], *, completion_id: str, created_s: int, model: str, usage: Usage
 ) -> dict[str, Any]:
     """The client's reply: the worker's choices under our id and model, with the whole tree's usage."""
-    body = {
+    return {
         "id": completion_id,
         "object": "chat.completion",
         "created": created_s,
         "model": model,
         "choices": [_whole_choice(choice, index) for index, choice in enumerate(worker_body.get("choices") or ())],
         "usage": usage_json(usage),
-        "service_tier": worker_body.get("service_tier") or "default",
+        "service_tier": "default",
+        **about(worker_body),
     }
-    if worker_body.get("system_fingerprint"):
-        body["system_fingerprint"] = worker_body["system_fingerprint"]
-    return body
 
 
 def _whole_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
@@ -53,6 +53,41 @@ def _whole_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
         "finish_reason": choice.get("finish_reason") or "stop",
         "logprobs": choice.get("logprobs"),
     }
+
+
+def about(worker_body: Mapping[str, Any]) -> dict[str, str]:
+    """What a completion or chunk says of itself beside its choices, as far as clients know it: a tier that OpenAI has
+    no name for is nothing that they could read."""
+    tier, fingerprint = worker_body.get("service_tier"), worker_body.get("system_fingerprint")
+    said = {"service_tier": tier} if tier in TIERS else {}
+    return said | ({"system_fingerprint": fingerprint} if isinstance(fingerprint, str) and fingerprint else {})
+
+
+def merged(bodies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Several completions as one with all of their choices, numbered in order; one alone as it is."""
+    if len(bodies) == 1:
+        return bodies[0]
+    choices = [choice for body in bodies for choice in body.get("choices") or ()]
+    return {**bodies[0], "choices": [{**choice, "index": at} for at, choice in enumerate(choices)]}
+
+
+def one_call(body: Mapping[str, Any], request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A completion or chunk without any tool call but the first of each choice, where the request wants no parallel
+    ones: not every worker heeds that."""
+    if request.get("parallel_tool_calls") is not False:
+        return body
+    return {**body, "choices": [_with_one_call(choice) for choice in body.get("choices") or ()]}
+
+
+def _with_one_call(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    for part in ("message", "delta"):
+        said = _mapping(choice.get(part))
+        calls = _mappings(said.get("tool_calls"))
+        first = calls[:1] if part == "message" else [call for call in calls if _index(call, 0) == 0]
+        if len(first) < len(calls):
+            rest = {name: value for name, value in said.items() if name != "tool_calls"}
+            return {**choice, part: {**rest, **({"tool_calls": first} if first else {})}}
+    return choice
 
 
 def reply_text(worker_body: Mapping[str, Any]) -> str:
@@ -113,6 +148,7 @@ class Collected:
 
     def __init__(self) -> None:
         self._choices: dict[int, dict[str, Any]] = {}
+        self._about: dict[str, Any] = {}
 
     @property
     def started(self) -> bool:
@@ -134,9 +170,15 @@ class Collected:
             if choice.get("finish_reason"):
                 kept["finish_reason"] = choice["finish_reason"]
 
+    def about(self, chunk: Mapping[str, Any]) -> None:
+        """Take in what a chunk says of the reply as a whole."""
+        self._about |= about(chunk)
+
     def body(self) -> dict[str, Any]:
         """The completion so far."""
-        return {"choices": [{"index": index, **choice} for index, choice in sorted(self._choices.items())]}
+        return self._about | {
+            "choices": [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
+        }
 
 
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
@@ -147,6 +189,8 @@ def _merge_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     _append(message, {name: delta.get(name) for name in _TEXTS})
     for call in _mappings(delta.get("tool_calls")):
         _merge_call(message.setdefault("tool_calls", []), call)
+    if delta.get("audio"):
+        _append(message.setdefault("audio", {}), _mapping(delta["audio"]))
     if delta.get("function_call"):
         _append(message.setdefault("function_call", {}), _mapping(delta["function_call"]))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.caps import Caps
@@ -18,21 +18,23 @@ from gateway.core.ids import uuid7
 from gateway.core.keys import Principal
 from gateway.core.meter import Meter
 from gateway.core.money import nano_to_usd, worst_case_nano
-from gateway.core.pool import Price, WorkerSpec, pool_hash
+from gateway.core.parts import media_parts
+from gateway.core.pool import MODEL_KINDS, Price, WorkerSpec, pool_hash
 from gateway.core.rollout import RolloutRecord
+from gateway.core.scopes import scopes_of
+from gateway.core.structured import shape_of
 from gateway.core.versions import Pick
 from gateway.errors import BadRequest, CapReached
+from gateway.service.calls import OUTPUT_TOKENS_MIN, price_of
 from gateway.service.catalog import Choice
-from gateway.service.job import Job, Tree
-from gateway.service.ports import Budgets, Clock, Embedder, Journal, Scope
+from gateway.service.job import Job, Tree, nobody
+from gateway.service.ports import Budgets, Clock, Embedder, Hold, Journal
 from gateway.service.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
 from gateway.service.running import Running
-from gateway.service.steps import OUTPUT_TOKENS_MIN, price_of
 
 LEASE_SLACK_S = 30.0
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
-MODEL_KINDS = ("openai", "litellm")
 ROUNDS_OF = {FixedPlanner: 1, RulePlanner: 1, VoteRouter: 1, CascadeRouter: 2}  # of routers: no more, and no fewer
 
 
@@ -61,6 +63,7 @@ class Asked:
     rounds: int | None = None
     quality: int | None = None  # the dial, see core/prompt.py
     depth: int = 0
+    progress: bool = False  # its stream tells of plans and steps as they happen
     response: Mapping[str, Any] | None = None  # of the Responses API: what is logged beside the messages, if anything
 
 
@@ -111,22 +114,22 @@ class Admission:
             task_embedding=[] if self._embedder.logged else None,
             stream=chat.stream,
             log_mode=principal.log_mode,
-            train=principal.train and chat.metadata.get("train") != "false",
+            train=principal.train and chat.metadata.get("train") != "false" and chat.store is not False,
             tags=dict(chat.metadata),
         )
 
     async def hold(
         self, record: RolloutRecord, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest, who: Principal
-    ) -> tuple[int, asyncio.Task[None]]:
-        """Reserve the worst case of the whole tree, in every scope or none; what was granted, and its record on its
-        way to the disk (it shares the first dispatch's fsync)."""
+    ) -> tuple[Hold, asyncio.Task[None]]:
+        """Reserve the worst case of the whole tree, in every scope or none; the hold, and its record on its way to the
+        disk (it shares the first dispatch's fsync)."""
         most, least = self._bounds(choice, caps, input_bound, chat)
         if least > caps.cost_nano:
             raise CapReached(
                 "cost",
                 f"any answer could cost ${nano_to_usd(least)}; the cap is ${nano_to_usd(caps.cost_nano)}",
             )
-        scopes = [Scope(f"org:{record.org}", None), Scope(f"key:{record.key_id}", who.budget_nano)]
+        scopes = scopes_of(who, record.end_user, self._clock.now())
         hold = await self._budgets.hold(record.id, most, least, scopes, caps.wall_s + LEASE_SLACK_S)
         payload = {
             "hold_id": hold.id,
@@ -135,9 +138,7 @@ class Admission:
             "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
         }
         now_us = self._now_us()
-        return hold.granted_nano, asyncio.create_task(
-            self._journal.append(Event(uuid7(now_us // 1000), "hold", now_us, payload))
-        )
+        return hold, asyncio.create_task(self._journal.append(Event(uuid7(now_us // 1000), "hold", now_us, payload)))
 
     def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
         """(worst case of the tree under the cap on cost, least with which one answer can be had), in nano-dollars."""
@@ -152,9 +153,9 @@ class Admission:
             prompt_bound = 3 * input_bound + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
             planning = worst_case_nano(policies.planning_price, prompt_bound, policies.planning_tokens_max)
         loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
-        calls = caps.calls if planned else policies.attempts_max
-        dearest = max(_call_nano(spec, input_bound, spec.output_tokens_max * chat.choices) for spec in workers)
-        cheapest = min(_call_nano(spec, input_bound, OUTPUT_TOKENS_MIN * chat.choices) for spec in workers)
+        calls = caps.calls if planned else policies.attempts_max + (shape_of(chat.params) is not None)
+        dearest = max(_call_nano(spec, input_bound, spec.output_tokens_max, chat.choices) for spec in workers)
+        cheapest = min(_call_nano(spec, input_bound, OUTPUT_TOKENS_MIN, chat.choices) for spec in workers)
         most = planning * loops * policies.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
 
@@ -164,7 +165,8 @@ class Admission:
         workers = list(choice.workers)
         draw.shuffle(workers)
         meter = Meter(record.hold_nano, caps)
-        tree = Tree(meter, record.id, self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel), held)
+        deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
+        tree = Tree(meter, record.id, deadline_s, slots, running.tell if asked.progress else nobody, held)
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
         rounds = ROUNDS_OF.get(type(choice.planner)) or asked.rounds or max(self._policies.rounds, trained)
@@ -183,11 +185,32 @@ class Admission:
             quality=asked.quality,
             version=version,
             sink=running if chat.stream else None,
+            shape=shape_of(chat.params),
         )
 
     def _now_us(self) -> int:
         return int(self._clock.now().timestamp() * 1_000_000)
 
 
-def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int) -> int:
-    return worst_case_nano(price_of(spec), input_bound, output_bound)
+def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int, choices: int) -> int:
+    """The worst case of one call for so many choices, of `output_bound` tokens each; of as many calls where the worker
+    gives one choice at a time."""
+    if "n" in spec.cannot:
+        return choices * worst_case_nano(price_of(spec), input_bound, output_bound)
+    return worst_case_nano(price_of(spec), input_bound, output_bound * choices)
+
+
+def able(choice: Choice, chat: ChatRequest) -> Choice:
+    """The choice with the workers alone that take what the request holds. Raises BadRequest where no model is left."""
+    needs = chat.needs
+    unable = [spec for spec in choice.workers if not needs.isdisjoint(spec.cannot)]
+    if not unable:
+        return choice
+    left = tuple(spec for spec in choice.workers if spec not in unable)
+    named = choice.planner.name.removeprefix("fixed:") if choice.fallback is None else None
+    if any(spec.kind in MODEL_KINDS and named in (None, spec.name) for spec in left):
+        return replace(choice, workers=left)
+    what = sorted(need for need in needs if any(need in spec.cannot for spec in unable))[0]
+    where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
+    whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
+    raise BadRequest(f"{whom} `{what}`", param=where, code="unsupported_parameter")

@@ -15,23 +15,23 @@ from gateway.core.events import Event
 from gateway.core.experience import question_text
 from gateway.core.ids import uuid7
 from gateway.core.money import Usage, input_tokens_bound
+from gateway.core.pool import MODEL_KINDS
 from gateway.core.redact import Redactor, apply_mode
 from gateway.core.reply import completion
-from gateway.core.rollout import RolloutRecord, as_payload
-from gateway.core.scopes import scopes_of
+from gateway.core.rollout import as_payload
 from gateway.core.versions import Pick
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
-from gateway.service.admit import MODEL_KINDS, Admission, Asked, Policies, no_version
+from gateway.service.admit import Admission, Asked, Policies, able, no_version
 from gateway.service.catalog import Catalog
 from gateway.service.job import Job
 from gateway.service.ports import (
     Budgets,
     Clock,
     Embedder,
-    Hold,
     Journal,
     Metrics,
     RateLimits,
+    Scope,
     Store,
     WorkerExperience,
 )
@@ -81,22 +81,21 @@ class Completer:
     async def start(self, asked: Asked) -> Running:
         """Admit a request and set it going. Raises NotFound, RateLimited, BudgetExceeded, CapReached, Unavailable."""
         policies, principal, chat = self._policies, asked.principal, asked.chat
-        choice = self._catalog.resolve(principal, chat.model, asked.pool)
+        choice = able(self._catalog.resolve(principal, chat.model, asked.pool), chat)
         caps = policies.caps.narrowed(principal.caps).narrowed(asked.caps)
         if asked.depth > caps.depth:
             raise CapReached("depth", f"this request comes from {asked.depth} gateways deep; the cap is {caps.depth}")
         grading.check(chat.metadata, principal.log_mode)
         record = self._admission.record(asked, choice, caps)
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
-        rate = await self._limits.admit(
-            principal.public_id, record.id, input_bound // 4, principal.rpm, principal.tpm, principal.concurrency
-        )
+        rate = await self._rates.admit(principal, record.id, input_bound // 4)
         try:
-            record.hold_nano, held = await self._admission.hold(record, choice, caps, input_bound, chat, principal)
+            hold, held = await self._admission.hold(record, choice, caps, input_bound, chat, principal)
         except BaseException:  # boundary: whatever stopped the hold, the place in flight is given back
-            await self._limits.release(principal.public_id, record.id, 0)
+            await self._rates.release(principal, record.id, 0)
             raise
-        running = Running(record, chat, rate)
+        record.hold_nano = hold.granted_nano
+        running = Running(record, chat, rate, principal, hold.scopes)
         job = self._admission.job(asked, choice, caps, running, held)
         owner = asyncio.create_task(self._own(running, job))
         self._owned.add(owner)

@@ -13,6 +13,7 @@ from gateway.core.plan import Allowed, Plan, Step
 from gateway.core.pool import WorkerSpec
 from gateway.core.prompt import ShownReply, ShownWorker
 from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.structured import Shape
 from gateway.core.versions import Pick
 from gateway.errors import BatonError
 from gateway.service.ports import WorkerExperience
@@ -25,6 +26,14 @@ class Sink(Protocol):
         """Pass the choices of one chunk on to the client."""
         ...
 
+    def about(self, reply: Mapping[str, Any]) -> None:
+        """What a completion or chunk says of itself beside its choices: `service_tier`, `system_fingerprint`."""
+        ...
+
+
+def nobody(event: Mapping[str, Any]) -> None:
+    """The `tell` of a request that nobody watches."""
+
 
 @dataclass(slots=True)
 class Tree:
@@ -34,6 +43,7 @@ class Tree:
     hold_id: str
     deadline_s: float  # monotonic
     slots: asyncio.Semaphore  # worker calls in flight
+    tell: Callable[[Mapping[str, Any]], None] = nobody  # told of what happens, for a client that asked to be
     held: asyncio.Task[None] | None = None  # the hold's journal record; on disk before anything is spent
     children: list[RolloutRecord] = field(default_factory=list)
 
@@ -49,6 +59,7 @@ class StepRun:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     body: Mapping[str, Any] | None = None
     error: BatonError | None = None
+    dispatches: int = 0  # calls that left, over all of its attempts
 
 
 BeforeSpending = Callable[[int], Awaitable[None]]
@@ -116,9 +127,14 @@ class Job:
     quality: int | None = None
     version: Pick | None = None
     sink: Sink | None = None
+    shape: Shape | None = None  # what `params` promise the client its reply will be
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index
 
     @property
     def depth(self) -> int:
         """How many loops are above this one."""
         return self.record.depth
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Say what happens to a client that asked for it."""
+        self.tree.tell({"event": event, "depth": self.depth, **facts})

@@ -30,9 +30,10 @@ from gateway.errors import (
     UpstreamError,
 )
 from gateway.service.attempts import Attempts
+from gateway.service.calls import price_of
 from gateway.service.job import Job, Planner, Situation, StepRun
 from gateway.service.ports import Clock, Journal, WorkerExperience
-from gateway.service.steps import StepRunner, price_of, replay
+from gateway.service.steps import StepRunner, replay
 
 SHOWN_MIN = 2  # outcomes before a conductor is told of them: it takes what it is shown at its word
 FATAL = (MoneyUnavailable, SpoolFull)  # nothing may be done that cannot be paid for or written down
@@ -126,7 +127,8 @@ class Rounds:
     async def _best_so_far(self, job: Job, error: BatonError, why: str) -> Mapping[str, Any]:
         """The latest answer any step gave, flagged; nothing fits where a stream has begun or nothing was answered."""
         begun = any(run.record.first_byte_us is not None and job.sink is not None for run in job.runs)
-        bodies = [run.body for run in job.runs if run.body is not None and run.record.status == "done"]
+        done = [run.body for run in job.runs if run.body is not None and run.record.status == "done"]
+        bodies = [body for body in done if job.shape is None or job.shape.kept(body)]
         if isinstance(error, FATAL) or begun or not bodies or not reply_text(bodies[-1]):
             raise error
         body = bodies[-1]
@@ -170,7 +172,9 @@ class Rounds:
 
     # ------------------------------------------------------------ child loops
 
-    async def _child(self, job: Job, run: StepRun, messages: list[dict[str, Any]], streams: bool) -> Mapping[str, Any]:
+    async def _child(
+        self, job: Job, run: StepRun, messages: list[dict[str, Any]], answers: bool, streams: bool
+    ) -> Mapping[str, Any]:
         """A step on `self`: the same policy on the step's own messages, one level deeper, on what money is left."""
         if job.depth >= job.caps.depth:
             raise CapReached("depth", f"no child loop below depth {job.caps.depth}")
@@ -178,7 +182,7 @@ class Rounds:
             record=_child_record(job, self._now_us(), messages),
             tree=job.tree,
             conversation=tuple(messages),
-            params=job.params if streams else {},
+            params=job.params if answers else {},
             workers=job.workers,
             experience=job.experience,
             planner=job.planner,
@@ -189,6 +193,7 @@ class Rounds:
             quality=job.quality,
             version=job.version,
             sink=job.sink if streams else None,
+            shape=job.shape if answers else None,
         )
         run.record.child_rollout_id = child.record.id
         job.tree.children.append(child.record)
@@ -236,6 +241,7 @@ class _Graph:
         try:
             plan = await planner.plan(situation, self.record, self.job.tree.meter, early)
             self.record.plan, self.record.finished_us = plan.as_json(), now_us()
+            self.job.tell("planned", round=self.record.round, by=self.record.planner, steps=len(plan.steps))
             self._start_rest(plan, tasks)
             await asyncio.gather(*tasks)
         finally:

@@ -8,15 +8,14 @@ from gateway.core.experience import RuleWeights, rule_utility, smoothed_success
 from gateway.core.meter import Meter
 from gateway.core.money import Usage, cost_nano
 from gateway.core.plan import Plan, Step
-from gateway.core.pool import NANO_PER_USD, WorkerSpec
+from gateway.core.pool import MODEL_KINDS, NANO_PER_USD, WorkerSpec
 from gateway.core.rollout import RoundRecord
 from gateway.errors import BatonError, PlanRefused
+from gateway.service.calls import price_of
 from gateway.service.job import EarlyStart, Planner, Situation
-from gateway.service.steps import price_of
 
 LATENCY_GUESS_S = 2.0
 USAGE_GUESS = Usage(400, 300)  # a typical call, where nothing was observed yet
-MODEL_KINDS = ("openai", "litellm")
 VOTE_URL = "builtin:vote"
 VOTERS = 3
 SHIP = Plan(())

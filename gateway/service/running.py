@@ -4,37 +4,69 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.chat import ChatRequest
 from gateway.core.clocks import covered_us
+from gateway.core.keys import Principal
 from gateway.core.money import Usage, nano_to_usd
+from gateway.core.reply import about
 from gateway.core.rollout import RolloutRecord
 from gateway.errors import BatonError
-from gateway.service.ports import RateState
+from gateway.service.ports import RateState, Scope
 
 QUEUE_CHUNKS_MAX = 32  # a slower reader than this holds the worker's stream back
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Something that happened on the way to the reply."""
+
+    event: Mapping[str, Any]
+
+
+Said = Sequence[Mapping[str, Any]] | Progress  # choices of a chunk, or news
 
 
 class Running:
     """A request being served. Read `chunks` (if it streams) and then `result`; `cancel` when the client leaves."""
 
-    def __init__(self, record: RolloutRecord, chat: ChatRequest, rate: RateState) -> None:
+    def __init__(
+        self,
+        record: RolloutRecord,
+        chat: ChatRequest,
+        rate: RateState,
+        principal: Principal,
+        scopes: Sequence[Scope] = (),
+    ) -> None:
         self.record = record
         self.chat = chat
         self.rate = rate
+        self.principal = principal
+        self.scopes = scopes  # that its hold is in
         self.body: dict[str, Any] | None = None
         self.error: BatonError | None = None
         self.usage = Usage()
+        self.said: dict[str, str] = {}  # by the reply about itself: `service_tier`, `system_fingerprint`
         self.finished = asyncio.Event()
         self.work: asyncio.Task[Mapping[str, Any]] | None = None
-        self._queue: asyncio.Queue[Sequence[Mapping[str, Any]] | None] = asyncio.Queue(QUEUE_CHUNKS_MAX)
+        self._queue: asyncio.Queue[Said | None] = asyncio.Queue(QUEUE_CHUNKS_MAX)
 
     async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
         """Sink: waits while the reader is QUEUE_CHUNKS_MAX chunks behind."""
         await self._queue.put(choices)
 
-    async def chunks(self) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
+    def about(self, reply: Mapping[str, Any]) -> None:
+        """Sink: what the reply says of itself."""
+        self.said |= about(reply)
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Say what happens, where the reader is not behind: news that is late is none."""
+        if not self._queue.full():
+            self._queue.put_nowait(Progress(event))
+
+    async def chunks(self) -> AsyncIterator[Said]:
         """The reply's chunks until it is over; then `finished` is set and `body` or `error` is there."""
         while (choices := await self._next()) is not None:
             yield choices
@@ -51,7 +83,7 @@ class Running:
         if self.work is not None:
             self.work.cancel()
 
-    async def _next(self) -> Sequence[Mapping[str, Any]] | None:
+    async def _next(self) -> Said | None:
         """The next chunk, or None once the request has finished and the queue is empty."""
         if self.finished.is_set() and self._queue.empty():
             return None

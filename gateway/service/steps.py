@@ -1,40 +1,38 @@
-"""One step: what it may see, what it may cost, the attempts at its worker, and what is logged of it.
+"""One step: what it may see, the calls that make its reply, whether that is what was asked for, and what is logged.
 
-The worst case of every attempt is drawn from the request's meter, and its `dispatch` event is on disk, before the
-call leaves. Whatever happens then (reply, error, cut stream, cancellation), the draw is settled exactly once.
+The answering step's reply is checked before it is the client's: a promised shape (`response_format`) that a worker did
+not keep to is asked for once more, and then refused. A stream cannot be taken back, so there only its end waits for the
+check: no `finish_reason` is passed on before it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.core.compose import SeenStep, step_messages
 from gateway.core.events import Event
 from gateway.core.ids import uuid7
-from gateway.core.meter import Draw
-from gateway.core.money import Usage, cost_nano, input_tokens_bound, output_tokens_that_fit, worst_case_nano
-from gateway.core.pool import Price, WorkerSpec
-from gateway.core.reply import Collected, chunks_of, reply_text
-from gateway.core.rollout import AttemptRecord
-from gateway.core.usage import billed_usage, read_usage, text_bytes
-from gateway.errors import BatonError, CapReached, DeadlineExceeded, Unpriced, UpstreamProtocol
+from gateway.core.parts import without_media
+from gateway.core.pool import MODEL_KINDS
+from gateway.core.reply import chunks_of, merged, one_call, reply_text
+from gateway.errors import BatonError, CapReached, UpstreamInvalid
 from gateway.service.attempts import Attempts
+from gateway.service.calls import PassOn, Saw, StepCall, all_or_first_error, fan_out, step_body
 from gateway.service.job import Job, StepRun
-from gateway.service.ports import Clock, Journal, WorkerCall
+from gateway.service.ports import Clock, Journal
 
-OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
-Child = Callable[[Job, StepRun, list[dict[str, Any]], bool], Awaitable[Mapping[str, Any]]]
+Child = Callable[[Job, StepRun, list[dict[str, Any]], bool, bool], Awaitable[Mapping[str, Any]]]
 
 
 class StepRunner:
     """Runs single steps. `child` runs a step on worker `self` as a loop one level deeper."""
 
     def __init__(self, attempts: Attempts, journal: Journal, clock: Clock, child: Child) -> None:
-        self._attempts = attempts
+        self.attempts = attempts
+        self.clock = clock
         self._journal = journal
-        self._clock = clock
         self._child = child
 
     async def run(self, job: Job, run: StepRun, *, answers: bool, streams: bool) -> None:
@@ -42,6 +40,7 @@ class StepRunner:
         parameters; `streams`: its stream is the reply. Raises nothing but CancelledError."""
         try:
             await asyncio.gather(*(job.runs[index].ended.wait() for index in run.step.see))
+            job.tell("step_started", step=run.index, worker=run.spec.name)
             run.body = await self._call(job, run, answers, streams)
             run.record.status = "done"
         except BatonError as error:
@@ -54,19 +53,112 @@ class StepRunner:
             run.record.finished_us = self._now_us()
             self._keep_reply(run)
             run.ended.set()
+            job.tell("step_ended", step=run.index, worker=run.spec.name, status=run.record.status)
 
     async def _call(self, job: Job, run: StepRun, answers: bool, streams: bool) -> Mapping[str, Any]:
         seen = [_seen(job.runs[index]) for index in run.step.see if job.runs[index].body is not None]
         messages = step_messages(job.conversation, run.step.task, seen)
-        run.record.messages = messages
+        run.record.messages = [dict(message) for message in without_media(messages)]
         if run.spec.kind == "self":
             run.record.started_us = self._now_us()
-            return await self._child(job, run, messages, streams)
-        async with job.tree.slots:
-            run.record.started_us = self._now_us()
-            attempt = _Attempt(self, job, run, _body(job, run.spec, messages, answers))
-            saw = [(step.handle, step.task or "", step.reply) for step in seen]
-            return await (attempt.stream(saw) if streams else attempt.whole(saw))
+            return await self._child(job, run, messages, answers, streams)
+        saw = [(step.handle, step.task or "", step.reply) for step in seen]
+        body = step_body(job, run.spec, messages, answers)
+        if streams:
+            return await self._streamed(job, run, body, saw)
+        replies = await self._calls(job, run, fan_out(body, run.spec), saw)
+        run.body = one_call(merged(replies), body)
+        return await self._checked(job, run, body, saw) if answers and job.shape is not None else run.body
+
+    # ------------------------------------------------------------ whole
+
+    async def _calls(
+        self, job: Job, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw
+    ) -> list[Mapping[str, Any]]:
+        """The replies to several bodies at once, each from an equal share of what is left."""
+        calls = [
+            StepCall(self, job, run, body, share=len(bodies), counted=number == 0)
+            for number, body in enumerate(map(dict, bodies))
+        ]
+
+        async def one(call: StepCall) -> Mapping[str, Any]:
+            async with job.tree.slots:
+                run.record.started_us = run.record.started_us or self._now_us()
+                return await call.whole(saw)
+
+        return await all_or_first_error([one(call) for call in calls])
+
+    async def _checked(self, job: Job, run: StepRun, body: Mapping[str, Any], saw: Saw) -> Mapping[str, Any]:
+        """The reply once each of its choices has the promised shape; those that had not were asked for once more."""
+        made = dict(run.body or {})
+        wrong = _problems(job, made)
+        if not wrong:
+            return made
+        if run.spec.kind not in MODEL_KINDS:
+            raise _invalid(run, wrong)
+        asked = [_asking_again(job, body, made["choices"][at], problem) for at, problem in wrong.items()]
+        try:
+            again = merged(await self._calls(job, run, asked, saw))["choices"]
+        except CapReached:
+            raise _invalid(run, wrong) from None
+        choices = list(made["choices"])
+        for at, choice in zip(wrong, again, strict=False):
+            choices[at] = {**choice, "index": choices[at].get("index", at)}
+        run.body = made | {"choices": choices}
+        if wrong := _problems(job, run.body):
+            raise _invalid(run, wrong)
+        return run.body
+
+    # ------------------------------------------------------------ streamed
+
+    async def _streamed(self, job: Job, run: StepRun, body: dict[str, Any], saw: Saw) -> Mapping[str, Any]:
+        """The reply as it comes. Where a shape was promised, no choice ends before all of them were checked."""
+        bodies = fan_out(body, run.spec)
+        calls = [
+            StepCall(self, job, run, each, share=len(bodies), counted=number == 0) for number, each in enumerate(bodies)
+        ]
+        held: list[dict[str, Any]] = []
+
+        async def one(number: int, call: StepCall) -> Mapping[str, Any]:
+            async with job.tree.slots:
+                run.record.started_us = run.record.started_us or self._now_us()
+                shift = number if len(calls) > 1 else None
+                return await call.stream(saw, self._passing_on(job, run, body, shift, held))
+
+        try:
+            replies = await all_or_first_error([one(number, call) for number, call in enumerate(calls)])
+        except BaseException:  # boundary: what came of a stream that broke off is kept for the log, whatever broke it
+            begun = [call.collected.body() for call in calls if call.collected.started]
+            run.body = merged(begun) if begun else None
+            raise
+        run.body = one_call(merged(replies), body)
+        if wrong := _problems(job, run.body):
+            raise _invalid(run, wrong)
+        if held and job.sink is not None:
+            await job.sink.chunk(held)
+        return run.body
+
+    def _passing_on(
+        self, job: Job, run: StepRun, body: Mapping[str, Any], shift: int | None, held: list[dict[str, Any]]
+    ) -> PassOn:
+        """What is done with each chunk of one call: `shift` renumbers its choice, `held` takes back their ends."""
+
+        async def pass_on(chunk: Mapping[str, Any]) -> None:
+            run.record.first_byte_us = run.record.first_byte_us or self._now_us()
+            if job.sink is None:
+                return
+            choices = [choice if shift is None else {**choice, "index": shift} for choice in chunk["choices"]]
+            choices = list(one_call({"choices": choices}, body)["choices"])
+            if job.shape is not None:
+                ends = [choice for choice in choices if choice.get("finish_reason")]
+                held.extend({"index": end.get("index", 0), "finish_reason": end["finish_reason"]} for end in ends)
+                choices = [{**choice, "finish_reason": None} for choice in choices]
+            job.sink.about(chunk)
+            await job.sink.chunk(choices)
+
+        return pass_on
+
+    # ------------------------------------------------------------ the log
 
     async def announce(self, job: Job, step_id: str, worker: str, bound_nano: int, attempt: int = 1) -> None:
         """Return once it is on disk that a call is about to leave which may cost so much. Raises SpoolFull."""
@@ -92,150 +184,45 @@ class StepRunner:
         run.record.finish_reason = choice.get("finish_reason")
 
     def _now_us(self) -> int:
-        return int(self._clock.now().timestamp() * 1_000_000)
-
-    def _left_s(self, job: Job) -> float:
-        left = job.tree.deadline_s - self._clock.monotonic_s()
-        if left <= 0:
-            raise DeadlineExceeded(f"the request's {job.caps.wall_s:g} s are over")
-        return left
-
-
-class _Attempt:
-    """The attempts of one step, with their money."""
-
-    def __init__(self, runner: StepRunner, job: Job, run: StepRun, body: dict[str, Any]) -> None:
-        self._runner, self._job, self._run, self._body = runner, job, run, body
-        self._price = price_of(run.spec)
-        self._draw = _fit(job, self._price, run.spec, body)
-        self._open = False
-        self._attempts = 0
-        self._collected = Collected()
-
-    async def whole(self, saw: list[tuple[str, str, str]]) -> Mapping[str, Any]:
-        """The step's reply in one piece."""
-        usage: Usage | None = None
-        try:
-            reply = await self._runner._attempts.complete(
-                self._worker_call(saw), self._job.tree.deadline_s, self._after, self._before
-            )
-            usage = reply.usage
-            return reply.body
-        finally:
-            self._settle(usage)
-
-    async def stream(self, saw: list[tuple[str, str, str]]) -> Mapping[str, Any]:
-        """The step's reply as it is produced: each chunk goes to the client before the next is read."""
-        usage: Usage | None = None
-        sink = self._job.sink
-        try:
-            chunks = self._runner._attempts.stream(
-                self._worker_call(saw), self._job.tree.deadline_s, self._after, self._before
-            )
-            async for chunk in chunks:
-                usage = read_usage(chunk) or usage
-                if not chunk.get("choices"):
-                    continue
-                if self._run.record.first_byte_us is None:
-                    self._run.record.first_byte_us = self._runner._now_us()
-                self._collected.add(chunk["choices"])
-                if sink is not None:
-                    await sink.chunk(chunk["choices"])
-            if not self._collected.finished:
-                raise UpstreamProtocol(f"worker {self._run.spec.name} ended its stream without a finish_reason")
-            usage = usage or self._estimated()
-            return self._collected.body()
-        finally:
-            self._run.body = self._collected.body() if self._collected.started else None
-            self._settle(usage or (self._estimated() if self._collected.started else None))
-
-    async def _before(self, attempt: int) -> None:
-        """Called before each attempt leaves: caps first, then the money, then the durable word of it."""
-        self._settle(None)  # the attempt before this one, if it was left open
-        job, run = self._job, self._run
-        self._attempts = attempt
-        job.tree.meter.count_call()
-        job.tree.meter.draw(self._draw)
-        self._open = True
-        step_id = f"{run.record.round}.{run.index}"
-        await self._runner.announce(job, step_id, run.spec.name, self._draw.nano, attempt)
-
-    def _after(self, record: AttemptRecord) -> None:
-        """Called after each attempt. One that failed with a status, or never left, costs nothing."""
-        self._run.record.attempts.append(record)
-        if record.error is not None and (record.upstream_status is not None or not record.dispatched):
-            self._settle(Usage())
-
-    def _settle(self, usage: Usage | None) -> None:
-        """Close the open draw: at the usage given, or in full where nobody can say what the worker will bill."""
-        if not self._open:
-            return
-        self._open = False
-        record, meter = self._run.record, self._job.tree.meter
-        if usage is None:
-            nano, usage = self._draw.nano, Usage(self._draw.tokens, 0, estimated=True)
-        else:
-            nano = 0 if usage == Usage() else cost_nano(self._price, usage)
-        meter.settle(self._draw, nano, usage.prompt_tokens + usage.completion_tokens)
-        record.prompt_tokens += usage.prompt_tokens
-        record.completion_tokens += usage.completion_tokens
-        record.usage_estimated |= usage.estimated
-        record.cost_nano += nano
-
-    def _estimated(self) -> Usage:
-        request_bytes = len(str(self._body).encode("utf-8", "replace"))
-        said = text_bytes(choice.get("message") or {} for choice in self._collected.body()["choices"])
-        return billed_usage(None, self._body, request_bytes, said)
-
-    def _worker_call(self, saw: list[tuple[str, str, str]]) -> WorkerCall:
-        job, run = self._job, self._run
-        timeout_s = min(run.spec.timeout_s, self._runner._left_s(job))
-        step_id = f"{run.record.round}.{run.index}"
-        return WorkerCall(run.spec, self._body, timeout_s, job.record.id, step_id, job.depth, saw)
-
-
-def price_of(spec: WorkerSpec) -> Price:
-    """A worker's price. Raises Unpriced: what cannot be priced is refused, never free."""
-    if spec.price is None:
-        raise Unpriced(f"worker {spec.name} has no price; give it `price` in the pool file")
-    return spec.price
+        return int(self.clock.now().timestamp() * 1_000_000)
 
 
 def _seen(run: StepRun) -> SeenStep:
     return SeenStep(run.index, run.step.worker, run.step.task, reply_text(run.body or {}))
 
 
-def _body(job: Job, spec: WorkerSpec, messages: list[dict[str, Any]], answers: bool) -> dict[str, Any]:
-    """The chat body for a worker: only the answering step gets the client's own parameters."""
-    params = dict(job.params) if answers else {}
-    bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
-    wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
-    name = "max_completion_tokens" if bounds[0] or "max_completion_tokens" in spec.params else "max_tokens"
-    return {**params, "messages": messages, name: min(wanted, spec.output_tokens_max)}
+def _problems(job: Job, body: Mapping[str, Any]) -> dict[int, str]:
+    """What is wrong with which choice, by its place."""
+    if job.shape is None:
+        return {}
+    found = {at: job.shape.problem(choice) for at, choice in enumerate(body.get("choices") or ())}
+    return {at: problem for at, problem in found.items() if problem is not None}
 
 
-def _fit(job: Job, price: Price, spec: WorkerSpec, body: dict[str, Any]) -> Draw:
-    """The worst case of one attempt, after lowering what is asked of the worker to what is left. Raises CapReached."""
-    name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-    choices = int(body.get("n", 1))
-    rest = {key: value for key, value in body.items() if key != "messages"}
-    input_bound = input_tokens_bound(body["messages"], str(rest) + str(spec.params))
-    meter = job.tree.meter
-    fits = min(
-        output_tokens_that_fit(price, input_bound, meter.left_nano) // choices,
-        (meter.left_tokens - input_bound) // choices,
+def _invalid(run: StepRun, wrong: Mapping[int, str]) -> UpstreamInvalid:
+    return UpstreamInvalid(
+        f"worker {run.spec.name} did not keep to `response_format`: {next(iter(wrong.values()))}",
+        param="response_format",
     )
-    if fits < min(OUTPUT_TOKENS_MIN, body[name]):
-        cap = "tokens" if meter.left_tokens - input_bound < OUTPUT_TOKENS_MIN * choices else "cost"
-        raise CapReached(cap, f"what is left of the request's {cap} cap is too little for worker {spec.name}")
-    body[name] = min(body[name], fits)
-    output_bound = body[name] * choices
-    return Draw(worst_case_nano(price, input_bound, output_bound), input_bound + output_bound)
+
+
+def _asking_again(job: Job, body: Mapping[str, Any], choice: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    """The body that asks for one choice once more, told what was wrong with it."""
+    said = (choice.get("message") or {}).get("content")
+    wanted = job.shape.described() if job.shape else ""
+    told = f"That is not what was asked for: {problem}. Answer again with {wanted}\nThat alone, and nothing around it."
+    messages = [
+        *body["messages"],
+        {"role": "assistant", "content": said if isinstance(said, str) else ""},
+        {"role": "user", "content": told},
+    ]
+    return {**{name: value for name, value in body.items() if name != "n"}, "messages": messages}
 
 
 async def replay(body: Mapping[str, Any], job: Job) -> None:
     """Stream a reply that is already whole (an earlier round's, a child's) to the client."""
     if job.sink is None:
         return
+    job.sink.about(body)
     for choices in chunks_of(body):
         await job.sink.chunk(choices)

@@ -9,32 +9,52 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.core.reply import chunk, usage_json
-from gateway.service.running import Running, reply_headers
+from gateway.service.running import Progress, Running, Said, reply_headers
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": baton is working\n\n"
+OBFUSCATION_BYTES = 16
 
 
-async def events(running: Running, keepalive_s: float) -> AsyncIterator[bytes]:
+class Frames(Protocol):
+    """How an API says in frames what happens to a request."""
+
+    begun: bool  # whether anything of the reply has been said: an error cannot have its own status any more
+
+    def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        """Of a worker's chunk."""
+        ...
+
+    def idle(self) -> list[bytes]:
+        """While nothing else comes."""
+        ...
+
+    def end(self) -> list[bytes]:
+        """Once the request is logged and settled; never nothing."""
+        ...
+
+
+async def events(running: Running, keepalive_s: float, frames: Frames) -> AsyncIterator[bytes]:
     """The body of the stream. `keepalive_s` 0: no comments."""
-    frames = _Frames(running)
     source = running.chunks()
-    pending: asyncio.Task[Sequence[Mapping[str, Any]] | None] | None = None
+    pending: asyncio.Task[Said | None] | None = None
     try:
         while True:
             pending = pending or asyncio.create_task(_next(source))
             done, _ = await asyncio.wait({pending}, timeout=keepalive_s or None)
             if not done:
-                yield KEEP_ALIVE
+                for frame in frames.idle():
+                    yield frame
                 continue
-            choices, pending = pending.result(), None
-            if choices is None:
+            said, pending = pending.result(), None
+            if said is None:
                 break
-            for frame in frames.chunk(choices):
+            for frame in [_news(said)] if isinstance(said, Progress) else frames.chunk(said):
                 yield frame
     finally:
         if pending is not None:
@@ -43,16 +63,26 @@ async def events(running: Running, keepalive_s: float) -> AsyncIterator[bytes]:
         yield frame
 
 
-async def _next(source: AsyncIterator[Sequence[Mapping[str, Any]]]) -> Sequence[Mapping[str, Any]] | None:
+async def _next(source: AsyncIterator[Said]) -> Said | None:
     return await anext(source, None)
 
 
-class _Frames:
+def _news(progress: Progress) -> bytes:
+    """A comment: parsers of events skip it, whoever asked for it reads it."""
+    return f": baton {json.dumps(progress.event)}\n\n".encode()
+
+
+class ChatFrames:
     """Turns worker chunks into ours, one choice index at a time."""
 
     def __init__(self, running: Running) -> None:
+        self.begun = False
         self._running = running
         self._begun: set[int] = set()
+
+    def idle(self) -> list[bytes]:
+        """A comment."""
+        return [KEEP_ALIVE]
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """Frames for the choices of one worker chunk: role, delta and finish apart."""
@@ -84,6 +114,7 @@ class _Frames:
         return [_data(last), story, DONE]
 
     def _frame(self, choices: Sequence[Mapping[str, Any]]) -> bytes:
+        self.begun = True
         return _data(self._chunk(choices))
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -94,10 +125,18 @@ class _Frames:
             created_s=record.created_us // 1_000_000,
             model=self._running.chat.model,
         )
+        body |= self._running.said
+        if self._running.chat.obfuscate:
+            body["obfuscation"] = secrets.token_urlsafe(OBFUSCATION_BYTES)[: 1 + secrets.randbelow(OBFUSCATION_BYTES)]
         if self._running.chat.include_usage:
             body["usage"] = None
         return body
 
 
 def _data(body: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")
+    """One event. Half of a surrogate pair, which has no UTF-8, goes out as the escape it came as: the other half may
+    be in the next chunk."""
+    try:
+        return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    except UnicodeEncodeError:
+        return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()

@@ -79,7 +79,8 @@ async def test_a_step_starts_while_the_plan_is_still_being_written() -> None:
 
 async def test_only_the_last_step_gets_the_clients_parameters() -> None:
     kit = Kit((plan(("atlas", None, []), ("birch", None, [0])),))
-    await kit.serve(ask(seed=7, tools=[{"type": "function"}], max_completion_tokens=9))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    await kit.serve(ask(seed=7, tools=tools, max_completion_tokens=9))
     first, last = (dict(call.body) for call in kit.workers.calls)
     assert "seed" not in first
     assert "tools" not in first

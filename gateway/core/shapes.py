@@ -1,0 +1,136 @@
+"""What values may look like, and how the objects of a request are read: known keys kept, others named or refused.
+
+A check gives OpenAI's code for what is wrong with a value, or None where it is good. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.refused import is_refused
+from gateway.errors import BadRequest
+
+Check = Callable[[Any], str | None]
+Known = Mapping[str, tuple[Check, str]]  # key -> (check, what a good value is)
+WRONG_TYPE = "invalid_type"
+DROPPED_MAX = 64  # of the names that a reply's header could ever hold
+
+
+def number(low: float, high: float) -> Check:
+    """A finite JSON number in [low, high]."""
+    return lambda v: _outside(v, low, high, "decimal") if isinstance(v, int | float) else WRONG_TYPE
+
+
+def integer(low: int, high: int) -> Check:
+    """A JSON integer in [low, high]."""
+    return lambda v: _outside(v, low, high, "integer") if isinstance(v, int) else WRONG_TYPE
+
+
+def _outside(value: float, low: float, high: float, what: str) -> str | None:
+    if isinstance(value, bool) or not math.isfinite(value):
+        return WRONG_TYPE
+    return f"{what}_below_min_value" if value < low else f"{what}_above_max_value" if value > high else None
+
+
+def text(chars_max: int, pattern: str | None = None) -> Check:
+    """A string of at most `chars_max` characters, and of `pattern` from end to end where there is one."""
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, str):
+            return WRONG_TYPE
+        if len(value) > chars_max:
+            return "string_above_max_length"
+        return None if pattern is None or re.fullmatch(pattern, value) else "invalid_value"
+
+    return check
+
+
+def one_of(*names: str) -> Check:
+    """One of these strings."""
+    return lambda v: WRONG_TYPE if not isinstance(v, str) else None if v in names else "invalid_value"
+
+
+def array(length_min: int, length_max: int, kind: type | tuple[type, ...] = object) -> Check:
+    """A list of so many items of that type."""
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+            return WRONG_TYPE
+        if len(value) < length_min:
+            return "empty_array"
+        return "array_above_max_length" if len(value) > length_max else None
+
+    return check
+
+
+def mapping(value: Any) -> str | None:
+    """A JSON object."""
+    return None if isinstance(value, dict) else WRONG_TYPE
+
+
+def boolean(value: Any) -> str | None:
+    """true or false."""
+    return None if isinstance(value, bool) else WRONG_TYPE
+
+
+def either(*checks: Check) -> Check:
+    """What one of them takes; else what the last of them says."""
+
+    def check(value: Any) -> str | None:
+        found = [each(value) for each in checks]
+        return None if None in found else next((code for code in found if code != WRONG_TYPE), WRONG_TYPE)
+
+    return check
+
+
+FREE_TEXT = text(10_000_000), "a string"
+FLAG = boolean, "true or false"
+OBJECT = mapping, "an object"
+
+
+def bad(where: str, good: str, code: str) -> BadRequest:
+    """The error of a value that is not what it must be."""
+    return BadRequest(f"`{where}` must be {good}", param=where, code=code)
+
+
+def missing(where: str) -> BadRequest:
+    """The error of a property that must be there."""
+    return BadRequest(f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter")
+
+
+def refuse_if_dangerous(name: str, where: str) -> None:
+    """Raises BadRequest(refused_field) for a property that could redirect a call or unlock something."""
+    if is_refused(name):
+        raise BadRequest(f"`{where}` is not accepted from clients; leave it out", param=where, code="refused_field")
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads the objects inside one request. `dropped`: paths of the unknown properties that were left out."""
+
+    media_bytes_max: int
+    dropped: list[str] = field(default_factory=list)
+
+    def object(self, value: Any, where: str, known: Known, needed: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The object with its known properties alone; null counts as absent. Raises BadRequest with the path."""
+        if not isinstance(value, dict):
+            raise bad(where, "an object", WRONG_TYPE)
+        for name in value:
+            if name not in known:
+                refuse_if_dangerous(name, f"{where}.{name}")
+                self.drop(f"{where}.{name}")
+        for name in needed:
+            if value.get(name) is None:
+                raise missing(f"{where}.{name}")
+        for name, (check, good) in known.items():
+            if value.get(name) is not None and (code := check(value[name])):
+                raise bad(f"{where}.{name}", good, code)
+        return {name: item for name, item in value.items() if name in known and (item is not None or name == "content")}
+
+    def drop(self, where: str) -> None:
+        """Note a property that is left out."""
+        self.dropped.append(where[:512])

@@ -1,0 +1,195 @@
+"""The calls of one step: what is sent, what it may cost, its retries, and the settling of each.
+
+The worst case of every attempt is drawn from the request's meter, and its `dispatch` event is on disk, before the call
+leaves. Whatever happens then (reply, error, cut stream, cancellation), the draw is settled exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from gateway.core.chat import HINTS
+from gateway.core.meter import Draw
+from gateway.core.money import Usage, cost_nano, input_tokens_bound, output_tokens_that_fit, worst_case_nano
+from gateway.core.pool import Price, WorkerSpec
+from gateway.core.reply import Collected
+from gateway.core.rollout import AttemptRecord
+from gateway.core.usage import billed_usage, read_usage, text_bytes
+from gateway.errors import CapReached, DeadlineExceeded, Unpriced, UpstreamProtocol
+from gateway.service.attempts import Attempts
+from gateway.service.job import Job, StepRun
+from gateway.service.ports import Clock, WorkerCall
+
+OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
+Saw = list[tuple[str, str, str]]
+PassOn = Callable[[Mapping[str, Any]], Awaitable[None]]  # takes each chunk of a stream that has choices
+
+
+class Caller(Protocol):
+    """What a call needs of who makes it."""
+
+    attempts: Attempts
+    clock: Clock
+
+    async def announce(self, job: Job, step_id: str, worker: str, bound_nano: int, attempt: int = 1) -> None:
+        """Return once it is on disk that a call is about to leave which may cost so much. Raises SpoolFull."""
+        ...
+
+
+class StepCall:
+    """One call of a step, with its retries and its money. `share`: of what is left, it may draw one part in so many;
+    `counted` off: its first try belongs to a call that has been counted."""
+
+    def __init__(
+        self, caller: Caller, job: Job, run: StepRun, body: dict[str, Any], *, share: int = 1, counted: bool = True
+    ) -> None:
+        self._caller, self._job, self._run, self._body = caller, job, run, body
+        self._counted = counted
+        self._price = price_of(run.spec)
+        self._draw = _fit(job, self._price, run.spec, body, share)
+        self._open = False
+        self.collected = Collected()
+
+    async def whole(self, saw: Saw) -> Mapping[str, Any]:
+        """The reply in one piece."""
+        usage: Usage | None = None
+        try:
+            reply = await self._caller.attempts.complete(
+                self._worker_call(saw), self._job.tree.deadline_s, self._after, self._before
+            )
+            usage = reply.usage
+            return reply.body
+        finally:
+            self._settle(usage)
+
+    async def stream(self, saw: Saw, pass_on: PassOn) -> Mapping[str, Any]:
+        """The reply as it is produced: each chunk is passed on before the next is read."""
+        usage: Usage | None = None
+        try:
+            chunks = self._caller.attempts.stream(
+                self._worker_call(saw), self._job.tree.deadline_s, self._after, self._before
+            )
+            async for chunk in chunks:
+                usage = read_usage(chunk) or usage
+                if chunk.get("choices"):
+                    self.collected.add(chunk["choices"])
+                    self.collected.about(chunk)
+                    await pass_on(chunk)
+            if not self.collected.finished:
+                raise UpstreamProtocol(f"worker {self._run.spec.name} ended its stream without a finish_reason")
+            usage = usage or self._estimated()
+            return self.collected.body()
+        finally:
+            self._settle(usage or (self._estimated() if self.collected.started else None))
+
+    async def _before(self, attempt: int) -> None:
+        """Called before each attempt leaves: caps first, then the money, then the durable word of it."""
+        self._settle(None)  # the attempt before this one, if it was left open
+        job, run = self._job, self._run
+        if self._counted or attempt > 1:
+            job.tree.meter.count_call()
+        job.tree.meter.draw(self._draw)
+        self._open = True
+        run.dispatches += 1
+        await self._caller.announce(job, step_id(run), run.spec.name, self._draw.nano, run.dispatches)
+
+    def _after(self, record: AttemptRecord) -> None:
+        """Called after each attempt. One that failed with a status, or never left, costs nothing."""
+        self._run.record.attempts.append(record)
+        if record.error is not None and (record.upstream_status is not None or not record.dispatched):
+            self._settle(Usage())
+
+    def _settle(self, usage: Usage | None) -> None:
+        """Close the open draw: at the usage given, or in full where nobody can say what the worker will bill."""
+        if not self._open:
+            return
+        self._open = False
+        record, meter = self._run.record, self._job.tree.meter
+        if usage is None:
+            nano, usage = self._draw.nano, Usage(self._draw.tokens, 0, estimated=True)
+        else:
+            nano = 0 if usage == Usage() else cost_nano(self._price, usage)
+        meter.settle(self._draw, nano, usage.prompt_tokens + usage.completion_tokens)
+        record.prompt_tokens += usage.prompt_tokens
+        record.completion_tokens += usage.completion_tokens
+        record.usage_estimated |= usage.estimated
+        record.cost_nano += nano
+
+    def _estimated(self) -> Usage:
+        request_bytes = len(str(self._body).encode("utf-8", "replace"))
+        said = text_bytes(choice.get("message") or {} for choice in self.collected.body()["choices"])
+        return billed_usage(None, self._body, request_bytes, said)
+
+    def _worker_call(self, saw: Saw) -> WorkerCall:
+        job, run = self._job, self._run
+        left_s = job.tree.deadline_s - self._caller.clock.monotonic_s()
+        if left_s <= 0:
+            raise DeadlineExceeded(f"the request's {job.caps.wall_s:g} s are over")
+        timeout_s = min(run.spec.timeout_s, left_s)
+        return WorkerCall(run.spec, self._body, timeout_s, job.record.id, step_id(run), job.depth, saw)
+
+
+def step_id(run: StepRun) -> str:
+    """Names a step inside its rollout."""
+    return f"{run.record.round}.{run.index}"
+
+
+def price_of(spec: WorkerSpec) -> Price:
+    """A worker's price. Raises Unpriced: what cannot be priced is refused, never free."""
+    if spec.price is None:
+        raise Unpriced(f"worker {spec.name} has no price; give it `price` in the pool file")
+    return spec.price
+
+
+def step_body(job: Job, spec: WorkerSpec, messages: Sequence[Mapping[str, Any]], answers: bool) -> dict[str, Any]:
+    """The chat body for a worker: only the answering step gets the client's own parameters."""
+    params = {name: value for name, value in job.params.items() if name not in HINTS or name not in spec.cannot}
+    params = params if answers else {}
+    bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
+    wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
+    newer = (bounds[0] or "max_completion_tokens" in spec.params) and "max_completion_tokens" not in spec.cannot
+    name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
+    return {**params, "messages": list(messages), name: min(wanted, spec.output_tokens_max)}
+
+
+def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:
+    """The bodies that make up `n` choices: one, or as many of one choice each where the worker takes no `n`. A seed
+    would make them all the same, so each counts it on."""
+    choices = body.get("n", 1)
+    if choices == 1 or "n" not in spec.cannot:
+        return [body]
+    single = {name: value for name, value in body.items() if name != "n"}
+    seed = single.get("seed")
+    return [{**single, **({} if seed is None else {"seed": seed + number})} for number in range(choices)]
+
+
+async def all_or_first_error(works: Sequence[Coroutine[Any, Any, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    """What all of them return. Raises what the first that fails raises; the others are cancelled and awaited."""
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _fit(job: Job, price: Price, spec: WorkerSpec, body: dict[str, Any], share: int) -> Draw:
+    """The worst case of one attempt, after lowering what is asked of the worker to its share of what is left. Raises
+    CapReached."""
+    name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    choices = int(body.get("n", 1))
+    rest = {key: value for key, value in body.items() if key != "messages"}
+    input_bound = input_tokens_bound(body["messages"], str(rest) + str(spec.params))
+    left_nano, left_tokens = job.tree.meter.left_nano // share, job.tree.meter.left_tokens // share
+    fits = min(output_tokens_that_fit(price, input_bound, left_nano) // choices, (left_tokens - input_bound) // choices)
+    if fits < min(OUTPUT_TOKENS_MIN, body[name]):
+        cap = "tokens" if left_tokens - input_bound < OUTPUT_TOKENS_MIN * choices else "cost"
+        raise CapReached(cap, f"what is left of the request's {cap} cap is too little for worker {spec.name}")
+    body[name] = min(body[name], fits)
+    output_bound = body[name] * choices
+    return Draw(worst_case_nano(price, input_bound, output_bound), input_bound + output_bound)
