@@ -68,18 +68,22 @@ async def _erase(connection: AsyncConnection, rollout_id: str) -> None:
     row = dict((await connection.execute(query)).mappings().one())
     parts = {table.name: await _rows(connection, table, rollout_id) for table in (rounds, steps)}
     bare = erased(row, parts)
-    values = {name: bare[name] for name in row if bare[name] != row[name]}
-    await connection.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(**values))
+    await _change(connection, rollouts, ("id",), row, bare)
     for table in (rounds, steps):
         for old, new in zip(parts[table.name], bare[table.name], strict=True):
-            changed = {name: new[name] for name in old if new[name] != old[name]}
-            if changed:
-                mine = [table.c[name] == old[name] for name in _KEYS[table.name]]
-                await connection.execute(update(table).where(*mine).values(**changed))
+            await _change(connection, table, _KEYS[table.name], old, new)
     await connection.execute(update(experience).where(experience.c.rollout_id == rollout_id).values(embedding=None))
     asked = update(gradings).where(gradings.c.rollout_id == rollout_id)
     await connection.execute(asked.values(reference="", detail=ERASED))
     await connection.execute(asked.where(gradings.c.state == "waiting").values(state="ungraded"))
+
+
+async def _change(
+    connection: AsyncConnection, table: Table, key: tuple[str, ...], old: Mapping[str, Any], new: Mapping[str, Any]
+) -> None:
+    values = {name: new[name] for name in old if new[name] != old[name]}
+    if values:
+        await connection.execute(update(table).where(*(table.c[name] == old[name] for name in key)).values(**values))
 
 
 async def _rows(connection: AsyncConnection, table: Table, rollout_id: str) -> list[dict[str, Any]]:
