@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-learning test check fix test-vllm test-train test-verl train-env lock docs clean
+.PHONY: help serve demo-learning conductor test check fix test-vllm test-train test-verl train-env lock docs clean
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -12,6 +12,10 @@ serve: ## a running gateway with everything it needs; POOL=file, CONDUCTOR=… a
 demo-learning: ## the learning loop on real parts, in minutes: traffic, outcomes, train, gate, canary, live; ARGS=… optional
 	@scripts/install serve
 	@.venv/bin/python -m bench.learning --out build/learning $(ARGS)
+
+conductor: ## the shipped conductor from nothing: warm start, traffic, training job, gate, in about an hour; ARGS=… optional
+	@scripts/install serve
+	@.venv/bin/python -m bench.conductor --out build/conductor $(ARGS)
 
 test: ## install, check, test: what CI runs
 	@scripts/install dev

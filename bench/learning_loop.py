@@ -109,7 +109,8 @@ class Operator:
         await self.graded()
         async with traffic.steadily(self.questions.asked("train", 500, 10 * number + 1), STEADY_PER_S):
             began_s = time.monotonic()
-            status, job = await self._job()
+            words = ("--env", "logged", "--policy-version", self.live, *self.train)
+            status, job = await self.trained(await self.submitted(words))
             train_s = time.monotonic() - began_s
             if status == EXIT_REFUSED:
                 return Told(number, self.live, "refused", was, earned, rollouts, train_s, said=job["error"])
@@ -117,11 +118,13 @@ class Operator:
         held_out = await traffic.score(f"round {number}, held-out questions for {self.live}", suite)
         return Told(number, self.live, "done", held_out, earned, rollouts, train_s, swap_s)
 
-    async def _job(self) -> tuple[int, dict[str, Any]]:
-        """Submit, follow to the end; the exit status and the job."""
-        words = ("train", "submit", "--json", "--policy", "conductor", "--env", "logged")
-        _, said = await self.baton(*words, "--policy-version", self.live, *self.train)
-        job = json.loads(said)["id"]
+    async def submitted(self, words: Sequence[str]) -> str:
+        """Queue a job with those arguments; its id."""
+        _, said = await self.baton("train", "submit", "--json", "--policy", "conductor", *words)
+        return str(json.loads(said)["id"])
+
+    async def trained(self, job: str) -> tuple[int, dict[str, Any]]:
+        """Follow a job to its end: the exit status (0, or 4 when the gate refused it) and the job. Raises Broken."""
         status, _ = await self.baton("train", "logs", "-f", job, good=(0, EXIT_REFUSED))
         _, said = await self.baton("train", "status", job, "--json")
         return status, dict(json.loads(said))

@@ -1,0 +1,264 @@
+"""The conductor in the box, made from nothing by the loop that every other version comes from: `make conductor`, or
+
+    python -m bench.conductor --out DIR [--ship NAME]
+
+1. **start**: a supervised warm start (`policy.warmstart`, docs/conductor.md).
+2. **practice**: a gateway with that start as its conductor, the arena's workers, PostgreSQL, Redis and the worker of
+   the jobs. A job samples in the arena (`baton train submit --env arena`); the gate judges what comes out beside the
+   start, and it becomes live through a canary. Where it is refused, the run ends.
+3. **traffic**: 24 applications ask the live version; most plans are sampled, every request names its grader.
+4. **lesson**: a job learns from that log alone (`--env logged`), gate and canary as before. Where it is refused, the
+   version before it stays.
+5. **figures**: `policy.evaluate_arena` on the start and on what is live in the end, held-out phrasings, three pools.
+
+Each stage leaves its result in DIR and is passed over when that is there: the same command goes on after Ctrl-C or a
+kill. `--ship NAME` copies the conductor to policy/shipped/NAME. Status 4 when the gate refuses the practised one.
+**A simulator's figures** (docs/arena.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.database import Database
+from bench.learning import NO_TORCH, has_torch
+from bench.learning_loop import CANARY_PERCENT, EXIT_REFUSED, Broken, Operator
+from bench.learning_traffic import Questions, Traffic
+from bench.stack import LEASH, ROOT, Gateway, clean_environment, gateway, program
+from policy.arena.poolfile import pool_yaml
+from policy.environments.arena import ArenaEnvironment
+from policy.environments.executor import Executor
+
+SEED = 7
+START = ("--name", "arena-start", "--version", "1", "--seed", str(SEED))
+ROLLOUTS, GATE_N, FIGURES_N = 1_000, 1_200, 300
+_ALWAYS = ("--name", "arena", "--set", f"seed={SEED}", "--set", "cost_per_usd=300")  # calls cost fractions of a cent
+PRACTICE = ("--env", "arena", *_ALWAYS, "--version", "2", "--set", "temperature=1.4", "--set", "k_of_n=4-8")
+LESSON = ("--env", "logged", *_ALWAYS, "--version", "3", "--set", "steps=2", "--set", "lr=1e-4")
+KEY_SHARE = ("--key-share", "0.1")  # 24 applications ask by turns
+PRACTICE_STEPS = 60
+SETTINGS = {
+    "BATON_EXPLORE_SHARE": "0.9",  # of the plans; what they were sampled with is in the log
+    "BATON_PLAN_TOKENS_MAX": "192",  # a plan that is longer has lost its way
+}
+ARENA_SPEED = "10"  # divides the workers' simulated seconds
+WAVE = 250  # requests between two looks at how far it is
+SHIPPED = ROOT / "policy" / "shipped"
+_ASKED = "SELECT count(*) AS n FROM gradings"
+POOLS = ("standard", "held_out", "fresh")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What is where in the directory of a run."""
+
+    out: Path
+
+    @property
+    def start(self) -> Path:
+        """The warm start."""
+        return self.out / "start"
+
+    @property
+    def conductor(self) -> Path:
+        """What came of the job."""
+        return self.out / "conductor"
+
+    def job(self, name: str) -> Path:
+        """The id of a job and what it was given."""
+        return self.out / f"{name}.json"
+
+    @property
+    def figures(self) -> Path:
+        """What start and conductor reach."""
+        return self.out / "figures.json"
+
+
+def run_program(python: str, *words: str) -> None:
+    """A module of ours to its end, showing what it says; it ends with us. Raises Broken."""
+    print(f"$ python -m {shlex.join(words)}", file=sys.stderr, flush=True)
+    leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), "15", "-", python, "-m", *words]
+    done = subprocess.run(leashed, cwd=ROOT, env=clean_environment(), stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise Broken(f"python -m {words[0]} ended with status {done.returncode}; the same command goes on from there")
+
+
+def start(places: Places, python: str, steps: int | None) -> None:
+    """The warm start, from its last checkpoint where there is one."""
+    if (places.start / "manifest.json").exists():
+        return
+    more = ["--steps", str(steps)] if steps else []
+    if places.start.with_name("start.work").joinpath("checkpoint.pt").exists():
+        more.append("--resume")
+    run_program(python, "policy.warmstart", "--out", str(places.start), *START, *more)
+
+
+@contextmanager
+def stage(places: Places, python: str) -> Iterator[tuple[Gateway, Path]]:
+    """Workers, and a gateway on them whose conductor is the warm start; the gateway, and its data directory."""
+    directory = places.out / "served"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "data" / "serve.json").unlink(missing_ok=True)  # of a gateway that was killed
+    with program("arena", directory, "policy.arena", "serve", "--speed", ARENA_SPEED) as arena:
+        pool = directory / "pool.yaml"
+        pool.write_text(pool_yaml(arena.url), encoding="utf-8")
+        settings = SETTINGS | {"BATON_TRAIN_PYTHON": python}
+        with gateway(directory, conductor=str(places.start), pool=pool, settings=settings) as served:
+            yield served, directory / "data"
+
+
+async def taught(operator: Operator, rollouts: int) -> None:
+    """Ask until `rollouts` requests of this directory's log have been judged."""
+    asked = operator.questions.asked("train", rollouts, 0)
+    done = int(operator.database.rows(_ASKED)[0]["n"])
+    operator.traffic.tally.graded += done
+    for at in range(done, rollouts, WAVE):
+        await operator.traffic.to_learn_from(f"traffic, {at} of {rollouts} asked", asked[at : at + WAVE])
+    await operator.graded()
+
+
+async def job_of(operator: Operator, places: Places, name: str, words: Sequence[str]) -> dict[str, Any]:
+    """The job of that name, to its end: the one that was begun, or a new one. Raises Broken when what began it was
+    other words."""
+    kept = places.job(name)
+    if kept.exists():
+        told = json.loads(kept.read_text(encoding="utf-8"))
+        if told["words"] != list(words):
+            raise Broken(f"{kept} is of a job with other arguments; remove it to submit a new one")
+        _, said = await operator.baton("train", "status", told["id"], "--json")
+        if json.loads(said)["state"] in ("failed", "cancelled"):
+            await operator.baton("train", "resume", told["id"])
+    else:
+        told = {"id": await operator.submitted(words), "words": list(words)}
+        kept.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    _, job = await operator.trained(told["id"])
+    for report in ("gate.json", "gate.md"):
+        shutil.copyfile(operator.data / "jobs" / job["id"] / report, places.out / f"{name}-{report}")
+    return job
+
+
+async def released(operator: Operator, version: str, why: str) -> None:
+    """Make it live, through a canary; nothing where it is already."""
+    if await operator.standing() == version:
+        return
+    _, said = await operator.baton("policy", "list", "--json")
+    if {row["version"]: row["state"] for row in json.loads(said)["data"]}[version] == "shadow":
+        await operator.baton("policy", "canary", version, str(CANARY_PERCENT), "--why", why)
+    await operator.baton("policy", "promote", version, "--why", why)
+
+
+async def looped(options: argparse.Namespace, places: Places, served: Gateway, data: Path) -> None:
+    """Practice, traffic, lesson. Raises Broken, and Refused with the gate's words."""
+    questions = Questions(ArenaEnvironment(executor=Executor(rounds=1)), SEED)
+    database = Database(served.database_url)
+    gate = ("--gate", shlex.join(["--n", str(options.gate_n), *options.gate]))
+    more = [word for one in options.set for word in ("--set", one)]
+    try:
+        async with Traffic.open(served) as traffic:
+            operator = Operator(served, data, traffic, questions, database, ())
+            steps = ("--set", f"steps={options.steps}")
+            job = await job_of(operator, places, "practice", [*PRACTICE, *steps, *more, *gate])
+            if job["state"] == "refused":
+                raise Refused(job["error"])
+            best, version = job, job["version"]
+            if not places.job("lesson").exists():
+                await released(operator, version, "it has practised")
+                await taught(operator, options.rollouts)
+            job = await job_of(operator, places, "lesson", [*LESSON, "--policy-version", version, *KEY_SHARE, *gate])
+            if job["state"] != "refused":
+                best = job
+                await released(operator, job["version"], "it has learnt from traffic")
+            copied(data / "jobs" / best["id"] / "candidate", places.conductor)
+    finally:
+        database.close()
+
+
+class Refused(Broken):
+    """The gate's words."""
+
+
+def copied(source: Path, target: Path) -> None:
+    """A directory, whole or not at all; what was there goes."""
+    aside = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(source, aside)
+    shutil.rmtree(target, ignore_errors=True)
+    aside.rename(target)
+
+
+def figures(places: Places, python: str, n: int) -> None:
+    """Start and conductor on held-out phrasings, in one file and on stderr."""
+    found: dict[str, Any] = {}
+    for directory in (places.start, places.conductor):
+        kept = places.out / f"figures-{directory.name}.json"
+        words = ("--model", str(directory), "--tasks", str(n), "--pools", *POOLS, "--json", str(kept))
+        run_program(python, "policy.evaluate_arena", *words)
+        found[directory.name] = json.loads(kept.read_text(encoding="utf-8"))
+    places.figures.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments. Their defaults are the recipe; others make another conductor."""
+    made = argparse.ArgumentParser(
+        prog="python -m bench.conductor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the run; a short path")
+    made.add_argument("--ship", metavar="NAME", help="copy what comes out to policy/shipped/NAME")
+    made.add_argument("--start-steps", type=int, metavar="N", help="of the warm start (default: its own)")
+    made.add_argument("--rollouts", type=int, default=ROLLOUTS, help="requests of the traffic")
+    made.add_argument("--steps", type=int, default=PRACTICE_STEPS, help="of the practice")
+    made.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="more settings of the practice")
+    made.add_argument("--gate", nargs="+", default=[], metavar="WORD", help="more arguments of the gate")
+    made.add_argument("--gate-n", type=int, default=GATE_N, help="held-out questions of the gate")
+    made.add_argument("--n", type=int, default=FIGURES_N, help="held-out tasks of the figures")
+    made.add_argument("--python", default=sys.executable, help="with torch, for training; default this one")
+    return made
+
+
+def made(options: argparse.Namespace, places: Places) -> None:
+    """All stages, or those that are left. Raises Broken."""
+    start(places, options.python, options.start_steps)
+    if not (places.conductor / "manifest.json").exists():
+        with stage(places, options.python) as (served, data):
+            asyncio.run(looped(options, places, served, data))
+    if not places.figures.exists():
+        figures(places, options.python, options.n)
+    if options.ship:
+        copied(places.conductor, SHIPPED / options.ship)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it; 0, 1 when a stage did not do its part, 2 without torch, 4 when the gate refuses, 130 after Ctrl-C."""
+    options = parser().parse_args(argv)
+    if min(options.rollouts, options.steps, options.gate_n, options.n) < 1:
+        parser().error("--rollouts, --steps, --gate-n and --n are at least 1")
+    if not has_torch(options.python):
+        print(NO_TORCH, file=sys.stderr)
+        return 2
+    places = Places(options.out.resolve())
+    places.out.mkdir(parents=True, exist_ok=True)
+    try:
+        made(options, places)
+    except KeyboardInterrupt:
+        return 130
+    except Broken as broken:
+        print(broken, file=sys.stderr)
+        return EXIT_REFUSED if isinstance(broken, Refused) else 1
+    print(places.conductor)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
