@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.adapters import policy_files
+from gateway.adapters import policy_files, store_audit
 from gateway.adapters.engines_files import MANIFEST_FILE, read_object
 from gateway.adapters.policy_files import Incoming
 from gateway.adapters.tables import outcomes, policy_events, policy_shadows, policy_versions, rollouts
@@ -48,6 +48,7 @@ from gateway.core.versions import (
 )
 from gateway.core.watch import Figures
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
+from gateway.service.ports_keys import Act
 
 LOCK_CLASS = 0x706F6C  # "pol": a class of advisory locks of our own
 VERSIONS_MAX = 10_000
@@ -328,6 +329,9 @@ async def _log(
     row = {"name": version.name, "number": version.number, "what": what, "was": was, "state": version.state}
     row |= {"percent": version.percent, "who": by, "why": why, "forced": forced, "detail": dict(detail or {})}
     await connection.execute(insert(policy_events).values(**row, at=datetime.now(UTC)))
+    before = None if was is None else {"state": was}
+    after = {name: row[name] for name in ("state", "percent", "forced", "detail")}
+    await store_audit.write(connection, Act(by, why), f"policy.{what.replace(' ', '_')}", version.id, before, after)
 
 
 def _event(row: Mapping[Any, Any]) -> dict[str, Any]:

@@ -84,6 +84,16 @@ keys = Table(
     _need("train", Boolean),
     _at("created_at", nullable=False),
     _at("revoked_at"),
+    Column("budget_month_nano", BigInteger),
+    Column("budget_day_nano", BigInteger),
+    Column("user_budget_nano", BigInteger),
+    Column("user_budget_month_nano", BigInteger),
+    Column("user_budget_day_nano", BigInteger),
+    Column("retention_days", Integer),
+    Column("previous_digest", LargeBinary),
+    Column("previous_pepper_version", Integer),
+    _at("previous_until"),
+    CheckConstraint("retention_days > 0", name="retention"),
     CheckConstraint("key_class IN ('data', 'admin')", name="class"),
     CheckConstraint("log_mode IN ('full', 'redacted', 'metadata')", name="log_mode"),
 )
@@ -224,7 +234,7 @@ ledger = Table(
     _at("at", nullable=False),
     Index(None, "hold_id"),
     Index("ledger_settled_once", "hold_id", unique=True, postgresql_where=text(_settled_sql)),
-    CheckConstraint("kind IN ('hold', 'dispatched', 'posted', 'voided', 'uncertain')", name="kind"),
+    CheckConstraint("kind IN ('hold', 'dispatched', 'posted', 'voided', 'uncertain', 'credit')", name="kind"),
     CheckConstraint("amount_nano BETWEEN 0 AND 9007199254740991", name="amount"),
 )
 
@@ -317,4 +327,5 @@ policy_shadows = Table(
     _need("cost_nano", BigInteger),
     _at("at", nullable=False),
     Index(None, "version", "at"),
+    Index(None, "rollout_id"),
 )

@@ -1,36 +1,23 @@
-"""Admin routes, on their own listener and for admin keys only: keys and what they have spent."""
+"""Admin routes of keys and pools, on their own listener and for admin keys only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.api.edge import read_json
+from gateway.api.acting import asked, operator, required
 from gateway.core.money import nano_to_usd
 from gateway.core.pool import PoolFile
-from gateway.errors import BadRequest
-from gateway.service.admin import KeyAdmin, describe
+from gateway.core.scopes import WINDOWS, key_scope, user_scope, windows
+from gateway.service import limits
+from gateway.service.admin import CREATABLE, GRACE_S, KeyAdmin, describe
 from gateway.service.auth import Authenticator
-from gateway.service.ports import Budgets
+from gateway.service.ports import Budgets, Clock
 
-CREATE_FIELDS = frozenset(
-    {
-        "name",
-        "key_class",
-        "budget_usd",
-        "rpm",
-        "tpm",
-        "concurrency",
-        "pools",
-        "workers",
-        "caps",
-        "org",
-        "log_mode",
-        "train",
-    }
-)
+ROTATE_FIELDS = frozenset({"grace_s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,49 +28,77 @@ class AdminApi:
     budgets: Budgets
     pools: PoolFile
     authenticator: Authenticator
+    clock: Clock
     body_bytes_max: int
 
     def router(self) -> APIRouter:
         """The routes."""
         router = APIRouter(prefix="/admin")
-        router.add_api_route("/keys", self.create, methods=["POST"], response_model=None)
+        router.add_api_route("/keys", self.create, methods=["POST"], response_model=None, status_code=201)
         router.add_api_route("/keys", self.list, methods=["GET"], response_model=None)
+        router.add_api_route("/keys/{public_id}", self.show, methods=["GET"], response_model=None)
+        router.add_api_route("/keys/{public_id}", self.update, methods=["PATCH"], response_model=None)
         router.add_api_route("/keys/{public_id}", self.revoke, methods=["DELETE"], response_model=None)
+        router.add_api_route("/keys/{public_id}/rotate", self.rotate, methods=["POST"], response_model=None)
         router.add_api_route("/pools", self.show_pools, methods=["GET"], response_model=None)
         return router
 
     async def create(self, request: Request) -> Response:
         """A new key; its secret is in this reply and nowhere else."""
-        await self._admin(request)
-        body = await read_json(request, self.body_bytes_max)
-        if not isinstance(body, dict) or not isinstance(body.get("name"), str):
-            raise BadRequest("give the key a `name`", param="name", code="missing_required_parameter")
-        unknown = sorted(set(body) - CREATE_FIELDS)
-        if unknown:
-            raise BadRequest(f"Unknown parameter: '{unknown[0]}'.", param=unknown[0], code="unknown_parameter")
-        row, secret = await self.keys.create_key(**body)
+        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        name = required(body, "name")
+        limits.known(body, CREATABLE)
+        row, secret = await self.keys.create_key(name, act=act, **body)
         return JSONResponse({**describe(row), "key": secret}, status_code=201)
 
     async def list(self, request: Request) -> Response:
         """Every key with what it has posted and holds."""
-        await self._admin(request)
+        await operator(request, self.authenticator)
         shown = []
         for row in await self.keys.list_keys():
-            balance = await self.budgets.balance(f"key:{row.public_id}")
+            balance = await self.budgets.balance(key_scope(row.public_id))
             spent = {"spent_usd": nano_to_usd(balance.posted_nano), "held_usd": nano_to_usd(balance.held_nano)}
             shown.append({**describe(row), **spent})
         return JSONResponse({"object": "list", "data": shown})
 
+    async def show(self, request: Request, public_id: str) -> Response:
+        """One key, with what it has posted and holds in all, this month and today; with `user`, one end user of it."""
+        await operator(request, self.authenticator)
+        row = await self.keys.get_key(public_id)
+        scope = key_scope(row.public_id)
+        user = request.query_params.get("user")
+        spent = await balances(self.budgets, scope if user is None else user_scope(scope, user), self.clock)
+        return JSONResponse({**describe(row), "balances": spent})
+
+    async def update(self, request: Request, public_id: str) -> Response:
+        """Change a key's name, limits, pools, workers, caps, log mode or training mark; null lifts a limit."""
+        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        return JSONResponse(describe(await self.keys.update_key(public_id, body, act)))
+
+    async def rotate(self, request: Request, public_id: str) -> Response:
+        """A new secret for the key, in this reply and nowhere else; the one of before works for `grace_s` (86400)."""
+        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        grace_s = limits.known(body, ROTATE_FIELDS).get("grace_s", GRACE_S)
+        row, secret = await self.keys.rotate_key(public_id, grace_s, act)
+        return JSONResponse({**describe(row), "key": secret})
+
     async def revoke(self, request: Request, public_id: str) -> Response:
         """Revoke a key; it stops working within a second."""
-        await self._admin(request)
-        return JSONResponse(describe(await self.keys.revoke_key(public_id)))
+        act = await operator(request, self.authenticator)
+        return JSONResponse(describe(await self.keys.revoke_key(public_id, act)))
 
     async def show_pools(self, request: Request) -> Response:
         """The pool file as it was read, without secret references."""
-        await self._admin(request)
+        await operator(request, self.authenticator)
         workers = [worker.model_dump(mode="json", exclude={"api_key"}) for worker in self.pools.workers]
         return JSONResponse({"default": self.pools.default, "pools": self.pools.pools, "workers": workers})
 
-    async def _admin(self, request: Request) -> None:
-        await self.authenticator.authenticate(request.headers.get("authorization"), "admin")
+
+async def balances(budgets: Budgets, scope: str, clock: Clock) -> dict[str, Any]:
+    """Dollars posted and held in all, this month and today (UTC)."""
+    found = {}
+    for window, name in zip(WINDOWS, windows(scope, clock.now()), strict=True):
+        balance = await budgets.balance(name)
+        posted, held = nano_to_usd(balance.posted_nano), nano_to_usd(balance.held_nano)
+        found[window] = {"scope": name, "spent_usd": posted, "held_usd": held}
+    return found

@@ -9,13 +9,33 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gateway.cli import check, evaluate, keys, policy, replay, serve, traces, train, worker
+from gateway.cli import (
+    audit,
+    check,
+    credits,
+    evaluate,
+    keys,
+    orgs,
+    policy,
+    pools,
+    replay,
+    retention,
+    serve,
+    traces,
+    train,
+    worker,
+)
 from gateway.errors import BadRequest, BatonError
 
 COMMANDS = {
     "serve": serve,
     "check": check,
     "keys": keys,
+    "orgs": orgs,
+    "credits": credits,
+    "pools": pools,
+    "audit": audit,
+    "retention": retention,
     "policy": policy,
     "replay-workers": replay,
     "traces": traces,

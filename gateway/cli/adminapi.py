@@ -31,10 +31,12 @@ class AdminClient:
             raise ConfigError(f"no gateway serves from {data.path}: start it (`make serve`), or give its admin URL")
         self._url, self._key = facts["admin_url"], facts["admin_key"]
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The reply's JSON. Raises BadRequest for what is malformed, BatonError for what is refused otherwise,
-        Unavailable when nobody answers."""
-        headers = {"authorization": f"Bearer {self._key}"}
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, more: Mapping[str, str] | None = None
+    ) -> Any:
+        """The reply's JSON; `more` headers go with the key's. Raises BadRequest for what is malformed, BatonError for
+        what is refused otherwise, Unavailable when nobody answers."""
+        headers = {**(more or {}), "authorization": f"Bearer {self._key}"}
         try:
             reply = httpx.request(method, f"{self._url}{path}", json=body, headers=headers, timeout=self._timeout_s)
             found = reply.json()

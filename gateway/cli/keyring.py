@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway import config
 from gateway.adapters import poolfile
+from gateway.adapters.anchors import ANCHORS, AnchorFile
 from gateway.adapters.clock import SystemClock
 from gateway.adapters.database import async_engine
-from gateway.adapters.store import PostgresStore
+from gateway.adapters.store_admin import PostgresAdmin
+from gateway.adapters.store_audit import PostgresAudit
+from gateway.adapters.store_retention import PostgresRetention
 from gateway.cli.datadir import JUDGE, KEYS, DataDir
 from gateway.config import Services
 from gateway.core import keys
 from gateway.core.keys import KeyClass
 from gateway.errors import ConfigError
+from gateway.service import limits
 from gateway.service.admin import KeyAdmin
+from gateway.service.auditing import Auditor
+from gateway.service.ports_keys import Act
 
 PEPPER_VERSION = 1
 
@@ -31,14 +40,46 @@ class FirstKeys:
 
 
 @asynccontextmanager
-async def key_admin(services: Services) -> AsyncIterator[tuple[KeyAdmin, PostgresStore]]:
+async def key_admin(services: Services) -> AsyncIterator[tuple[KeyAdmin, PostgresAdmin]]:
     """The use case and the store under it, for as long as the block lasts."""
     pool = poolfile.load(services.pool_file, config.environment())
-    store = PostgresStore(async_engine(services.database_url, pool_size=1))
+    async with administration(services.database_url) as office:
+        yield KeyAdmin(office.store, {PEPPER_VERSION: services.pepper}, office.clock, pool.pools), office.store
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What administers without a running gateway."""
+
+    store: PostgresAdmin
+    entries: PostgresAudit
+    retention: PostgresRetention
+    clock: SystemClock
+
+    def auditor(self, data: Path) -> Auditor:
+        """With the anchors of that data directory."""
+        return Auditor(self.entries, AnchorFile(data / ANCHORS), self.clock)
+
+
+@asynccontextmanager
+async def administration(database_url: str) -> AsyncIterator[Office]:
+    """The stores of administration, for as long as the block lasts."""
+    engine = async_engine(database_url, pool_size=1)
+    store = PostgresAdmin(engine)
     try:
-        yield KeyAdmin(store, {PEPPER_VERSION: services.pepper}, SystemClock(), pool.pools), store
+        yield Office(store, PostgresAudit(engine), PostgresRetention(engine), SystemClock())
     finally:
         await store.close()
+
+
+def person(why: str = "") -> Act:
+    """Whoever types the command, as the audit names them."""
+    uid = os.getuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container's user need not have a name
+        name = str(uid)
+    return Act(f"local:{name}", limits.why(why))
 
 
 async def first_keys(services: Services, data: DataDir) -> FirstKeys:
@@ -70,10 +111,10 @@ async def judge_key(services: Services, data: DataDir, model: str, budget_usd: s
     data.write(JUDGE, {**asked, "judge_key": key})
 
 
-async def _works(store: PostgresStore, kept: dict[str, str], key_class: KeyClass, pepper: bytes) -> bool:
+async def _works(store: PostgresAdmin, kept: dict[str, str], key_class: KeyClass, pepper: bytes) -> bool:
     try:
         parsed = keys.parse(str(kept.get(f"{key_class}_key")))
     except ValueError:
         return False
-    row = await store.key_get(parsed.public_id)
+    row = await store.key_find(parsed.public_id)
     return row is not None and row.revoked_at is None and keys.matches(parsed.text, pepper, row.digest)

@@ -39,8 +39,34 @@ class ParsedKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowance:
+    """Nano-dollars that something may spend in all, in each calendar month and on each day (UTC). None: not limited."""
+
+    life_nano: int | None = None
+    month_nano: int | None = None
+    day_nano: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Organisation:
+    """What all keys of an organisation share, and what each of their end users may spend. None: not limited."""
+
+    allowance: Allowance = Allowance()
+    per_user: Allowance = Allowance()
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrency: int | None = None
+
+    @property
+    def rated(self) -> bool:
+        """Whether it has a limit on requests or tokens."""
+        return not (self.rpm is None and self.tpm is None and self.concurrency is None)
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request is made by and what it may do. None: not limited. `workers` empty: all of its pools."""
+    """Who a request is made by and what it may do. None: not limited. `workers` empty: all of its pools. `budget_nano`
+    is the key's for its life; `allowance` has those of month and day too."""
 
     public_id: str
     key_class: KeyClass
@@ -55,11 +81,21 @@ class Principal:
     caps: Mapping[str, Any] = field(default_factory=dict)
     log_mode: str = "full"
     train: bool = True
+    budget_month_nano: int | None = None
+    budget_day_nano: int | None = None
+    per_user: Allowance = Allowance()
+    organisation: Organisation = Organisation()
+
+    @property
+    def allowance(self) -> Allowance:
+        """What the key may spend."""
+        return Allowance(self.budget_nano, self.budget_month_nano, self.budget_day_nano)
 
 
-def mint(key_class: KeyClass) -> tuple[str, str]:
-    """A new key as (secret text, public id). The text is shown once and kept by nobody."""
-    public_id = _random(PUBLIC_ID_CHARS)
+def mint(key_class: KeyClass, public_id: str | None = None) -> tuple[str, str]:
+    """A new key as (secret text, public id), or a new secret for a public id. The text is shown once and kept by
+    nobody."""
+    public_id = public_id or _random(PUBLIC_ID_CHARS)
     body = f"bt_{key_class}_{public_id}_{_random(RANDOM_CHARS)}"
     return body + checksum(body), public_id
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from gateway.core import keys
-from gateway.core.keys import KeyClass, ParsedKey, Principal
+from gateway.core.keys import Allowance, KeyClass, Organisation, ParsedKey, Principal
 from gateway.errors import Unauthorized, Unavailable
-from gateway.service.ports import Clock, KeyRow, Store
+from gateway.service.ports import Clock, KeyRow, OrgRow, Store
 
 
 @dataclass(slots=True)
@@ -60,16 +60,29 @@ class Authenticator:
             raise _refused("This API key is not known here. Check that it was issued by this gateway.")
         if row.revoked_at is not None:
             raise _refused(f"This API key (`{row.public_id}`) was revoked. Ask your operator for a new one.")
+        if row.organisation is not None and row.organisation.closed_at is not None:
+            raise _refused("The organisation of this API key was closed. Ask your operator.")
         return principal(row)
 
     def _is_secret_of(self, parsed: ParsedKey, row: KeyRow) -> bool:
-        pepper = self._peppers.get(row.pepper_version)
+        """Whether it is the key's secret, or the one before it while a rotation's grace lasts."""
+        if row.key_class != parsed.key_class:
+            return False
+        if keys.matches(parsed.text, self._pepper(row, row.pepper_version), row.digest):
+            return True
+        if row.previous_digest is None or row.previous_until is None or self._clock.now() >= row.previous_until:
+            return False
+        version = row.pepper_version if row.previous_pepper_version is None else row.previous_pepper_version
+        return keys.matches(parsed.text, self._pepper(row, version), row.previous_digest)
+
+    def _pepper(self, row: KeyRow, version: int) -> bytes:
+        pepper = self._peppers.get(version)
         if pepper is None:
             raise Unavailable(
-                f"Key `{row.public_id}` was made under pepper version {row.pepper_version}, which is not configured.",
+                f"Key `{row.public_id}` was made under pepper version {version}, which is not configured.",
                 code="pepper_missing",
             )
-        return row.key_class == parsed.key_class and keys.matches(parsed.text, pepper, row.digest)
+        return pepper
 
     async def _row(self, public_id: str) -> KeyRow | None:
         now_s = self._clock.monotonic_s()
@@ -126,7 +139,21 @@ def principal(row: KeyRow) -> Principal:
         caps=row.caps,
         log_mode=row.log_mode,
         train=row.train,
+        budget_month_nano=row.budget_month_nano,
+        budget_day_nano=row.budget_day_nano,
+        per_user=_per_user(row),
+        organisation=Organisation() if row.organisation is None else organisation(row.organisation),
     )
+
+
+def organisation(row: OrgRow) -> Organisation:
+    """What requests see of an organisation's row."""
+    allowance = Allowance(row.budget_nano, row.budget_month_nano, row.budget_day_nano)
+    return Organisation(allowance, _per_user(row), row.rpm, row.tpm, row.concurrency)
+
+
+def _per_user(row: KeyRow | OrgRow) -> Allowance:
+    return Allowance(row.user_budget_nano, row.user_budget_month_nano, row.user_budget_day_nano)
 
 
 def _parse(header: str | None, key_class: KeyClass) -> ParsedKey:

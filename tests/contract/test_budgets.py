@@ -13,7 +13,7 @@ from gateway.adapters.budgets import RedisBudgets
 from gateway.core.ledger import Balance, Hold, Scope
 from gateway.core.money import NANO_MAX
 from gateway.errors import BudgetExceeded, Conflict, MoneyUnavailable, NotFound
-from gateway.service.ports import Budgets
+from gateway.service.ports import Budgets, Settlement
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.servers import RedisServer
 
@@ -166,13 +166,12 @@ async def test_leases_run_out_unless_renewed(budgets: Budgets) -> None:
     await budgets.hold("kept", 1, 1, [ORG], 0)
     await budgets.hold("long", 1, 1, [ORG], LEASE_S)
     await asyncio.sleep(0.005)
-    assert await budgets.renew("kept", LEASE_S)
+    assert list(await budgets.renew(["kept", "never"], LEASE_S)) == ["kept"]
     assert list(await budgets.expired(10)) == ["late"]
     assert list(await budgets.expired(0)) == []
     assert await budgets.uncertain("late") == 1
     assert list(await budgets.expired(10)) == []
-    assert not await budgets.renew("late", LEASE_S)
-    assert not await budgets.renew("never", LEASE_S)
+    assert list(await budgets.renew(["late", "never"], LEASE_S)) == []
 
 
 async def test_before_the_first_load_no_money_moves(shared: Shared) -> None:
@@ -194,9 +193,9 @@ async def test_a_flushed_store_refuses_until_rebuilt_and_open_holds_come_back(sh
     await budgets.hold("open", 20, 20, [KEY], LEASE_S)
     await shared.flush()
     with pytest.raises(MoneyUnavailable, match="rebuilding"):
-        await budgets.post("open", 15)
+        await budgets.balance("key:k")
     assert budgets.epoch_lost
-    await budgets.load({"key:k": 10})
+    await budgets.load({"key:k": 10}, ours=["spent"])
     assert await budgets.balance("key:k") == Balance(10, 20)
     assert await budgets.post("open", 15) == 15
     assert await budgets.balance("key:k") == Balance(25, 0)
@@ -219,12 +218,115 @@ async def test_a_rebuild_takes_totals_of_many_scopes(budgets: Budgets, shared: S
 async def test_open_holds_of_a_dead_gateway_are_reserved_again_and_can_be_settled(shared: Shared) -> None:
     budgets = shared.gateway()
     dead = [Hold("h1", 30, (ORG, KEY)), Hold("h2", 40, (ORG,))]
-    await budgets.load({"org:o": 5}, dead, LEASE_S)
+    await budgets.load({"org:o": 5}, dead)
     assert (await budgets.balance("org:o"), await budgets.balance("key:k")) == (Balance(5, 70), Balance(0, 30))
     assert await budgets.uncertain("h1") == 30
     assert await budgets.void("h2") == 0
-    await budgets.load({}, dead, LEASE_S)
+    await budgets.load({}, dead)
     assert (await budgets.balance("org:o"), await budgets.balance("key:k")) == (Balance(35, 0), Balance(30, 0))
+
+
+async def test_the_heartbeat_keeps_a_process_s_own_holds_until_they_are_settled_or_their_time_is_over(
+    shared: Shared, budgets: Budgets
+) -> None:
+    other = shared.gateway()
+    await other.load({})
+    await budgets.hold("mine", 1, 1, [ORG], LEASE_S)
+    await budgets.hold("done", 1, 1, [ORG], LEASE_S)
+    await other.hold("theirs", 1, 1, [ORG], LEASE_S)
+    await budgets.post("done", 1)
+    await budgets.renew(["mine", "theirs"], 0)  # as after a silence
+    await asyncio.sleep(0.005)
+    assert sorted(await budgets.expired(10)) == ["mine", "theirs"]
+    await budgets.keep()
+    assert list(await budgets.expired(10)) == ["theirs"]
+
+
+async def test_a_lease_given_before_the_clock_was_set_back_is_cut(shared: Shared, budgets: Budgets) -> None:
+    await budgets.hold("dead", 1, 1, [ORG], LEASE_S)
+    await budgets.renew([], 0)  # no lease is longer than this one
+    await asyncio.sleep(0.005)
+    assert list(await budgets.expired(10)) == ["dead"]
+
+
+async def test_what_became_of_holds_can_be_asked(budgets: Budgets) -> None:
+    for hold_id in ("open", "spent", "free"):
+        await budgets.hold(hold_id, 9, 9, [ORG], LEASE_S)
+    await budgets.post("spent", 4)
+    await budgets.void("free")
+    assert await budgets.settled(["open", "spent", "free", "never"]) == {"open": None, "spent": 4, "free": 0}
+
+
+async def test_a_charge_from_elsewhere_counts_once_whatever_is_known_of_its_hold(budgets: Budgets) -> None:
+    await budgets.hold("open", 30, 30, [ORG, KEY], LEASE_S)
+    await budgets.hold("spent", 9, 9, [ORG], LEASE_S)
+    await budgets.post("spent", 4)
+    elsewhere = [Settlement(i, 7, ("org:o", "key:k")) for i in ("open", "spent", "never")]
+    for _ in range(2):
+        await budgets.count(elsewhere)
+    assert (await budgets.balance("org:o"), await budgets.balance("key:k")) == (Balance(18, 0), Balance(14, 0))
+    assert await budgets.post("open", 25) == 7
+
+
+async def test_a_settlement_the_store_lost_is_put_back_by_who_made_it(shared: Shared, budgets: Budgets) -> None:
+    """Its record may still be on its way to the ledger from which another gateway rebuilds."""
+    other = shared.gateway()
+    await other.load({})
+    await budgets.hold("spent", 30, 30, [KEY], LEASE_S)
+    await budgets.hold("missed", 10, 10, [KEY], LEASE_S)
+    await budgets.post("spent", 20)
+    await shared.flush()
+    with pytest.raises(MoneyUnavailable):
+        await budgets.post("missed", 5)
+    assert not await budgets.join()  # there is nothing yet
+    await other.load({}, [Hold("spent", 30, (KEY,))])  # a ledger that knows of neither charge
+    assert await budgets.join()
+    assert await budgets.balance("key:k") == Balance(25, 0)
+    assert await budgets.join()
+    assert await budgets.balance("key:k") == Balance(25, 0)
+
+
+async def test_a_settlement_the_ledger_has_is_not_counted_again(shared: Shared, budgets: Budgets) -> None:
+    other = shared.gateway()
+    await other.load({})
+    for hold_id in ("told", "ours"):
+        await budgets.hold(hold_id, 10, 10, [KEY], LEASE_S)
+        await budgets.post(hold_id, 5)
+    assert sorted(budgets.unconfirmed()) == ["ours", "told"]
+    await shared.flush()
+    await other.load({"key:k": 10}, settled=[Settlement("told", 5, ("key:k",)), Settlement("ours", 5, ("key:k",))])
+    assert await budgets.join()
+    assert await budgets.balance("key:k") == Balance(10, 0)
+    await shared.flush()
+    await budgets.load({"key:k": 10}, ours=["told", "ours"])
+    assert await budgets.balance("key:k") == Balance(10, 0)
+    assert list(budgets.unconfirmed()) == []
+
+
+async def test_a_confirmed_settlement_is_not_put_back(shared: Shared, budgets: Budgets) -> None:
+    await budgets.hold("a", 10, 10, [KEY], LEASE_S)
+    await budgets.post("a", 5)
+    budgets.confirm(["a", "never"])
+    await shared.flush()
+    await budgets.load({"key:k": 5})
+    assert await budgets.balance("key:k") == Balance(5, 0)
+
+
+async def test_after_a_rebuild_nobody_is_granted_until_others_had_time_to_put_theirs_back(
+    shared: Shared, budgets: Budgets
+) -> None:
+    other = shared.gateway()
+    await other.load({})
+    await other.hold("theirs", 40, 40, [KEY], LEASE_S)
+    await shared.flush()
+    await budgets.load({}, put_back_s=0.05)
+    with pytest.raises(MoneyUnavailable, match="put theirs back"):
+        await budgets.hold("mine", 40, 40, [KEY], LEASE_S)
+    assert await other.join()
+    assert await other.post("theirs", 40) == 40  # to settle need not wait
+    await asyncio.sleep(0.06)
+    with pytest.raises(BudgetExceeded):
+        await budgets.hold("mine", 40, 40, [KEY], LEASE_S)
 
 
 async def test_two_gateways_share_one_budget(shared: Shared, budgets: Budgets) -> None:
@@ -266,3 +368,33 @@ async def test_a_thousand_at_once_get_exactly_what_the_budget_affords(shared: Sh
     granted = await asyncio.gather(*(one(n) for n in range(1000)))
     assert sum(granted) == 137
     assert await budgets.balance("key:k") == await budgets.balance("org:o") == Balance(0, 137 * 1_000_003)
+
+
+async def test_a_credit_gives_back_and_makes_room_beyond_the_limit(shared: Shared) -> None:
+    budgets = shared.gateway()
+    await budgets.load({"key:k": 50})
+    with pytest.raises(BudgetExceeded):
+        await budgets.hold("h", 10, 10, [KEY], LEASE_S)
+    await budgets.credit(60, ["key:k", "org:o"], budgets.fence())
+    assert [await budgets.balance(name) for name in ("key:k", "org:o")] == [Balance(-10, 0), Balance(-60, 0)]
+    assert (await budgets.hold("h", 100, 60, [KEY], LEASE_S)).granted_nano == 60
+
+
+async def test_a_credit_counts_once_however_a_rebuild_falls(shared: Shared) -> None:
+    budgets, other = shared.gateway(), shared.gateway()
+    await budgets.load({"key:k": 50})
+    fence = budgets.fence()
+    await shared.flush()
+    await other.load({"key:k": 30})  # from a ledger that holds the credit already
+    await budgets.load({"key:k": 30})
+    with pytest.raises(MoneyUnavailable):
+        await budgets.credit(20, ["key:k"], fence)
+    assert await budgets.balance("key:k") == Balance(30, 0)
+
+
+async def test_balances_of_the_past_are_forgotten_unless_money_is_held_there(shared: Shared) -> None:
+    budgets = shared.gateway()
+    await budgets.load({f"key:k:{n}": n for n in range(2_500)} | {"key:k": 7})
+    await budgets.hold("h", 1, 1, [Scope("key:k:3", None)], LEASE_S)
+    assert await budgets.forget(lambda name: name.startswith("key:k:")) == 2_499
+    assert [(await budgets.balance(name)).posted_nano for name in ("key:k", "key:k:3", "key:k:4")] == [7, 3, 0]

@@ -39,7 +39,7 @@ class Agreement(RuleBasedStateMachine):
     url: ClassVar[str]
     runner: ClassVar[asyncio.Runner]
 
-    @initialize(posted=st.dictionaries(st.sampled_from(NAMES), st.integers(0, 100)))
+    @initialize(posted=st.dictionaries(st.sampled_from(NAMES), st.integers(-100, 100)))
     def start(self, posted: dict[str, int]) -> None:
         prefix = secrets.token_hex(4)
         self.gateways = [RedisBudgets(self.url, prefix=prefix, deadline_s=5.0) for _ in range(2)]
@@ -77,6 +77,15 @@ class Agreement(RuleBasedStateMachine):
     def renew(self, g: int, hold_id: str, over: bool) -> None:
         lease_ms = 0 if over else LONG_MS
         self.both(lambda: self.ledger.renew(hold_id, lease_ms), self.gateways[g].renew(hold_id, lease_ms / 1000))
+
+    @rule(g=st.integers(0, 1), amount=amounts, names=st.lists(st.sampled_from(NAMES), unique=True))
+    def credit(self, g: int, amount: int, names: list[str]) -> None:
+        gateway = self.gateways[g]
+        self.both(lambda: self.ledger.credit(amount, names), gateway.credit(amount, names, gateway.fence()))
+
+    @rule(g=st.integers(0, 1), names=st.lists(st.sampled_from(NAMES), unique=True))
+    def forget(self, g: int, names: list[str]) -> None:
+        self.both(lambda: self.ledger.forget(names), self.gateways[g].forget(names.__contains__))
 
     @invariant()
     def they_agree(self) -> None:

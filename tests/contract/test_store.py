@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore
-from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
-from gateway.service.ports import KeyRow, Store
+from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.service.ports import Store
 from tests.fakes.store import FakeStore
 from tests.records import (
     T0_US,
@@ -27,62 +25,14 @@ from tests.records import (
     rollout_event,
     settle_event,
 )
-from tests.stores import NOW, World, store_world
+from tests.stores import World, store_world
 
 world = store_world
-KEY = KeyRow(
-    public_id="abc123",
-    key_class="data",
-    name="ann",
-    digest=b"\x00\xff" * 16,
-    pepper_version=1,
-    org="acme",
-    pools=("default", "fast"),
-    workers=(),
-    budget_nano=2**53 - 1,
-    rpm=60,
-    tpm=None,
-    concurrency=4,
-    caps={"depth": 1},
-    log_mode="full",
-    train=True,
-    created_at=NOW,
-)
 
 
 async def test_it_is_a_store(world: World) -> None:
     store: Store = world.store
     assert await store.ready()
-
-
-# ---------------------------------------------------------------- keys
-
-
-async def test_a_key_comes_back_as_it_went_in(world: World) -> None:
-    await world.store.key_insert(KEY)
-    assert await world.store.key_get("abc123") == KEY
-    assert await world.store.key_get("abc124") is None
-
-
-async def test_a_public_id_is_taken_once(world: World) -> None:
-    await world.store.key_insert(KEY)
-    with pytest.raises(Conflict):
-        await world.store.key_insert(replace(KEY, name="eve"))
-    assert (await world.store.key_get("abc123")).name == "ann"
-
-
-async def test_keys_are_listed_newest_first(world: World) -> None:
-    for n, name in enumerate("abc"):
-        await world.store.key_insert(replace(KEY, public_id=name, created_at=NOW + timedelta(microseconds=n)))
-    assert [key.public_id for key in await world.store.key_list()] == ["c", "b", "a"]
-
-
-async def test_a_key_is_revoked_once(world: World) -> None:
-    await world.store.key_insert(KEY)
-    assert await world.store.key_revoke("abc123", NOW)
-    assert not await world.store.key_revoke("abc123", NOW + timedelta(days=1))
-    assert not await world.store.key_revoke("nobody", NOW)
-    assert (await world.store.key_get("abc123")).revoked_at == NOW
 
 
 # ---------------------------------------------------------------- rollouts

@@ -20,6 +20,7 @@ from gateway.api.policies import PoliciesApi
 from gateway.cli import main, policy
 from gateway.service.admin import KeyAdmin
 from gateway.service.auth import Authenticator
+from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 from tests.kit import TestClock
 from tests.policies import write_policy
@@ -50,7 +51,7 @@ async def operator_of(kit: Following | None, place: Path) -> tuple[FastAPI, KeyA
     edge.install(app)
     policies = kit.policies if kit else None
     app.include_router(PoliciesApi(policies, Authenticator(store, peppers, clock), 1_000_000).router())
-    return app, KeyAdmin(store, peppers, clock, {"default": ["atlas"]})
+    return app, KeyAdmin(FakeAdmin(store), peppers, clock, {"default": ["atlas"]})
 
 
 @pytest.fixture

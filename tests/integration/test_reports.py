@@ -11,10 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters import rows
 from gateway.adapters.reports import PostgresReports
-from gateway.adapters.store import PostgresStore, insert_rows
+from gateway.adapters.store import insert_rows
+from gateway.adapters.store_admin import PostgresAdmin
 from gateway.core.rollout import AttemptRecord, RolloutRecord
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports import KeyRow, RolloutsQuery
+from gateway.service.ports_keys import Act
 from tests.records import T0_US, a_rollout, a_round, a_step, event, new_id, rollout_event
 from tests.servers_pg import PostgresServer
 
@@ -94,7 +96,7 @@ async def test_the_series_has_sixty_parts_and_both_ends_of_the_window_are_in_the
 async def test_sums_by_key_and_policy_are_of_that_key_and_policy(
     reports: PostgresReports, pg_engine: AsyncEngine
 ) -> None:
-    await PostgresStore(pg_engine).key_insert(a_key("key1", "shop"))
+    await PostgresAdmin(pg_engine).key_insert(a_key("key1", "shop"), Act("test"))
     await add(
         pg_engine,
         taking(100, cost_nano=5, key_id="key1"),
@@ -143,7 +145,7 @@ async def test_pages_follow_each_other_without_gap_or_repeat(reports: PostgresRe
 
 
 async def test_a_line_says_who_answered_and_holds_no_text(reports: PostgresReports, pg_engine: AsyncEngine) -> None:
-    await PostgresStore(pg_engine).key_insert(a_key("key1", "shop"))
+    await PostgresAdmin(pg_engine).key_insert(a_key("key1", "shop"), Act("test"))
     await add(pg_engine, taking(1_250, status="failed", error={"code": "upstream_timeout", "message": "private"}))
     (line,) = (await reports.rollouts_page(EVERYTHING))["data"]
     assert (line["workers"], line["latency_ms"], line["error_code"]) == (["alpha", "beta"], 1250.0, "upstream_timeout")
@@ -226,5 +228,5 @@ async def test_a_report_that_takes_too_long_is_stopped(pg_engine: AsyncEngine) -
 
 def a_key(public_id: str, name: str) -> KeyRow:
     return KeyRow(
-        public_id, "data", name, b"d", 1, "acme", (), (), None, None, None, None, {}, "full", True, datetime.now(UTC)
+        public_id, "data", name, b"d", 1, "default", (), (), None, None, None, None, {}, "full", True, datetime.now(UTC)
     )

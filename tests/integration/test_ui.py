@@ -17,6 +17,7 @@ from gateway.api.pages import PagesApi, page_files
 from gateway.service.admin import KeyAdmin
 from gateway.service.auth import Authenticator
 from gateway.service.ports import RolloutsQuery
+from tests.fakes.admin import FakeAdmin
 from tests.fakes.reports import FakeReports
 from tests.fakes.store import FakeStore
 from tests.kit import TestClock
@@ -44,7 +45,7 @@ class Operator:
 @pytest.fixture
 async def operator() -> AsyncIterator[Operator]:
     store, clock, peppers = FakeStore(), TestClock(), {1: b"pepper-for-tests-0123456789"}
-    keys = KeyAdmin(store, peppers, clock, {"default": ["atlas"]})
+    keys = KeyAdmin(FakeAdmin(store), peppers, clock, {"default": ["atlas"]})
     reports = FakeReports(store)
     app = FastAPI()
     edge.install(app)

@@ -11,6 +11,7 @@ import pytest
 from gateway.core import keys
 from gateway.errors import BadRequest, NotFound
 from gateway.service.admin import KeyAdmin, describe
+from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 
 POOLS = {"default": ["atlas", "quill"], "cheap": ["quill"]}
@@ -33,7 +34,7 @@ def store() -> FakeStore:
 
 @pytest.fixture
 def admin(store: FakeStore) -> KeyAdmin:
-    return KeyAdmin(store, {7: PEPPER}, StoppedClock(), POOLS)
+    return KeyAdmin(FakeAdmin(store), {7: PEPPER}, StoppedClock(), POOLS)
 
 
 async def test_the_secret_is_returned_and_only_its_digest_stored(admin: KeyAdmin, store: FakeStore) -> None:

@@ -12,7 +12,9 @@ from gateway.core import keys
 from gateway.errors import Unauthorized, Unavailable
 from gateway.service.admin import KeyAdmin
 from gateway.service.auth import Authenticator
+from gateway.service.orgs import OrgAdmin
 from gateway.service.ports import KeyRow
+from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 
 PEPPERS = {1: b"1" * 32, 2: b"2" * 32}
@@ -60,13 +62,13 @@ def auth(store: CountingStore, clock: HandClock) -> Authenticator:
 
 @pytest.fixture
 def admin(store: CountingStore, clock: HandClock) -> KeyAdmin:
-    return KeyAdmin(store, PEPPERS, clock, {"default": ["atlas"]})
+    return KeyAdmin(FakeAdmin(store), PEPPERS, clock, {"default": ["atlas"]})
 
 
 async def test_a_key_becomes_its_principal(auth: Authenticator, admin: KeyAdmin) -> None:
-    row, secret = await admin.create_key("app", budget_usd="2.5", rpm=60, org="acme", train=False, caps={"depth": 1})
+    row, secret = await admin.create_key("app", budget_usd="2.5", rpm=60, train=False, caps={"depth": 1})
     who = await auth.authenticate(f"Bearer {secret}", "data")
-    assert (who.public_id, who.key_class, who.name, who.org) == (row.public_id, "data", "app", "acme")
+    assert (who.public_id, who.key_class, who.name, who.org) == (row.public_id, "data", "app", "default")
     assert (who.budget_nano, who.rpm, who.tpm, who.caps, who.train) == (2_500_000_000, 60, None, {"depth": 1}, False)
     assert await auth.authenticate(f"  bearer   {secret} ", "data") == who
 
@@ -199,10 +201,53 @@ async def test_a_caller_that_leaves_does_not_stop_the_others(
 
 
 async def test_keys_outlive_a_change_of_pepper(store: CountingStore, clock: HandClock) -> None:
-    _, old = await KeyAdmin(store, {1: PEPPERS[1]}, clock, {}).create_key("old")
-    row, new = await KeyAdmin(store, PEPPERS, clock, {}).create_key("new")
+    _, old = await KeyAdmin(FakeAdmin(store), {1: PEPPERS[1]}, clock, {}).create_key("old")
+    row, new = await KeyAdmin(FakeAdmin(store), PEPPERS, clock, {}).create_key("new")
     assert row.pepper_version == 2
     both, latest = Authenticator(store, PEPPERS, clock), Authenticator(store, {2: PEPPERS[2]}, clock)
     assert [(await both.authenticate(f"Bearer {text}", "data")).name for text in (old, new)] == ["old", "new"]
     with pytest.raises(Unavailable, match="pepper version 1, which is not configured"):
         await latest.authenticate(f"Bearer {old}", "data")
+
+
+async def test_a_rotated_key_has_two_secrets_until_its_grace_is_over(
+    auth: Authenticator, admin: KeyAdmin, clock: HandClock
+) -> None:
+    row, first = await admin.create_key("app")
+    _, second = await admin.rotate_key(row.public_id, 60)
+    clock.at_s = 2
+    for secret in (first, second):
+        assert (await auth.authenticate(f"Bearer {secret}", "data")).public_id == row.public_id
+    clock.at_s = 60
+    assert (await auth.authenticate(f"Bearer {second}", "data")).public_id == row.public_id
+    with pytest.raises(Unauthorized, match="not known here"):
+        await auth.authenticate(f"Bearer {first}", "data")
+
+
+async def test_the_secret_before_the_last_ends_with_a_second_rotation(
+    auth: Authenticator, admin: KeyAdmin, clock: HandClock
+) -> None:
+    row, first = await admin.create_key("app")
+    _, second = await admin.rotate_key(row.public_id, 600)
+    _, third = await admin.rotate_key(row.public_id, 0)
+    with pytest.raises(Unauthorized):
+        await auth.authenticate(f"Bearer {first}", "data")
+    with pytest.raises(Unauthorized):
+        await auth.authenticate(f"Bearer {second}", "data")
+    assert await auth.authenticate(f"Bearer {third}", "data")
+
+
+async def test_an_organisation_brings_its_limits_and_closing_it_ends_its_keys_within_a_second(
+    auth: Authenticator, store: CountingStore, clock: HandClock
+) -> None:
+    office = FakeAdmin(store)
+    orgs, admin = OrgAdmin(office, clock), KeyAdmin(office, PEPPERS, clock, {"default": ["atlas"]})
+    await orgs.create("acme", {"budget_month_usd": "10", "user_budget_day_usd": "1", "rpm": 7})
+    _, secret = await admin.create_key("app", org="acme")
+    who = await auth.authenticate(f"Bearer {secret}", "data")
+    assert (who.organisation.allowance.month_nano, who.organisation.per_user.day_nano) == (10**10, 10**9)
+    assert (who.organisation.rpm, who.organisation.rated, who.organisation.tpm) == (7, True, None)
+    await orgs.close("acme")
+    clock.at_s = 1
+    with pytest.raises(Unauthorized, match="organisation of this API key was closed"):
+        await auth.authenticate(f"Bearer {secret}", "data")

@@ -113,8 +113,9 @@ def test_amounts_are_bounded_integers(amount: int) -> None:
         ledger.hold("a", amount, 0, [ORG], 0)
     with pytest.raises(ValueError, match="not an amount"):
         ledger.settle("a", "posted", amount)
-    with pytest.raises(ValueError, match="not an amount"):
-        Ledger({"key:k": amount})
+    if amount != -1:  # a total may be below zero, by credits
+        with pytest.raises(ValueError, match="not an amount"):
+            Ledger({"key:k": amount})
     if amount is not None:
         with pytest.raises(ValueError, match="not an amount"):
             ledger.hold("a", 1, 0, [Scope("key:k", amount)], 0)

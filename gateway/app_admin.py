@@ -1,0 +1,61 @@
+"""Administration, wired: keys, organisations, credits, the audit and housekeeping. Part of `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+
+from gateway.adapters.anchors import ANCHORS, AnchorFile
+from gateway.adapters.database import async_engine
+from gateway.adapters.store_admin import PostgresAdmin
+from gateway.adapters.store_audit import PostgresAudit
+from gateway.adapters.store_retention import PostgresRetention
+from gateway.api.admin import AdminApi
+from gateway.api.orgs import OrgsApi
+from gateway.config import Services, Settings
+from gateway.core.pool import PoolFile
+from gateway.service.admin import KeyAdmin
+from gateway.service.auditing import Auditor
+from gateway.service.auth import Authenticator
+from gateway.service.crediting import Crediting
+from gateway.service.housekeeping import Housekeeping, Retention
+from gateway.service.orgs import OrgAdmin
+from gateway.service.ports import Budgets, Clock
+
+CONNECTIONS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AdminParts:
+    """The routes, and what runs beside the traffic."""
+
+    routers: tuple[APIRouter, ...]
+    housekeeping: Housekeeping
+
+
+def admin_of(
+    settings: Settings,
+    services: Services,
+    pools: PoolFile,
+    budgets: Budgets,
+    auth: Authenticator,
+    peppers: Mapping[int, bytes],
+    clock: Clock,
+    opened: AsyncExitStack,
+) -> AdminParts:
+    """Over connections of its own: who administers must not keep a request waiting, nor wait for one."""
+    connect_s = settings.db_connect_s
+    engine = async_engine(services.database_url, pool_size=CONNECTIONS_MAX, connect_timeout_s=connect_s)
+    store = PostgresAdmin(engine)
+    opened.push_async_callback(store.close)
+    auditor = Auditor(PostgresAudit(engine), AnchorFile(settings.data_dir / ANCHORS), clock)
+    retention = Retention(PostgresRetention(engine), clock, settings.retention_days or None)
+    bytes_max = settings.body_bytes_max
+    keys = AdminApi(KeyAdmin(store, peppers, clock, pools.pools), budgets, pools, auth, clock, bytes_max)
+    crediting = Crediting(store, budgets, clock)
+    orgs = OrgsApi(OrgAdmin(store, clock), crediting, auditor, budgets, auth, clock, bytes_max)
+    keeping = Housekeeping(auditor, retention, budgets, clock, every_s=settings.retention_every_s)
+    return AdminParts((keys.router(), orgs.router()), keeping)

@@ -1,0 +1,74 @@
+"""Housekeeping beside the traffic: the audit's head is written down, the past is forgotten, texts end with their time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from gateway.core.scopes import is_past
+from gateway.errors import BatonError
+from gateway.service.admin import ITSELF
+from gateway.service.auditing import Auditor
+from gateway.service.ports import Budgets, Clock
+from gateway.service.ports_admin import RetentionStore, Swept
+from gateway.service.ports_keys import Act
+
+log = logging.getLogger("gateway.housekeeping")
+ANCHOR_S = 10.0
+
+
+class Retention:
+    """Deletes what is older than its key, else its organisation, else `days` says; None: kept for ever."""
+
+    def __init__(self, store: RetentionStore, clock: Clock, days: int | None) -> None:
+        self._store = store
+        self._clock = clock
+        self._days = days
+
+    async def run(self, act: Act = ITSELF, *, dry: bool = False) -> Swept:
+        """One sweep, to its end. Raises Unavailable."""
+        return await self._store.sweep(self._clock.now(), self._days, act, dry=dry)
+
+
+class Housekeeping:
+    """`every_s`: between two sweeps."""
+
+    def __init__(
+        self, auditor: Auditor, retention: Retention, budgets: Budgets, clock: Clock, *, every_s: float
+    ) -> None:
+        self._auditor = auditor
+        self._retention = retention
+        self._budgets = budgets
+        self._clock = clock
+        self._every_s = every_s
+
+    async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """For ever, whatever is away meanwhile."""
+        due_s = 0.0
+        while True:
+            await self._try("anchor", self._auditor.anchor())
+            if self._clock.monotonic_s() >= due_s:
+                due_s = self._clock.monotonic_s() + self._every_s
+                await self._try("sweep", self._sweep())
+            await sleep(ANCHOR_S)
+
+    async def _sweep(self) -> None:
+        now = self._clock.now()
+        forgotten = await self._budgets.forget(lambda scope: is_past(scope, now))
+        swept = await self._retention.run()
+        if forgotten or swept.total:
+            log.info("forgot %d balances of the past, deleted %d rows whose time was over", forgotten, swept.total)
+
+    async def _try(self, what: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except (BatonError, OSError) as error:
+            log.warning("housekeeping waits (%s): %s", what, error)
+
+
+def describe_swept(swept: Swept, *, dry: bool) -> Mapping[str, Any]:
+    """A sweep as people and scripts see it."""
+    counts = {"rollouts": dict(swept.rollouts), "shadows": swept.shadows, "dead_letters": swept.dead_letters}
+    return {"deleted": not dry, "total": swept.total, **counts}

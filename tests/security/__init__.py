@@ -1,0 +1,1 @@
+"""What attackers try, and what must not happen. `-s` prints the measured numbers."""

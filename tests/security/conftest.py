@@ -1,0 +1,33 @@
+"""One gateway for all of these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.security.gateway import PROVIDER_KEY, Gateway, running
+from tests.servers import start_redis
+from tests.servers_pg import TEMPLATE, PostgresServer
+
+
+@pytest.fixture(scope="session")
+def served(pg_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Up from the first test that asks for it to the end of the session."""
+    place = tmp_path_factory.mktemp("gateway")
+    redis = start_redis(place)
+    database_url = pg_server.create(TEMPLATE)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PROVIDER_KEY", PROVIDER_KEY)
+        with running(Gateway(place, database_url, redis)) as gateway:
+            yield gateway
+    redis.stop()
+    pg_server.drop(database_url)
+
+
+@pytest.fixture
+def gateway(served: Gateway) -> Iterator[Gateway]:
+    """The gateway, with conductor and workers as at first."""
+    served.behind.reset()
+    yield served
+    served.behind.reset()
