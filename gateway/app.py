@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -34,36 +33,38 @@ from gateway.adapters.store import PostgresStore
 from gateway.adapters.store_jobs import JobStore
 from gateway.adapters.workers import PooledWorkers, pooled_workers
 from gateway.api import edge
-from gateway.api.admin import AdminApi
+from gateway.api.headers import with_cors
 from gateway.api.health import HealthApi
+from gateway.api.idempotency import Idempotency
 from gateway.api.jobs import JobsApi
-from gateway.api.openai import OpenAIApi
 from gateway.api.outcomes import OutcomesApi
 from gateway.api.pages import PagesApi
 from gateway.api.policies import PoliciesApi
+from gateway.app_admin import AdminParts, admin_of
 from gateway.app_conductor import PolicyParts, conductor_of, engine_of, policy_parts
+from gateway.app_requests import attempts_of, idempotency_of, media_of, openai_of, policies_of, responses_of, sticky_of
 from gateway.config import HASHING, Services, Settings, environment
-from gateway.core.caps import Caps
+from gateway.config_outside import listed
 from gateway.core.experience import RuleWeights
 from gateway.core.pool import PoolFile, Price
 from gateway.core.redact import Redactor
 from gateway.errors import ConfigError
-from gateway.service.admin import KeyAdmin
-from gateway.service.admit import LEASE_SLACK_S, Policies, no_version
-from gateway.service.attempts import Attempts, RetryBudget
+from gateway.service.admit import no_version
 from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog
 from gateway.service.complete import Completer
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.job import Planner
 from gateway.service.outcomes import Outcomes
-from gateway.service.ports import Clock, Conductor
+from gateway.service.ports import Conductor
 from gateway.service.recover import Recovery
 from gateway.service.rounds import Rounds
 from gateway.service.routers import AutoPlanner, CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.sweeping import Sweep, sweeping
 
 log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
+SWEEP_S = 60.0
 EMBEDDING_SHARE = 0.8  # of the time that a look-up of experience has; the rest is for the search
 REPORT_CONNECTIONS_MAX = 2
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
@@ -85,12 +86,17 @@ class Bundle:
     drain_s: float
     opened: AsyncExitStack
     policies: PolicyParts | None
+    admin_parts: AdminParts
+    idempotency: Idempotency
+    sweeps: Mapping[str, Sweep]
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
         """Ship what the journal holds, rebuild balances, load the versions. Returns once money can be reserved."""
         self.shipper.start()
         self.tasks.append(asyncio.create_task(self.recovery.run(), name="recovery"))
+        self.tasks.append(asyncio.create_task(sweeping(self.sweeps, SWEEP_S), name="sweeping"))
+        self.tasks.append(asyncio.create_task(self.admin_parts.housekeeping.run(), name="housekeeping"))
         if self.policies is not None:
             await self.policies.versions.start(READY_S_MAX)
             self.tasks += [asyncio.create_task(work, name=name) for name, work in self.policies.tasks().items()]
@@ -105,6 +111,7 @@ class Bundle:
         """Finish open requests, then close everything, last built first."""
         self.health.draining = True
         await self.completer.drain(self.drain_s)
+        await self.idempotency.drain(self.drain_s)
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -139,9 +146,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     opened.push_async_callback(limits.close)
     policies, learned = _versions(settings, services, conductor, planning, (budgets, spool, clock, metrics), opened)
     catalog = Catalog(pools, _planners(settings, learned, store), policies.versions if policies else None)
+    sticky = sticky_of(settings, services, store, metrics, opened)
     completer = Completer(
         catalog=catalog,
-        rounds=Rounds(_attempts(settings, workers, clock), spool, clock),
+        rounds=Rounds(attempts_of(settings, workers, clock), spool, clock),
         budgets=budgets,
         limits=limits,
         journal=spool,
@@ -149,11 +157,12 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         embedder=embedder,
         clock=clock,
         metrics=metrics,
-        policies=_policies(settings, planning),
+        policies=policies_of(settings, planning),
         redactor=Redactor(secrets.values()),
+        sticky=sticky,
+        media=media_of(settings),
         pick=policies.versions.pick if policies else no_version,
     )
-    lease_s = settings.caps_wall_s_max + LEASE_SLACK_S
     peppers = {PEPPER_VERSION: services.pepper}
     auth = Authenticator(store, peppers, clock, cache_s=settings.key_cache_s, cached_keys_max=settings.key_cache_max)
     health = HealthApi(
@@ -161,10 +170,11 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         watched={"postgres": store.ready, "conductor": policies.versions.serving if policies else conductor.ready},
         metrics=metrics.exposition,
     )
-    openai = _openai(settings, completer, catalog, auth, depth_secret)
+    idempotency = idempotency_of(settings, store)
+    openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)
+    responses = responses_of(settings, store, spool, openai)
     outcomes = OutcomesApi(Outcomes(store, spool, clock), auth, settings.body_bytes_max)
-    keys = KeyAdmin(store, peppers, clock, pools.pools)
-    admin = AdminApi(keys, budgets, pools, auth, settings.body_bytes_max)
+    admin = admin_of(settings, services, pools, budgets, auth, peppers, clock, opened)
     versions = PoliciesApi(policies.admin if policies else None, auth, settings.body_bytes_max)
     reports = _reports(settings, services)
     opened.push_async_callback(reports.close)
@@ -174,18 +184,24 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     training = JobsApi(jobs, auth, settings.body_bytes_max)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     return Bundle(
-        public=_app("Baton", openai.router(), outcomes.router(), health.router()),
+        public=with_cors(
+            _app("Baton", openai.router(), responses.router(), outcomes.router(), health.router()),
+            listed(settings.cors_origins),
+        ),
         admin=_app(
-            "Baton admin", pages.router(), admin.router(), versions.router(), training.router(), health.router()
+            "Baton admin", pages.router(), *admin.routers, versions.router(), training.router(), health.router()
         ),
         health=health,
         completer=completer,
-        recovery=Recovery(budgets, store, spool, clock, lease_s=lease_s, sweep_s=settings.money_sweep_s),
+        recovery=Recovery(budgets, store, spool, clock, sweep_s=settings.money_sweep_s, lease_s=settings.money_lease_s),
         spool=spool,
         shipper=shipper,
         drain_s=settings.drain_s,
         opened=opened,
         policies=policies,
+        admin_parts=admin,
+        idempotency=idempotency,
+        sweeps={"kept replies": idempotency.sweep, "marks of conversations": sticky.conversations.sweep},
     )
 
 
@@ -304,7 +320,9 @@ def _jobs(settings: Settings, services: Services) -> JobStore:
 
 def _money(settings: Settings, services: Services) -> tuple[RedisBudgets, RedisRateLimits]:
     deadline_s, connections = settings.redis_timeout_s, settings.redis_connections_max
-    budgets = RedisBudgets(services.redis_url, deadline_s=deadline_s, connections_max=connections)
+    budgets = RedisBudgets(
+        services.redis_url, deadline_s=deadline_s, connections_max=connections, lease_s=settings.money_lease_s
+    )
     limits = RedisRateLimits(
         services.redis_url,
         fail_open=settings.rate_limits_fail_open,
@@ -312,59 +330,6 @@ def _money(settings: Settings, services: Services) -> tuple[RedisBudgets, RedisR
         connections_max=connections,
     )
     return budgets, limits
-
-
-# ---------------------------------------------------------------- the request path
-
-
-def _attempts(settings: Settings, workers: PooledWorkers, clock: Clock) -> Attempts:
-    return Attempts(
-        workers,
-        RetryBudget(calls_per_retry=round(1 / settings.retry_budget_share)),
-        clock,
-        attempts_max=settings.retry_attempts_max,
-        wait_initial_s=settings.retry_backoff_s,
-    )
-
-
-def _policies(settings: Settings, planning: ConductorSettings) -> Policies:
-    caps = Caps(
-        depth=settings.caps_depth_max,
-        rounds=settings.caps_rounds_max,
-        steps=settings.caps_steps_max,
-        parallel=settings.caps_parallel_max,
-        calls=settings.caps_calls_max,
-        tokens=settings.caps_tokens_max,
-        cost_nano=settings.caps_cost_nano_max,
-        wall_s=settings.caps_wall_s_max,
-    )
-    return Policies(
-        caps=caps,
-        planning_price=planning.price,
-        planning_tokens_max=planning.tokens_max,
-        rounds=settings.conductor_rounds,
-        attempts_max=settings.retry_attempts_max,
-        explore_share=settings.explore_share,
-        experience_k=settings.experience_neighbours,
-        experience_timeout_s=settings.experience_timeout_s,
-    )
-
-
-def _openai(
-    settings: Settings, completer: Completer, catalog: Catalog, auth: Authenticator, depth_secret: bytes
-) -> OpenAIApi:
-    return OpenAIApi(
-        completer=completer,
-        catalog=catalog,
-        authenticator=auth,
-        depth_secret=depth_secret,
-        body_bytes_max=settings.body_bytes_max,
-        messages_max=settings.messages_max,
-        in_flight_max=settings.in_flight_max,
-        keepalive_s=settings.keepalive_s,
-        strict_fields=settings.strict_fields,
-        models_created_s=int(time.time()),
-    )
 
 
 def _app(title: str, *routers: APIRouter) -> ASGIApp:

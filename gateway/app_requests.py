@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from contextlib import AsyncExitStack
 
+from gateway.adapters.conversations import StoredConversations
+from gateway.adapters.media import WebMedia
 from gateway.adapters.store import PostgresStore
 from gateway.adapters.store_replies import PostgresReplies
+from gateway.adapters.store_responses import PostgresResponses
 from gateway.adapters.workers import PooledWorkers
 from gateway.api.idempotency import Idempotency
 from gateway.api.openai import OpenAIApi
-from gateway.config import Settings
+from gateway.api.responses import ResponsesApi
+from gateway.config import Services, Settings
+from gateway.config_outside import listed
 from gateway.core.caps import Caps
 from gateway.service.admit import LEASE_SLACK_S, Policies
 from gateway.service.attempts import Attempts, RetryBudget
@@ -17,7 +24,9 @@ from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog
 from gateway.service.complete import Completer
 from gateway.service.conducting import ConductorSettings
-from gateway.service.ports import Clock
+from gateway.service.ports import Clock, Journal, Metrics
+from gateway.service.responses import Responses
+from gateway.service.sticky import Sticky
 
 
 def attempts_of(settings: Settings, workers: PooledWorkers, clock: Clock) -> Attempts:
@@ -53,6 +62,15 @@ def policies_of(settings: Settings, planning: ConductorSettings) -> Policies:
     )
 
 
+def media_of(settings: Settings) -> WebMedia:
+    return WebMedia(
+        listed(settings.media_hosts),
+        bytes_max=settings.media_bytes_max,
+        timeout_s=settings.media_timeout_s,
+        fetches_max=settings.media_fetches_max,
+    )
+
+
 def idempotency_of(settings: Settings, store: PostgresStore) -> Idempotency:
     """A request that never ended is given up once recovery has settled its money."""
     return Idempotency(
@@ -60,6 +78,24 @@ def idempotency_of(settings: Settings, store: PostgresStore) -> Idempotency:
         lease_s=settings.caps_wall_s_max + LEASE_SLACK_S + settings.money_sweep_s,
         keep_s=settings.idempotency_keep_s,
         reply_bytes_max=settings.idempotency_reply_bytes_max,
+    )
+
+
+def sticky_of(
+    settings: Settings, services: Services, store: PostgresStore, metrics: Metrics, opened: AsyncExitStack
+) -> Sticky:
+    """The marks are under a secret of all gateways that share the stores, as keys are."""
+    conversations = StoredConversations(
+        services.redis_url,
+        store.engine,
+        deadline_s=min(settings.redis_timeout_s, settings.sticky_timeout_s / 2),
+        timeout_s=settings.sticky_timeout_s,
+        connections_max=settings.redis_connections_max,
+    )
+    opened.push_async_callback(conversations.close)
+    secret = hashlib.sha256(b"sticky" + services.pepper).digest()
+    return Sticky(
+        conversations, metrics, secret, settings.sticky_window_s, settings.sticky_tools_s, settings.sticky_timeout_s
     )
 
 
@@ -83,4 +119,17 @@ def openai_of(
         strict_fields=settings.strict_fields,
         models_created_s=int(time.time()),
         idempotency=idempotency,
+        media_bytes_max=settings.media_bytes_max,
     )
+
+
+def responses_of(settings: Settings, store: PostgresStore, journal: Journal, chats: OpenAIApi) -> ResponsesApi:
+    stored = PostgresResponses(store.engine)
+    responses = Responses(
+        stored,
+        journal,
+        messages_max=settings.messages_max,
+        strict=settings.strict_fields,
+        media_bytes_max=chats.media_bytes_max,
+    )
+    return ResponsesApi(chats, responses)

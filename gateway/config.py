@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.config_outside import Outside
+from gateway.config_turns import Turns
 from gateway.core.experience import HALF_LIFE
 from gateway.core.money import usd_to_nano
 from gateway.core.pool import SecretRef
@@ -224,6 +226,11 @@ class Upstream(BaseModel):
 class Money(BaseModel):
     """Money and limits: holds, leases, and what happens when Redis is away"""
 
+    money_lease_s: Seconds = Field(
+        60.0,
+        description="a gateway not heard of for so long, and half of it more, no longer holds money; the same for all "
+        "on one Redis",
+    )
     money_sweep_s: Seconds = Field(15.0, description="how often abandoned holds are looked for")
     rate_limits_fail_open: bool = Field(True, description="serve without rate limits while Redis is away; never money")
     redis_timeout_s: Seconds = Field(0.2, description="time for one Redis command")
@@ -238,6 +245,14 @@ class Log(BaseModel):
     spool_segment_bytes: Bytes = Field(16 * 2**20, description="bytes of one journal file")
     ship_batch_max: Count = Field(500, description="events per transaction")
     ship_wait_s: Seconds = Field(5.0, description="how long a read waits for its own writes to be shipped")
+    retention_days: int = Field(
+        0,
+        ge=0,
+        le=36_500,
+        description="days after which rollouts are deleted, where key and organisation say nothing; "
+        "0: never. Money and audit stay",
+    )
+    retention_every_s: Seconds = Field(3600.0, description="how often rollouts whose time is over are looked for")
     db_connections_max: Count = Field(10, description="connections to PostgreSQL")
     db_connect_s: Seconds = Field(5.0, description="time to connect to PostgreSQL")
     db_statement_s: Seconds = Field(10.0, description="time for one statement")
@@ -246,10 +261,10 @@ class Log(BaseModel):
 MAY_HOLD_SECRETS = frozenset(
     {"database_url", "redis_url", "pepper", "conductor_api_key", "embedder_api_key"}
 )  # never echoed
-SECTIONS: tuple[type[BaseModel], ...] = (Places, Planning, Versions, Learning, Caps, Requests, Upstream, Money, Log)
+SECTIONS = (Places, Planning, Versions, Learning, Caps, Requests, Turns, Outside, Upstream, Money, Log)
 
 
-class Settings(Log, Money, Upstream, Requests, Caps, Learning, Versions, Planning, Places, BaseSettings):
+class Settings(Log, Money, Upstream, Outside, Turns, Requests, Caps, Learning, Versions, Planning, Places, BaseSettings):
     """All of the above as one frozen, flat object."""
 
     model_config = SettingsConfigDict(

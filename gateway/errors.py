@@ -21,7 +21,7 @@ BatonError                      status  type                    code
 │   ├── UpstreamTimeout         504     upstream_error          upstream_timeout
 │   ├── UpstreamRateLimited     429     rate_limit_error        upstream_rate_limited
 │   ├── UpstreamRefused         400     invalid_request_error   (the worker called the request bad; passed on)
-│   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (it said 503 or 529; carries its Retry-After)
+│   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (it said 503 or 529)
 │   ├── UpstreamInvalid         502     upstream_error          invalid_structured_output (twice not what was promised)
 │   └── UpstreamProtocol        502     upstream_error          upstream_protocol   (nonsense, cut stream, bad JSON)
 ├── ConductorError              502     upstream_error          conductor_unavailable (never reaches a client either)
@@ -45,6 +45,7 @@ class BatonError(Exception):
     status: int = 500
     type: str = "server_error"
     code: str | None = "internal_error"
+    should_retry: bool | None = None  # None: as the status says (408, 409, 429 and 5xx are tried again)
 
     def __init__(
         self,
@@ -61,9 +62,22 @@ class BatonError(Exception):
             self.code = code
         self.headers = dict(headers or {})
 
+    def reply_headers(self) -> dict[str, str]:
+        """The headers of the reply. `x-should-retry` overrules what OpenAI's SDKs would do by the status alone."""
+        said = {} if self.should_retry is None else {"x-should-retry": str(self.should_retry).lower()}
+        return said | self.headers
+
     def body(self) -> dict[str, Any]:
         """OpenAI's error object: all four keys, always."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def retry_headers(wait_s: float) -> dict[str, str]:
+    """When to try again, in seconds and in milliseconds. SDKs take more than 120 s for "do not"."""
+    return {
+        "retry-after": str(max(1, math.ceil(wait_s))),
+        "retry-after-ms": str(max(1, math.ceil(wait_s * 1000))),
+    }
 
 
 class BadRequest(BatonError):
@@ -128,12 +142,14 @@ class NotFound(BatonError):
 
 class Conflict(BatonError):
     status, type, code = 409, "invalid_request_error", "conflict"
+    should_retry = False  # it clashes the same way again
 
 
 class IdempotencyRunning(Conflict):
     """The request that brought this Idempotency-Key first has not ended; who asks again is given its reply."""
 
     code = "idempotency_key_in_use"
+    should_retry = True
 
     def __init__(self) -> None:
         super().__init__(
@@ -152,12 +168,10 @@ class RateLimited(BatonError):
 
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        headers = {
-            "retry-after": str(max(1, math.ceil(retry_after_s))),
-            "retry-after-ms": str(max(1, math.ceil(retry_after_s * 1000))),
-        }
-        super().__init__(message, headers=headers)
+    should_retry = True
+
+    def __init__(self, message: str, *, retry_after_s: float, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message, headers=retry_headers(retry_after_s) | (headers or {}))
         self.retry_after_s = retry_after_s
 
 
@@ -183,6 +197,7 @@ class CapReached(BatonError):
 
 class DeadlineExceeded(BatonError):
     status, type, code = 504, "timeout_error", "deadline_exceeded"
+    should_retry = False  # the request's own time was too short, and it was spent
 
 
 class UpstreamError(BatonError):
@@ -208,6 +223,9 @@ class UpstreamError(BatonError):
             self.retryable = retryable
         self.upstream_status = upstream_status
         self.retry_after_s = retry_after_s
+        self.should_retry = self.retryable if self.status >= 429 else None
+        if retry_after_s is not None:
+            self.headers |= retry_headers(retry_after_s)
         self.dispatched = dispatched  # False: the request never left (refused connection, DNS): costs nothing
 
 
@@ -257,6 +275,7 @@ class ConductorError(BatonError):
 
 class Unavailable(BatonError):
     status, type, code = 503, "server_error", "unavailable"
+    should_retry = True
 
 
 class EngineDown(Unavailable):

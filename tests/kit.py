@@ -23,14 +23,17 @@ from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.catalog import Catalog
 from gateway.service.complete import Completer
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.ports import Embedder, Workers
+from gateway.service.ports import Embedder, MediaSource, Workers
 from gateway.service.rounds import Rounds
 from gateway.service.routers import RulePlanner
 from gateway.service.running import Running
+from gateway.service.sticky import Sticky
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.conductor import Script, ScriptedConductor
 from tests.fakes.journal import FakeJournal
+from tests.fakes.media import FakeMedia
 from tests.fakes.ratelimits import FakeRateLimits
+from tests.fakes.replies import FakeConversations, FakeReplies
 from tests.fakes.store import FakeStore
 from tests.fakes.workers import FakeWorkers, Scripted
 
@@ -58,9 +61,13 @@ class SpyMetrics:
     records: list[RolloutRecord] = field(default_factory=list)
     degradations: list[str] = field(default_factory=list)
     bugs: list[Exception] = field(default_factory=list)
+    dropped_fields: int = 0
 
     def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
         self.records.append(record)
+
+    def dropped(self, fields: int) -> None:
+        self.dropped_fields += fields
 
     def degraded(self, what: str) -> None:
         self.degradations.append(what)
@@ -114,7 +121,9 @@ class Kit:
         timeout_s: float = 5.0,
         pools: PoolFile | None = None,
         attempts_max: int = 2,
+        sticky_s: float = 600.0,
         embedder: Embedder | None = None,
+        media: MediaSource | None = None,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
         given: Any = workers
@@ -124,6 +133,8 @@ class Kit:
         self.budget_store = FakeBudgetStore()
         self.budgets = FakeBudgets(self.budget_store)
         self.limits = FakeRateLimits()
+        self.replies = FakeReplies()
+        self.conversations = FakeConversations()
         self.metrics = SpyMetrics()
         self.embedder = embedder or HashingEmbedder()
         clock = TestClock()
@@ -155,6 +166,8 @@ class Kit:
                 experience_timeout_s=0.5,
             ),
             redactor=Redactor(["provider-secret-value"]),
+            sticky=Sticky(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, 0.5),
+            media=media or FakeMedia(),
         )
 
     async def start(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:

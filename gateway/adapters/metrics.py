@@ -36,6 +36,8 @@ class PrometheusMetrics:
         self._fallbacks = self._counter("fallbacks", "Times a router planned instead, by reason", "reason")
         self._capped = self._counter("capped", "Requests ended early by a cap", "cap")
         self._degraded = self._counter("degraded", "Optional parts that were away", "part")
+        self._dropped_fields = self._counter("dropped_fields", "Unknown request properties left out")
+        self._dropped_requests = self._counter("dropped_fields_requests", "Requests with unknown properties")
         self._stored = self._counter("log_records_stored", "Journal records now in PostgreSQL")
         self._appended = self._counter("log_records", "Journal records on disk")
         self._append_seconds = self._histogram("log_fsync_seconds", "One group commit of the journal", OVERHEAD_SECONDS)
@@ -91,6 +93,11 @@ class PrometheusMetrics:
             self._fallbacks.labels(record.fallback).inc()
         if record.capped:
             self._capped.labels(record.capped).inc()
+
+    def dropped(self, fields: int) -> None:
+        """Count a request's properties that were left out, and the request."""
+        self._dropped_fields.inc(fields)
+        self._dropped_requests.inc()
 
     def degraded(self, what: str) -> None:
         """Count a request that went on without an optional part."""

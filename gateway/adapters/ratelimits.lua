@@ -8,7 +8,7 @@
 --       3 flight  sorted set: request -> when its place is free again even if nobody releases it, ms
 -- ARGV  1 operation  2 request  3 tokens ("" for none)
 --       admit only: 4 window_ms  5 lease_ms  6 requests  7 tokens  8 in flight (limits, "" for none)
--- Replies {"ok", requests in window, tokens in window} or {"requests" | "tokens" | "in_flight", wait_ms}
+-- Replies {"ok", requests in window, tokens in window, ms until the window is empty} or {"requests" | "tokens" | "in_flight", wait_ms}
 
 redis.replicate_commands() -- TIME comes before writes; the default since Redis 7
 
@@ -88,7 +88,8 @@ function op.admit()
       redis.call('PEXPIRE', FLIGHT, lease_ms)
     end
   end
-  return { 'ok', redis.call('ZCARD', AT), tokens_of('') }
+  local count = redis.call('ZCARD', AT)
+  return { 'ok', count, tokens_of(''), count > 0 and leaves_in(-1, now, window_ms) or 0 }
 end
 
 function op.release()

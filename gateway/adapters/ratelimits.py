@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from gateway.adapters.redis_script import RedisAway, RedisScript
+from gateway.core.durations import go_duration
 from gateway.errors import RateLimited, TooLarge, Unavailable
 from gateway.service.ports import RateState
 
@@ -55,7 +56,7 @@ class RedisRateLimits:
         status, *rest = reply
         if status != b"ok":
             raise refusal(status.decode(), rest[0] / 1000, rpm, tpm, concurrency)
-        return RateState(rpm, left(rpm, rest[0]), tpm, left(tpm, rest[1]))
+        return RateState(rpm, left(rpm, rest[0]), tpm, left(tpm, rest[1]), rest[2] / 1000)
 
     async def release(self, key_id: str, request_id: str, tokens_used: int | None) -> None:
         await self._run("release", key_id, request_id, "" if tokens_used is None else tokens_used)
@@ -112,7 +113,17 @@ def refusal(what: str, wait_s: float, rpm: int | None, tpm: int | None, concurre
         "tokens": f"{tpm} tokens a minute",
         "in_flight": f"{concurrency} requests at a time",
     }[what]
-    return RateLimited(f"This key allows {limit}; retry in {wait_s:.1f} s.", retry_after_s=wait_s)
+    said = {"requests": rpm, "tokens": tpm}.get(what)
+    headers = (
+        {}
+        if said is None
+        else {
+            f"x-ratelimit-limit-{what}": str(said),
+            f"x-ratelimit-remaining-{what}": "0",
+            f"x-ratelimit-reset-{what}": go_duration(wait_s),
+        }
+    )
+    return RateLimited(f"This key allows {limit}; retry in {wait_s:.1f} s.", retry_after_s=wait_s, headers=headers)
 
 
 def left(limit: int | None, used: int) -> int | None:

@@ -20,7 +20,14 @@ from typing import Any
 import aiohttp
 import httpx
 
-from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
+from gateway.errors import (
+    UpstreamError,
+    UpstreamOverloaded,
+    UpstreamProtocol,
+    UpstreamRateLimited,
+    UpstreamRefused,
+    UpstreamTimeout,
+)
 
 MESSAGE_CHARS_MAX = 500
 ERROR_BODY_BYTES_MAX = 65_536
@@ -28,6 +35,14 @@ RETRY_AFTER_S_MAX = 3600.0
 _KEY_LIKE = re.compile(r"(?i)\b(sk|rk|pk|key|AIza)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|\bbearer\s+\S+")
 _REFUSED = (400, 404, 413, 422)
 _RETRYABLE = (408, 409, 425, 429)
+_NAMED_STATUSES: Mapping[int, type[UpstreamError]] = {
+    408: UpstreamTimeout,
+    429: UpstreamRateLimited,
+    503: UpstreamOverloaded,
+    504: UpstreamTimeout,
+    529: UpstreamOverloaded,
+}
+_TOO_LONG = re.compile(r"(?i)context[ _](length|window)|prompt is too long|too many (input )?tokens")
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 
 
@@ -86,11 +101,13 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: s
         return UpstreamError(f"the worker answered with a redirect ({status}), never followed", upstream_status=status)
     if status in _REFUSED:
         text = message or f"the worker refused the request ({status})"
+        if code is None and _TOO_LONG.search(text):  # clients shorten the conversation when they read this code
+            param, code = param or "messages", "context_length_exceeded"
         return UpstreamRefused(text, upstream_status=status, param=param, code=code)
     text = f"the worker failed ({status})" + (f": {message}" if message else "")
     wait_s = retry_after_s(headers, datetime.now(UTC))
-    if status == 429:
-        return UpstreamRateLimited(text, upstream_status=status, retry_after_s=wait_s)
+    if named := _NAMED_STATUSES.get(status):
+        return named(text, upstream_status=status, retry_after_s=wait_s)
     retryable = status >= 500 or status in _RETRYABLE
     return UpstreamError(text, upstream_status=status, retryable=retryable, retry_after_s=wait_s)
 

@@ -25,7 +25,7 @@ import httpx
 
 from gateway.adapters import upstream
 from gateway.adapters.workers_http import StreamTally, checked_completion, request_body
-from gateway.core.chat import FIELDS
+from gateway.core.chat import FIELDS, HINTS
 from gateway.core.pool import Price
 from gateway.core.usage import billed_usage, read_usage, text_bytes
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
@@ -269,7 +269,10 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
                 raise UpstreamRefused(
                     "this worker takes images and files as data: URLs only", param="messages", dispatched=False
                 )
-    return request_body(call)
+    body = request_body(call)
+    if (call.worker.model or "").startswith(("openai/", "azure/")):
+        return body
+    return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor has a place for them
 
 
 def _link(part: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -17,10 +18,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.core.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, NotFound, TooLarge
 
 log = logging.getLogger("baton")
 NESTING_MAX = 64
+OPENAI_VERSION = b"2020-10-01"  # the only one there has been; clients compare it, nobody reads it
 T = TypeVar("T")
 
 
@@ -36,23 +39,34 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = f"req_{secrets.token_hex(16)}"
+        began_s = time.monotonic()
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", request_id.encode()),
-                    (b"access-control-expose-headers", b"X-Request-ID"),
-                ]
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if scope["path"].startswith("/v1/"):
+                    took_ms = int((time.monotonic() - began_s) * 1000)
+                    headers += [(b"openai-processing-ms", b"%d" % took_ms), (b"openai-version", OPENAI_VERSION)]
+                if not any(name == b"access-control-expose-headers" for name, _ in headers):
+                    headers.append((b"access-control-expose-headers", b"X-Request-ID"))
+                message["headers"] = headers
             await send(message)
 
         await self._app(scope, receive, stamped)
 
 
+class Json(JSONResponse):
+    """JSON of whatever a worker sent: numbers and halves of characters that have no encoding do not stop it."""
+
+    def render(self, content: Any) -> bytes:
+        """The bytes."""
+        return json_bytes(content)
+
+
 def reply(error: BatonError) -> JSONResponse:
     """An error as OpenAI's clients expect it."""
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+    return Json(error.body(), status_code=error.status, headers=error.reply_headers())
 
 
 def install(app: FastAPI) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.edge import read_json, unless_gone
+from gateway.api.edge import Json, read_json, unless_gone
+from gateway.api.headers import headers_of
+from gateway.api.idempotency import Idempotency
 from gateway.core.caps import CAP_HEADERS, caps_from_headers
-from gateway.core.chat import FIELDS, ChatRequest, parse_request
+from gateway.core.chat import FIELDS, MEDIA_BYTES_MAX, ChatRequest, parse_request
 from gateway.core.depth import HEADER, verify
 from gateway.core.keys import Principal
 from gateway.core.prompt import QUALITY_MAX
@@ -22,12 +23,19 @@ from gateway.service.admit import Asked
 from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog
 from gateway.service.complete import Completer
-from gateway.service.ports import RateState
 from gateway.service.running import Running, reply_headers
-from gateway.service.stream import events
+from gateway.service.stream import ChatFrames, Frames, events
 
 CLIENT_CLOSED_REQUEST = 499
 ROUNDS_MAX = 16
+OWN_HEADERS = (
+    "x-baton-pool",
+    "x-baton-rounds",
+    "x-baton-quality",
+    "x-baton-keepalive",
+    "x-baton-progress",
+    "x-baton-sticky",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class OpenAIApi:
     keepalive_s: float
     strict_fields: bool
     models_created_s: int
+    idempotency: Idempotency
+    media_bytes_max: int = MEDIA_BYTES_MAX
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -58,11 +68,20 @@ class OpenAIApi:
     async def chat(self, request: Request) -> Response:
         """Plan the request over the key's workers and answer it; streamed as it is produced where asked for."""
         principal = await self._who(request)
+        body = await read_json(request, self.body_bytes_max)
+        return await self.idempotency.answer(request, principal, body, lambda r: self._chat(r, principal, body))
+
+    async def _chat(self, request: Request, principal: Principal, body: Any) -> Response:
         chat = parse_request(
-            await read_json(request, self.body_bytes_max), messages_max=self.messages_max, strict=self.strict_fields
+            body,
+            messages_max=self.messages_max,
+            strict=self.strict_fields,
+            media_bytes_max=self.media_bytes_max,
         )
         running = await self.begin(request, principal, chat)
-        return await (self._streamed(request, running) if chat.stream else self._whole(request, running))
+        if chat.stream:
+            return await self.streamed(request, running, ChatFrames(running))
+        return await self.whole(request, running, lambda body: body)
 
     async def begin(
         self, request: Request, principal: Principal, chat: ChatRequest, response: Mapping[str, Any] | None = None
@@ -78,25 +97,30 @@ class OpenAIApi:
             rounds=_whole_number(request, "x-baton-rounds", 1, ROUNDS_MAX),
             quality=_whole_number(request, "x-baton-quality", 0, QUALITY_MAX),
             depth=_depth(request.headers.get(HEADER), self.depth_secret),
+            sticky=_wanted(request, "x-baton-sticky", default=True),
             response=response,
+            progress=_wanted(request, "x-baton-progress", default=False),
         )
         return await self.completer.start(asked)
 
-    async def _whole(self, request: Request, running: Running) -> Response:
+    async def whole(self, request: Request, running: Running, shape: Callable[[dict[str, Any]], Any]) -> Response:
+        """The reply in one piece, in the shape of the API that was asked."""
         await unless_gone(request.receive, running.finished.wait(), running.cancel)
         if not running.finished.is_set():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         if running.error is not None:
             running.error.headers |= reply_headers(running.record)
             raise running.error
-        return JSONResponse(await running.result(), headers=_headers(running))
+        return Json(shape(await running.result()), headers=headers_of(running))
 
-    async def _streamed(self, request: Request, running: Running) -> Response:
-        frames = cast(Any, events(running, self.keepalive_s if _wants_comments(request) else 0))
+    async def streamed(self, request: Request, running: Running, said: Frames) -> Response:
+        """The reply as it is produced, in the frames of the API that was asked."""
+        keepalive_s = self.keepalive_s if _wanted(request, "x-baton-keepalive", default=True) else 0
+        frames = cast(Any, events(running, keepalive_s, said))
         first = await unless_gone(request.receive, anext(frames), running.cancel)
         if first is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        if running.error is not None and not first.startswith(b'data: {"id"'):
+        if running.error is not None and not said.begun:
             running.error.headers |= reply_headers(running.record)
             raise running.error  # nothing has been sent yet: a plain error with its own status
         return EventStream(first, frames, running)
@@ -125,7 +149,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, frames: AsyncIterator[bytes], running: Running) -> None:
-        super().__init__(headers={**_headers(running), "cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={**headers_of(running), "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._frames = frames
@@ -145,28 +169,10 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _headers(running: Running) -> dict[str, str]:
-    headers = {**reply_headers(running.record), **_rate_headers(running.rate)}
-    if running.chat.dropped:
-        headers["x-baton-dropped-fields"] = ",".join(running.chat.dropped)[:512].encode("ascii", "replace").decode()
-    if running.chat.stream and not running.finished.is_set():
-        for name in ("x-baton-cost-usd", "x-baton-overhead-ms"):
-            del headers[name]  # not known yet; the stream's closing comment has them
-    return headers
-
-
-def _rate_headers(rate: RateState) -> dict[str, str]:
-    values = {
-        "x-ratelimit-limit-requests": rate.requests_limit,
-        "x-ratelimit-remaining-requests": rate.requests_left,
-        "x-ratelimit-limit-tokens": rate.tokens_limit,
-        "x-ratelimit-remaining-tokens": rate.tokens_left,
-    }
-    return {name: str(value) for name, value in values.items() if value is not None}
-
-
-def _wants_comments(request: Request) -> bool:
-    return request.headers.get("x-baton-keepalive", "on").lower() not in ("off", "0", "false")
+def _wanted(request: Request, header: str, *, default: bool) -> bool:
+    """A header that switches something on or off."""
+    text = request.headers.get(header, "").lower()
+    return text not in ("off", "0", "false") if default else text in ("on", "1", "true")
 
 
 def _depth(header: str | None, secret: bytes) -> int:
@@ -187,7 +193,7 @@ def _whole_number(request: Request, header: str, least: int, most: int) -> int |
 _CHAT_DOC = {
     "parameters": [
         {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
-        for name in ("x-baton-pool", "x-baton-rounds", "x-baton-quality", "x-baton-keepalive", *CAP_HEADERS)
+        for name in (*OWN_HEADERS, *CAP_HEADERS)
     ],
     "requestBody": {
         "required": True,

@@ -38,6 +38,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        peer = transport.get_extra_info("socket")
+        if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each event of a stream leaves at once
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:

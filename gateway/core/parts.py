@@ -62,6 +62,7 @@ class Part:
     where: str
     kind: Kind
     url: str
+    format: str | None = None  # of audio, as the request says it
 
 
 def check_link(kind: Kind, value: str, where: str, bytes_max: int) -> None:
@@ -147,7 +148,12 @@ def media_kinds(messages: Sequence[Mapping[str, Any]]) -> frozenset[str]:
 def media_parts(messages: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
     """The parts that are no text."""
     return tuple(
-        Part(f"messages[{at}].content[{number}].{holder}.{name}", kind, value)
+        Part(
+            f"messages[{at}].content[{number}].{holder}.{name}",
+            kind,
+            value,
+            messages[at]["content"][number][holder].get("format") if kind == "audio" else None,
+        )
         for at, number, kind, holder, name, value in _links(messages)
     )
 
@@ -157,11 +163,13 @@ def remote_parts(messages: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
     return tuple(part for part in media_parts(messages) if part.url[:6].lower() == "https:")
 
 
-def with_media(messages: Sequence[Mapping[str, Any]], fetched: Mapping[str, Media]) -> tuple[Mapping[str, Any], ...]:
-    """The conversation with what was fetched (by URL) in place of its URLs."""
+def with_media(
+    messages: Sequence[Mapping[str, Any]], fetched: Mapping[tuple[Kind, str], Media]
+) -> tuple[Mapping[str, Any], ...]:
+    """The conversation with what was fetched, by kind and URL, in place of its URLs."""
 
     def inline(kind: Kind, value: str) -> str:
-        media = fetched.get(value)
+        media = fetched.get((kind, value))
         return value if media is None else media.base64 if kind == "audio" else media.url
 
     return _replaced(messages, inline)

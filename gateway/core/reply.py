@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -229,6 +230,19 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON as UTF-8, compact. A number that JSON cannot say becomes null; half of a surrogate pair, which has no UTF-8,
+    goes out as the escape it came as: the other half may be in the next chunk."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text), separators=(",", ":")).encode()
 
 
 def finite(value: Any) -> Any:

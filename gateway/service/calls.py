@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gateway.core.chat import HINTS
 from gateway.core.meter import Draw
@@ -23,6 +23,7 @@ from gateway.service.job import Job, StepRun
 from gateway.service.ports import Clock, WorkerCall
 
 OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
+T = TypeVar("T")
 Saw = list[tuple[str, str, str]]
 PassOn = Callable[[Mapping[str, Any]], Awaitable[None]]  # takes each chunk of a stream that has choices
 
@@ -165,7 +166,7 @@ def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:
     return [{**single, **({} if seed is None else {"seed": seed + number})} for number in range(choices)]
 
 
-async def all_or_first_error(works: Sequence[Coroutine[Any, Any, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+async def all_or_first_error(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """What all of them return. Raises what the first that fails raises; the others are cancelled and awaited."""
     if len(works) == 1:
         return [await works[0]]

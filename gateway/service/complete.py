@@ -15,6 +15,7 @@ from gateway.core.events import Event
 from gateway.core.experience import question_text
 from gateway.core.ids import uuid7
 from gateway.core.money import Usage, input_tokens_bound
+from gateway.core.parts import remote_parts, with_media
 from gateway.core.pool import MODEL_KINDS
 from gateway.core.redact import Redactor, apply_mode
 from gateway.core.reply import completion
@@ -22,6 +23,7 @@ from gateway.core.rollout import as_payload
 from gateway.core.versions import Pick
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admit import Admission, Asked, Policies, able, no_version
+from gateway.service.calls import all_or_first_error
 from gateway.service.catalog import Catalog
 from gateway.service.job import Job
 from gateway.service.ports import (
@@ -29,6 +31,7 @@ from gateway.service.ports import (
     Clock,
     Embedder,
     Journal,
+    MediaSource,
     Metrics,
     RateLimits,
     Scope,
@@ -38,6 +41,7 @@ from gateway.service.ports import (
 from gateway.service.rates import Rates
 from gateway.service.rounds import Rounds, close_record, pool_entry
 from gateway.service.running import Running, overhead_ms
+from gateway.service.sticky import Sticky
 
 
 class Completer:
@@ -57,6 +61,8 @@ class Completer:
         metrics: Metrics,
         policies: Policies,
         redactor: Redactor,
+        media: MediaSource,
+        sticky: Sticky,
         pick: Callable[[str], Pick | None] = no_version,
     ) -> None:
         self._catalog = catalog
@@ -70,6 +76,8 @@ class Completer:
         self._metrics = metrics
         self._policies = policies
         self._redactor = redactor
+        self._sticky = sticky
+        self._media = media
         self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
         self._owned: set[asyncio.Task[None]] = set()
 
@@ -86,6 +94,9 @@ class Completer:
         if asked.depth > caps.depth:
             raise CapReached("depth", f"this request comes from {asked.depth} gateways deep; the cap is {caps.depth}")
         grading.check(chat.metadata, principal.log_mode)
+        self._media.check(remote_parts(chat.messages))
+        if chat.dropped:
+            self._metrics.dropped(len(chat.dropped))
         record = self._admission.record(asked, choice, caps)
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
         rate = await self._rates.admit(principal, record.id, input_bound // 4)
@@ -132,6 +143,14 @@ class Completer:
         await self._finish(running, job, body)
 
     async def _work(self, job: Job) -> Mapping[str, Any]:
+        if parts := remote_parts(job.conversation):
+            media = await all_or_first_error([self._media.fetch(part) for part in parts])
+            found = {(part.kind, part.url): each for part, each in zip(parts, media, strict=True)}
+            job.conversation = with_media(job.conversation, found)
+        if (back := await self._sticky.planner(job)) is not None:
+            job.record.pool = [pool_entry(spec, None) for spec in job.workers]
+            if (body := await self._rounds.stick(job, back)) is not None:
+                return body
         if job.fallback is not None:
             job.experience = await self._experience(job)
         job.record.pool = [pool_entry(spec, job.experience.get(spec.name)) for spec in job.workers]
@@ -175,6 +194,7 @@ class Completer:
             record.status = "done"
         record.overhead_ms = overhead_ms(record, self._now_us())
         running.usage = Usage(record.prompt_tokens, record.completion_tokens)
+        answered = self._sticky.mark(job, body) if body is not None else None
         if body is not None:
             running.body = completion(
                 body,
@@ -185,7 +205,7 @@ class Completer:
             )
             record.reply = running.body
         try:
-            await self._log(job, running.scopes)
+            await asyncio.gather(self._log(job, running.scopes), self._sticky.remember(answered))
         except BatonError as error:  # a reply that is not on disk is not given
             running.error, running.body = error, None
         await self._settle(running)

@@ -16,8 +16,15 @@ from gateway.core.ledger import Balance as Balance
 from gateway.core.ledger import Hold as Hold
 from gateway.core.ledger import Scope as Scope
 from gateway.core.money import Usage
+from gateway.core.parts import Media, Part
 from gateway.core.pool import WorkerSpec
 from gateway.core.rollout import RolloutRecord
+from gateway.service.ports_keys import KeyRow as KeyRow
+from gateway.service.ports_keys import OrgRow as OrgRow
+from gateway.service.ports_money import LEASE_S as LEASE_S
+from gateway.service.ports_money import Books as Books
+from gateway.service.ports_money import Budgets as Budgets
+from gateway.service.ports_money import Settlement as Settlement
 
 # ---------------------------------------------------------------- conductor
 
@@ -145,63 +152,23 @@ class Workers(Protocol):
         ...
 
 
+# ---------------------------------------------------------------- media
+
+
+class MediaSource(Protocol):
+    """Where parts of messages that are URLs are fetched from."""
+
+    def check(self, parts: Sequence[Part]) -> None:
+        """Raises BadRequest with the path of the first part that may not be fetched. Connects to nothing."""
+        ...
+
+    async def fetch(self, part: Part) -> Media:
+        """The bytes, of the type they are said to be. Raises BadRequest: not fetched, failed, too large, no such type.
+        Bounded in time."""
+        ...
+
+
 # ---------------------------------------------------------------- money and limits
-
-
-OPEN_LEASE_S = 600.0  # of a hold put back by a rebuild
-
-
-class Budgets(Protocol):
-    """Two-phase money over all scopes atomically (`core/ledger.py` is the model). Every call but `ready` raises
-    MoneyUnavailable when the store is away, or was emptied or restarted and waits for `load`."""
-
-    @property
-    def epoch_lost(self) -> bool:
-        """Whether `load` must be called before anything else can succeed: at first, and after a flush or restart."""
-        ...
-
-    async def hold(
-        self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_s: float
-    ) -> Hold:
-        """Reserve up to `amount_nano`, at least `amount_min_nano`, in all scopes or none. The same id again returns the
-        first grant. Raises BudgetExceeded naming the first scope that cannot hold the least amount, Conflict when the
-        id is settled already, ValueError on amounts outside 0..2**53-1."""
-        ...
-
-    async def post(self, hold_id: str, actual_nano: int) -> int:
-        """Close the hold with what was really spent, even where a provider billed more than was granted (never
-        under-count); returns what was charged. Whichever of post, void and uncertain comes first decides: later calls
-        return its result. All three raise NotFound for an id never held, or settled more than a day ago."""
-        ...
-
-    async def void(self, hold_id: str) -> int:
-        """Close the hold with nothing spent; returns what was charged (0, or the first result)."""
-        ...
-
-    async def uncertain(self, hold_id: str) -> int:
-        """Close a hold that was dispatched and never heard of again: charged in full, creditable by a person later."""
-        ...
-
-    async def renew(self, hold_id: str, lease_s: float) -> bool:
-        """Extend the lease; False when the hold is no longer open."""
-        ...
-
-    async def expired(self, limit: int) -> Sequence[str]:
-        """Ids of open holds whose lease ran out (for the sweeper, which decides between void and uncertain)."""
-        ...
-
-    async def balance(self, scope: str) -> Balance: ...
-
-    async def load(
-        self, posted: Mapping[str, int], open_holds: Sequence[Hold] = (), lease_s: float = OPEN_LEASE_S
-    ) -> None:
-        """Rebuild after the store lost its epoch: set the posted nano-dollars of scopes from the ledger and open a new
-        epoch. `open_holds` are those the ledger knows and nobody has settled; they are reserved again, under a lease of
-        `lease_s`, as are this process's own. Where an epoch is in force (nothing was lost, or another gateway has
-        rebuilt) it is joined, and `posted` is not used."""
-        ...
-
-    async def ready(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +179,7 @@ class RateState:
     requests_left: int | None = None
     tokens_limit: int | None = None
     tokens_left: int | None = None
+    reset_s: float | None = field(default=None, compare=False)  # until nothing of the window is used, if nothing more comes
 
 
 class RateLimits(Protocol):
@@ -244,29 +212,6 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRow:
-    """One API key as stored: never the secret, only its HMAC digest."""
-
-    public_id: str
-    key_class: str  # "data" | "admin"
-    name: str
-    digest: bytes
-    pepper_version: int
-    org: str
-    pools: tuple[str, ...]
-    workers: tuple[str, ...]  # empty: every worker of its pools
-    budget_nano: int | None
-    rpm: int | None
-    tpm: int | None
-    concurrency: int | None
-    caps: Mapping[str, Any]
-    log_mode: str  # "full" | "redacted" | "metadata"
-    train: bool
-    created_at: datetime
-    revoked_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerExperience:
     """What one worker did on past tasks like this one that have an outcome."""
 
@@ -293,10 +238,7 @@ class Embedder(Protocol):
 class Store(Protocol):
     """Named queries of Postgres. Every one that reads a rollout takes the owner and returns nothing for others."""
 
-    async def key_insert(self, key: KeyRow) -> None: ...
     async def key_get(self, public_id: str) -> KeyRow | None: ...
-    async def key_list(self) -> Sequence[KeyRow]: ...
-    async def key_revoke(self, public_id: str, at: datetime) -> bool: ...
 
     async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
         """Rollout with rounds, steps, outcomes and ledger rows as one JSON-able tree; by rollout or completion id."""
@@ -322,6 +264,14 @@ class Store(Protocol):
 
     async def settled_nano(self, hold_id: str) -> int | None:
         """What a hold was charged, by the ledger; None while it has no settlement there."""
+        ...
+
+    async def books(self, settled_max: int) -> Books:
+        """What the budget store is rebuilt from; the latest `settled_max` settlements."""
+        ...
+
+    async def settled_latest(self, limit: int, since: datetime) -> Sequence[Settlement]:
+        """The latest settlements, newest first."""
         ...
 
     async def posted_totals(self) -> Mapping[str, int]:
@@ -374,6 +324,10 @@ class Metrics(Protocol):
 
     def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
         """A rollout was settled and logged."""
+        ...
+
+    def dropped(self, fields: int) -> None:
+        """So many unknown properties of a request were left out."""
         ...
 
     def degraded(self, what: str) -> None:

@@ -19,6 +19,7 @@ from gateway.core.pool import WorkerSpec
 from gateway.core.prompt import Seen, ShownReply, ShownWorker, price_tier
 from gateway.core.reply import reply_text
 from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.turns import asks
 from gateway.errors import (
     BatonError,
     CapReached,
@@ -59,6 +60,27 @@ class Rounds:
         except UpstreamError as failed:
             return await self._best_so_far(job, failed, "worker")
 
+    async def stick(self, job: Job, planner: Planner) -> Mapping[str, Any] | None:
+        """The body of the worker that `planner` goes back to; None where it failed before it said anything, so that
+        the request may be planned. Raises the error that ended the request."""
+        record = self._planning(job, planner)
+        graph = _Graph(self._steps, job, record, final=True)
+        try:
+            async with asyncio.timeout(job.tree.deadline_s - self._clock.monotonic_s()):
+                last = await graph.run(planner, self.situation(job, 1), self._now_us)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no answer within {job.caps.wall_s:g} s") from None
+        finally:
+            record.finished_us = record.finished_us or self._now_us()
+        if last is None or last.body is None or last.error is not None:
+            error = (last.error if last is not None else None) or UpstreamError("the step ended without a reply")
+            begun = last is not None and last.record.first_byte_us is not None
+            if begun or not isinstance(error, UpstreamError):
+                raise error
+            job.record.fallback = f"worker_{error.kind}"
+            return None
+        return last.body
+
     async def _rounds(self, job: Job) -> Mapping[str, Any]:
         body: Mapping[str, Any] | None = None
         for number in range(1, job.rounds + 1):
@@ -69,6 +91,8 @@ class Rounds:
             body = await self._answer(job, ran, number, final)
             if final:
                 return body  # it has been streamed already, if anybody listens
+            if asks(body):  # for the client to do: no plan may go on over it
+                break
         if body is None:
             raise PlanRefused("no_steps", "the plan had no steps")
         await replay(body, job)
@@ -100,7 +124,9 @@ class Rounds:
             last = await graph.run(router, self.situation(job, number), self._now_us)
         except PlanRefused as refused:
             record.refusal = refused.reason
-            raise UpstreamError(f"{refused.message}; try again later", code="no_worker", dispatched=False) from None
+            raise UpstreamError(
+                f"{refused.message}; try again later", code="no_worker", retryable=True, dispatched=False
+            ) from None
         finally:
             record.finished_us = record.finished_us or self._now_us()
         if last is None:
@@ -129,7 +155,7 @@ class Rounds:
         begun = any(run.record.first_byte_us is not None and job.sink is not None for run in job.runs)
         done = [run.body for run in job.runs if run.body is not None and run.record.status == "done"]
         bodies = [body for body in done if job.shape is None or job.shape.kept(body)]
-        if isinstance(error, FATAL) or begun or not bodies or not reply_text(bodies[-1]):
+        if isinstance(error, FATAL) or begun or not bodies or not (reply_text(bodies[-1]) or asks(bodies[-1])):
             raise error
         body = bodies[-1]
         job.record.capped = job.record.capped or why

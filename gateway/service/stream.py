@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.core.reply import chunk, usage_json
+from gateway.core.reply import chunk, json_bytes, usage_json
 from gateway.service.running import Progress, Running, Said, reply_headers
 
 DONE = b"data: [DONE]\n\n"
@@ -134,9 +134,4 @@ class ChatFrames:
 
 
 def _data(body: Mapping[str, Any]) -> bytes:
-    """One event. Half of a surrogate pair, which has no UTF-8, goes out as the escape it came as: the other half may
-    be in the next chunk."""
-    try:
-        return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
-    except UnicodeEncodeError:
-        return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+    return b"data: " + json_bytes(body) + b"\n\n"

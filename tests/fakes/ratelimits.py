@@ -44,7 +44,9 @@ class FakeRateLimits:
                 key.window[request_id] = (now_s, tokens)
             if concurrency is not None:
                 key.flight[request_id] = now_s + self._lease_s
-        return RateState(rpm, left(rpm, len(key.window)), tpm, left(tpm, key.tokens()))
+        newest_s = max((at for at, _ in key.window.values()), default=now_s - self._window_s)
+        empty_in_s = newest_s + self._window_s - now_s
+        return RateState(rpm, left(rpm, len(key.window)), tpm, left(tpm, key.tokens()), empty_in_s)
 
     async def release(self, key_id: str, request_id: str, tokens_used: int | None) -> None:
         key = self._keys.setdefault(key_id, _Key())

@@ -1,0 +1,61 @@
+"""What a reply's headers say: how a request went, what of its key's rates is left, and which pages may read it."""
+
+from __future__ import annotations
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from gateway.core.durations import go_duration
+from gateway.service.ports import RateState
+from gateway.service.running import Running, reply_headers
+
+DROPPED_CHARS_MAX = 512
+PREFLIGHT_S = 600
+EXPOSED = (
+    "x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms", "openai-version",
+    "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
+    "x-baton-rollout-id", "x-baton-policy", "x-baton-workers", "x-baton-steps", "x-baton-cost-usd",
+    "x-baton-overhead-ms", "x-baton-fallback", "x-baton-capped", "x-baton-dropped-fields",
+)  # fmt: skip
+
+
+def headers_of(running: Running) -> dict[str, str]:
+    """The headers of a reply, as far as they are known when it begins."""
+    headers = {**reply_headers(running.record), **rate_headers(running.rate)}
+    if running.chat.dropped:
+        names = ",".join(running.chat.dropped)[:DROPPED_CHARS_MAX]
+        headers["x-baton-dropped-fields"] = names.encode("ascii", "replace").decode()
+    if running.chat.stream and not running.finished.is_set():
+        for name in ("x-baton-cost-usd", "x-baton-overhead-ms"):
+            del headers[name]  # not known yet; the stream's closing comment has them
+    return headers
+
+
+def rate_headers(rate: RateState) -> dict[str, str]:
+    """OpenAI's rate headers, of what is limited."""
+    values = {
+        "x-ratelimit-limit-requests": rate.requests_limit,
+        "x-ratelimit-remaining-requests": rate.requests_left,
+        "x-ratelimit-limit-tokens": rate.tokens_limit,
+        "x-ratelimit-remaining-tokens": rate.tokens_left,
+    }
+    headers = {name: str(value) for name, value in values.items() if value is not None}
+    for what, limit in (("requests", rate.requests_limit), ("tokens", rate.tokens_limit)):
+        if limit is not None and rate.reset_s is not None:
+            headers[f"x-ratelimit-reset-{what}"] = go_duration(rate.reset_s)
+    return headers
+
+
+def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """The application, callable from pages of these origins; `*`: of any. Without origins as it is."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED,
+        max_age=PREFLIGHT_S,
+    )
