@@ -20,8 +20,6 @@ from policy import tuning
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.replay import read_prices
-from policy.reward import RewardSettings
-from policy.teacher.lessons import usd_weights
 from policy.teacher.programs import Program, Worth, gives, search
 from policy.tuning import Observed
 
@@ -60,6 +58,7 @@ def main() -> None:
     parser.add_argument("--prices", type=Path, required=True)
     parser.add_argument("--workers", default="")
     parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--usd-per-1k-max", type=float, default=5.0)
     options = parser.parse_args()
     names = tuple(name for name in options.workers.split(",") if name)
     environment = ReplayEnvironment.open(options.data, read_prices(options.prices), names, executor=Executor(rounds=1))
@@ -67,11 +66,11 @@ def main() -> None:
     observed = asyncio.run(tuning.observe(environment, prompts))
     print("| what | " + " | ".join(f"dial {quality}" for quality in SHOWN) + " |")
     print("|---|" + "---|" * len(SHOWN))
-    weights = usd_weights(RewardSettings())
     rows = {name: [_Cell() for _ in SHOWN] for name in FAMILIES}
     for split in range(options.splits):
         train, judged = _split(observed, split)
         worth = search(train)
+        weights = worth.prices(options.usd_per_1k_max / 1000)
         base = _judged(_best(worth, 0.0, FAMILIES["one worker"][0], routed=False), judged)[0]
         for name, (fits, routed) in FAMILIES.items():
             for cell, quality in zip(rows[name], SHOWN, strict=True):

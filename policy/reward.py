@@ -14,13 +14,14 @@ ties that would leave a group of rollouts without any gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gateway.core.pool import NANO_PER_USD
 from gateway.core.prompt import QUALITY_MAX
 
-QUALITY_LOWEST = 400.0  # reward lost per dollar at the dial's lowest place
-QUALITY_STEP = 0.5  # of it at each place above
+DIAL = (*(400.0 * 0.5**place for place in range(QUALITY_MAX)), 0.0)  # reward lost per dollar at each of its places
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class RewardSettings:
     latency_per_s: float = 0.002  # μ, reward lost per second (ToolOrchestra's 1/500)
     penalty_max: float = 0.3  # the cap
     format_reward: float = 0.1  # f, for a plan that ran and was wrong
+    dial: tuple[float, ...] = DIAL  # λ at each place of the dial, dearest dollar first
 
     def __post_init__(self) -> None:
         for name in ("cost_per_usd", "latency_per_s"):
@@ -44,18 +46,27 @@ class RewardSettings:
             raise ValueError(f"`penalty_max` is {self.penalty_max}: keep it in [0, 0.5), or cost outweighs being right")
         if not 0 <= self.format_reward < 1 - self.penalty_max:
             raise ValueError(f"`format_reward` is {self.format_reward}: keep it in [0, 1 − penalty_max)")
+        falling = all(high >= low for high, low in zip(self.dial, (*self.dial[1:], 0.0), strict=True))
+        if len(self.dial) != QUALITY_MAX + 1 or not falling or not all(map(math.isfinite, self.dial)):
+            raise ValueError(f"`dial` is {self.dial}: give {QUALITY_MAX + 1} falling numbers ≥ 0, one a place")
 
 
 def at_quality(settings: RewardSettings, quality: int | None) -> RewardSettings:
-    """The settings at a place of the dial (gateway.core.prompt): the price of a dollar falls by `QUALITY_STEP` a place,
-    from `QUALITY_LOWEST` at 0; at the dial's end money does not count. None: as they are.
+    """The settings at a place of the dial (gateway.core.prompt): a dollar is dear at 0 and cheaper at each place above,
+    and at the dial's end money does not count. None: as they are.
 
-    The whole default penalty is reached at $0.75 per 1,000 questions at 0, at $96 at 7: what questions do cost.
+    With `DIAL` the whole default penalty is reached at $0.75 per 1,000 questions at 0, at $96 at 7. Where workers cost
+    something else, a conductor has a dial of its own (`taught_dial`).
     """
     if quality is None:
         return settings
-    usd = 0.0 if quality >= QUALITY_MAX else QUALITY_LOWEST * QUALITY_STEP**quality
-    return replace(settings, cost_per_usd=usd, latency_per_s=0.0)
+    return replace(settings, cost_per_usd=settings.dial[min(quality, QUALITY_MAX)], latency_per_s=0.0)
+
+
+def taught_dial(config: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """The dial in a manifest's training settings, as the conductor knows it; None: it knows none of its own."""
+    found = (config.get("settings") or {}).get("dial")
+    return tuple(map(float, found)) if found else None
 
 
 def penalty(cost_nano: int, latency_s: float, settings: RewardSettings) -> float:

@@ -14,11 +14,10 @@ from random import Random
 
 from gateway.core.experience import question_text
 from gateway.core.plan import Plan
-from gateway.core.prompt import QUALITY_MAX, Profile, PromptInput, render
+from gateway.core.prompt import Profile, PromptInput, render
 from policy.environments.base import Environment, Prompt, prompt_input
 from policy.environments.sampling import Progress, sample
 from policy.evaluate.nearest import Nearest
-from policy.reward import RewardSettings, at_quality
 from policy.teacher.planner import ProgramPlanner
 from policy.teacher.programs import Program, Worth
 
@@ -49,32 +48,28 @@ def rendered(shown: PromptInput) -> str:
     return render(PROFILE, shown)[0]["content"]
 
 
-def usd_weights(settings: RewardSettings) -> list[float]:
-    """What a dollar costs at each place of the dial."""
-    return [at_quality(settings, quality).cost_per_usd for quality in range(QUALITY_MAX + 1)]
-
-
 async def lessons(
     environment: Environment,
     prompts: Sequence[Prompt],
     worth: Worth,
     dial: Sequence[Mapping[str, Program]],
+    usd_weights: Sequence[float],
     near: Nearest | None,
     episodes: int,
     seed: int,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> list[Lesson]:
-    """About two lessons an episode. `dial`: by place the program for each category. `near`: where the shown experience
-    comes from; a question never counts for itself. Raises ValueError on no prompts."""
+    """About two lessons an episode. `dial`: by place the program for each category; `usd_weights`: what a dollar costs
+    there. `near`: where the shown experience comes from; a question never counts for itself. Raises ValueError on no
+    prompts."""
     if not prompts:
         raise ValueError("no training question")
-    weights = usd_weights(RewardSettings())
     work: list[tuple[Prompt, list[ProgramPlanner]]] = []
     for number in range(episodes):
         rng = Random(f"lesson {seed} {number}")
         prompt = prompts[number % len(prompts)]
-        quality = rng.randrange(len(weights))
-        program = _program(rng, worth, dial[quality][prompt.category or ""], prompt.category or "", weights[quality])
+        quality, category = rng.randrange(len(dial)), prompt.category or ""
+        program = _program(rng, worth, dial[quality][category], category, usd_weights[quality])
         work.append((_posed(rng, prompt, quality, near), [ProgramPlanner(program)]))
     await sample(environment, work, on_progress=on_progress)
     rng = Random(f"lessons {seed}")

@@ -53,7 +53,7 @@ class ProgramPlanner:
         if situation.round > 2 or not program.enough:
             return SHIP
         if len(most_agreeing(situation.replies)) >= program.enough:
-            return Plan(_vote(situation, 0))  # of those that agree the most successful one's reply, not the last one's
+            return Plan(_vote(situation, 0))  # of those that agree the first asked one's reply, not the last one's
         then = self._handles(situation, program.then)
         return Plan((*_asked(then), *(_vote(situation, len(then)) if program.poll else ())))
 

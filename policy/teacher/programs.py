@@ -3,7 +3,7 @@
 Every reply is whole and recorded (or was observed), so what a program would have given on a question follows exactly
 from what each worker did on it. A program is chosen for a category of questions and a price of a dollar by its mean
 outcome less the dollars' price, drawn towards its mean over all categories: with a few hundred questions the best of
-thousands is best by luck. Measured over 20 splits of 1,732 recorded questions: docs/training.md.
+thousands is best by luck. Measured over 20 splits of 1,732 recorded questions: docs/recorded.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.core.pool import NANO_PER_USD
+from gateway.core.prompt import QUALITY_MAX
+from policy.reward import DIAL
 from policy.tuning import Observed, Result, voted, workers_in
 
 Floats = npt.NDArray[np.float64]
@@ -26,15 +28,18 @@ CROWD = 8  # of larger pools fewer are asked at once, or the search would take m
 CROWD_FIRST_MAX = 3
 GAIN_MIN = 1e-4  # accuracy, for which a program is changed
 USD_MIN = 1e-7  # a question: what costs nothing more counts as if it cost this
-BUDGET_SHARE = 0.94  # of a budget is planned with: other questions cost a little more
+BUDGET_SHARE = 0.88  # of a budget is planned with: other questions may cost more
+CHEAPEST_WORTH = 0.1  # of accuracy is the price of the cheapest worker's dollars at the dial's lowest place
+BUDGET_WORTH = 0.005  # and that of the whole budget at the last place that counts dollars
+CHEAPEST_SHARE = 1e-3  # of the budget: what costs less stretches the dial no further
 PRIOR_QUESTIONS = 100.0  # what all categories together count for in one of them
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Names of workers. `first` are asked side by side, the most successful first; where `enough` of them agree their
-    majority is the answer (0: in any case). Else `then` are asked: the last of them answers, or with `poll` the
-    majority of all."""
+    """Names of workers. `first` are asked side by side; where `enough` of them agree, the earliest of those that do
+    speaks for them (0: in any case): of equal answers not all are written equally well. Else `then` are asked: the last
+    of them answers, or with `poll` the majority of all."""
 
     first: tuple[str, ...]
     enough: int = 0
@@ -94,13 +99,28 @@ class Worth:
                 return chosen
             chosen[name] = self.programs[best]
 
+    def prices(self, usd_max: float) -> tuple[float, ...]:
+        """What a dollar costs at each place of the dial, in even steps from where the cheapest worker is thought dear
+        to where a budget of `usd_max` a question is thought cheap; nothing at the last. So the dial spans what these
+        workers do cost, whatever that is."""
+        spent = self.usd.sum(1) / self.counts.sum()
+        if not (spent > 0).any():
+            return DIAL
+        dear = max(min(usd_max, self.usd_of(self.best(0.0))), float(spent[spent > 0].min()))
+        cheap = max(float(spent[spent > 0].min()), CHEAPEST_SHARE * dear)
+        places = np.geomspace(CHEAPEST_WORTH / cheap, BUDGET_WORTH / dear, QUALITY_MAX)
+        return (*places.tolist(), 0.0)
+
     def dial(self, usd_weights: Sequence[float], usd_max: float) -> list[dict[str, Program]]:
         """One program a category for each price of a dollar, dearest dollar first. The first table over `usd_max`
-        dollars a question gives way to the best one within it, so that a budget has a place of its own."""
+        dollars a question gives way to the best one within it, so that a budget has a place of its own; the last table
+        stays, and the one before it is improved where all others are within."""
         tables = [self.best(weight) for weight in usd_weights]
-        dear = next((at for at, table in enumerate(tables) if at and self.usd_of(table) > usd_max), None)
-        if dear is not None:
-            tables[dear] = self.within(BUDGET_SHARE * usd_max, tables[dear - 1])
+        over = [at for at, table in enumerate(tables) if at and self.usd_of(table) > usd_max]
+        if over and len(tables) > 2:
+            at = min(over[0], len(tables) - 2)
+            fits = self.usd_of(tables[at]) <= BUDGET_SHARE * usd_max
+            tables[at] = self.within(BUDGET_SHARE * usd_max, tables[at if fits else at - 1])
         return tables
 
     def following(self, usd_weight: float, first: tuple[str, ...], category: str) -> Program:
@@ -111,14 +131,15 @@ class Worth:
         return self.programs[max(mine, key=lambda index: float(worth[index]))]
 
     def beginnings(self, usd_weight: float, category: str, n: int) -> list[tuple[str, ...]]:
-        """The `n` best ways to begin there, best first."""
+        """The `n` best ways to begin there, best first, each group of workers once."""
         worth = self.utility(usd_weight)[:, self.categories.index(category)]
-        found: dict[tuple[str, ...], None] = {}
+        found: dict[frozenset[str], tuple[str, ...]] = {}
         for index in np.argsort(-worth, kind="stable").tolist():
-            found.setdefault(self.programs[index].first)
+            first = self.programs[index].first
+            found.setdefault(frozenset(first), first)
             if len(found) == n:
                 break
-        return list(found)
+        return list(found.values())
 
 
 def search(observed: Sequence[Observed]) -> Worth:
@@ -177,7 +198,8 @@ class _Facts:
         most = FIRST_MAX if len(self.names) <= CROWD else CROWD_FIRST_MAX
         for size in range(1, min(most, len(self.names)) + 1):
             for first in combinations(everybody, size):
-                yield from self._beginning_with(first)
+                for speaker in first:
+                    yield from self._beginning_with((speaker, *(other for other in first if other != speaker)))
 
     def _beginning_with(self, first: tuple[int, ...]) -> Iterator[tuple[Program, Floats, Floats]]:
         chosen, votes = self._majority(first)

@@ -8,14 +8,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.core.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
 from policy.environments.base import Prompt
 from policy.environments.executed import ExecutedEnvironment
 from policy.environments.sampling import Progress
 from policy.evaluate.nearest import Nearest
-from policy.reward import RewardSettings
-from policy.teacher.lessons import PROFILE, lessons, usd_weights
+from policy.teacher.lessons import PROFILE, lessons
 from policy.teacher.programs import Program, Worth, search
 from policy.teacher.school import SHAPE, Report, Schooling, teach
 from policy.tuning import Observed, observe
@@ -73,11 +71,12 @@ def warm_start(
     observed = observed_of(environment, prompts, say)
     worth = search(observed)
     say(f"searched {len(worth.programs)} programs on {len(observed)} questions")
-    dial = worth.dial(usd_weights(RewardSettings()), settings.usd_per_1k_max / 1000)
+    prices = worth.prices(settings.usd_per_1k_max / 1000)
+    dial = worth.dial(prices, settings.usd_per_1k_max / 1000)
     near = Nearest(observed, settings.neighbours) if settings.neighbours else None
     episodes = settings.episodes or min(max(EPISODES_A_QUESTION * len(prompts), EPISODES_MIN), EPISODES_MAX)
     told = asyncio.run(
-        lessons(environment, prompts, worth, dial, near, episodes, settings.seed, _said(say, "writing lessons"))
+        lessons(environment, prompts, worth, dial, prices, near, episodes, settings.seed, _said(say, "writing lessons"))
     )
     model, tokenizer = teach(told, settings.school, lambda report: say(_line(report)))
     quality = dial_within(worth, dial, settings.usd_per_1k_max)
@@ -92,7 +91,7 @@ def warm_start(
         rounds=ROUNDS,
         quality=quality,
         rollouts=len(observed) * len(observed[0].results) + episodes,
-        config={"start": {**asdict(settings), "episodes": episodes, "places": QUALITY_MAX + 1}},
+        config={"start": {**asdict(settings), "episodes": episodes}, "settings": {"dial": list(prices)}},
     )
     export(out, {name: tensor.numpy() for name, tensor in model.state_dict().items()}, tokenizer, SHAPE, about)
     return Start(observed, worth, quality)

@@ -16,7 +16,7 @@ from policy.train.sampled import PLAN_TIMEOUT_S
 from policy.train.scene import Scene
 from policy.train.settings import Settings
 
-QUESTIONS = 200  # training questions asked at each place
+QUESTIONS = 400  # training questions asked at each place
 NEARLY_GREEDY = 0.05  # temperature: as it will be served, but for ties
 
 

@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from gateway.errors import ConfigError, Unavailable
 from policy.environments.live import LiveEnvironment
 from policy.environments.spend import Spend
+from policy.reward import taught_dial
 from policy.serve.manifest import Manifest
 from policy.teacher.school import Schooling
 from policy.teacher.start import StartSettings, warm_start
@@ -28,7 +30,8 @@ from policy.train.loop import Trainer
 from policy.train.masks import Masks
 from policy.train.sampled import SampledSource, Source
 from policy.train.scene import executor_of, open_replay, scene_of
-from policy.train.spec import TrainSpec
+from policy.train.settings import Settings
+from policy.train.spec import TrainSpec, first_of
 
 Say = Callable[[str], None]
 Close = Callable[[], Awaitable[None]]
@@ -61,6 +64,7 @@ def train(
     torch.set_num_threads(spec.settings.threads)
     spec = _taught(spec, work, resume, say)
     initial = initial_weights(spec)
+    spec = _dialled(spec, initial)
     return asyncio.run(_trained(spec, initial, out, work, resume, say, progress_file))
 
 
@@ -85,6 +89,17 @@ def _taught(spec: TrainSpec, work: Path, resume: bool, say: Say) -> TrainSpec:
         except OSError as error:
             raise Unavailable(f"{work}: cannot be written ({error.strerror}); make room and run again") from None
     return spec.model_copy(update={"init": start})
+
+
+def _dialled(spec: TrainSpec, initial: Initial) -> TrainSpec:
+    """The spec with the dial that the weights know, where it sets none: a place must not come to mean another price."""
+    try:
+        dial = spec.settings.dial or taught_dial(initial.manifest.config)
+        values = {**spec.settings.model_dump(), "dial": dial}
+        return spec.model_copy(update={"settings": Settings.model_validate(values)})
+    except (TypeError, ValueError) as error:
+        told = first_of(error) if isinstance(error, ValidationError) else error
+        raise ConfigError(f"--init {initial.directory}/manifest.json: settings.dial: {told}") from None
 
 
 async def _trained(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gateway.core.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
-from policy.reward import RewardSettings
+from policy.reward import DIAL, RewardSettings
 
 
 class Settings(BaseModel):
@@ -66,6 +66,9 @@ class Settings(BaseModel):
     penalty_max: float = Field(0.3, ge=0, lt=0.5, description="Both together take off no more")
     format_reward: float = Field(0.1, ge=0, lt=0.5, description="For a plan that ran and was wrong")
     quality: tuple[int, int] | None = Field(None, description="Dial places drawn for each question; none: not shown")
+    dial: tuple[float, ...] | None = Field(
+        None, description="λ at each place of the dial; none: as the first weights know it, else 400 halved a place"
+    )
     usd_per_1k_max: float = Field(
         5.0, gt=0, description="replay: the dial stands where 1,000 questions cost no more, unless a request sets it"
     )
@@ -98,12 +101,15 @@ class Settings(BaseModel):
             found: tuple[int, int] | None = getattr(self, name)
             if found is not None and not (0 if name == "quality" else 1) <= found[0] <= found[1] <= most:
                 raise ValueError(f"{name} {found}: give LO ≤ HI within the range")
+        _ = self.reward  # raises on what it refuses
         return self
 
     @property
     def reward(self) -> RewardSettings:
         """Its weights."""
-        return RewardSettings(self.cost_per_usd, self.latency_per_s, self.penalty_max, self.format_reward)
+        return RewardSettings(
+            self.cost_per_usd, self.latency_per_s, self.penalty_max, self.format_reward, self.dial or DIAL
+        )
 
     def rate(self, step: int) -> float:
         """The learning rate at `step` (from 0)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.prompt import QUALITY_MAX
-from policy.reward import RewardSettings, at_quality, penalty, reward
+from policy.reward import DIAL, RewardSettings, at_quality, penalty, reward, taught_dial
 
 PLAIN = RewardSettings(cost_per_usd=10, latency_per_s=0.01, penalty_max=0.4, format_reward=0.1)
 CENT = 10_000_000  # nano-dollars
@@ -95,9 +96,14 @@ def test_below_the_cap_cheaper_is_strictly_better() -> None:
         ({"cost_per_usd": -1.0}, "cost_per_usd"),
         ({"cost_per_usd": math.inf}, "cost_per_usd"),
         ({"latency_per_s": math.nan}, "latency_per_s"),
+        ({"dial": DIAL[1:]}, "dial"),
+        ({"dial": DIAL[::-1]}, "dial"),
+        ({"dial": (*DIAL[:-1], -1.0)}, "dial"),
+        ({"dial": (math.inf, *DIAL[1:])}, "dial"),
+        ({"dial": (math.nan, *DIAL[1:])}, "dial"),
     ],
 )
-def test_settings_that_could_prefer_a_wrong_answer_are_refused(wrong: dict[str, float], named: str) -> None:
+def test_settings_that_could_prefer_a_wrong_answer_are_refused(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         RewardSettings(**wrong)
 
@@ -121,3 +127,10 @@ def test_the_dial_prices_a_dollar() -> None:
     assert prices[QUALITY_MAX] == 0
     assert at_quality(PLAIN, None) == PLAIN
     assert at_quality(PLAIN, 3).penalty_max == PLAIN.penalty_max
+
+
+def test_a_dial_of_its_own_prices_a_dollar() -> None:
+    own = tuple(float(2 * (QUALITY_MAX - place)) for place in range(QUALITY_MAX + 1))
+    assert at_quality(RewardSettings(dial=own), 4).cost_per_usd == own[4]
+    assert taught_dial({"settings": {"dial": list(own)}}) == own
+    assert taught_dial({}) is taught_dial({"settings": None}) is taught_dial({"settings": {"dial": None}}) is None

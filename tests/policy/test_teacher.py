@@ -13,8 +13,8 @@ from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.evaluate.nearest import Nearest
-from policy.reward import RewardSettings
-from policy.teacher.lessons import lessons, usd_weights
+from policy.reward import DIAL
+from policy.teacher.lessons import lessons
 from policy.teacher.planner import ProgramPlanner
 from policy.teacher.programs import Program, Worth, gives, search
 from policy.tuning import Observed, Result, observe
@@ -42,7 +42,7 @@ async def test_the_price_of_a_dollar_moves_the_choice(tmp_path: Path) -> None:
     assert worth.best(1e6)[SUMS] == Program(("cheap",))
     spent = [
         sum(worth.usd[worth.programs.index(program)].sum() for program in {*worth.best(weight).values()})
-        for weight in usd_weights(RewardSettings())
+        for weight in worth.prices(1.0)
     ]
     assert len(spent) == QUALITY_MAX + 1
     assert spent[0] < spent[-1]
@@ -97,12 +97,10 @@ async def test_lessons_are_what_the_server_would_show_and_decode(tmp_path: Path)
     env = environment(tmp_path)
     prompts = env.prompts("train", 20, 0)
     observed, worth = await known(env)
-    told = await lessons(
-        env, prompts, worth, worth.dial(usd_weights(RewardSettings()), 1.0), Nearest(observed, 5), 60, seed=1
-    )
-    assert told == await lessons(
-        env, prompts, worth, worth.dial(usd_weights(RewardSettings()), 1.0), Nearest(observed, 5), 60, seed=1
-    )
+    prices = worth.prices(1.0)
+    dial = worth.dial(prices, 1.0)
+    told = await lessons(env, prompts, worth, dial, prices, Nearest(observed, 5), 60, seed=1)
+    assert told == await lessons(env, prompts, worth, dial, prices, Nearest(observed, 5), 60, seed=1)
     assert len(told) > 60
     assert {line for each in told for line in each.prompt.splitlines()[:1]} >= {
         f"steps 5 depth 2 round 1 quality {quality}" for quality in (0, QUALITY_MAX)
@@ -117,7 +115,7 @@ async def test_lessons_are_what_the_server_would_show_and_decode(tmp_path: Path)
 
 async def test_nothing_to_learn_is_said() -> None:
     with pytest.raises(ValueError, match="no training question"):
-        await lessons(None, [], Worth((), (), None, None, None), [], None, 1, 0)  # type: ignore[arg-type]
+        await lessons(None, [], Worth((), (), None, None, None), [], (), None, 1, 0)  # type: ignore[arg-type]
 
 
 async def test_a_budget_has_a_place_of_its_own_between_two_prices(tmp_path: Path) -> None:
@@ -126,6 +124,61 @@ async def test_a_budget_has_a_place_of_its_own_between_two_prices(tmp_path: Path
     budget = (worth.usd_of(cheap) + worth.usd_of(dear)) / 2
     within = worth.within(budget, cheap)
     assert worth.usd_of(cheap) < worth.usd_of(within) <= budget
-    tables = worth.dial([1e6, 0.0], budget)
-    assert worth.usd_of(tables[1]) <= budget
-    assert worth.dial([1e6, 0.0], 1.0)[1] == dear
+    tables = worth.dial([1e6, 1e-3, 0.0], budget)
+    assert tables[0] == cheap
+    assert worth.usd_of(cheap) < worth.usd_of(tables[1]) <= budget
+    assert tables[2] == dear, "the last place is the best at any price"
+    assert worth.dial([1e6, 0.0, 0.0], 1.0)[1:] == [dear, dear]
+
+
+def priced(scale: int) -> Worth:
+    """Two workers, right by turns or together: a dear one on six of eight questions, a cheap one on four."""
+    right = [(float(i % 2), float(i > 1)) for i in range(8)]
+    return search(
+        [
+            Observed("q", "c", {"cheap": Result(cheap, scale, f"{cheap}"), "dear": Result(dear, 40 * scale, f"{dear}")})
+            for cheap, dear in right
+        ]
+    )
+
+
+def test_the_dial_spans_what_workers_cost_whatever_that_is() -> None:
+    """The same choices at prices a thousand times as high."""
+    cents, dollars = priced(10_000), priced(10_000_000)
+    assert cents.prices(1.0) == pytest.approx([1000 * price for price in dollars.prices(1.0)])
+    assert cents.dial(cents.prices(1.0), 1.0) == dollars.dial(dollars.prices(1.0), 1.0)
+    prices = cents.prices(1.0)
+    assert len(prices) == QUALITY_MAX + 1
+    assert list(prices) == sorted(prices, reverse=True)
+    assert cents.best(prices[0]) == {"c": Program(("cheap",))}
+    assert prices[-1] == 0.0
+
+
+def test_a_budget_stretches_the_dial_to_itself() -> None:
+    worth = priced(1_000_000)
+    assert worth.prices(0.005)[QUALITY_MAX - 1] > worth.prices(1.0)[QUALITY_MAX - 1]
+
+
+def test_workers_without_a_price_have_a_dial_all_the_same() -> None:
+    worth = priced(0)
+    assert worth.prices(0.005) == DIAL
+    assert len({frozenset(table.items()) for table in worth.dial(worth.prices(0.005), 0.005)}) == 1
+
+
+def test_who_speaks_for_those_that_agree_is_chosen() -> None:
+    """Both give the same answer, and only one of them writes it so that it counts."""
+
+    def asked(i: int) -> Observed:
+        sure = i % 2 == 0
+        results = {
+            "loud": Result(float(not sure), 1, "7" if sure else "8"),
+            "neat": Result(float(sure), 1, "7" if sure else "9"),
+            "wise": Result(1.0, 100, "3"),
+        }
+        return Observed("q", "c", results)
+
+    worth = search([asked(i) for i in range(40)])
+    neat, loud = (Program(first, 2, ("wise",)) for first in (("neat", "loud"), ("loud", "neat")))
+    assert worth.outcome[worth.index[neat]].sum() == 40
+    assert worth.outcome[worth.index[loud]].sum() == 20
+    assert worth.best(0.0)["c"] == neat

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.prompt import QUALITY_MAX
 from policy.__main__ import main
+from policy.reward import DIAL
 from policy.serve.manifest import read_manifest
 from tests.policy.environments import PRICES, answer, lines
 
@@ -61,6 +62,29 @@ def test_a_start_that_was_made_is_not_made_again(
     assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
         tmp_path / "two" / "model.safetensors"
     ).read_bytes()
+
+
+def test_a_place_of_the_dial_goes_on_meaning_the_same_price(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained again, from its own directory, it is paid by the dial that it was taught with."""
+    monkeypatch.setattr("policy.teacher.start.EPISODES_MIN", 100)
+    monkeypatch.setattr("policy.teacher.start.EPISODES_MAX", 100)
+    small = ["--set", "steps=1", "--set", "prompts=2", "--set", "samples=2"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main(["train", *files, *small, "--out", str(one)]) == 0
+    assert main(["train", *files, *small, "--profile", "recorded", "--init", str(one), "--out", str(two)]) == 0
+    dials = [read_manifest(path).config["settings"]["dial"] for path in (one, two)]
+    assert dials[0] == dials[1] == sorted(dials[0], reverse=True)
+    assert tuple(dials[0]) != DIAL
+    spoiled = json.loads((one / "manifest.json").read_text())
+    spoiled["config"]["settings"]["dial"] = [1.0, 2.0]
+    (one / "manifest.json").write_text(json.dumps(spoiled))
+    capsys.readouterr()
+    assert main(["train", *files, *small, "--init", str(one), "--out", str(tmp_path / "three")]) == 2
+    told = capsys.readouterr().err
+    assert "manifest.json: settings.dial" in told
+    assert told.count("\n") == 1
 
 
 def test_questions_that_all_get_right_teach_nothing(
