@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
-from gateway.api.edge import read_json
-from gateway.api.openai import OpenAIApi
+from gateway.api.edge import Json, read_json
+from gateway.api.openai import OWN_HEADERS, OpenAIApi
 from gateway.core.caps import CAP_HEADERS
+from gateway.core.idempotency import HEADER
 from gateway.core.keys import Principal
-from gateway.core.reply import finite
 from gateway.core.responses import FIELDS, INCLUDABLE
 from gateway.core.responses_reply import ended
 from gateway.errors import BadRequest
-from gateway.service.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Responses
+from gateway.service.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepared, Responses
 from gateway.service.responses_stream import ResponseFrames
 
 
@@ -48,10 +47,16 @@ class ResponsesApi:
 
     async def _create(self, request: Request, principal: Principal, body: Any) -> Response:
         prepared = await self.responses.prepare(principal, body)
+        try:
+            return await self._served(request, principal, prepared)
+        except BadRequest as error:  # about the chat request, which the client has not written
+            raise prepared.places.reworded(error) from None
+
+    async def _served(self, request: Request, principal: Principal, prepared: Prepared) -> Response:
         running = await self.chats.begin(request, principal, prepared.chat, prepared.to_log)
         head = prepared.head(running.record)
         if prepared.chat.stream:
-            return await self.chats.streamed(request, running, ResponseFrames(running, head))
+            return await self.chats.streamed(request, running, ResponseFrames(running, head, prepared.places))
 
         def shape(completion: dict[str, Any]) -> dict[str, Any]:
             return ended(head, completion, running.record.finished_us // 1_000_000)
@@ -61,11 +66,11 @@ class ResponsesApi:
     async def get(self, request: Request, response_id: str) -> Response:
         """A stored response of this key."""
         _only_whole(request)
-        return JSONResponse(finite(await self.responses.get(await self._who(request), response_id)))
+        return Json(await self.responses.get(await self._who(request), response_id))
 
     async def delete(self, request: Request, response_id: str) -> Response:
         """Take every text of a stored response out of the log; what it cost stays."""
-        return JSONResponse(await self.responses.delete(await self._who(request), response_id))
+        return Json(await self.responses.delete(await self._who(request), response_id))
 
     async def input_items(self, request: Request, response_id: str) -> Response:
         """What a stored response was made from, the conversation that it continued included, newest first."""
@@ -78,11 +83,11 @@ class ResponsesApi:
         page = self.responses.input_items(
             principal, response_id, limit=int(limit), order=order, after=query.get("after")
         )
-        return JSONResponse(finite(await page))
+        return Json(await page)
 
     async def cancel(self, request: Request, response_id: str) -> Response:
         """Refused: only responses made in the background could be cancelled, and there are none."""
-        return JSONResponse(await self.responses.cancel(await self._who(request), response_id))
+        return Json(await self.responses.cancel(await self._who(request), response_id))
 
     async def _who(self, request: Request) -> Principal:
         return await self.chats.authenticator.authenticate(request.headers.get("authorization"), "data")
@@ -102,10 +107,7 @@ def _only_whole(request: Request) -> None:
 _CREATE_DOC = {
     "parameters": [
         {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
-        for name in (
-            *("x-baton-pool", "x-baton-rounds", "x-baton-quality", "x-baton-keepalive", "idempotency-key"),
-            *CAP_HEADERS,
-        )
+        for name in (*OWN_HEADERS, HEADER, *CAP_HEADERS)
     ],
     "requestBody": {
         "required": True,

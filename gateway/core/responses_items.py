@@ -10,17 +10,52 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gateway.core.shapes import FREE_TEXT, OBJECT, WRONG_TYPE, Known, Reader, bad, either, one_of, text
+from gateway.core.shapes import array as list_of
+from gateway.core.shapes import missing as missing_error
 from gateway.errors import BadRequest, NotFound
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
 ROLES = ("user", "system", "developer", "assistant")
-INPUT_PARTS = ("input_text", "input_image", "input_file")
-OUTPUT_PARTS = ("output_text", "refusal")
 KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+PARTS = {"user": ("input_text", "input_image", "input_file"), "assistant": ("output_text", "refusal")}
 INPUT_IDS = 0x800000  # ordinals of input items begin here, those of output items at 0
-TEXT_CHARS_MAX = 10_485_760
 ID_CHARS_MAX = 64
+_NAME = text(ID_CHARS_MAX), f"a string of at most {ID_CHARS_MAX} characters"
+_STATUS = one_of("in_progress", "completed", "incomplete"), "in_progress, completed or incomplete"
+_CONTENT = either(text(2**31), list_of(1, 2**31)), "a string or a list of content parts"
+_ANY = (lambda value: None), "anything"
+_ITEM: Known = {"type": FREE_TEXT, "id": _NAME, "status": _STATUS}
+_ITEMS: Mapping[str, Known] = {
+    "message": {**_ITEM, "role": (one_of(*ROLES), f"one of {', '.join(ROLES)}"), "content": _CONTENT, "phase": _NAME},
+    "function_call": {
+        **_ITEM, "call_id": _NAME, "name": (text(256), "a string"), "arguments": FREE_TEXT, "caller": OBJECT,
+    },
+    "function_call_output": {
+        **_ITEM, "call_id": _NAME, "output": _CONTENT, "caller": OBJECT, "name": (text(256), "a string"),
+    },
+    "reasoning": {**_ITEM, "summary": _ANY, "content": _ANY, "encrypted_content": FREE_TEXT},
+    "item_reference": {"type": FREE_TEXT, "id": _NAME},
+}  # fmt: skip
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "item_reference": ("id",),
+}
+_PART: Known = {"type": FREE_TEXT, "prompt_cache_breakpoint": OBJECT}
+_PARTS: Mapping[str, tuple[Known, tuple[str, ...]]] = {
+    "input_text": ({**_PART, "text": FREE_TEXT}, ("text",)),
+    "input_image": ({**_PART, "image_url": FREE_TEXT, "detail": _NAME, "file_id": FREE_TEXT}, ()),
+    "input_file": (
+        {**_PART, "file_data": FREE_TEXT, "filename": (text(512), "a string of at most 512 characters"),
+         "file_id": FREE_TEXT, "file_url": FREE_TEXT, "detail": _NAME},
+        (),
+    ),
+    "output_text": ({**_PART, "text": FREE_TEXT, "annotations": _ANY, "logprobs": _ANY}, ("text",)),
+    "refusal": ({**_PART, "refusal": FREE_TEXT}, ("refusal",)),
+}  # fmt: skip
 _ID = re.compile(r"(?:msg|fc|fco|rs)_([0-9a-f]{32})[0-9a-f]{6}")
 
 
@@ -43,29 +78,62 @@ def kind_of(item: Item) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def parse_items(raw: Any, items_max: int) -> list[Item]:
-    """`input` as items; a string is one message of the user. Raises BadRequest naming what is wrong with its shape."""
+def parse_items(raw: Any, items_max: int, reader: Reader) -> list[Item]:
+    """`input` as items, checked as far as one can be alone; a string is one message of the user. Raises BadRequest with
+    the path of the first thing that is wrong."""
     if isinstance(raw, str):
         return [{"type": "message", "role": "user", "content": raw}]
     if not isinstance(raw, list):
-        raise BadRequest("`input` must be a string or a list of items", param="input", code="invalid_type")
+        raise bad("input", "a string or a list of items", WRONG_TYPE)
     if len(raw) > items_max:
-        raise BadRequest(f"`input` holds {len(raw)} items; at most {items_max} are accepted", param="input")
-    for index, item in enumerate(raw):
-        if not isinstance(item, dict):
-            raise _bad(f"input[{index}]", "an object", "invalid_type")
-        if kind_of(item) not in KINDS:
-            raise _bad(f"input[{index}].type", f"one of {', '.join(KINDS)}", "invalid_value")
-    return raw
+        said = f"`input` holds {len(raw)} items; at most {items_max} are accepted"
+        raise BadRequest(said, param="input", code="array_above_max_length")
+    return [_item(item, f"input[{at}]", reader) for at, item in enumerate(raw)]
+
+
+def _item(raw: Any, where: str, reader: Reader) -> Item:
+    if not isinstance(raw, dict):
+        raise bad(where, "an object", WRONG_TYPE)
+    kind = kind_of(raw)
+    if kind not in KINDS:
+        raise bad(f"{where}.type", f"one of {', '.join(KINDS)}", "invalid_value")
+    item = reader.object(raw, where, _ITEMS[kind], _NEEDED.get(kind, ()))
+    if kind == "message":
+        role = item["role"]
+        kinds = PARTS.get(role, ("input_text",))
+        return item | {"type": kind, "content": _parts(item["content"], f"{where}.content", kinds, reader)}
+    if kind == "function_call_output":  # workers take text as a tool's result
+        return item | {"output": _parts(item["output"], f"{where}.output", ("input_text",), reader)}
+    return item | {"type": kind}
+
+
+def _parts(content: Any, where: str, kinds: Sequence[str], reader: Reader) -> Any:
+    if isinstance(content, str):
+        return content
+    return [_part(part, f"{where}[{at}]", kinds, reader) for at, part in enumerate(content)]
+
+
+def _part(raw: Any, where: str, kinds: Sequence[str], reader: Reader) -> Item:
+    if not isinstance(raw, dict):
+        raise bad(where, "an object", WRONG_TYPE)
+    kind = raw.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise bad(f"{where}.type", " or ".join(kinds), "invalid_value")
+    part = reader.object(raw, where, *_PARTS[kind])
+    for name in ("file_id", "file_url"):
+        if name in part:
+            spot, fix = f"{where}.{name}", "image_url" if kind == "input_image" else "file_data"
+            said = f"`{spot}`: no files are kept or fetched here; send `{fix}`"
+            raise BadRequest(said, param=spot, code="unsupported_value")
+    for name in {"input_image": ("image_url",), "input_file": ("file_data",)}.get(kind, ()):
+        if name not in part:
+            raise missing_error(f"{where}.{name}")
+    return part
 
 
 def references(items: Iterable[Item]) -> dict[int, str]:
-    """The ids that `item_reference` items point at, by index. Raises BadRequest."""
-    found = {}
-    for index, item in enumerate(items):
-        if kind_of(item) == "item_reference":
-            found[index] = _string(item, "id", f"input[{index}]", ID_CHARS_MAX)
-    return found
+    """The ids that `item_reference` items point at, by index."""
+    return {at: str(item["id"]) for at, item in enumerate(items) if item["type"] == "item_reference"}
 
 
 def no_such_item(an_item_id: str, index: int) -> NotFound:
@@ -77,21 +145,23 @@ def no_such_item(an_item_id: str, index: int) -> NotFound:
 # ---------------------------------------------------------------- items → messages
 
 
-def to_messages(items: Sequence[Item]) -> list[Message]:
-    """The chat messages that items stand for; reasoning is left out. Raises BadRequest naming the item's field.
+def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
+    """The chat messages that items stand for, and for each the index of the item that began it; reasoning is left out.
 
     Calls and text of one assistant turn are separate items and one message.
     """
     messages: list[Message] = []
+    places: list[int] = []
     for index, item in enumerate(items):
-        where, kind = f"input[{index}]", kind_of(item)
-        if kind == "message":
-            _add_message(messages, item, where)
-        elif kind == "function_call":
-            _assistant(messages).setdefault("tool_calls", []).append(_call(item, where))
-        elif kind == "function_call_output":
-            messages.append(_output(item, where))
-    return messages
+        if item["type"] == "message":
+            _add_message(messages, item)
+        elif item["type"] == "function_call":
+            _assistant(messages).setdefault("tool_calls", []).append(_call(item))
+        elif item["type"] == "function_call_output":
+            content = _input_content(item["output"])
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        places += [index] * (len(messages) - len(places))
+    return messages, places
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -104,12 +174,12 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
             continue
         call_id = message["tool_call_id"]
         if call_id not in waiting:
-            text = f"No tool call found for function call output with call_id {call_id[:ID_CHARS_MAX]}."
-            raise BadRequest(text, param="input", code="tool_call_not_found")
+            said = f"No tool call found for function call output with call_id {call_id[:ID_CHARS_MAX]}."
+            raise BadRequest(said, param="input", code="tool_call_not_found")
         del waiting[call_id]
     for call_id in waiting:
-        text = f"No tool output found for function call {call_id[:ID_CHARS_MAX]}."
-        raise BadRequest(text, param="input", code="tool_output_not_found")
+        said = f"No tool output found for function call {call_id[:ID_CHARS_MAX]}."
+        raise BadRequest(said, param="input", code="tool_output_not_found")
 
 
 def _assistant(messages: list[Message]) -> Message:
@@ -119,15 +189,11 @@ def _assistant(messages: list[Message]) -> Message:
     return messages[-1]
 
 
-def _add_message(messages: list[Message], item: Item, where: str) -> None:
-    role = item.get("role")
-    if role not in ROLES:
-        raise _bad(f"{where}.role", f"one of {', '.join(ROLES)}", "invalid_value")
-    content = item.get("content")
-    if role != "assistant":
-        messages.append({"role": role, "content": _input_content(content, f"{where}.content")})
+def _add_message(messages: list[Message], item: Item) -> None:
+    if item["role"] != "assistant":
+        messages.append({"role": item["role"], "content": _input_content(item["content"])})
         return
-    said = _said(content, f"{where}.content")
+    said = _said(item["content"])
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and last.get("tool_calls") and last.get("content") is None:
         last.update(said)
@@ -135,87 +201,37 @@ def _add_message(messages: list[Message], item: Item, where: str) -> None:
         messages.append({"role": "assistant", **said})
 
 
-def _said(content: Any, where: str) -> Message:
+def _said(content: Any) -> Message:
     """Content and refusal of an assistant message."""
     if isinstance(content, str):
         return {"content": content}
-    texts: dict[str, list[str]] = {"output_text": [], "refusal": []}
-    for part, spot in _parts(content, where, OUTPUT_PARTS):
-        texts[part["type"]].append(_string(part, "refusal" if part["type"] == "refusal" else "text", spot))
-    refusal = {"refusal": "".join(texts["refusal"])} if texts["refusal"] else {}
-    return {"content": "".join(texts["output_text"]) if texts["output_text"] else None, **refusal}
+    texts = [part["text"] for part in content if part["type"] == "output_text"]
+    refusals = [part["refusal"] for part in content if part["type"] == "refusal"]
+    return {"content": "".join(texts) if texts else None} | ({"refusal": "".join(refusals)} if refusals else {})
 
 
-def _input_content(content: Any, where: str) -> str | list[Message]:
+def _input_content(content: Any) -> str | list[Message]:
     """Content of a user's, system's or developer's message, or of a result: lone text as a string."""
     if isinstance(content, str):
         return content
-    parts = [_input_part(part, spot) for part, spot in _parts(content, where, INPUT_PARTS)]
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        return str(parts[0]["text"])
-    return parts
+    parts = [_chat_part(part) for part in content]
+    return str(parts[0]["text"]) if len(parts) == 1 and parts[0].keys() == {"type", "text"} else parts
 
 
-def _parts(content: Any, where: str, allowed: Sequence[str]) -> Iterable[tuple[Item, str]]:
-    if not isinstance(content, list) or not content:
-        raise _bad(where, "a string or a list of content parts", "invalid_type")
-    for index, part in enumerate(content):
-        spot = f"{where}[{index}]"
-        if not isinstance(part, dict):
-            raise _bad(spot, "an object", "invalid_type")
-        if part.get("type") not in allowed:
-            raise _bad(f"{spot}.type", f"one of {', '.join(allowed)}", "invalid_value")
-        yield part, spot
-
-
-def _input_part(part: Item, where: str) -> Message:
+def _chat_part(part: Item) -> Message:
+    mark = {name: part[name] for name in ("prompt_cache_breakpoint",) if name in part}
     if part["type"] == "input_text":
-        return {"type": "text", "text": _string(part, "text", where)}
-    for name in ("file_id", "file_url"):
-        if part.get(name) is not None:
-            spot = f"{where}.{name}"
-            fix = "send `image_url`" if part["type"] == "input_image" else "send `file_data`"
-            raise BadRequest(
-                f"`{spot}`: no files are kept or fetched here; {fix}", param=spot, code="unsupported_value"
-            )
+        return {"type": "text", "text": part["text"], **mark}
     if part["type"] == "input_image":
-        image = {"url": _string(part, "image_url", where)}
-        if part.get("detail") is not None:
-            image["detail"] = _string(part, "detail", where, ID_CHARS_MAX)
-        return {"type": "image_url", "image_url": image}
-    file = {"file_data": _string(part, "file_data", where)}
-    if part.get("filename") is not None:
-        file["filename"] = _string(part, "filename", where, 1024)
-    return {"type": "file", "file": file}
+        detail = {"detail": part["detail"]} if "detail" in part else {}
+        return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}, **mark}
+    file = {name: part[name] for name in ("file_data", "filename") if name in part}
+    return {"type": "file", "file": file, **mark}
 
 
-def _call(item: Item, where: str) -> Message:
-    function = {name: _string(item, name, where) for name in ("name", "arguments")}
-    return {"id": _string(item, "call_id", where, ID_CHARS_MAX), "type": "function", "function": function}
-
-
-def _output(item: Item, where: str) -> Message:
-    content = _input_content(item.get("output"), f"{where}.output")
-    media = [n for n, part in enumerate(content) if isinstance(part, dict) and part["type"] != "text"]
-    if media:
-        spot = f"{where}.output[{media[0]}].type"
-        text = f"`{spot}`: workers take text as a tool's result; send images and files in a message"
-        raise BadRequest(text, param=spot, code="unsupported_value")
-    return {"role": "tool", "tool_call_id": _string(item, "call_id", where, ID_CHARS_MAX), "content": content}
-
-
-def _string(of: Item, name: str, where: str, chars_max: int = TEXT_CHARS_MAX) -> str:
-    value = of.get(name)
-    if value is None:
-        spot = f"{where}.{name}"
-        raise BadRequest(f"Missing required parameter: '{spot}'.", param=spot, code="missing_required_parameter")
-    if not isinstance(value, str) or len(value) > chars_max:
-        raise _bad(f"{where}.{name}", f"a string of at most {chars_max} characters", "invalid_type")
-    return value
-
-
-def _bad(where: str, good: str, code: str) -> BadRequest:
-    return BadRequest(f"`{where}` must be {good}", param=where, code=code)
+def _call(item: Item) -> Message:
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
 
 
 # ---------------------------------------------------------------- messages → items
@@ -249,12 +265,13 @@ def _bodies(message: Mapping[str, Any]) -> Iterable[tuple[str, Message]]:
 
 
 def _as_input(part: Mapping[str, Any]) -> Message:
+    mark = {name: part[name] for name in ("prompt_cache_breakpoint",) if name in part}
     if part.get("type") == "image_url":
         image = part["image_url"]
-        return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail") or "auto"}
+        return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail") or "auto", **mark}
     if part.get("type") == "file":
-        return {"type": "input_file", **part["file"]}
-    return {"type": "input_text", "text": part.get("text") or ""}
+        return {"type": "input_file", **part["file"], **mark}
+    return {"type": "input_text", "text": part.get("text") or "", **mark}
 
 
 def said_parts(message: Mapping[str, Any]) -> list[Message]:

@@ -19,8 +19,8 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 REASONING = ("reasoning_content", "reasoning")  # how workers name what they thought before they spoke
 _NAME = re.compile(r"resp_[0-9a-f]{32}")
 GIVEN = (
-    *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "safety_identifier"),
-    *("temperature", "top_p", "user"),
+    *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "prompt_cache_retention"),
+    *("safety_identifier", "temperature", "top_p", "user"),
 )
 
 
@@ -71,7 +71,6 @@ def begun(head: Head) -> dict[str, Any]:
     """The object of a response that is being made."""
     echo = head.echo
     text, reasoning = echo.get("text") or {}, echo.get("reasoning") or {}
-    retention = echo.get("prompt_cache_retention")
     return {
         "id": head.id,
         "object": "response",
@@ -85,7 +84,6 @@ def begun(head: Head) -> dict[str, Any]:
         "model": head.model,
         "output": [],
         "parallel_tool_calls": echo.get("parallel_tool_calls", True),
-        "prompt_cache_retention": "in_memory" if retention == "in-memory" else retention,
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
         "service_tier": "auto",
         "store": head.stored,

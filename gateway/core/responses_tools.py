@@ -5,63 +5,62 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.shapes import FLAG, FREE_TEXT, OBJECT, WRONG_TYPE, Known, Reader, array, bad, text
 from gateway.errors import BadRequest
 
-KEPT = ("name", "description", "parameters", "strict")
-HARMLESS = {  # what else a function tool may say, and the values that ask for nothing
-    "defer_loading": (None, False),
-    "async": (None, False),
-    "output_schema": (None,),
+CHAT = ("name", "description", "parameters", "strict")
+NAME_CHARS_MAX = 64
+_TOOL: Known = {
+    "type": FREE_TEXT,
+    "name": (text(NAME_CHARS_MAX, r"[a-zA-Z0-9_-]+"), f"1 to {NAME_CHARS_MAX} letters, digits, _ or -"),
+    "description": FREE_TEXT,
+    "parameters": OBJECT,
+    "strict": FLAG,
+    "defer_loading": FLAG,
+    "async": FLAG,
+    "output_schema": OBJECT,
+    "allowed_callers": (array(0, 8, str), "a list of strings"),
 }
-NAME_CHARS_MAX = 128
 
 
-def chat_tools(tools: Sequence[Any], only: frozenset[str] | None = None) -> list[dict[str, Any]]:
-    """Function tools as a chat request has them, those named in `only` where that is given.
-
-    Raises BadRequest naming the tool for hosted ones and for what Baton would have to ignore.
-    """
-    found = []
-    for index, tool in enumerate(tools):
-        _check(tool, f"tools[{index}]")
-        if only is None or tool["name"] in only:
-            function = {name: tool[name] for name in KEPT if tool.get(name) is not None}
-            found.append({"type": "function", "function": function})
-    return found
+def read_tools(raw: Sequence[Any], reader: Reader) -> list[dict[str, Any]]:
+    """Function tools, checked. Raises BadRequest naming the tool for hosted ones and for what Baton does not do."""
+    return [_tool(tool, f"tools[{at}]", reader) for at, tool in enumerate(raw)]
 
 
-def _check(tool: Any, where: str) -> None:
-    if not isinstance(tool, dict):
-        raise BadRequest(f"`{where}` must be an object", param=where, code="invalid_type")
-    if tool.get("type") != "function":
-        spot, kind = f"{where}.type", str(tool.get("type"))[:64]
-        text = f"`{spot}`: tool '{kind}' is not supported; Baton runs no hosted tools, send tools of type function"
-        raise BadRequest(text, param=spot, code="unsupported_tool")
-    name = tool.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
-        spot = f"{where}.name"
-        raise BadRequest(f"`{spot}` must be a string of 1 to {NAME_CHARS_MAX} characters", param=spot)
-    for field, good in (("parameters", dict), ("description", str), ("strict", bool)):
-        if not isinstance(tool.get(field), good | None):
-            spot = f"{where}.{field}"
-            raise BadRequest(f"`{spot}` is of the wrong type", param=spot, code="invalid_type")
-    asks = [field for field, values in HARMLESS.items() if tool.get(field) not in values]
+def _tool(raw: Any, where: str, reader: Reader) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise bad(where, "an object", WRONG_TYPE)
+    if raw.get("type") != "function":
+        spot, kind = f"{where}.type", str(raw.get("type"))[:64]
+        said = f"`{spot}`: tool '{kind}' is not supported; Baton runs no hosted tools, send tools of type function"
+        raise BadRequest(said, param=spot, code="unsupported_tool")
+    tool = reader.object(raw, where, _TOOL, ("name",))
+    asks = [name for name in ("defer_loading", "async", "output_schema") if tool.get(name)]
     if "direct" not in (tool.get("allowed_callers") or ["direct"]):
         asks.append("allowed_callers")
     if asks:
         spot = f"{where}.{asks[0]}"
         raise BadRequest(f"`{spot}` is not supported; leave it out", param=spot, code="unsupported_parameter")
+    return tool
 
 
-def chat_tool_choice(choice: Any, tools: Sequence[Any]) -> tuple[Any, frozenset[str] | None]:
-    """`tool_choice` as a chat request has it, and the names of the tools it leaves, where it leaves some out."""
+def chat_tools(tools: Sequence[Mapping[str, Any]], only: frozenset[str] | None = None) -> list[dict[str, Any]]:
+    """Function tools as a chat request has them, those named in `only` where that is given."""
+    wanted = [tool for tool in tools if only is None or tool["name"] in only]
+    return [{"type": "function", "function": {name: tool[name] for name in CHAT if name in tool}} for tool in wanted]
+
+
+def chat_tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, frozenset[str] | None]:
+    """`tool_choice` as a chat request has it, and the names of the tools it leaves, where it leaves some out. Raises
+    BadRequest."""
     if choice is None or choice in ("none", "auto", "required"):
         if choice == "required" and not tools:
-            raise _bad("tool_choice", "`required` needs `tools`")
+            raise _bad("tool_choice", "is `required`, which needs `tools`")
         return choice, None
     if not isinstance(choice, Mapping):
         raise _bad("tool_choice", "must be none, auto, required or an object")
-    names = {tool.get("name") for tool in tools if isinstance(tool, Mapping)}
+    names = {tool["name"] for tool in tools}
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": _named(choice, names, "tool_choice")}}, None
     if choice.get("type") != "allowed_tools":

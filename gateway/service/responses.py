@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.core.chat import ChatRequest
 from gateway.core.keys import Principal
-from gateway.core.responses import ResponsesRequest, chat_request, parse_responses_request
+from gateway.core.responses import Places, ResponsesRequest, chat_request, parse_responses_request
 from gateway.core.responses_items import Item, no_such_item, references, response_of, to_input_items
 from gateway.core.responses_reply import (
     Head,
@@ -41,6 +41,7 @@ class Prepared:
     chat: ChatRequest
     to_log: Mapping[str, Any]
     asked: ResponsesRequest
+    places: Places
 
     def head(self, record: RolloutRecord) -> Head:
         """What the reply says of the request, once it is being served."""
@@ -50,22 +51,30 @@ class Prepared:
 
 
 class Responses:
-    """`messages_max` bounds a conversation and the items of one request; `strict`: unknown properties are refused."""
+    """`messages_max` bounds a conversation and the items of one request; `strict`: unknown properties are refused;
+    `media_bytes_max` bounds an image or file."""
 
-    def __init__(self, store: ResponseStore, journal: Journal, *, messages_max: int, strict: bool) -> None:
+    def __init__(
+        self, store: ResponseStore, journal: Journal, *, messages_max: int, strict: bool, media_bytes_max: int
+    ) -> None:
         self._store = store
         self._journal = journal
         self._messages_max = messages_max
         self._strict = strict
+        self._media_bytes_max = media_bytes_max
 
     async def prepare(self, principal: Principal, body: object) -> Prepared:
         """A request's body, with the conversation it continues. Raises BadRequest and NotFound naming the field."""
-        asked = parse_responses_request(body, items_max=self._messages_max, strict=self._strict)
+        asked = parse_responses_request(
+            body, items_max=self._messages_max, strict=self._strict, media_bytes_max=self._media_bytes_max
+        )
         kept = _is_stored(asked, principal)
         history = await self._history(asked.previous, principal) if asked.previous is not None else []
         items = await self._looked_up(asked.items, principal)
-        chat = chat_request(asked, items, history, messages_max=self._messages_max, strict=self._strict)
-        return Prepared(chat, to_log(asked) if kept else {}, asked)
+        chat, places = chat_request(
+            asked, items, history, messages_max=self._messages_max, media_bytes_max=self._media_bytes_max
+        )
+        return Prepared(chat, to_log(asked) if kept else {}, asked, places)
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
         """A stored response as it was replied. Raises NotFound."""
@@ -110,12 +119,13 @@ class Responses:
 
     async def _history(self, previous_id: str, principal: Principal) -> list[Mapping[str, Any]]:
         found = (await self._find([previous_id], principal)).get(previous_id)
-        why = "" if found is None else " It was not stored, or has been deleted."
         if found is None or not found.stored:
-            raise _previous(f"Previous response with id '{previous_id}' not found.{why}", "previous_response_not_found")
+            why = "" if found is None else " It was not stored, or has been deleted."
+            text = f"Previous response with id '{previous_id}' not found.{why}"
+            raise BadRequest(text, param="previous_response_id", code="previous_response_not_found")
         if found.status != "done":
             text = f"Previous response with id '{previous_id}' came to no end and cannot be continued."
-            raise _previous(text, "previous_response_failed")
+            raise BadRequest(text, param="previous_response_id", code="previous_response_failed")
         return conversation_of_log(found.request, found.reply)
 
     async def _looked_up(self, items: Sequence[Item], principal: Principal) -> Sequence[Item]:
@@ -176,7 +186,3 @@ def _all_items(found: LoggedResponse) -> list[dict[str, Any]]:
     head = head_of_log(found.request, found.id, found.created_s)
     made = output_items(head, found.reply) if found.reply is not None else []
     return [*_inputs(found), *made]
-
-
-def _previous(text: str, code: str) -> BadRequest:
-    return BadRequest(text, param="previous_response_id", code=code)

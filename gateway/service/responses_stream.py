@@ -7,26 +7,30 @@ its own status. The rollout's story is a comment before the last event, since cl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.reply import json_bytes
+from gateway.core.responses import Places
 from gateway.core.responses_events import Events
 from gateway.core.responses_reply import Head
 from gateway.service.running import Running, reply_headers
-from gateway.service.stream import KEEP_ALIVE
+from gateway.service.stream import KEEP_ALIVE, OBFUSCATION_BYTES
 
 
 class ResponseFrames:
     """`stream.Frames` of one response."""
 
-    def __init__(self, running: Running, head: Head) -> None:
+    def __init__(self, running: Running, head: Head, places: Places) -> None:
         self.begun = False
         self._running = running
+        self._places = places
         self._events = Events(head)
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """The events of a worker's chunk."""
-        return [*self._open(), *_frames(self._events.chunk(choices))]
+        return [*self._open(), *map(self._padded, self._events.chunk(choices))]
 
     def idle(self) -> list[bytes]:
         """The first events, then comments."""
@@ -36,27 +40,28 @@ class ResponseFrames:
         """The last events, once the request is logged and settled."""
         running = self._running
         if running.error is not None:
-            return [
-                *(self._story() if self.begun else ()),
-                *_frames(self._events.failed(running.error.body()["error"])),
-            ]
-        last = _frames(self._events.completed(running.body or {}, running.record.finished_us // 1_000_000))
-        return [*self._open(), *last[:-1], *self._story(), last[-1]]
+            error = self._places.reworded(running.error).body()["error"]
+            return [self._story(), *map(_frame, self._events.failed(error))]
+        opening = self._open()
+        last = self._events.completed(running.body or {}, running.record.finished_us // 1_000_000)
+        return [*opening, *map(_frame, last[:-1]), self._story(), _frame(last[-1])]
 
     def _open(self) -> list[bytes]:
         if self.begun:
             return []
         self.begun = True
-        return _frames(self._events.open())
+        return list(map(_frame, self._events.open()))
 
-    def _story(self) -> list[bytes]:
-        return [f": baton {json.dumps(reply_headers(self._running.record))}\n\n".encode()]
+    def _padded(self, event: Mapping[str, Any]) -> bytes:
+        """Deltas get random padding where that was asked for, so that their sizes tell nothing."""
+        if not (self._running.chat.obfuscate and event["type"].endswith(".delta")):
+            return _frame(event)
+        padding = secrets.token_urlsafe(OBFUSCATION_BYTES)[: 1 + secrets.randbelow(OBFUSCATION_BYTES)]
+        return _frame({**event, "obfuscation": padding})
+
+    def _story(self) -> bytes:
+        return f": baton {json.dumps(reply_headers(self._running.record))}\n\n".encode()
 
 
-def _frames(events: Iterable[Mapping[str, Any]]) -> list[bytes]:
-    return [
-        f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode(
-            "utf-8", "replace"
-        )
-        for event in events
-    ]
+def _frame(event: Mapping[str, Any]) -> bytes:
+    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"

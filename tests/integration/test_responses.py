@@ -356,6 +356,25 @@ async def test_what_is_not_supported_is_refused_by_name_before_anything_is_spent
         assert len(kit.workers.calls) == 1
 
 
+async def test_obfuscation_pads_deltas_where_it_is_asked_for() -> None:
+    async with served(Kit(workers={"alpha": Says("one two")})) as gateway:
+        padded = ask(stream=True, stream_options={"include_obfuscation": True})
+        told = events(await gateway.http.post("/v1/responses", json=padded))
+        with_padding = [event["type"] for event in told if event.get("obfuscation")]
+        assert with_padding == ["response.output_text.delta"] * 2
+        plain = events(await gateway.http.post("/v1/responses", json=ask(stream=True)))
+        assert not any("obfuscation" in event for event in plain)
+
+
+async def test_an_error_about_the_chat_request_is_said_in_this_apis_words() -> None:
+    async with served(Kit()) as gateway:
+        image = {"type": "input_image", "image_url": "https://pictures.example/a.png"}
+        body = ask([{"role": "user", "content": "see"}, {"role": "user", "content": [image]}])
+        reply = await gateway.http.post("/v1/responses", json=body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[1].content[0].image_url")
+        assert "messages[" not in reply.text
+
+
 async def test_budgets_and_caps_hold_here_too() -> None:
     async with served(Kit(), budget_usd="0.000001") as gateway:
         reply = await gateway.http.post("/v1/responses", json=ask(model="alpha"))

@@ -17,6 +17,7 @@ from gateway.core.responses_items import (
     to_input_items,
     to_messages,
 )
+from gateway.core.shapes import Reader
 from gateway.errors import BadRequest
 
 HEX = "0123456789abcdef" * 2
@@ -30,24 +31,22 @@ def said(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(items: Any) -> list[dict[str, Any]]:
-    parsed = parse_items(items, 100)
-    references(parsed)
-    return to_messages(parsed)
+    return to_messages(parse_items(items, 100, Reader(1000)))[0]
 
 
 def test_a_string_is_one_message_of_the_user() -> None:
-    assert to_messages(parse_items("hi", 10)) == [{"role": "user", "content": "hi"}]
+    assert read("hi") == [{"role": "user", "content": "hi"}]
 
 
 def test_parts_become_chat_parts_and_lone_text_a_string() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
     file = {"type": "input_file", "file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}
     text = {"type": "input_text", "text": "see"}
-    items = [{"role": "user", "content": [text]}, {"role": "developer", "content": [text, image, file]}]
-    assert to_messages(items) == [
-        {"role": "user", "content": "see"},
+    items = [{"role": "developer", "content": [text]}, {"role": "user", "content": [text, image, file]}]
+    assert read(items) == [
+        {"role": "developer", "content": "see"},
         {
-            "role": "developer",
+            "role": "user",
             "content": [
                 {"type": "text", "text": "see"},
                 {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}},
@@ -61,7 +60,7 @@ def test_one_assistant_turn_is_one_message_whatever_the_order_of_its_items() -> 
     text = said({"type": "output_text", "text": "let me "}, {"type": "output_text", "text": "see"})
     second = {**CALL, "call_id": "call_2"}
     for turn in ([text, CALL, second], [CALL, second, text]):
-        (message,) = to_messages(turn)
+        (message,) = read(turn)
         assert message["content"] == "let me see"
         assert [call["id"] for call in message["tool_calls"]] == ["call_1", "call_2"]
         assert message["tool_calls"][0]["function"] == {"name": "sum", "arguments": '{"a":1}'}
@@ -69,13 +68,13 @@ def test_one_assistant_turn_is_one_message_whatever_the_order_of_its_items() -> 
 
 def test_calls_after_a_result_are_a_turn_of_their_own() -> None:
     later = [{**CALL, "call_id": "call_2"}, {**RESULT, "call_id": "call_2"}]
-    roles = [message["role"] for message in to_messages([CALL, RESULT, *later])]
+    roles = [message["role"] for message in read([CALL, RESULT, *later])]
     assert roles == ["assistant", "tool", "assistant", "tool"]
 
 
 def test_a_refusal_and_reasoning() -> None:
     items = [{"type": "reasoning", "id": "rs_1", "summary": []}, said({"type": "refusal", "refusal": "no"})]
-    assert to_messages(items) == [{"role": "assistant", "content": None, "refusal": "no"}]
+    assert read(items) == [{"role": "assistant", "content": None, "refusal": "no"}]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,15 @@ def test_a_refusal_and_reasoning() -> None:
         ([{"type": "web_search_call", "id": "ws_1"}], "input[0].type", "invalid_value"),
         ([{"type": "custom_tool_call"}], "input[0].type", "invalid_value"),
         ([{"role": "wizard", "content": "x"}], "input[0].role", "invalid_value"),
-        ([{"role": "user"}], "input[0].content", "invalid_type"),
-        ([{"role": "user", "content": []}], "input[0].content", "invalid_type"),
+        ([{"role": "user"}], "input[0].content", "missing_required_parameter"),
+        ([{"role": "user", "content": 5}], "input[0].content", "invalid_type"),
+        ([{"role": "user", "content": []}], "input[0].content", "empty_array"),
+        ([{"role": "user", "content": "x", "status": "maybe"}], "input[0].status", "invalid_value"),
+        ([{"role": "system", "content": [{"type": "input_image", "image_url": "data:"}]}],
+         "input[0].content[0].type", "invalid_value"),
+        ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].image_url",
+         "missing_required_parameter"),
+        ([{"role": "user", "content": "x", "api_key": "k"}], "input[0].api_key", "refused_field"),
         ([{"role": "user", "content": ["x"]}], "input[0].content[0]", "invalid_type"),
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "input[0].content[0].type", "invalid_value"),
         ([said({"type": "input_text", "text": "x"})], "input[0].content[0].type", "invalid_value"),
@@ -101,9 +107,9 @@ def test_a_refusal_and_reasoning() -> None:
          "unsupported_value"),
         ([{**CALL, "arguments": {}}], "input[0].arguments", "invalid_type"),
         ([{**CALL, "call_id": None}], "input[0].call_id", "missing_required_parameter"),
-        ([CALL, {**RESULT, "output": None}], "input[1].output", "invalid_type"),
+        ([CALL, {**RESULT, "output": None}], "input[1].output", "missing_required_parameter"),
         ([CALL, {**RESULT, "output": [{"type": "input_image", "image_url": "data:"}]}], "input[1].output[0].type",
-         "unsupported_value"),
+         "invalid_value"),
         ([{"type": "item_reference"}], "input[0].id", "missing_required_parameter"),
     ],
 )  # fmt: skip
@@ -115,7 +121,28 @@ def test_what_is_wrong_is_named(items: Any, param: str, code: str) -> None:
 
 def test_too_many_items_are_refused() -> None:
     with pytest.raises(BadRequest, match="at most 2"):
-        parse_items([{"role": "user", "content": "x"}] * 3, 2)
+        parse_items([{"role": "user", "content": "x"}] * 3, 2, Reader(1000))
+
+
+def test_what_an_item_has_beside_is_left_out_and_said() -> None:
+    reader = Reader(1000)
+    (item,) = parse_items([{"role": "user", "content": [{"type": "input_text", "text": "x", "bold": 1}]}], 9, reader)
+    assert item["content"] == [{"type": "input_text", "text": "x"}]
+    assert reader.dropped == ["input[0].content[0].bold"]
+
+
+def test_each_message_knows_its_item() -> None:
+    items = [{"type": "reasoning", "id": "rs_1"}, CALL, said({"type": "output_text", "text": "x"}), RESULT]
+    messages, places = to_messages(parse_items(items, 9, Reader(1000)))
+    assert [message["role"] for message in messages] == ["assistant", "tool"]
+    assert places == [1, 3]
+
+
+def test_a_cache_breakpoint_stays_on_its_part() -> None:
+    part = {"type": "input_text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    (message,) = read([{"role": "user", "content": [part]}])
+    assert message["content"] == [{**part, "type": "text"}]
+    assert to_input_items([message], HEX)[0]["content"] == [part]
 
 
 @pytest.mark.parametrize(
@@ -127,9 +154,9 @@ def test_too_many_items_are_refused() -> None:
     ],
 )
 def test_calls_and_results_belong_together(items: list[dict[str, Any]], code: str) -> None:
-    check_calls(to_messages([CALL, RESULT]))
+    check_calls(read([CALL, RESULT]))
     with pytest.raises(BadRequest) as refused:
-        check_calls(to_messages(items))
+        check_calls(read(items))
     assert refused.value.code == code
 
 
@@ -137,7 +164,8 @@ def test_an_items_id_names_its_response() -> None:
     assert response_of(item_id("fc", HEX, 7)) == f"resp_{HEX}"
     for stranger in ("msg_1", f"resp_{HEX}", f"msg_{HEX}", f"msg_{HEX}00000g", f"xx_{HEX}000000"):
         assert response_of(stranger) is None
-    assert references([{"id": "msg_1"}, {"role": "user", "content": "x"}]) == {0: "msg_1"}
+    items = parse_items([{"id": "msg_1"}, {"role": "user", "content": "x"}], 9, Reader(1000))
+    assert references(items) == {0: "msg_1"}
 
 
 parts = st.one_of(
@@ -152,8 +180,13 @@ items = st.lists(
     st.one_of(
         st.builds(
             lambda role, content: {"role": role, "content": content},
-            st.sampled_from(["user", "system", "developer"]),
+            st.just("user"),
             st.one_of(TEXT, st.lists(parts, min_size=1, max_size=3)),
+        ),
+        st.builds(
+            lambda role, content: {"role": role, "content": content},
+            st.sampled_from(["system", "developer"]),
+            st.one_of(TEXT, texts),
         ),
         TEXT.map(lambda t: said({"type": "output_text", "text": t})),
         TEXT.map(lambda t: said({"type": "refusal", "refusal": t})),
@@ -166,8 +199,8 @@ items = st.lists(
 
 @given(items)
 def test_messages_come_back_from_the_items_they_are_shown_as(given_items: list[dict[str, Any]]) -> None:
-    messages = to_messages(parse_items(given_items, 100))
+    messages = read(given_items)
     shown = to_input_items(messages, HEX)
-    assert to_messages(parse_items(shown, 1000)) == messages
+    assert read(shown) == messages
     assert len({item["id"] for item in shown}) == len(shown)
     assert {response_of(item["id"]) for item in shown} <= {f"resp_{HEX}"}

@@ -44,7 +44,7 @@ FULL = {
     "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low"},
     "reasoning": {"effort": "high"},
     "metadata": {"a": "b"},
-    "prompt_cache_retention": "in-memory",
+    "prompt_cache_retention": "in_memory",
     "include": ["message.output_text.logprobs"],
     "user": "ann",
 }

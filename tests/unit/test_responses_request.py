@@ -16,7 +16,7 @@ CHAT_TOOL = {"type": "function", "function": {name: value for name, value in TOO
 
 def chat(history: Any = (), **fields: Any) -> ChatRequest:
     asked = parse_responses_request({"model": "baton", "input": "hi", **fields}, items_max=10)
-    return chat_request(asked, asked.items, history, messages_max=10)
+    return chat_request(asked, asked.items, history, messages_max=10)[0]
 
 
 def refusal(**fields: Any) -> BadRequest:
@@ -69,7 +69,7 @@ def test_every_parameter_goes_where_chat_has_it() -> None:
 def test_what_says_nothing_adds_nothing() -> None:
     quiet: dict[str, Any] = {**dict.fromkeys(FIELDS), "model": "baton", "input": "hi"}
     asked = parse_responses_request(quiet, items_max=10)
-    assert chat_request(asked, asked.items, (), messages_max=10).params == {}
+    assert chat_request(asked, asked.items, (), messages_max=10)[0].params == {}
     harmless: dict[str, Any] = {
         "background": False,
         "truncation": "disabled",
@@ -102,19 +102,19 @@ def test_instructions_stand_before_the_conversation_that_goes_on() -> None:
         ({"input": 5}, "input", "invalid_type"),
         ({"input": []}, "input", "empty_array"),
         ({"temperature": "hot"}, "temperature", "invalid_type"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "invalid_type"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
         ({"background": True}, "background", "unsupported_parameter"),
         ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
         ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
         ({"context_management": [{"type": "compaction"}]}, "context_management", "unsupported_parameter"),
         ({"moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
-        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options", "invalid_type"),
-        ({"include": ["everything"]}, "include", "invalid_type"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "unsupported_parameter"),
+        ({"include": ["everything"]}, "include", "invalid_value"),
         ({"include": [{}]}, "include", "invalid_type"),
-        ({"reasoning": {"effort": "heroic"}}, "reasoning", "invalid_type"),
-        ({"reasoning": {"effort": []}}, "reasoning", "invalid_type"),
-        ({"text": {"verbosity": "epic"}}, "text", "invalid_type"),
+        ({"reasoning": {"effort": "heroic"}}, "reasoning.effort", "invalid_value"),
+        ({"reasoning": {"effort": []}}, "reasoning.effort", "invalid_type"),
+        ({"text": {"verbosity": "epic"}}, "text.verbosity", "invalid_value"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema",
          "missing_required_parameter"),
@@ -122,7 +122,7 @@ def test_instructions_stand_before_the_conversation_that_goes_on() -> None:
         ({"tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools[0].type", "unsupported_tool"),
         ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type", "unsupported_tool"),
         ({"tools": ["sum"]}, "tools[0]", "invalid_type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_request"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
         ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters", "invalid_type"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "unsupported_parameter"),
         ({"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers",
@@ -138,6 +138,8 @@ def test_instructions_stand_before_the_conversation_that_goes_on() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [TOOL], "mode": "none"}},
          "tool_choice.mode", "invalid_value"),
         ({"metadata": {"a": 1}}, "metadata", "invalid_type"),
+        ({"service_tier": "gold"}, "service_tier", "invalid_value"),
+        ({"tools": [{**TOOL, "base_url": "http://evil"}]}, "tools[0].base_url", "refused_field"),
         ({"api_base": "http://evil"}, "api_base", "refused_field"),
         ({"aws_region": "x"}, "aws_region", "refused_field"),
     ],
@@ -163,10 +165,37 @@ def test_unknown_properties_are_dropped_and_said_or_refused_where_that_is_set() 
         parse_responses_request([], items_max=10)
 
 
-def test_what_chat_refuses_is_said_in_this_apis_words() -> None:
-    refused = refusal(history=[{"role": "user", "content": "x"}] * 10)
-    assert refused.param == "input"
-    assert "`messages`" not in refused.message
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"history": [{"role": "user", "content": "x"}] * 10}, "input"),
+        ({"history": [{"role": "user", "content": [{"type": "text"}]}]}, "previous_response_id"),
+        ({"input": [{"role": "user", "content": "x"}, {"role": "user", "content": [IMAGE]}], "instructions": "be"},
+         "input[1].content[0].image_url"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "https"}]}]},
+         "input[0].content[0].file_data"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "strin"}}}},
+         "text.format.schema"),
+        ({"prompt_cache_options": {"mode": "sometimes"}}, "prompt_cache_options.mode"),
+    ],
+)  # fmt: skip
+def test_what_chat_refuses_is_said_in_this_apis_words(fields: dict[str, Any], param: str) -> None:
+    refused = refusal(**fields)
+    assert str(refused.param).startswith(param)
+    for word in ("messages[", "`messages`"):
+        assert word not in refused.message + str(refused.param)
+
+
+def test_stream_options_and_store_go_on() -> None:
+    given = chat(stream=True, stream_options={"include_obfuscation": True}, store=False)
+    assert given.obfuscate
+    assert given.store is False
+    assert chat(stream_options={"include_obfuscation": True, "include_usage": True}).dropped == (
+        "stream_options.include_usage",
+    )
 
 
 def test_every_property_of_openais_request_is_known() -> None:

@@ -1,0 +1,99 @@
+"""Write docs/responses.md: what becomes of every property of a Responses request, from the table that decides it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gateway.core.responses import FIELDS, MOVED
+from gateway.core.responses_items import KINDS
+from scripts.api_reference import code, table
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "responses.md"
+
+HEAD = """# The Responses API
+
+<!-- Written by scripts/responses_reference.py (`make docs`); change the code, or the sentences in that script. -->
+
+`POST /v1/responses` is OpenAI's Responses API over the same machinery as chat completions: the conductor plans,
+workers answer, and budgets, limits, caps, `Idempotency-Key`, headers, errors, log and outcomes are those of a chat
+request. A response's `id` is its rollout's id in other words: `GET /v1/rollouts/{id}` and `POST /v1/outcomes` take
+it.
+
+```python
+first = client.responses.create(model="baton", input="Name a prime above 100.")
+second = client.responses.create(model="baton", input="And the next one?", previous_response_id=first.id)
+```
+
+| | |
+|---|---|
+| `POST /v1/responses` | whole, or with `stream: true` as OpenAI's typed events |
+| `GET /v1/responses/{id}` | a stored response as it was replied |
+| `GET /v1/responses/{id}/input_items` | what it was made from, earlier turns included; `limit`, `order`, `after` |
+| `DELETE /v1/responses/{id}` | takes its texts out of the log |
+| `POST /v1/responses/{id}/cancel` | always a 400: nothing runs in the background |
+
+## Stored responses
+
+A response is stored by being logged, so it is there when its reply is, on every gateway over the same database.
+
+- Only for the key that made it. For any other it does not exist: 404, or 400 `previous_response_not_found`.
+- Only where the key's log mode is `full`. `redacted` and `metadata` keep no text as it was sent: `store` then counts
+  as `false`, and `store: true` is a 400 `store_unavailable`.
+- Secrets are taken out of what is logged. A conversation that is continued holds `[secret]` where one stood.
+- `store: false` keeps it from being read back or continued. It does not keep it out of the log; the key's log mode
+  does.
+- `DELETE` takes every text out of the rollout and its child loops, as if the key logged metadata only, and marks it
+  as not for training. Costs, times, workers and outcomes stay. Later turns of the conversation keep what they were
+  sent, and a reply kept for its `Idempotency-Key` is kept for its time.
+- `previous_response_id` brings the whole conversation before it, without that one's `instructions`. It is read from
+  the database: where the log is late it is waited for, then 503 `store_behind`.
+- A response that failed can be read back, and not continued.
+
+## What becomes of each property
+
+`null` counts as absent. What is not in this table is dropped and named in `x-baton-dropped-fields`; with
+`BATON_STRICT_FIELDS=true` it is a 400. What is always refused in a chat request is refused here, too.
+
+"""
+
+ITEMS = """
+## Input and tools
+
+`input` is a string or a list of items: {kinds}. `reasoning` items are accepted and not sent on. A message's content
+is text, `input_text`, `input_image` (`image_url`) and `input_file` (`file_data`), an assistant's `output_text` and
+`refusal`; `file_id` and `file_url` are refused, as no files are kept or fetched. Every `function_call` needs its
+`function_call_output` and the other way round. An `item_reference` finds items of stored responses of the same key.
+
+Tools are functions. Hosted ones (`web_search`, `file_search`, `computer`, `code_interpreter`, `mcp`,
+`image_generation`, shells) and `custom` ones are a 400 `unsupported_tool`. `tool_choice` may be `none`, `auto`,
+`required`, one function, or `allowed_tools`: then only those are sent on.
+
+These belong to chat completions and are a 400 that says where they went: {moved}.
+
+## Streaming
+
+`response.created` and `response.in_progress` come with the first piece of the reply, or after `BATON_KEEPALIVE_S`
+without one; until then an error has its own status. Items, content parts, text, refusals, reasoning (where a worker
+shows it) and function arguments have OpenAI's events with `sequence_number`. The last event is `response.completed`,
+`response.incomplete` or `response.failed`; there is no `[DONE]`. After `response.failed` comes one `error` event, on
+which OpenAI's SDKs raise. A comment with the rollout's headers stands before the last event.
+
+`stream_options.include_obfuscation` is accepted; no padding is sent. Structured output, logs and outcomes: as for
+[chat](howto-application.md).
+"""
+
+FATES = {
+    "read": "Baton acts on it",
+    "chat": "goes the way of its chat counterpart",
+    "echo": "accepted and given back, without effect",
+    "refused": "anything else is a 400 `unsupported_parameter`",
+}
+
+
+def render() -> str:
+    """The whole page."""
+    rows = [(code(name), good, FATES[fate]) for name, (fate, _, good) in FIELDS.items()]
+    kinds = ", ".join(map(code, KINDS))
+    moved = ", ".join(f"`{name}` (`{new}`)" for name, new in MOVED.items())
+    properties = table(("property", "a good value", "what becomes of it"), rows)
+    return f"{HEAD}{properties}{ITEMS.format(kinds=kinds, moved=moved)}"
