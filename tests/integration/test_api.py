@@ -17,14 +17,19 @@ from fastapi import FastAPI
 from gateway.api import edge
 from gateway.api.admin import AdminApi
 from gateway.api.health import HealthApi
+from gateway.api.idempotency import Idempotency
 from gateway.api.openai import OpenAIApi
 from gateway.api.outcomes import OutcomesApi
+from gateway.api.responses import ResponsesApi
 from gateway.cli.listeners import Listener
 from gateway.core.money import Usage
 from gateway.errors import BudgetExceeded, UpstreamError, UpstreamRateLimited
 from gateway.service.admin import KeyAdmin
 from gateway.service.auth import Authenticator
 from gateway.service.outcomes import Outcomes
+from gateway.service.responses import Responses
+from tests.fakes.admin import FakeAdmin
+from tests.fakes.responses import FakeResponses
 from tests.fakes.workers import Says
 from tests.kit import Kit, TestClock, ask, plan, pool_file
 
@@ -50,17 +55,30 @@ async def served(
 ) -> AsyncIterator[Served]:
     await kit.budgets.load({})
     clock, peppers = TestClock(), {1: PEPPER}
-    keys = KeyAdmin(kit.store, peppers, clock, pool_file().pools)
+    keys = KeyAdmin(FakeAdmin(kit.store), peppers, clock, pool_file().pools)
     auth = Authenticator(kit.store, peppers, clock, cache_s=0.0)
     app = FastAPI()
     edge.install(app)
-    api = OpenAIApi(kit.completer, kit.catalog, auth, b"depth", body_bytes_max, 100, 64, keepalive_s, False, 0)
+    idempotency = Idempotency(kit.replies, 60.0, 3600.0, body_bytes_max)
+    api = OpenAIApi(
+        kit.completer, kit.catalog, auth, b"depth", body_bytes_max, 100, 64, keepalive_s, False, 0, idempotency
+    )
     outcomes = OutcomesApi(Outcomes(kit.store, kit.journal, clock), auth, body_bytes_max)
     health = HealthApi(
         {"money": kit.budgets.ready}, {"conductor": kit.conductor.ready}, lambda: (b"m 1\n", "text/plain")
     )
-    admin = AdminApi(keys, kit.budgets, pool_file(), auth, body_bytes_max)
-    for router in (api.router(), outcomes.router(), health.router(), admin.router()):
+    admin = AdminApi(keys, kit.budgets, pool_file(), auth, clock, body_bytes_max)
+    responses = ResponsesApi(
+        api,
+        Responses(
+            FakeResponses(kit.store),
+            kit.journal,
+            messages_max=100,
+            strict=api.strict_fields,
+            media_bytes_max=api.media_bytes_max,
+        ),
+    )
+    for router in (api.router(), responses.router(), outcomes.router(), health.router(), admin.router()):
         app.include_router(router)
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
