@@ -156,7 +156,8 @@ class Admission:
         calls = caps.calls if planned else policies.attempts_max + (shape_of(chat.params) is not None)
         dearest = max(_call_nano(spec, input_bound, spec.output_tokens_max, chat.choices) for spec in workers)
         cheapest = min(_call_nano(spec, input_bound, OUTPUT_TOKENS_MIN, chat.choices) for spec in workers)
-        most = planning * loops * policies.rounds + calls * dearest
+        # A version's own rounds and a request's may be more than the setting's: only the cap bounds them all.
+        most = planning * loops * caps.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
 
     def job(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: asyncio.Task[None]) -> Job:

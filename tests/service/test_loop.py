@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.caps import Caps
-from gateway.core.money import Usage
+from gateway.core.money import Usage, worst_case_nano
 from gateway.errors import (
     BudgetExceeded,
     CapReached,
@@ -22,10 +22,11 @@ from gateway.errors import (
     UpstreamProtocol,
     UpstreamRefused,
 )
+from gateway.service.admit import PROMPT_TOKENS_BOUND
 from gateway.service.ports import WorkerCall
 from gateway.service.running import reply_headers
 from tests.fakes.workers import Says
-from tests.kit import KEY, Kit, ask, plan
+from tests.kit import KEY, PRICE, Kit, ask, plan
 
 CANARIES = {"alpha": "canary-one", "beta": "canary-two", "gamma": "canary-three"}
 
@@ -319,6 +320,18 @@ async def test_concurrency_is_given_back_even_when_the_hold_is_refused() -> None
     for _ in range(3):
         with pytest.raises(BudgetExceeded):
             await kit.serve(who=one)
+
+
+async def test_the_hold_covers_every_round_that_may_be_planned() -> None:
+    """Rounds that a request asks for, or that a version was trained with, are more than the setting's here."""
+    held = []
+    for rounds in (1, 3):
+        caps = Caps(rounds=rounds, depth=0, cost_nano=10**12, wall_s=5.0)
+        kit = Kit((plan(("atlas", None, [])),) * rounds, rounds=1, caps=caps)
+        running = await kit.serve(rounds=3)
+        assert len(running.record.rounds) == rounds
+        held.append(running.record.hold_nano)
+    assert held[1] - held[0] >= 2 * worst_case_nano(PRICE, PROMPT_TOKENS_BOUND, 256)
 
 
 async def test_rpm_is_refused_with_a_true_retry_after() -> None:
