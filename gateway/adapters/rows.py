@@ -42,6 +42,7 @@ class Rows:
     outcomes: list[Row] = field(default_factory=list)
     policy_shadows: list[Row] = field(default_factory=list)
     gradings: list[Row] = field(default_factory=list)
+    continuations: list[Row] = field(default_factory=list)
 
     def extend(self, other: Rows) -> None:
         for name in self.__slots__:
@@ -99,7 +100,16 @@ def _rollout_rows(payload: Mapping[str, Any]) -> Rows:
         row["plan_logprobs"] = raw["plan_logprobs"]  # a float array holds -inf, which jsonb could not
     steps = [_table_row(tables.steps, s | {"rollout_id": rollout_id}) for s in record["steps"]]
     to_grade = grading_row(rollout)
-    return Rows([rollout], rounds, steps, gradings=[to_grade] if to_grade else [])
+    to_continue = _continuation_rows(rollout, record)
+    return Rows([rollout], rounds, steps, gradings=[to_grade] if to_grade else [], continuations=to_continue)
+
+
+def _continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
+    """By what the next turn of the conversation is known, and until when."""
+    given_at, worker = rollout["finished_at"] or rollout["created_at"], record.get("answered_by")
+    whose = {"key_id": rollout["key_id"], "worker": worker, "rollout_id": rollout["id"]}
+    marks = record.get("marks") or {} if worker else {}
+    return [whose | {"mark": mark, "until": given_at + timedelta(seconds=marks[mark])} for mark in marks]
 
 
 def _task_embedding(record: Mapping[str, Any]) -> list[float] | None:

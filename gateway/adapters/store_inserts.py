@@ -12,6 +12,7 @@ from sqlalchemy.dialects import postgresql as pg
 from gateway.adapters import rows
 from gateway.adapters.tables import MODEL_KINDS, experience, ledger, outcomes, policy_shadows, rollouts, rounds, steps
 from gateway.adapters.tables_jobs import gradings
+from gateway.adapters.tables_turns import continuations
 from gateway.core.credit import Tried, credits
 
 _INDICES: Any = ARRAY(Integer)
@@ -25,6 +26,9 @@ def insert_rows(connection: Connection, new: rows.Rows) -> None:
             key = [column.name for column in table.primary_key.columns]
             values.sort(key=lambda row, key=key: tuple(row[name] for name in key))
             connection.execute(pg.insert(table).on_conflict_do_nothing(), values)
+    if new.continuations:
+        new.continuations.sort(key=lambda row: (row["key_id"], row["mark"]))
+        connection.execute(_CONTINUE, new.continuations)
     for row in sorted(new.outcomes, key=lambda row: str(row["id"])):
         insert_outcome(connection, row)
 
@@ -86,3 +90,16 @@ def _credit_statement() -> Any:
 
 
 _CREDIT = _credit_statement()
+
+
+def _continue_statement() -> Any:
+    """The latest answer under a mark is the one that counts."""
+    new = pg.insert(continuations)
+    return new.on_conflict_do_update(
+        index_elements=list(continuations.primary_key.columns),
+        set_={name: new.excluded[name] for name in ("worker", "rollout_id", "until")},
+        where=continuations.c.until <= new.excluded.until,
+    )
+
+
+_CONTINUE = _continue_statement()

@@ -74,16 +74,9 @@ class Idempotency:
         if self._served:
             await asyncio.wait(self._served, timeout=timeout_s)
 
-    async def sweep(self, every_s: float, batch: int = 1000) -> None:
-        """For ever: forget replies whose time is over."""
-        while True:
-            try:
-                swept = batch
-                while swept == batch:
-                    swept = await self.replies.sweep(self.keep_s, batch)
-            except Unavailable as away:
-                log.warning("kept replies are not swept now: %s", away.message)
-            await asyncio.sleep(every_s)
+    async def sweep(self, limit: int) -> int:
+        """Forget up to `limit` replies whose time is over; how many."""
+        return await self.replies.sweep(self.keep_s, limit)
 
 
 class _Turn:

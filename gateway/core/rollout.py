@@ -115,6 +115,8 @@ class RolloutRecord:
     log_mode: str = "full"
     train: bool = True
     tags: dict[str, str] = field(default_factory=dict)
+    answered_by: str | None = None  # the worker that the conversation goes back to
+    marks: dict[str, float] = field(default_factory=dict)  # by which its next turn is known (core/turns.py) -> seconds
     rounds: list[RoundRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
 

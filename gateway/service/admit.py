@@ -63,6 +63,7 @@ class Asked:
     rounds: int | None = None
     quality: int | None = None  # the dial, see core/prompt.py
     depth: int = 0
+    sticky: bool = True  # whether the turn may go back to the worker that asked (service/sticky.py)
     progress: bool = False  # its stream tells of plans and steps as they happen
     response: Mapping[str, Any] | None = None  # of the Responses API: what is logged beside the messages, if anything
 
@@ -185,6 +186,7 @@ class Admission:
             explore=record.train and draw.random() < self._policies.explore_share,
             quality=asked.quality,
             version=version,
+            sticky=asked.sticky,
             sink=running if chat.stream else None,
             shape=shape_of(chat.params),
         )

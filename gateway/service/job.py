@@ -126,6 +126,7 @@ class Job:
     explore: bool = False
     quality: int | None = None
     version: Pick | None = None
+    sticky: bool = True  # whether the turn may go back to the worker that asked
     sink: Sink | None = None
     shape: Shape | None = None  # what `params` promise the client its reply will be
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index

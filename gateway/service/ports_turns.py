@@ -73,3 +73,7 @@ class Conversations(Protocol):
     async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
         """The worker remembered for the first of `marks` that is known; None where none is. Never another key's."""
         ...
+
+    async def sweep(self, limit: int) -> int:
+        """Forget up to `limit` marks whose time is over; how many."""
+        ...

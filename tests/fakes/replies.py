@@ -94,6 +94,14 @@ class FakeConversations:
                 return worker
         return None
 
+    async def sweep(self, limit: int) -> int:
+        self._up()
+        now_s = time.monotonic()
+        old = [place for place, (_, until_s) in self.known.items() if until_s <= now_s][:limit]
+        for place in old:
+            del self.known[place]
+        return len(old)
+
     def _up(self) -> None:
         if self.away:
             raise Unavailable("conversations are not available", code="store_unavailable")
