@@ -40,8 +40,8 @@ A response is stored by being logged, so it is there when its reply is, on every
 - Only where the key's log mode is `full`. `redacted` and `metadata` keep no text as it was sent: `store` then counts
   as `false`, and `store: true` is a 400 `store_unavailable`.
 - Secrets are taken out of what is logged. A conversation that is continued holds `[secret]` where one stood.
-- `store: false` keeps it from being read back or continued. It does not keep it out of the log; the key's log mode
-  does.
+- `store: false` keeps it from being read back, continued and trained on. It does not keep it out of the log; the
+  key's log mode does.
 - `DELETE` takes every text out of the rollout and its child loops, as if the key logged metadata only, and marks it
   as not for training. Costs, times, workers and outcomes stay. Later turns of the conversation keep what they were
   sent, and a reply kept for its `Idempotency-Key` is kept for its time.
@@ -52,23 +52,28 @@ A response is stored by being logged, so it is there when its reply is, on every
 ## What becomes of each property
 
 `null` counts as absent. What is not in this table is dropped and named in `x-baton-dropped-fields`; with
-`BATON_STRICT_FIELDS=true` it is a 400. What is always refused in a chat request is refused here, too.
+`BATON_STRICT_FIELDS=true` it is a 400. What is always refused in a chat request is refused here, too. The chat
+counterparts and what becomes of them are in the [API reference](api.md#post-v1chatcompletions).
 
 """
 
 ITEMS = """
 ## Input and tools
 
-`input` is a string or a list of items: {kinds}. `reasoning` items are accepted and not sent on. A message's content
-is text, `input_text`, `input_image` (`image_url`) and `input_file` (`file_data`), an assistant's `output_text` and
-`refusal`; `file_id` and `file_url` are refused, as no files are kept or fetched. Every `function_call` needs its
-`function_call_output` and the other way round. An `item_reference` finds items of stored responses of the same key.
+`input` is a string or a list of items: {kinds}.
+`reasoning` items are accepted and not sent on. A message's content is text, `input_text`, `input_image` (`image_url`)
+and `input_file` (`file_data`), an assistant's `output_text` and `refusal`; `file_id` and `file_url` are refused, as
+no files are kept or fetched. Every `function_call` needs its `function_call_output` and the other way round. An
+`item_reference` finds items of stored responses of the same key.
 
 Tools are functions. Hosted ones (`web_search`, `file_search`, `computer`, `code_interpreter`, `mcp`,
 `image_generation`, shells) and `custom` ones are a 400 `unsupported_tool`. `tool_choice` may be `none`, `auto`,
 `required`, one function, or `allowed_tools`: then only those are sent on.
 
-These belong to chat completions and are a 400 that says where they went: {moved}.
+Of `include` only `message.output_text.logprobs` has an effect; reasoning is neither summarised nor encrypted.
+
+These belong to chat completions and are a 400 that says where they went:
+{moved}.
 
 ## Streaming
 
@@ -78,8 +83,7 @@ shows it) and function arguments have OpenAI's events with `sequence_number`. Th
 `response.incomplete` or `response.failed`; there is no `[DONE]`. After `response.failed` comes one `error` event, on
 which OpenAI's SDKs raise. A comment with the rollout's headers stands before the last event.
 
-`stream_options.include_obfuscation` is accepted; no padding is sent. Structured output, logs and outcomes: as for
-[chat](howto-application.md).
+`stream_options.include_obfuscation: true` pads deltas; without it none is sent.
 """
 
 FATES = {

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.adapters.metrics import PrometheusMetrics
 from gateway.api.openai import _CHAT_DOC
-from scripts import api_reference, metrics_reference, reference
+from scripts import api_reference, metrics_reference, reference, responses_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -22,6 +22,10 @@ def test_the_api_page_is_current() -> None:
 
 def test_the_metrics_page_is_current() -> None:
     assert metrics_reference.PAGE.read_text(encoding="utf-8") == metrics_reference.render(), "run `make docs`"
+
+
+def test_the_responses_page_is_current() -> None:
+    assert responses_reference.PAGE.read_text(encoding="utf-8") == responses_reference.render(), "run `make docs`"
 
 
 def test_every_metric_is_on_its_page() -> None:
