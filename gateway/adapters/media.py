@@ -152,10 +152,9 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
-        if ip in _NAT64 or (int(ip) >> 32 == 0):
-            inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
-        if any(v4 is not None and not _is_global(v4) for v4 in inner):
+        if ip.ipv4_mapped is not None or ip in _NAT64:
+            return _is_global(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+        if ip.sixtofour is not None or ip.teredo is not None or int(ip) >> 32 == 0:
             return False
     return _is_global(ip)
 

@@ -4,66 +4,102 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat import completion_create_params as openai_types
 
 from gateway.core.chat import FIELDS, REFUSED, REFUSED_PREFIXES, ROLES, ChatRequest, parse_request
+from gateway.core.pool import Capability
 from gateway.errors import BadRequest
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 NAN = float("nan")
 
-# name: (good values, bad values)
-VALUES: dict[str, tuple[list[Any], list[Any]]] = {
-    "model": (["baton", "x" * 256], ["x" * 257, 1, ["baton"]]),
-    "messages": ([HELLO], [{}, "Hello", 0, True]),
-    "stream": ([True, False], ["true", 1, 0]),
-    "stream_options": ([{}, {"include_usage": True}], [True, [], "x"]),
+TOOL = {"type": "function", "function": {"name": "f"}}
+BESIDE: dict[str, dict[str, Any]] = {  # what a property needs beside it
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+    "tool_choice": {"tools": [TOOL]},
+    "parallel_tool_calls": {"tools": [TOOL]},
+    "function_call": {"functions": [{"name": "f"}]},
+}
+# name: (good values, bad values with OpenAI's code)
+WRONG = "invalid_type"
+VALUES: dict[str, tuple[list[Any], list[tuple[Any, str]]]] = {
+    "model": (["baton", "x" * 256], [("x" * 257, "string_above_max_length"), (1, WRONG), (["baton"], WRONG)]),
+    "messages": ([HELLO], [({}, WRONG), ("Hello", WRONG), (0, WRONG), (True, WRONG)]),
+    "stream": ([True, False], [("true", WRONG), (1, WRONG), (0, WRONG)]),
+    "stream_options": ([{}, {"include_usage": True}], [(True, WRONG), ([], WRONG), ("x", WRONG)]),
     "metadata": ([{}, {"k" * 64: "v" * 512}, {str(i): "" for i in range(16)}], [
-        {"k" * 65: ""}, {"k": "v" * 513}, {"k": 1}, {str(i): "" for i in range(17)}, [], "x",
+        ({"k" * 65: ""}, "string_above_max_length"), ({"k": "v" * 513}, "string_above_max_length"), ({"k": 1}, WRONG),
+        ({str(i): "" for i in range(17)}, "object_above_max_properties"), ([], WRONG), ("x", WRONG),
     ]),
-    "user": (["ann", "x" * 512], ["x" * 513, 7, {}]),
-    "safety_identifier": (["ann"], ["x" * 513, 7]),
-    "store": ([True, False], [1, "no"]),
-    "service_tier": (["auto"], [1, "x" * 65]),
-    "prompt_cache_key": (["a"], [1, "x" * 513]),
-    "prompt_cache_retention": (["24h"], [24, "x" * 65]),
-    "n": ([1, 128], [0, -1, 129, 1.0, True, "1"]),
-    "max_tokens": ([1, 10_000_000], [0, -1, 10_000_001, 2.5, True, "8", NAN]),
-    "max_completion_tokens": ([1, 10_000_000], [0, 10_000_001, False, "8"]),
-    "temperature": ([0, 2, 0.7], [-0.1, 2.1, NAN, True, "1", float("inf")]),
-    "top_p": ([0, 1, 0.5], [-0.1, 1.01, NAN, True, "1"]),
-    "frequency_penalty": ([-2, 2, 0.5], [-2.1, 2.1, NAN, False]),
-    "presence_penalty": ([-2, 2, 0.5], [-2.1, 2.1, NAN, "0"]),
-    "seed": ([0, -(2**63), 2**63 - 1], [2**63, -(2**63) - 1, 1.0, True, "7"]),
-    "stop": (["END", ["a"], ["a", "b", "c", "d"]], [[], ["a"] * 5, [1], 1, {}]),
-    "logprobs": ([True, False], [1, "true"]),
-    "top_logprobs": ([0, 20], [-1, 21, True, 2.0]),
-    "logit_bias": ([{}, {"50256": -100}, {"1": 100.0}], [{"1": 101}, {"1": "x"}, {"1": NAN}, [], {
-        str(i): 0 for i in range(4097)
-    }]),
-    "response_format": ([{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {}}], [
-        {}, {"type": "xml"}, {"type": ["text"]}, "text", [],
-    ]),
-    "tools": ([[], [{}], [{}] * 128], [[{}] * 129, ["search"], {}, "x"]),
-    "tool_choice": (["none", "auto", "required", {"type": "function"}], ["any", 1, []]),
-    "parallel_tool_calls": ([True, False], [1, "yes"]),
-    "functions": ([[{}]], [[{}] * 129, ["f"], {}]),
-    "function_call": (["auto", {"name": "f"}], [1, []]),
-    "reasoning_effort": (["none", "minimal", "low", "medium", "high", "xhigh"], ["huge", 1, ["low"]]),
-    "verbosity": (["low", "medium", "high"], ["none", 2]),
-    "prediction": ([{}], ["x", []]),
-    "modalities": ([["text"], ["text", "audio"]], ["text", ["a"] * 5, [1]]),
-    "audio": ([{"voice": "a"}], ["a", []]),
-    "web_search_options": ([{}], [True, []]),
+    "user": (["ann", "x" * 512], [("x" * 513, "string_above_max_length"), (7, WRONG), ({}, WRONG)]),
+    "safety_identifier": (["ann"], [("x" * 513, "string_above_max_length"), (7, WRONG)]),
+    "store": ([True, False], [(1, WRONG), ("no", WRONG)]),
+    "service_tier": (["auto", "default", "flex", "scale", "priority", "fast"], [(1, WRONG), ("slow", "invalid_value")]),
+    "prompt_cache_key": (["a"], [(1, WRONG), ("x" * 513, "string_above_max_length")]),
+    "prompt_cache_retention": (["24h", "in_memory"], [(24, WRONG), ("1h", "invalid_value")]),
+    "prompt_cache_options": ([{}, {"mode": "explicit", "ttl": "30m"}], [("x", WRONG)]),
+    "n": ([1, 128], [(0, "integer_below_min_value"), (-1, "integer_below_min_value"), (129, "integer_above_max_value"),
+        (1.0, WRONG), (True, WRONG), ("1", WRONG)]),
+    "max_tokens": ([1, 10_000_000], [(0, "integer_below_min_value"), (10_000_001, "integer_above_max_value"),
+        (2.5, WRONG), (True, WRONG), ("8", WRONG), (NAN, WRONG)]),
+    "max_completion_tokens": ([1, 10_000_000], [(0, "integer_below_min_value"), (False, WRONG), ("8", WRONG)]),
+    "temperature": ([0, 2, 0.7], [(-0.1, "decimal_below_min_value"), (2.1, "decimal_above_max_value"), (NAN, WRONG),
+        (True, WRONG), ("hot", WRONG), (float("inf"), WRONG)]),
+    "top_p": ([0, 1, 0.5], [(-0.1, "decimal_below_min_value"), (1.01, "decimal_above_max_value"), (NAN, WRONG)]),
+    "frequency_penalty": ([-2, 2, 0.5], [(-2.1, "decimal_below_min_value"), (2.1, "decimal_above_max_value"),
+        (False, WRONG)]),
+    "presence_penalty": ([-2, 2, 0.5], [(-2.1, "decimal_below_min_value"), (NAN, WRONG), ("0", WRONG)]),
+    "seed": ([0, -(2**63), 2**63 - 1], [(2**63, "integer_above_max_value"), (1.0, WRONG), (True, WRONG)]),
+    "stop": (["END", ["a"], ["a", "b", "c", "d"]], [([], "empty_array"), (["a"] * 5, "array_above_max_length"),
+        ([1], WRONG), (1, WRONG), ({}, WRONG)]),
+    "logprobs": ([True, False], [(1, WRONG), ("true", WRONG)]),
+    "top_logprobs": ([0, 20], [(-1, "integer_below_min_value"), (21, "integer_above_max_value"), (2.0, WRONG)]),
+    "logit_bias": ([{}, {"50256": -100}, {"1": 100.0}], [({"1": 101}, "decimal_above_max_value"), ({"1": "x"}, WRONG),
+        ({"1": NAN}, WRONG), ([], WRONG), ({str(i): 0 for i in range(4097)}, "object_above_max_properties"),
+        ({"hello": 1}, "invalid_value")]),
+    "response_format": ([{"type": "text"}, {"type": "json_object"}], [("text", WRONG), ([], WRONG)]),
+    "tools": ([[TOOL], [TOOL] * 128], [([], "empty_array"), ([TOOL] * 129, "array_above_max_length"),
+        (["search"], WRONG), ({}, WRONG)]),
+    "tool_choice": (["none", "auto", "required", TOOL], [("any", "invalid_value"), (1, WRONG), ([], WRONG)]),
+    "parallel_tool_calls": ([True, False], [(1, WRONG), ("yes", WRONG)]),
+    "functions": ([[{"name": "f"}]], [([{"name": "f"}] * 129, "array_above_max_length"), (["f"], WRONG), ({}, WRONG)]),
+    "function_call": (["auto", {"name": "f"}], [(1, WRONG), ("f", "invalid_value")]),
+    "reasoning_effort": (["none", "minimal", "low", "medium", "high", "xhigh", "max"], [("huge", "invalid_value"),
+        (1, WRONG)]),
+    "verbosity": (["low", "medium", "high"], [("none", "invalid_value"), (2, WRONG)]),
+    "prediction": ([{"type": "content", "content": "x"}], [("x", WRONG), ([], WRONG)]),
+    "modalities": ([["text"]], [("text", WRONG), (["text"] * 3, "array_above_max_length"), ([1], WRONG), ([],
+        "empty_array")]),
+    "audio": ([{"voice": "alloy", "format": "mp3"}, {"voice": {"id": "v"}, "format": "wav"}], [("a", WRONG)]),
+    "web_search_options": ([{}, {"search_context_size": "low"}], [(True, WRONG), ([], WRONG)]),
 }  # fmt: skip
 
 
 def parse(strict: bool = False, **body: Any) -> ChatRequest:
     return parse_request({"model": "baton", "messages": HELLO, **body}, messages_max=10, strict=strict)
+
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+def image(url: str, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def said(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def asks(**changed: Any) -> dict[str, Any]:
+    """An assistant's turn with one tool call."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}, **changed}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def refusal(**body: Any) -> BadRequest:
@@ -74,25 +110,43 @@ def refusal(**body: Any) -> BadRequest:
 
 
 def test_the_table_above_covers_every_field() -> None:
-    assert set(VALUES) == set(FIELDS)
+    assert set(VALUES) | {"moderation"} == set(FIELDS)
 
 
-@pytest.mark.parametrize("name", FIELDS)
+def test_every_property_of_openais_specification_is_known() -> None:
+    """The 37 of the newest published SDK (openai 3.52); those of the installed one are read from it."""
+    installed = openai_types.CompletionCreateParamsStreaming.__annotations__.keys()
+    base = openai_types.CompletionCreateParamsBase.__annotations__.keys()
+    assert len(FIELDS) == 37
+    assert (installed | base) - FIELDS.keys() == set()
+
+
+def test_what_no_worker_could_do_is_refused_by_name() -> None:
+    error = refusal(moderation={"model": "omni-moderation-latest"})
+    assert (error.param, error.code) == ("moderation", "unsupported_parameter")
+
+
+def test_a_pool_file_can_say_of_each_property_for_workers_that_it_is_not_taken() -> None:
+    last = {name for name, (fate, _, _) in FIELDS.items() if fate == "last"}
+    assert set(get_args(Capability)) == last - {"audio"} | {"image", "audio", "file"}
+
+
+@pytest.mark.parametrize("name", VALUES)
 def test_good_values_go_where_the_table_says(name: str) -> None:
     for value in VALUES[name][0]:
-        chat = parse(**{name: value})
+        chat = parse(**{**BESIDE.get(name, {}), name: value})
         assert (name in chat.params) is (FIELDS[name][0] == "last")
         if name in chat.params:
             assert chat.params[name] == value
         assert chat.dropped == ()
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", VALUES)
 def test_bad_values_name_their_field_and_say_what_is_good(name: str) -> None:
-    for value in VALUES[name][1]:
-        error = refusal(**{name: value})
-        assert (error.param, error.code) == (name, "invalid_type"), value
-        assert error.message == f"`{name}` must be {FIELDS[name][2]}"
+    for value, code in VALUES[name][1]:
+        error = refusal(**{**BESIDE.get(name, {}), name: value})
+        assert (error.param, error.code) == (name, code), value
+        assert error.message.startswith(f"`{name}` must be ")
 
 
 @pytest.mark.parametrize("name", sorted(set(FIELDS) - {"model", "messages"}))
@@ -147,14 +201,16 @@ def test_the_newer_name_of_the_end_user_goes_first() -> None:
 
 
 def test_usage_is_sent_for_true_and_nothing_else() -> None:
-    assert not parse(stream_options={"include_usage": "false"}).include_usage
-    assert not parse(stream_options={}).include_usage
+    assert not parse(stream=True, stream_options={"include_usage": False}).include_usage
+    assert not parse(stream=True, stream_options={}).include_usage
+    assert refusal(stream=True, stream_options={"include_usage": "false"}).param == "stream_options.include_usage"
+    assert parse(stream=True, stream_options={"include_obfuscation": True}).obfuscate
 
 
 def test_the_newer_bound_on_tokens_goes_first() -> None:
     assert parse().output_tokens is None
     assert parse(max_tokens=7).output_tokens == 7
-    assert parse(max_tokens=7, max_completion_tokens=9).output_tokens == 9
+    assert parse(max_completion_tokens=9).output_tokens == 9
     assert parse(max_tokens=7, max_completion_tokens=None).output_tokens == 7
 
 
@@ -167,22 +223,67 @@ def test_choices_are_n() -> None:
     ("messages", "param", "code"),
     [
         ([], "messages", "empty_array"),
-        (HELLO * 11, "messages", "invalid_request"),
+        (HELLO * 11, "messages", "array_above_max_length"),
         (["Hello"], "messages[0]", "invalid_type"),
-        ([{"content": "Hello"}], "messages[0].role", "invalid_value"),
+        ([{"content": "Hello"}], "messages[0].role", "missing_required_parameter"),
         ([*HELLO, {"role": "robot", "content": "Hello"}], "messages[1].role", "invalid_value"),
         ([{"role": ["user"], "content": "Hello"}], "messages[0].role", "invalid_value"),
         ([{"role": "user"}], "messages[0].content", "missing_required_parameter"),
         ([{"role": "tool", "content": None}], "messages[0].content", "missing_required_parameter"),
         ([{"role": "user", "content": 7}], "messages[0].content", "invalid_type"),
         ([{"role": "user", "content": {"type": "text"}}], "messages[0].content", "invalid_type"),
-        ([{"role": "user", "content": ["Hello"]}], "messages[0].content", "invalid_type"),
-        ([{"role": "user", "content": [{"type": "video"}]}], "messages[0].content", "invalid_type"),
-        ([{"role": "user", "content": [{"type": ["text"]}]}], "messages[0].content", "invalid_type"),
+        ([{"role": "user", "content": ["Hello"]}], "messages[0].content[0]", "invalid_type"),
+        ([{"role": "user", "content": [{"type": "video"}]}], "messages[0].content[0].type", "invalid_value"),
+        ([{"role": "user", "content": [{"type": ["text"]}]}], "messages[0].content[0].type", "invalid_value"),
+        ([{"role": "user", "content": [{}]}], "messages[0].content[0].type", "missing_required_parameter"),
+        ([{"role": "user", "content": "x", "name": "a b"}], "messages[0].name", "invalid_value"),
+        ([{"role": "user", "content": "x", "name": "n" * 65}], "messages[0].name", "string_above_max_length"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id", "missing_required_parameter"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].role", "invalid_value"),
+        ([{"role": "function", "content": "x"}], "messages[0].name", "missing_required_parameter"),
+        ([{"role": "assistant"}], "messages[0].content", "missing_required_parameter"),
+        ([{"role": "assistant", "tool_calls": []}], "messages[0].tool_calls", "empty_array"),
+        ([{"role": "assistant", "tool_calls": [7]}], "messages[0].tool_calls[0]", "invalid_type"),
+        ([asks(id=None)], "messages[0].tool_calls[0].id", "missing_required_parameter"),
+        ([asks(type="magic")], "messages[0].tool_calls[0].type", "invalid_value"),
+        ([asks(function=None)], "messages[0].tool_calls[0].function", "missing_required_parameter"),
+        ([asks(function={"name": "f"})], "messages[0].tool_calls[0].function.arguments", "missing_required_parameter"),
+        (
+            [asks(function={"name": "f", "arguments": {}})],
+            "messages[0].tool_calls[0].function.arguments",
+            "invalid_type",
+        ),
+        ([asks()], "messages[0].tool_calls", "invalid_value"),
+        ([asks(), *HELLO], "messages[0].tool_calls", "invalid_value"),
+        ([asks(), {"role": "tool", "content": "x", "tool_call_id": "2"}], "messages[1].role", "invalid_value"),
+        ([{"role": "system", "content": [image(PNG)]}], "messages[0].content[0].type", "invalid_value"),
+        ([said(image("http://a.example/x.png"))], "messages[0].content[0].image_url.url", "invalid_value"),
+        ([said(image("ftp://a.example/x.png"))], "messages[0].content[0].image_url.url", "invalid_value"),
+        ([said(image("data:image/png,xx"))], "messages[0].content[0].image_url.url", "invalid_value"),
+        ([said(image("data:image/png;base64,%%%"))], "messages[0].content[0].image_url.url", "invalid_value"),
+        ([said(image("data:image/svg+xml;base64,PHN2Zz4="))], "messages[0].content[0].image_url.url", "media_type"),
+        ([said(image("data:image/png;base64,/9j/4AAQ"))], "messages[0].content[0].image_url.url", "media_type"),
+        ([said(image(PNG, detail="ultra"))], "messages[0].content[0].image_url.detail", "invalid_value"),
+        (
+            [said(image("data:image/png;base64," + "A" * 12_000_000))],
+            "messages[0].content[0].image_url.url",
+            "media_too_large",
+        ),
+        (
+            [said({"type": "input_audio", "input_audio": {"data": "UklG", "format": "ogg"}})],
+            "messages[0].content[0].input_audio.format",
+            "invalid_value",
+        ),
+        (
+            [said({"type": "file", "file": {"file_id": "file-1"}})],
+            "messages[0].content[0].file.file_id",
+            "unsupported_parameter",
+        ),
+        ([said({"type": "file", "file": {}})], "messages[0].content[0].file.file_data", "missing_required_parameter"),
         (
             [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text"}]}],
             "messages[0].content[1].text",
-            "invalid_type",
+            "missing_required_parameter",
         ),
     ],
 )
@@ -193,16 +294,97 @@ def test_bad_messages_are_named_to_the_part(messages: list[Any], param: str, cod
 
 def test_good_messages_pass_untouched() -> None:
     messages = [
-        *({"role": role, "content": "x"} for role in ROLES),
-        {"role": "assistant", "tool_calls": [{"id": "1"}]},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "Look"}, {"type": "image_url", "image_url": {"url": "u"}}],
-        },
-        {"role": "user", "content": []},
+        *({"role": role, "content": "x", **({"name": "f"} if role == "function" else {})} for role in ROLES[:4]),
+        {"role": "function", "name": "f", "content": None},
+        {"role": "assistant", "content": "x", "reasoning_content": "hm", "refusal": "no", "audio": {"id": "a"}},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+        asks(),
         {"role": "tool", "tool_call_id": "1", "content": "", "name": "f"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "g", "input": "x"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "y"}]},
+        said({"type": "text", "text": "Look"}, image(PNG, detail="high"), image("https://a.example/x.png")),
+        said({"type": "input_audio", "input_audio": {"data": "UklGRgAAAABXQVZF", "format": "wav"}}),
+        said({"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0xLjc=", "filename": "a.pdf"}}),
+        {"role": "user", "content": []},
     ]
-    assert parse(messages=copy.deepcopy(messages)).messages == tuple(messages)
+    chat = parse_request({"model": "m", "messages": copy.deepcopy(messages)}, messages_max=20)
+    assert chat.messages == tuple(messages)
+    assert chat.dropped == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_parameter_combination"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs", "invalid_parameter_combination"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_parameter_combination"),
+        ({"tool_choice": "auto"}, "tool_choice", "invalid_parameter_combination"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls", "invalid_parameter_combination"),
+        ({"function_call": "auto"}, "function_call", "invalid_parameter_combination"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", "invalid_parameter_combination"),
+        ({"functions": [{"name": "f"}], "tools": [TOOL]}, "functions", "invalid_parameter_combination"),
+        ({"modalities": ["text", "audio"]}, "audio", "missing_required_parameter"),
+        ({"modalities": ["video"]}, "modalities[0]", "invalid_value"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice",
+            "invalid_value"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice", "invalid_value"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function", "missing_required_parameter"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+            {"type": "function", "function": {"name": "g"}}]}}}, "tool_choice.allowed_tools.tools[0]", "invalid_value"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call", "invalid_value"),
+        ({"tools": [{}]}, "tools[0].type", "missing_required_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+        ({"tools": [{"type": "mcp"}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [TOOL, {"type": "function", "function": {"name": "no spaces"}}]}, "tools[1].function.name",
+            "invalid_value"),
+        ({"tools": [{"type": "function", "function": {"name": "n" * 65}}]}, "tools[0].function.name",
+            "string_above_max_length"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters", "invalid_type"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar"}}}]},
+            "tools[0].custom.format.grammar", "missing_required_parameter"),
+        ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name",
+            "missing_required_parameter"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True}}},
+            "response_format.json_schema.schema", "missing_required_parameter"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema":
+            {"$ref": "https://a.example/s"}}}}, "response_format.json_schema.schema", "invalid_json_schema"),
+        ({"prediction": {"type": "content"}}, "prediction.content", "missing_required_parameter"),
+        ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction.content[0].text",
+            "missing_required_parameter"),
+        ({"audio": {"voice": "alloy", "format": "ogg"}}, "audio.format", "invalid_value"),
+        ({"audio": {"voice": {}, "format": "wav"}}, "audio.voice.id", "missing_required_parameter"),
+        ({"web_search_options": {"user_location": {"type": "exact", "approximate": {}}}},
+            "web_search_options.user_location.type", "invalid_value"),
+        ({"prompt_cache_options": {"ttl": "9h"}}, "prompt_cache_options.ttl", "invalid_value"),
+    ],
+)  # fmt: skip
+def test_what_no_property_says_alone_and_what_is_inside_one_is_named_by_its_path(
+    body: dict[str, Any], param: str, code: str
+) -> None:
+    error = refusal(**body)
+    assert (error.param, error.code) == (param, code)
+
+
+def test_unknown_properties_inside_are_left_out_and_named_by_their_path() -> None:
+    chat = parse(
+        messages=[{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}], "mood": "gay"}],
+        tools=[{**TOOL, "sauce": 1}],
+    )
+    assert chat.dropped == ("messages[0].mood", "messages[0].content[0].cache_control", "tools[0].sauce")
+    assert chat.messages == ({"role": "user", "content": [{"type": "text", "text": "x"}]},)
+    assert chat.params == {"tools": [TOOL]}
+    with pytest.raises(BadRequest) as refused:
+        parse(strict=True, tools=[{**TOOL, "sauce": 1}])
+    assert (refused.value.param, refused.value.code) == ("tools[0].sauce", "unknown_parameter")
+
+
+def test_what_a_request_needs_of_its_worker() -> None:
+    chat = parse(messages=[said(image(PNG))], seed=1, n=3, max_tokens=9, prompt_cache_key="k")
+    assert chat.needs == {"image", "seed"}
 
 
 json_values = st.recursive(
