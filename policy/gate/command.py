@@ -62,6 +62,7 @@ def _add_scene(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--draws", type=int, default=DRAWS, metavar="N", help=f"orders of the pool for each attack, default {DRAWS}"
     )
+    group.add_argument("--rounds", type=int, metavar="R", help="plans a question (default: as the candidate is served)")
     group.add_argument("--threads", type=int, default=2, metavar="N", help="plans decoded at once")
 
 
@@ -81,6 +82,7 @@ def scene_of(options: argparse.Namespace) -> GateScene:
         neighbours=options.experience,
         logged=_source(options),
         seed=options.seed,
+        rounds=options.rounds,
         draws=options.draws,
         threads=options.threads,
     )

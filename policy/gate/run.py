@@ -81,9 +81,10 @@ async def gate(
     """Judge a policy directory; `report.write` puts it into files, `finished` clears what was kept. `everything`: go on
     after triage has refused. Raises ConfigError, one line with the fix; Unavailable without the log's database."""
     thresholds, say = thresholds or Thresholds(), say or Told()
-    asked = scene.evaluation(tuple(BASELINES))
     kept = Kept(scene.out)
     both = Contestants(_directory(candidate), None if live is None else _directory(live))
+    served = replace(scene, rounds=scene.rounds or both.candidate.manifest.rounds)
+    asked = served.evaluation(tuple(BASELINES))
     stage = Scene(asked, say.progress)
     parts: list[Part] = []
     if scene.logged is not None:

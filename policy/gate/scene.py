@@ -48,6 +48,7 @@ class GateScene:
     logged: LoggedSource | None = None
     seed: int = 0
     threads: int = 2
+    rounds: int | None = None  # plans a question; None: as many as the candidate is served with
     draws: int = DRAWS  # orders of the pool in which each conversation of the injection set is put
 
     def evaluation(self, policies: tuple[str, ...]) -> Asked:
@@ -69,6 +70,7 @@ class GateScene:
             "experience": self.neighbours,
             "seed": self.seed,
             "threads": self.threads,
+            "rounds": self.rounds,
         }
         words = [f"--{name}={value}" for name, value in given.items() if value is not None]
         return read_evaluation(parser.parse_args([*words, *(f"--policy={name}" for name in policies)]))

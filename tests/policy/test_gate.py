@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -18,8 +19,11 @@ from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import ConductorSettings
 from policy.evaluate import contest as contest_module
 from policy.evaluate import inprocess
+from policy.evaluate.asked import Asked
 from policy.evaluate.entrants import SHIPPED
 from policy.gate import injection, scoring, triage
+from policy.gate import run as gate_run
+from policy.gate.scene import GateScene
 from tests.policy.environments import PRICES, lines
 from tests.policy.gate_rows import arena_rows, export
 from tests.policy.spoiled import fond_of, noisy, reworded_manifest, spoiled
@@ -89,6 +93,25 @@ def test_the_live_version_itself_passes(
     ElementTree.fromstring((tmp_path / "out.svg").read_text())  # noqa: S314 - our own file
     assert not (tmp_path / "out.json.partial").exists()
     assert "arena@1 beside arena@1: passed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("manifest", "asked", "rounds"), [(2, None, 2), (2, 1, 1)])
+def test_it_judges_with_as_many_plans_as_the_candidate_is_served_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: int, asked: int | None, rounds: int
+) -> None:
+    class Seen(Exception):
+        pass
+
+    def scene(found: Asked, *_: object) -> None:
+        raise Seen(found.rounds)
+
+    path = tmp_path / "candidate"
+    shutil.copytree(SHIPPED, path)
+    known = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**known, "rounds": manifest}))
+    monkeypatch.setattr(gate_run, "Scene", scene)
+    with pytest.raises(Seen, match=str(rounds)):
+        asyncio.run(gate_run.gate(path, None, GateScene(tmp_path / "o.json", rounds=asked)))
 
 
 def test_noise_on_the_weights_is_refused_before_any_question_is_asked(gate: Gate, log: Path, tmp_path: Path) -> None:

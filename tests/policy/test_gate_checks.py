@@ -226,6 +226,7 @@ def test_a_scene_asks_for_an_evaluation(tmp_path: Path) -> None:
     asked = GateScene(tmp_path / "o.json", staff="fresh", seed=3).evaluation(("rule", "random"))
     assert (asked.env, asked.staff, asked.n, asked.seed) == ("arena", "standard", QUESTIONS_ARENA, 3)
     assert asked.policies == ("rule", "random")
+    assert replace(GateScene(tmp_path / "o.json"), rounds=1).evaluation(("rule",)).rounds == 1
     asked = GateScene(tmp_path / "o.json", env="replay", workers=("a", "b"), n=9, neighbours=0).evaluation(("rule",))
     assert (asked.n, asked.workers, asked.neighbours, asked.data) == (9, ("a", "b"), 0, None)
     with pytest.raises(ConfigError, match="invalid choice"):
