@@ -131,6 +131,19 @@ async def test_a_tools_round_trip_over_previous_response_id(stream: bool) -> Non
     assert kit.workers.calls[0].body["tools"][0]["function"]["name"] == "sum"
 
 
+async def test_a_turn_that_goes_on_goes_back_to_the_worker_that_asked() -> None:
+    kit = Kit((plan(("birch", None, [])), plan(("atlas", None, []))), {"beta": [ASKS, Says("2"), Says("3")]})
+    async with served(kit) as gateway:
+        be = {"instructions": "be brief", "tools": [SUM]}
+        first = await gateway.sdk.responses.create(**ask(**be))
+        result = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
+        second = await gateway.sdk.responses.create(**ask([result], previous_response_id=first.id, **be))
+        third = await gateway.sdk.responses.create(**ask("one more", previous_response_id=second.id, **be))
+        assert [second.output_text, third.output_text] == ["2", "3"]
+    assert [call.worker.name for call in kit.workers.calls] == ["beta"] * 3
+    assert len(kit.conductor.calls) == 1
+
+
 async def test_a_conversation_can_be_sent_whole_and_kept_nowhere() -> None:
     kit = Kit(workers={"alpha": [ASKS, Says("it is 2")]})
     async with served(kit) as gateway:
