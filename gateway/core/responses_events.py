@@ -113,7 +113,7 @@ class Events:
         part["text"] += text
         part["logprobs"] += logprobs
         if text:
-            yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=logprobs)
+            yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=_told(logprobs))
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[Event]:
         index = piece.get("index")
@@ -152,7 +152,7 @@ class Events:
             return
         part, place = self._part(), self._place()
         if part["type"] == "output_text":
-            told = {"text": part["text"], "logprobs": list(part["logprobs"])}
+            told = {"text": part["text"], "logprobs": _told(part["logprobs"])}
             yield self._event("response.output_text.done", **place, **told)
         elif part["type"] == "refusal":
             yield self._event("response.refusal.done", **place, refusal=part["refusal"])
@@ -199,6 +199,15 @@ class Events:
     def _event(self, kind: str, **told: Any) -> Event:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **told}
+
+
+def _told(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Log-probabilities as text events have them: without the bytes, which only a whole part spells out."""
+    return [{**_bare(token), "top_logprobs": [_bare(one) for one in token["top_logprobs"]]} for token in logprobs]
+
+
+def _bare(token: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": token["token"], "logprob": token["logprob"]}
 
 
 def _copy(thing: Mapping[str, Any]) -> dict[str, Any]:
