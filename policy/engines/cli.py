@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.errors import BadRequest
 from policy.engines.rows import EngineRow, EngineSettings, of_training, read_rows
 from policy.grpo import MissingLogprobs
-from policy.reward import RewardSettings
+from policy.reward import DIAL, RewardSettings, taught_dial
 from policy.serve.manifest import read_manifest
 from policy.serve.shape import ModelError, load_shape
 from policy.serve.tokens import Tokens
@@ -152,7 +152,7 @@ def _rows(data: Path, init: Path, settings: EngineSettings) -> list[EngineRow]:
         manifest, tokens = read_manifest(init), Tokens(init, load_shape(init))
     except ModelError as error:
         raise BadRequest(f"{init}: no policy directory ({error})") from None
-    found = of_export(data, manifest.prompt_hash, RewardSettings())
+    found = of_export(data, manifest.prompt_hash, RewardSettings(dial=taught_dial(manifest.config) or DIAL))
     if not found.rows:
         raise BadRequest(f"{data}: no rollout can be trained on: {told(found.refused) or 'none is there'}")
     return of_training(found.rows, tokens, settings)

@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.errors import BadRequest
 from policy.engines.rows import EngineSettings
+from policy.reward import taught_dial
 from policy.serve.graph import write_graph
 from policy.serve.manifest import ADAPTER_FILES, REQUIRED_FILES, Manifest, read_manifest, write_manifest
 from policy.serve.shape import ModelError
@@ -32,6 +33,8 @@ def sealer(
     if settings.lora_rank and parent.kind == "adapter":
         raise BadRequest(f"{init} is an adapter: train one over its base, or merge it first")
 
+    dial = taught_dial(parent.config)
+
     def seal(directory: Path, probe: Mapping[str, Any]) -> None:
         born = replace(
             parent,
@@ -43,7 +46,7 @@ def sealer(
             seed=settings.seed,
             parent=f"{parent.name}@{parent.version}",
             rollouts=rollouts,
-            config=_plain(settings),
+            config=_plain(settings) | ({"settings": {"dial": list(dial)}} if dial else {}),
             probe=dict(probe),
         )
         if settings.lora_rank:

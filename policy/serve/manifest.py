@@ -44,6 +44,11 @@ class Manifest:
     probe: dict[str, Any] = field(default_factory=dict)  # prompt_ids, token_ids, logprobs: what a swap is proven by
     sha256: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def next_version(self) -> str:
+        """One more, where it is a number."""
+        return str(int(self.version) + 1) if self.version.isdigit() else f"{self.version}.1"
+
     def public(self) -> dict[str, Any]:
         """What the server tells about itself under `baton` in /v1/models."""
         return {name: getattr(self, name) for name in PUBLIC_FIELDS}

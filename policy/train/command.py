@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from gateway.errors import ConfigError
 from policy.dataset.cli import URL_CHARS_MAX, add_filters, add_rules, rules_of, selection_of
+from policy.serve.manifest import read_manifest
+from policy.serve.shape import ModelError
 from policy.train.settings import PROFILES, settings_of
 from policy.train.spec import TrainSpec, first_of, plain_filters, read_spec
 
@@ -25,6 +27,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="the new policy directory; must not be there yet")
     parser.add_argument("--work", type=Path, metavar="DIR", help="checkpoint and metrics (default OUT.work)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work, if there is one")
+    parser.add_argument(
+        "--engine",
+        choices=("small", "large", "trl"),
+        help="small: plain torch; large: transformers; trl: many devices, from --export (its --set: docs/engines.md)",
+    )
     parser.add_argument("--profile", choices=tuple(PROFILES), help="default by --env and --init")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; may be repeated")
     parser.add_argument("--spec", type=Path, metavar="FILE.json", help="all of it as one file, instead of arguments")
@@ -63,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
     """0; 143 when asked to stop. Raises BatonError, one line with the fix."""
     if options.out is None:
         raise ConfigError("no --out DIR: where should the new policy directory go?")
+    if options.engine == "trl":
+        return _on_trl(options)
     spec = read_spec(options.spec) if options.spec else spec_of(options)
     if find_spec("torch") is None:
         raise ConfigError("training needs torch: run `make train-env`, or `pip install 'baton[train,embedded]'`")
@@ -77,6 +86,42 @@ def run(options: argparse.Namespace) -> int:
         return STOPPED
     say(f"{result.out}: {result.manifest.name}@{result.manifest.version}, {result.rollouts} rollouts")
     return 0
+
+
+def _on_trl(options: argparse.Namespace) -> int:
+    """The same as `engines trl`, whose settings `--set` then takes. Raises BatonError."""
+    if options.env != "logged" or options.export is None or options.init is None:
+        raise ConfigError("--engine trl learns from logged rows alone: give --env logged, --export FILE and --init DIR")
+    for name in ("spec", "profile", "database", "progress_file"):
+        if getattr(options, name):
+            raise ConfigError(f"--engine trl takes no --{name.replace('_', '-')}: docs/engines.md says what it takes")
+    if find_spec("trl") is None:
+        raise ConfigError("--engine trl needs TRL: run `scripts/install trl`, or `pip install 'baton[trl,embedded]'`")
+    from policy.engines import cli
+
+    named = version_of(options.init, options.name, options.version)
+    return cli.run(
+        argparse.Namespace(
+            engine="trl",
+            data=options.export,
+            init=options.init,
+            out=options.out,
+            version=named,
+            settings=None,
+            set=options.set,
+            work=options.work,
+            resume=options.resume,
+        )
+    )
+
+
+def version_of(init: Path, name: str, version: str) -> str:
+    """What comes out is called: NAME@N, by default the next one of `init`. Raises ConfigError."""
+    try:
+        parent = read_manifest(init)
+    except ModelError as error:
+        raise ConfigError(f"--init {init}/{error}") from None
+    return f"{name or parent.name}@{version or parent.next_version}"
 
 
 def say(text: str) -> None:
@@ -99,6 +144,8 @@ def spec_of(options: argparse.Namespace) -> TrainSpec:
     changes = list(options.set)
     if options.quality_range:
         changes.append(f"quality={options.quality_range}")
+    if options.engine:
+        changes.append(f"engine={options.engine}")
     values: dict[str, Any] = {
         "env": options.env,
         "init": options.init,

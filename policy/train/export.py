@@ -82,11 +82,6 @@ def _write_full(directory: Path, initial: Initial, manifest: Manifest) -> Manife
     return write_manifest(directory, written, files)
 
 
-def next_version(version: str) -> str:
-    """One more, where it is a number."""
-    return str(int(version) + 1) if version.isdigit() else f"{version}.1"
-
-
 def revision() -> str:
     """Of the code: its git commit, else the release."""
     root = Path(__file__).parent

@@ -160,7 +160,7 @@ def _found(spec: TrainSpec, initial: Initial) -> Found:
 
 
 def _name(spec: TrainSpec, initial: Initial) -> str:
-    version = spec.version or export.next_version(initial.manifest.version)
+    version = spec.version or initial.manifest.next_version
     return f"{spec.name or initial.manifest.name}@{version}"
 
 
@@ -183,7 +183,7 @@ def _written(
         pools=parent.pools,
         parent=initial.version if initial.sealed else parent.parent,
         rollouts=progress.rollouts,
-        rounds=spec.settings.rounds if spec.env == "replay" else parent.rounds,
+        rounds=spec.settings.rounds if spec.env in ("arena", "replay") else parent.rounds,  # it was sampled with
         quality=quality,
         config=export.as_plain(spec.model_dump(mode="json")),
         revision=export.revision(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +22,11 @@ pytest.importorskip("trl", reason="the trl extra is not installed")
 
 from gateway.core.plan import Allowed, plan_schema  # noqa: E402
 from gateway.errors import BadRequest  # noqa: E402
+from policy.__main__ import main  # noqa: E402
 from policy.engines.rows import EngineRow, EngineSettings, of_training, prepare, read_rows  # noqa: E402
 from policy.engines.trl_trainer import Stopping, make_trainer, quiet, train_with_trl  # noqa: E402
 from policy.grpo import LossSettings, MissingLogprobs, grpo_loss  # noqa: E402
+from policy.reward import taught_dial  # noqa: E402
 from policy.serve.manifest import read_manifest  # noqa: E402
 from policy.serve.shape import load_shape  # noqa: E402
 from policy.serve.tokens import Tokens  # noqa: E402
@@ -256,6 +259,25 @@ def _command(data: Path, init: Path, out: Path, steps: int) -> list[str]:
         *(word for name, value in given.items() for word in (f"--{name}", str(value))),
         *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
     ]
+
+
+def test_train_reaches_it_and_what_comes_out_is_the_next_version(tmp_path: Path, model_dir: Path, model: Any) -> None:
+    """`train --engine trl`: the same engine; and the dial that the parent was taught with goes on being known."""
+    init = shutil.copytree(model_dir, tmp_path / "init")
+    known = json.loads((init / "manifest.json").read_text())
+    dial = [float(9 - place) for place in range(10)]
+    known["config"] = {"settings": {"dial": dial}}
+    (init / "manifest.json").write_text(json.dumps(known))
+    data = write_export(logged(model, 32, masked=False), tmp_path / "rows.parquet")
+    out = tmp_path / "out"
+    given = ["train", "--engine", "trl", "--env", "logged", "--export", str(data), "--init", str(init)]
+    settings = {"steps": 1, "rows_per_step": 32, "rows_per_device": 32, "learning_rate": 1e-3, "baseline": "batch"}
+    told = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    assert main([*given, *told, "--out", str(out)]) == 0
+    manifest = read_manifest(out)
+    assert (manifest.name, manifest.version, manifest.parent) == ("tiny", "1", "tiny@0")
+    assert manifest.config["engine"] == "trl"
+    assert taught_dial(manifest.config) == tuple(dial)
 
 
 @pytest.mark.timeout(400)

@@ -317,3 +317,26 @@ def test_the_command_needs_no_torch_until_it_trains(tmp_path: Path, monkeypatch:
     assert "\n" not in error.value.message
     with pytest.raises(ConfigError, match="no --out DIR"):
         run(options("--env", "arena"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--env", "arena"), "--env logged, --export FILE and --init DIR"),
+        (("--env", "logged", "--init", "x"), "--env logged, --export FILE and --init DIR"),
+        (("--env", "logged", "--export", "x", "--init", "y", "--profile", "paper"), "takes no --profile"),
+        (("--env", "logged", "--export", "x", "--init", "y"), "scripts/install trl"),
+    ],
+)
+def test_the_engine_for_many_devices_says_what_it_lacks(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("policy.train.command.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=said) as error:
+        run(options(*arguments, "--engine", "trl", "--out", str(tmp_path / "out")))
+    assert "\n" not in error.value.message
+
+
+def test_an_engine_is_a_setting() -> None:
+    assert spec_of(options("--env", "arena", "--engine", "large")).settings.engine == "large"
+    assert spec_of(options("--env", "arena")).settings.engine == "auto"
