@@ -111,7 +111,7 @@ def test_sql_stays_in_its_files() -> None:
 
 
 def test_a_broad_except_gives_its_reason() -> None:
-    broad = re.compile(r"except\s+(\(?\s*)?(Base)?Exception\b")
+    broad = re.compile(r"except\*?\s+(\(?\s*)?(Base)?Exception(Group)?\b")
     lines = [
         f"{path}:{number}"
         for path in product()

@@ -98,7 +98,7 @@ class SampledSource:
         at_once = self._settings.prompts * self._settings.samples
         try:
             return await sample(self._scene.environment, work, concurrency=at_once, on_progress=self._spent)
-        except ExceptionGroup as group:
+        except ExceptionGroup as group:  # boundary: raised again, an error of ours as itself
             known: BaseException | None = group.subgroup(BatonError)
             while isinstance(known, ExceptionGroup):
                 known = known.exceptions[0]
