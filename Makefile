@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-learning conductor test check fix test-vllm test-train test-verl train-env lock docs clean
+.PHONY: help serve demo-learning conductor test check fix test-vllm test-train test-verl test-clients train-env lock docs clean
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -38,6 +38,9 @@ test-train: ## the tests that need torch or TRL (installs both into .venv)
 
 test-verl: ## what of the verl path runs without a GPU (its own .venv-verl, about 3 GB)
 	@scripts/test-verl
+
+test-clients: ## a whole gateway under other people's SDKs and frameworks, on loopback alone (environments of its own, 0.7 GB)
+	@scripts/test-clients
 
 test-vllm: ## the conductor's contract suite against real vLLM on this CPU (its own .venv-vllm)
 	@scripts/test-vllm

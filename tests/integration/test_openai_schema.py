@@ -27,7 +27,7 @@ SAYS: Mapping[str, Says] = {
     "cut off": Says("one", finish_reason="length"),
 }
 FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
-TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
+TOOLS: Mapping[str, Any] = {"tools": [{"type": "function", "function": FUNCTION}]}
 FLAT_TOOLS = {"tools": [{"type": "function", **FUNCTION, "strict": False}]}
 
 
@@ -83,7 +83,7 @@ def spoiled(text: str, old: str, new: str) -> str:
 
 async def test_the_checks_see_what_breaks_clients() -> None:
     async with served(Kit(workers={"alpha": SAYS["text"]})) as gateway:
-        options = {"stream_options": {"include_usage": True}}
+        options: dict[str, Any] = {"stream_options": {"include_usage": True}}
         text = (await gateway.http.post("/v1/chat/completions", json=ask(stream=True, **options))).text
         whole = (await gateway.http.post("/v1/chat/completions", json=ask())).json()
     assert shapes.chat_stream_problems(text, usage=True) == []
