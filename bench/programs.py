@@ -23,7 +23,8 @@ from policy.replay import read_prices
 from policy.teacher.programs import Program, Worth, gives, search
 from policy.tuning import Observed
 
-SHOWN = (2, 4, 6, 7, 9)  # places of the dial
+SHOWN = (2, 4, 6, 7, 8, 9)  # places of the dial
+TAUGHT = "as it is taught: all three, a budget at one place"
 Chosen = Callable[[str], Program]  # by category
 
 
@@ -66,7 +67,7 @@ def main() -> None:
     observed = asyncio.run(tuning.observe(environment, prompts))
     print("| what | " + " | ".join(f"dial {quality}" for quality in SHOWN) + " |")
     print("|---|" + "---|" * len(SHOWN))
-    rows = {name: [_Cell() for _ in SHOWN] for name in FAMILIES}
+    rows = {name: [_Cell() for _ in SHOWN] for name in (*FAMILIES, TAUGHT)}
     for split in range(options.splits):
         train, judged = _split(observed, split)
         worth = search(train)
@@ -75,6 +76,9 @@ def main() -> None:
         for name, (fits, routed) in FAMILIES.items():
             for cell, quality in zip(rows[name], SHOWN, strict=True):
                 cell.add(*_judged(_best(worth, weights[quality], fits, routed=routed), judged), base)
+        dial = worth.dial(weights, options.usd_per_1k_max / 1000)
+        for cell, quality in zip(rows[TAUGHT], SHOWN, strict=True):
+            cell.add(*_judged(dial[quality].__getitem__, judged), base)
     for name, cells in rows.items():
         print(f"| {name} | " + " | ".join(map(str, cells)) + " |")
 

@@ -165,6 +165,26 @@ def test_workers_without_a_price_have_a_dial_all_the_same() -> None:
     assert len({frozenset(table.items()) for table in worth.dial(worth.prices(0.005), 0.005)}) == 1
 
 
+@pytest.mark.parametrize("names", [("cheap",), ("cheap", "dear")])
+def test_a_pool_of_one_or_two_has_a_dial(names: tuple[str, ...]) -> None:
+    """Nobody is left to ask where two differ: a worker, or the vote of both."""
+    results = {"cheap": Result(0.5, 1_000_000, "a"), "dear": Result(1.0, 9_000_000, "b")}
+    worth = search([Observed("q", "c", {name: results[name] for name in names})] * 150)
+    tables = worth.dial(worth.prices(0.005), 0.005)
+    assert tables[0] == {"c": Program(("cheap",))}
+    assert tables[QUALITY_MAX] == {"c": Program((names[-1],))}
+    assert all(program.first and not program.then for program in worth.programs)
+
+
+def test_workers_that_are_all_alike_leave_the_cheapest() -> None:
+    found = [
+        Observed("q", "c", {name: Result(float(i % 2), cost * 10_000, str(i)) for cost, name in enumerate("cba", 1)})
+        for i in range(40)
+    ]
+    worth = search(found)
+    assert worth.dial(worth.prices(0.005), 0.005) == [{"c": Program(("c",))}] * (QUALITY_MAX + 1)
+
+
 def test_who_speaks_for_those_that_agree_is_chosen() -> None:
     """Both give the same answer, and only one of them writes it so that it counts."""
 

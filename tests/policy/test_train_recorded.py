@@ -70,7 +70,7 @@ def test_a_place_of_the_dial_goes_on_meaning_the_same_price(
     """Trained again, from its own directory, it is paid by the dial that it was taught with."""
     monkeypatch.setattr("policy.teacher.start.EPISODES_MIN", 100)
     monkeypatch.setattr("policy.teacher.start.EPISODES_MAX", 100)
-    small = ["--set", "steps=1", "--set", "prompts=2", "--set", "samples=2"]
+    small = ["--set", "steps=1", "--set", "prompts=2", "--set", "samples=2", "--set", "usd_per_1k_max=0.01"]
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["train", *files, *small, "--out", str(one)]) == 0
     assert main(["train", *files, *small, "--profile", "recorded", "--init", str(one), "--out", str(two)]) == 0
@@ -84,6 +84,16 @@ def test_a_place_of_the_dial_goes_on_meaning_the_same_price(
     assert main(["train", *files, *small, "--init", str(one), "--out", str(tmp_path / "three")]) == 2
     told = capsys.readouterr().err
     assert "manifest.json: settings.dial" in told
+    assert told.count("\n") == 1
+
+
+def test_a_worker_without_a_price_is_one_line(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prices.json").write_text(json.dumps({name: PRICES[name] for name in ("cheap", "mid")}))
+    assert main(["train", *files, "--out", str(tmp_path / "conductor")]) == 2
+    told = capsys.readouterr().err
+    assert "no price of `dear`" in told
     assert told.count("\n") == 1
 
 
