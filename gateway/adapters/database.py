@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, func, make_url, select
+from sqlalchemy import URL, Engine, create_engine, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -73,8 +73,8 @@ async def transaction(engine: AsyncEngine, timeout_s: float | None = None) -> As
     try:
         async with engine.begin() as connection:
             if timeout_s is not None:
-                wanted = f"{round(timeout_s * 1000)}ms"
-                await connection.execute(select(func.set_config("statement_timeout", wanted, True)))
+                # not set_config(): that is a query, before which the isolation level would have to be chosen
+                await connection.execute(text(f"SET LOCAL statement_timeout = {round(timeout_s * 1000)}"))
             yield connection
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.core.redact import scrub
 from gateway.core.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, NotFound, TooLarge
 
@@ -65,8 +66,9 @@ class Json(JSONResponse):
 
 
 def reply(error: BatonError) -> JSONResponse:
-    """An error as OpenAI's clients expect it."""
-    return Json(error.body(), status_code=error.status, headers=error.reply_headers())
+    """An error as OpenAI's clients expect it. What it quotes of the request may be a key in the wrong place: bodies of
+    errors end in other people's logs."""
+    return Json(scrub(error.body()), status_code=error.status, headers=error.reply_headers())
 
 
 def install(app: FastAPI) -> None:

@@ -19,6 +19,7 @@ from gateway.errors import ConfigError
 
 PORTS_TRIED = 20
 BACKLOG = 2048
+HEADER_OVERHEAD = 4  # colon, space and the end of the line
 IDLE_S = 30  # a connection without a request
 HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
@@ -33,7 +34,9 @@ class BoundedProtocol(HttpToolsProtocol):
     head_bytes_max = 65_536
     head_s = 15.0
     _head_bytes = 0
+    _header_bytes = 0
     _in_head = False
+    _refused = False
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -55,14 +58,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._expect_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._header_bytes += len(name) + len(value) + HEADER_OVERHEAD
+
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if (
+            self._header_bytes + len(self.url) > self.head_bytes_max
+        ):  # came in one piece, was parsed before it was weighed
+            self._refused = True
+            self.transport.write(HEAD_TOO_LARGE)
+            self.transport.close()
+            return
+        self._header_bytes = 0
         self._head_bytes = 0
         self._forget_head()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if not self._refused:
+            super().on_message_complete()
         self._head_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from gateway import config
+from gateway.adapters import poolfile
+from gateway.cli import logs
 from gateway.cli.banner import banner
 from gateway.cli.datadir import FACTS, DataDir
 from gateway.cli.keyring import first_keys, judge_key
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 EXIT_RUNNING = 3
 EXIT_FORCED = 130
-QUIET = ("alembic", "httpx", "httpcore", "uvicorn")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve. 0 after a clean stop, 3 when a gateway runs on this data directory already."""
     names = ("pool", "conductor", "data_dir", "host", "port", "admin_port")
     settings = config.load(**{name: getattr(options, name) for name in names})
-    _log_to_stderr(settings.log_level)
+    logs.to_stderr(settings.log_level)
     data = DataDir(settings.data_dir)
     try:
         with data.locked(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -102,6 +102,8 @@ async def _serve_on(services: Services, stack: Stack, data: DataDir, began_s: fl
     from gateway.app import build  # here, so that `baton --help` need not load it
 
     settings = stack.settings
+    environ = config.environment()
+    logs.know(poolfile.secrets(poolfile.load(services.pool_file, environ), environ).values())
     keys = await first_keys(services, data)
     if settings.judge_model:
         await judge_key(services, data, settings.judge_model, settings.judge_budget_usd)
@@ -151,9 +153,3 @@ async def _drain(bundle: Bundle, public: Listener, admin: Listener, data: DataDi
 
 def _say(text: str) -> None:
     print(text, flush=True)
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s %(message)s")
-    for name in QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)

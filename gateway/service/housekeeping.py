@@ -1,4 +1,4 @@
-"""Housekeeping beside the traffic: the audit's head is written down, the past is forgotten, texts end with their time."""
+"""Housekeeping beside the traffic: the audit is anchored, balances of the past are forgotten, texts end in time."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.core.ids import uuid7
 from gateway.core.keys import Principal
+from gateway.core.redact import Redactor
 from gateway.errors import BadRequest, NotFound
 from gateway.service.ports import Clock, Journal, Store
 
@@ -24,6 +25,7 @@ FIELDS = frozenset(
         "metadata",
     }
 )
+NOT_KEPT = "[not kept]"
 TEXT_CHARS_MAX = 20_000
 LABEL_CHARS_MAX = 128
 
@@ -31,7 +33,8 @@ LABEL_CHARS_MAX = 128
 class Outcomes:
     """Takes in outcomes and reads rollouts back, for the key that owns them and nobody else."""
 
-    def __init__(self, store: Store, journal: Journal, clock: Clock) -> None:
+    def __init__(self, store: Store, journal: Journal, clock: Clock, redactor: Redactor | None = None) -> None:
+        self._redactor = redactor or Redactor()
         self._store = store
         self._journal = journal
         self._clock = clock
@@ -41,6 +44,7 @@ class Outcomes:
         row = _row(body)
         rollout = await self._rollout(row.pop("target"), principal)
         now = self._clock.now()
+        row |= self._texts(row, principal.log_mode)
         row |= {
             "id": uuid7(int(now.timestamp() * 1000)),
             "rollout_id": str(rollout["id"]),
@@ -50,6 +54,15 @@ class Outcomes:
         }
         outcome_id, new = await self._store.outcome_insert(row)
         return {"id": outcome_id, "object": "baton.outcome", "rollout_id": row["rollout_id"], "created": new}
+
+    def _texts(self, row: Mapping[str, Any], mode: str) -> dict[str, Any]:
+        """What the client wrote, as its key's log mode lets it be kept."""
+        names = ("label", "comment", "demonstration", "source", "grader_version")
+        given = {name: row[name] for name in names if row[name] is not None}
+        kept = {name: self._redactor.scrub_text(text, personal=mode != "full") for name, text in given.items()}
+        if mode not in ("full", "redacted"):
+            kept |= {name: NOT_KEPT for name in ("comment", "demonstration") if name in given}
+        return kept
 
     async def rollout(self, principal: Principal, rollout_id: str) -> Mapping[str, Any]:
         """The whole tree of one rollout. Raises NotFound."""
