@@ -68,6 +68,7 @@ def main() -> None:
     print("| what | " + " | ".join(f"dial {quality}" for quality in SHOWN) + " |")
     print("|---|" + "---|" * len(SHOWN))
     rows = {name: [_Cell() for _ in SHOWN] for name in (*FAMILIES, TAUGHT)}
+    within = _Cell()
     for split in range(options.splits):
         train, judged = _split(observed, split)
         worth = search(train)
@@ -79,8 +80,12 @@ def main() -> None:
         dial = worth.dial(weights, options.usd_per_1k_max / 1000)
         for cell, quality in zip(rows[TAUGHT], SHOWN, strict=True):
             cell.add(*_judged(dial[quality].__getitem__, judged), base)
+        place = worth.affordable(dial, options.usd_per_1k_max / 1000)
+        within.add(*_judged(dial[place].__getitem__, judged), base)
     for name, cells in rows.items():
         print(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    over = sum(usd > options.usd_per_1k_max for usd in within.usd)
+    print(f"\nas it comes, at most ${options.usd_per_1k_max:.2f}: {within}; dearest {max(within.usd):.2f}, {over} over")
 
 
 class _Cell:

@@ -123,6 +123,10 @@ class Worth:
             tables[at] = self.within(BUDGET_SHARE * usd_max, tables[at if fits else at - 1])
         return tables
 
+    def affordable(self, dial: Sequence[Mapping[str, Program]], usd_max: float) -> int:
+        """The highest place at which a question costs no more than that; 0 where none does."""
+        return max((at for at, table in enumerate(dial) if self.usd_of(table) <= usd_max), default=0)
+
     def following(self, usd_weight: float, first: tuple[str, ...], category: str) -> Program:
         """The best one that begins by asking `first`."""
         at = self.categories.index(category)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from policy.environments.executed import ExecutedEnvironment
 from policy.environments.sampling import Progress
 from policy.evaluate.nearest import Nearest
 from policy.teacher.lessons import PROFILE, lessons
-from policy.teacher.programs import Program, Worth, search
+from policy.teacher.programs import Worth, search
 from policy.teacher.school import SHAPE, Report, Schooling, teach
 from policy.tuning import Observed, observe
 from policy.warmstart.export import About, export
@@ -59,11 +59,6 @@ def observed_of(environment: ExecutedEnvironment, prompts: Sequence[Prompt], say
     return observed
 
 
-def dial_within(worth: Worth, dial: Sequence[Mapping[str, Program]], usd_per_1k_max: float) -> int:
-    """The highest place of the dial at which the programs cost no more than that; 0 where none does."""
-    return max((at for at, table in enumerate(dial) if worth.usd_of(table) * 1000 <= usd_per_1k_max), default=0)
-
-
 def warm_start(
     environment: ExecutedEnvironment, prompts: Sequence[Prompt], settings: StartSettings, out: Path, say: Say
 ) -> Start:
@@ -79,7 +74,7 @@ def warm_start(
         lessons(environment, prompts, worth, dial, prices, near, episodes, settings.seed, _said(say, "writing lessons"))
     )
     model, tokenizer = teach(told, settings.school, lambda report: say(_line(report)))
-    quality = dial_within(worth, dial, settings.usd_per_1k_max)
+    quality = worth.affordable(dial, settings.usd_per_1k_max / 1000)
     about = About(
         name="conductor",
         version="0",
