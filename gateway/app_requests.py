@@ -129,6 +129,7 @@ def responses_of(settings: Settings, store: PostgresStore, journal: Journal, cha
         stored,
         journal,
         messages_max=settings.messages_max,
+        body_bytes_max=settings.body_bytes_max,
         strict=settings.strict_fields,
         media_bytes_max=chats.media_bytes_max,
     )

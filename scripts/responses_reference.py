@@ -47,6 +47,8 @@ A response is stored by being logged, so it is there when its reply is, on every
   sent, and a reply kept for its `Idempotency-Key` is kept for its time.
 - `previous_response_id` brings the whole conversation before it, without that one's `instructions`. It is read from
   the database: where the log is late it is waited for, then 503 `store_behind`.
+- A conversation with all that it continues is bounded as one chat request is, in messages (`BATON_MESSAGES_MAX`) and
+  in bytes (`BATON_BODY_BYTES_MAX`): beyond, 400 and 413.
 - A response that failed can be read back, and not continued.
 
 ## What becomes of each property

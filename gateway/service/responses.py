@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.core.chat import ChatRequest
 from gateway.core.keys import Principal
+from gateway.core.reply import json_bytes
 from gateway.core.responses import Places, ResponsesRequest, chat_request, parse_responses_request
 from gateway.core.responses_items import Item, no_such_item, references, response_of, to_input_items
 from gateway.core.responses_reply import (
@@ -26,12 +27,12 @@ from gateway.core.responses_reply import (
     to_log,
 )
 from gateway.core.rollout import RolloutRecord
-from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.errors import BadRequest, NotFound, TooLarge, Unavailable
 from gateway.service.ports import Journal
 from gateway.service.ports_responses import LoggedResponse, ResponseStore
 
 PAGE_ITEMS, PAGE_ITEMS_MAX = 20, 100
-RESPONSES_REFERRED_MAX = 256
+RESPONSES_REFERRED_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +52,29 @@ class Prepared:
 
 
 class Responses:
-    """`messages_max` bounds a conversation and the items of one request; `strict`: unknown properties are refused;
-    `media_bytes_max` bounds an image or file."""
+    """`messages_max` and `body_bytes_max` bound a conversation with all that it continues, as they bound a chat request
+    that sends it whole; `strict`: unknown properties are refused; `media_bytes_max` bounds an image or file."""
 
     def __init__(
-        self, store: ResponseStore, journal: Journal, *, messages_max: int, strict: bool, media_bytes_max: int
+        self,
+        store: ResponseStore,
+        journal: Journal,
+        *,
+        messages_max: int,
+        body_bytes_max: int,
+        strict: bool,
+        media_bytes_max: int,
     ) -> None:
         self._store = store
         self._journal = journal
+        self._body_bytes_max = body_bytes_max
         self._messages_max = messages_max
         self._strict = strict
         self._media_bytes_max = media_bytes_max
 
     async def prepare(self, principal: Principal, body: object) -> Prepared:
-        """A request's body, with the conversation it continues. Raises BadRequest and NotFound naming the field."""
+        """A request's body, with the conversation it continues. Raises BadRequest and NotFound naming the field, and
+        TooLarge."""
         asked = parse_responses_request(
             body, items_max=self._messages_max, strict=self._strict, media_bytes_max=self._media_bytes_max
         )
@@ -74,6 +84,8 @@ class Responses:
         chat, places = chat_request(
             asked, items, history, messages_max=self._messages_max, media_bytes_max=self._media_bytes_max
         )
+        if (history or items is not asked.items) and len(json_bytes(chat.messages)) > self._body_bytes_max:
+            raise TooLarge(f"the conversation has grown over {self._body_bytes_max} bytes; begin a new one")
         return Prepared(chat, to_log(asked) if kept else {}, asked, places)
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:

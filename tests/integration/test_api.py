@@ -21,6 +21,7 @@ from gateway.api.idempotency import Idempotency
 from gateway.api.openai import OpenAIApi
 from gateway.api.outcomes import OutcomesApi
 from gateway.api.responses import ResponsesApi
+from gateway.api.texts import TextsApi
 from gateway.cli.listeners import Listener
 from gateway.core.money import Usage
 from gateway.errors import BudgetExceeded, UpstreamError, UpstreamRateLimited
@@ -74,11 +75,19 @@ async def served(
             FakeResponses(kit.store),
             kit.journal,
             messages_max=100,
+            body_bytes_max=body_bytes_max,
             strict=api.strict_fields,
             media_bytes_max=api.media_bytes_max,
         ),
     )
-    for router in (api.router(), responses.router(), outcomes.router(), health.router(), admin.router()):
+    for router in (
+        api.router(),
+        responses.router(),
+        TextsApi(api).router(),
+        outcomes.router(),
+        health.router(),
+        admin.router(),
+    ):
         app.include_router(router)
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

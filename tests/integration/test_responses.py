@@ -388,6 +388,29 @@ async def test_an_error_about_the_chat_request_is_said_in_this_apis_words() -> N
         assert "messages[" not in reply.text
 
 
+async def test_a_conversation_may_not_outgrow_what_one_request_may_send() -> None:
+    kit = Kit()
+    async with served(kit, body_bytes_max=3_000) as gateway:
+        first = await gateway.sdk.responses.create(**ask("x" * 2_000))
+        item = await anext(aiter(gateway.sdk.responses.input_items.list(first.id)))
+        reference = {"type": "item_reference", "id": item.id}
+        for body in (
+            ask("y" * 2_000, previous_response_id=first.id),
+            ask([reference, {"role": "user", "content": "y" * 2_000}]),
+        ):
+            grown = await gateway.http.post("/v1/responses", json=body)
+            assert (grown.status_code, grown.json()["error"]["code"]) == (413, "request_too_large")
+        assert (await gateway.sdk.responses.create(**ask("y", previous_response_id=first.id))).status == "completed"
+    assert len(kit.workers.calls) == 2
+
+
+async def test_references_reach_so_far_and_no_further() -> None:
+    async with served(Kit()) as gateway:
+        names = [f"msg_{number:032x}000000" for number in range(33)]
+        reply = await gateway.http.post("/v1/responses", json=ask([{"id": name} for name in names]))
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "too_many_references")
+
+
 async def test_budgets_and_caps_hold_here_too() -> None:
     async with served(Kit(), budget_usd="0.000001") as gateway:
         reply = await gateway.http.post("/v1/responses", json=ask(model="alpha"))
