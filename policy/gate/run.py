@@ -31,6 +31,8 @@ from policy.gate.logged import LoggedSource, read, rows_of
 from policy.gate.report import GateReport
 from policy.gate.scene import BASELINES, GateScene
 from policy.gate.scoring import opened
+from policy.gate.whole import drop, weights_sha256, whole
+from policy.serve.manifest import read_manifest
 
 TRIAGE, HELD_OUT, INJECTION = "off-policy triage", "held-out run", "injection set"
 VOTERS_MIN = 3
@@ -82,7 +84,7 @@ async def gate(
     after triage has refused. Raises ConfigError, one line with the fix; Unavailable without the log's database."""
     thresholds, say = thresholds or Thresholds(), say or Told()
     kept = Kept(scene.out)
-    both = Contestants(_directory(candidate), None if live is None else _directory(live))
+    both = _contestants(candidate, live, kept.folder)
     served = replace(scene, rounds=scene.rounds or both.candidate.manifest.rounds)
     asked = served.evaluation(tuple(BASELINES))
     stage = Scene(asked, say.progress)
@@ -91,7 +93,7 @@ async def gate(
         parts.append(await _triage(both, scene, scene.logged, thresholds, kept, say))
     report = GateReport(
         candidate=named(both.candidate),
-        candidate_sha256=both.candidate.manifest.sha256["model.safetensors"],
+        candidate_sha256=weights_sha256(read_manifest(candidate)),
         live=both.live_name,
         scene={"environment": asked.env},
         parts=parts,
@@ -109,14 +111,15 @@ async def gate(
 
 def finished(out: Path) -> None:
     """The report is written: what was kept for it goes."""
-    Kept(out).drop()
+    kept = Kept(out)
+    drop(kept.folder)
+    kept.drop()
 
 
-def _directory(path: Path) -> ConductorDirectory:
-    found = ConductorDirectory(path)
-    if found.manifest.kind != "full":
-        raise ConfigError(f"{path}: holds an adapter; the gate runs whole weights: merge it into its base first")
-    return found
+def _contestants(candidate: Path, live: Path | None, folder: Path) -> Contestants:
+    """Both, an adapter with its base: often the one is the other's."""
+    mine = ConductorDirectory(whole(candidate, [live] if live else [], folder))
+    return Contestants(mine, ConductorDirectory(whole(live, [candidate], folder)) if live else None)
 
 
 async def _once(kept: Kept, key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:

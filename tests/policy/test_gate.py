@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench.policies import write_adapter
 from gateway.core.prompt import render
 from policy.__main__ import main
 from policy.environments.arena import ArenaEnvironment
@@ -24,6 +25,7 @@ from policy.evaluate.entrants import SHIPPED
 from policy.gate import injection, scoring, triage
 from policy.gate import run as gate_run
 from policy.gate.scene import GateScene
+from policy.serve.manifest import read_manifest
 from tests.policy.environments import PRICES, lines
 from tests.policy.gate_rows import arena_rows, export
 from tests.policy.spoiled import fond_of, noisy, reworded_manifest, spoiled
@@ -93,6 +95,27 @@ def test_the_live_version_itself_passes(
     ElementTree.fromstring((tmp_path / "out.svg").read_text())  # noqa: S314 - our own file
     assert not (tmp_path / "out.json.partial").exists()
     assert "arena@1 beside arena@1: passed" in capsys.readouterr().out
+
+
+def test_an_adapter_is_judged_on_its_base(gate: Gate, tmp_path: Path) -> None:
+    """Over the live version, and so small that it plans as that does; the report names the adapter's own weights."""
+    adapter = write_adapter(SHIPPED, tmp_path / "adapter", seed=1, scale=0.0003)
+    assert gate(adapter) == 0
+    found = told(tmp_path)
+    assert found["passed"]
+    assert found["candidate_sha256"] == read_manifest(adapter).sha256["adapter_model.safetensors"]
+    assert not (tmp_path / "out.json.partial").exists()
+
+
+def test_an_adapter_whose_base_is_nowhere_is_one_line(
+    gate: Gate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = write_adapter(write_tiny_model(tmp_path / "other" / "model"), tmp_path / "adapter", seed=1)
+    assert gate(adapter) == 2
+    said = capsys.readouterr().err
+    assert "an adapter of model, which is neither the other directory nor beside it" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out.json").exists()
 
 
 @pytest.mark.parametrize(("manifest", "asked", "rounds"), [(2, None, 2), (2, 1, 1)])
