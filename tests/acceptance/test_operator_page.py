@@ -7,13 +7,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
-from gateway.adapters import rows, tables
+from gateway.adapters import rows, tables, tables_jobs
 from gateway.adapters.database import sync_engine
 from gateway.adapters.store import insert_rows
 from gateway.core.ids import uuid7
@@ -244,6 +245,32 @@ def test_policy_versions_are_on_the_overview_with_what_was_done_to_them(page: Pa
     assert page.js(first).split()[:5] == ["conductor@0", "live", "100", "%", "hold"]
     told = page.js("[...document.querySelectorAll('.policies table')].at(-1).innerText")
     assert all(word in told for word in ("seeded", "published", "forced", "baton serve"))
+
+
+def test_jobs_are_on_the_overview_with_how_far_they_are_and_what_came_of_them(page: Page, gateway: Gateway) -> None:
+    assert count(page, ".jobs") == 0, "nobody has trained anything yet"
+    common = {"spec": {"arguments": ["--env", "logged"], "gate": [], "auto": False}, "by": "key:ops", "cancel": False}
+    told = [
+        {"state": "running", "stage": "train", "progress": {"step": 3, "steps": 60, "eta_s": 171}},
+        {"state": "failed", "stage": "gate", "progress": {}, "error": HOSTILE},
+        {"state": "done", "stage": "shadow", "progress": {"step": 60, "steps": 60}, "version": "conductor@8"},
+    ]
+    with database(gateway) as connection:
+        for number, job in enumerate(told):
+            at = datetime(2026, 1, 1, 12, number, tzinfo=UTC)
+            values = {"id": uuid7(T0_US // 1000 + number), "policy": "conductor", "attempts": 1, **common, **job}
+            connection.execute(tables_jobs.policy_jobs.insert().values(**values, created_at=at, changed_at=at))
+    page.goto(f"{gateway.facts['admin_url']}/")
+    page.until("!!document.querySelector('.jobs')")
+    found = page.js("[...document.querySelectorAll('.jobs tbody th, .jobs td')].map((cell) => cell.innerText)")
+    done, failed, running = (found[at : at + 9] for at in (0, 9, 18))
+    assert done[1:6] == ["conductor", "done", "shadow", "60 of 60", "conductor@8"]
+    assert failed[2:6] == ["failed", "gate", "–", HOSTILE]
+    assert running[2:6] == ["running", "train", "3 of 60, 3 min left", "–"]
+    assert count(page, ".jobs script, .jobs img") == 0
+    assert page.complaints == []
+    with database(gateway) as connection:
+        connection.execute(tables_jobs.policy_jobs.delete())
 
 
 def test_an_error_is_one_line(page: Page) -> None:

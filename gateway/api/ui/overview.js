@@ -1,6 +1,7 @@
 // What went on in the last minutes or hours, and what of it was whose.
 
 import { count, h, ms, picture, s, table, usd } from "./dom.js";
+import { jobs, JOBS_SHOWN } from "./jobs.js";
 import { policies } from "./policies.js";
 
 const WINDOWS = [[900, "15 min"], [3_600, "1 h"], [86_400, "24 h"]];
@@ -138,11 +139,12 @@ function body(data, windowS, balances) {
 /** The page. Balances come from another store than the log: where it is away, the rest is still shown. */
 export async function overview(api, query) {
   const windowS = Number(query.get("window_s")) || 3_600;
-  const [data, health, keys, versions] = await Promise.all([
+  const [data, health, keys, versions, work] = await Promise.all([
     api(`admin/overview?window_s=${windowS}`),
     api("readyz", { accept: [503] }),
     api("admin/keys").catch((error) => (error.status === 503 ? { away: error.message } : Promise.reject(error))),
     api("admin/policies", { accept: [503] }),
+    api(`admin/jobs?limit=${JOBS_SHOWN}`, { accept: [503] }),
   ]);
   const windows = WINDOWS.map(([seconds, name]) =>
     h("a", { href: `#/?window_s=${seconds}`, "aria-current": seconds === windowS ? "true" : null }, name));
@@ -150,6 +152,7 @@ export async function overview(api, query) {
     h("div", { class: "bar" }, h("h1", {}, "Overview"), h("nav", { class: "switch", "aria-label": "Time" }, windows)),
     readiness(health),
     policies(versions),
+    jobs(work),
     ...body(data, windowS, keys.away ? h("p", { class: "bad" }, `Balances: ${keys.away}`) : spending(keys.data)),
   ];
   return { title: "Overview", content };
