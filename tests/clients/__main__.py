@@ -20,7 +20,8 @@ from tests.clients.upstream import FAILING
 
 ROOT = Path(__file__).resolve().parents[2]
 CONDUCTOR = "worker:planner"
-HANDLES = {"scribe": "atlas", "drafter": "quill", "planner": "baton1"} | {name: name for name in FAILING}
+HANDLES = {"scribe": "atlas", "drafter": "quill", "planner": "baton1", "embedder": "vector"}
+HANDLES |= {name: name for name in FAILING}
 SETTINGS = {
     "BATON_EXPLORE_SHARE": "0",
     "BATON_JOBS_WORKER": "false",
@@ -52,6 +53,7 @@ def pool_file(url: str) -> dict[str, Any]:
             "name": name,
             "handle": handle,
             "kind": "openai",
+            "task": "embeddings" if name == "embedder" else "chat",
             "model": name,
             "url": f"{url}/w/{name}/v1",
             "price": {"input_usd_per_mtok": 0.1, "output_usd_per_mtok": 0.4},
