@@ -20,11 +20,14 @@ from httpx_aiohttp import AiohttpTransport
 from gateway.adapters import upstream
 from gateway.adapters.sse import DONE, SseError, SseEvent, SseParser
 from gateway.core import depth
+from gateway.core.chat import Endpoint
 from gateway.core.money import Usage
+from gateway.core.texts import as_chat, checked_embeddings, chunk_as_chat
 from gateway.core.usage import billed_usage, read_usage, text_bytes, usage_body
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports import WorkerCall, WorkerReply
 
+PATHS = {"chat": "chat/completions", "completions": "completions", "embeddings": "embeddings"}
 CONNECT_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 512
 KEEPALIVE_EXPIRY_S = (
@@ -87,13 +90,9 @@ class HttpWorkers:
         with upstream.transport_errors():
             async with asyncio.timeout(call.timeout_s), aclosing(await self._open(call, content)) as response:
                 raw = await upstream.bounded_body(response, self._reply_bytes_max)
-        completion = checked_completion(upstream.parse_object(raw))
+        completion = checked_reply(call, upstream.parse_object(raw))
         usage = billed_usage(
-            read_usage(completion),
-            body,
-            len(content),
-            text_bytes(choice["message"] for choice in completion["choices"]),
-            call.worker.context_tokens,
+            read_usage(completion), body, len(content), said_bytes(completion), call.worker.context_tokens
         )
         return WorkerReply(completion, usage, {"content-type": response.headers.get("content-type", "")})
 
@@ -107,7 +106,7 @@ class HttpWorkers:
                 if event.data == DONE:
                     tally.done = True
                     continue
-                chunk = checked_chunk(event, self._secrets.get(call.worker.name))
+                chunk = checked_chunk(event, self._secrets.get(call.worker.name), call.endpoint)
                 if visible := tally.add(chunk):
                     yield visible
         yield tally.last_chunk(call, body, len(content))
@@ -147,7 +146,7 @@ class HttpWorkers:
         }
         if secret:
             headers["authorization"] = f"Bearer {secret}"
-        url = f"{call.worker.url}/chat/completions"
+        url = f"{call.worker.url}/{PATHS[call.endpoint]}"
         response = await self._client.send(
             self._client.build_request("POST", url, content=content, headers=headers), stream=True
         )
@@ -193,6 +192,18 @@ def request_body(call: WorkerCall) -> dict[str, Any]:
     return {**call.worker.params, **call.body, "model": call.worker.model}
 
 
+def checked_reply(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
+    """The body if it is what the endpoint gives; a text completion in the shape of chat. Raises UpstreamProtocol."""
+    if call.endpoint == "embeddings":
+        return checked_embeddings(body, call.body)
+    return checked_completion(as_chat(body) if call.endpoint == "completions" else body)
+
+
+def said_bytes(body: Mapping[str, Any]) -> int:
+    """UTF-8 bytes of the text in a whole reply; embeddings have none."""
+    return text_bytes(choice["message"] for choice in body.get("choices") or ())
+
+
 def checked_completion(body: dict[str, Any]) -> dict[str, Any]:
     """The body if it is a completion with at least one message. Raises UpstreamProtocol."""
     choices = body.get("choices")
@@ -201,11 +212,12 @@ def checked_completion(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def checked_chunk(event: SseEvent, secret: str | None) -> dict[str, Any]:
+def checked_chunk(event: SseEvent, secret: str | None, endpoint: Endpoint = "chat") -> dict[str, Any]:
     """The chunk an event holds. Raises UpstreamProtocol for nonsense, UpstreamError for an error event."""
     chunk = upstream.parse_object(event.data)
     if chunk.get("error") or event.name == "error":
         raise upstream.event_error(chunk.get("error") or chunk, secret)
+    chunk = chunk_as_chat(chunk) if endpoint == "completions" else chunk
     choices = chunk.get("choices") or []
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and choice.get("delta") is None:

@@ -24,17 +24,20 @@ import aiohttp
 import httpx
 
 from gateway.adapters import upstream
-from gateway.adapters.workers_http import StreamTally, checked_completion, request_body
+from gateway.adapters.workers_http import StreamTally, checked_reply, request_body, said_bytes
 from gateway.core.chat import FIELDS, HINTS
 from gateway.core.pool import Price
-from gateway.core.usage import billed_usage, read_usage, text_bytes
+from gateway.core.reply import chunks_of
+from gateway.core.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
+from gateway.core.usage import billed_usage, read_usage, usage_body
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports import WorkerCall, WorkerReply
 
 PRICE_MAP = "model_prices_and_context_window_backup.json"
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
 _BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
-_CHOICE_FIELDS = ("index", "finish_reason", "logprobs")
+_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
+KNOWN = {"chat": FIELDS, "completions": COMPLETION_FIELDS, "embeddings": EMBEDDING_FIELDS}
 _MESSAGE_FIELDS = ("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio")
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
 _MISSING = "kind litellm needs the extra; pip install 'baton[litellm]'"
@@ -154,9 +157,9 @@ class LiteLLMWorkers:
         """As `ports.Workers.complete`."""
         body = _request_body(call)
         until = asyncio.get_running_loop().time() + call.timeout_s
-        response = await self._timed(call, until, self._litellm.acompletion(**{**body, **self._options(call)}))
-        completion = checked_completion(_plain(response))
-        generated = text_bytes(choice["message"] for choice in completion["choices"])
+        response = await self._timed(call, until, self._calling(call)(**{**body, **self._options(call)}))
+        completion = checked_reply(call, _plain(response))
+        generated = said_bytes(completion)
         if generated > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
         usage = billed_usage(read_usage(completion), body, _size(body), generated, call.worker.context_tokens)
@@ -164,13 +167,19 @@ class LiteLLMWorkers:
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """As `ports.Workers.stream`; the last chunk always carries `usage` as it will be billed, and no choices."""
+        if call.endpoint == "completions":  # LiteLLM's own stream of texts cannot be closed, and hides where it was cut
+            reply = await self.complete(call)
+            for choices in chunks_of(reply.body):
+                yield {"choices": choices}
+            yield {"choices": [], "usage": usage_body(reply.usage)}
+            return
         body = _request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
         now = asyncio.get_running_loop().time
         deadline = now() + call.timeout_s
         tally = StreamTally()
         chunks: Any = None
         try:
-            chunks = await self._timed(call, deadline, self._litellm.acompletion(**{**body, **self._options(call)}))
+            chunks = await self._timed(call, deadline, self._calling(call)(**{**body, **self._options(call)}))
             until = deadline
             while (chunk := await self._timed(call, until, anext(chunks, None))) is not None:
                 until = min(deadline, now() + self._chunk_gap_s_max)
@@ -184,6 +193,11 @@ class LiteLLMWorkers:
             if chunks is not None:
                 await chunks.aclose()
         yield tally.last_chunk(call, body, _size(body))
+
+    def _calling(self, call: WorkerCall) -> Any:
+        """The function of LiteLLM's for the endpoint."""
+        functions = {"completions": self._litellm.atext_completion, "embeddings": self._litellm.aembedding}
+        return functions.get(call.endpoint, self._litellm.acompletion)
 
     async def _timed(self, call: WorkerCall, until: float, waiting: Any) -> Any:
         """Await one thing of LiteLLM's, no later than `until` on the loop's clock."""
@@ -259,7 +273,7 @@ def _vendor_message(text: str) -> str:
 def _request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to translate. LiteLLM takes settings and body as one set of names, and fetches URLs itself: only
     known chat parameters may come from a request, and files only as `data:`. Raises UpstreamRefused."""
-    unknown = sorted(call.body.keys() - FIELDS.keys())
+    unknown = sorted(call.body.keys() - KNOWN[call.endpoint].keys())
     if unknown:
         raise UpstreamRefused(f"`{unknown[0]}` cannot be sent to this worker", param=unknown[0], dispatched=False)
     for message in call.body.get("messages") or ():
@@ -270,6 +284,8 @@ def _request_body(call: WorkerCall) -> dict[str, Any]:
                     "this worker takes images and files as data: URLs only", param="messages", dispatched=False
                 )
     body = request_body(call)
+    if call.endpoint == "embeddings":  # in its own type it knows numbers alone; they are encoded on the way out
+        return {**body, "encoding_format": "float"}
     if (call.worker.model or "").startswith(("openai/", "azure/")):
         return body
     return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor has a place for them
@@ -289,6 +305,8 @@ def _plain(response: Any) -> dict[str, Any]:
     """A response or chunk of LiteLLM's as plain JSON data, without the fields that it adds to OpenAI's."""
     whole: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
     body = {name: whole[name] for name in _BODY_FIELDS if name in whole}
+    if "data" in whole:
+        return body | {"data": whole["data"]}
     if body.get("object") == "chat.completion.chunk" and body.get("usage"):
         return {**body, "choices": []}  # LiteLLM repeats an empty choice beside the usage
     return {**body, "choices": [_plain_choice(choice) for choice in whole.get("choices") or ()]}

@@ -39,6 +39,7 @@ from gateway.core.shapes import (
 from gateway.errors import BadRequest
 
 Fate = Literal["read", "last", "refused"]
+Endpoint = Literal["chat", "completions", "embeddings"]
 TOKENS_MAX = 10_000_000
 MEDIA_BYTES_MAX = 8 << 20
 HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may do without them
@@ -120,6 +121,7 @@ class ChatRequest:
     end_user: str | None = None
     store: bool | None = None  # None: not said
     dropped: tuple[str, ...] = ()  # unknown properties that were left out, by path
+    endpoint: Endpoint = "chat"  # the others (core/texts.py) have no messages, and go to one worker as they are
 
     @property
     def output_tokens(self) -> int | None:
@@ -129,14 +131,23 @@ class ChatRequest:
 
     @property
     def choices(self) -> int:
-        """`n`."""
-        return int(self.params.get("n", 1))
+        """How many replies a worker makes: `n`, or `best_of`, for each prompt."""
+        return choices_in(self.params)
 
     @property
     def needs(self) -> frozenset[str]:
         """What a worker must take to serve this: names as in a pool file's `cannot`."""
+        if self.endpoint != "chat":
+            return frozenset(self.params.keys() - {"max_tokens"})
         adapted = ("n", "max_tokens", "max_completion_tokens", *HINTS)
         return media_kinds(self.messages) | (self.params.keys() - set(adapted))
+
+
+def choices_in(body: Mapping[str, Any]) -> int:
+    """How many replies a body asks of a worker, in all."""
+    prompt = body.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
+    return max(int(body.get("n") or 1), int(body.get("best_of") or 1)) * prompts
 
 
 def parse_request(

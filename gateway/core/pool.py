@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 NANO_PER_USD = 1_000_000_000
 WorkerKind = Literal["openai", "litellm", "tool", "self"]
+Task = Literal["chat", "embeddings"]
 MODEL_KINDS: tuple[WorkerKind, ...] = ("openai", "litellm")
 Capability = Literal[
     "image", "audio", "file", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty",
@@ -73,6 +74,7 @@ class WorkerSpec(_Frozen):
     latency_hint_s: float | None = Field(default=None, ge=0, description="typical seconds, shown to the conductor")
     version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
     params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
+    task: Task = Field(default="chat", description="what it is asked for; embeddings: by its name alone, never planned")
     cannot: tuple[Capability, ...] = Field(default=(), description="kinds of parts and request properties not taken")
 
     @model_validator(mode="after")
@@ -81,6 +83,8 @@ class WorkerSpec(_Frozen):
             raise ValueError("kind openai needs `url` (…/v1) and `model`")
         if self.kind == "litellm" and not self.model:
             raise ValueError("kind litellm needs `model`, e.g. anthropic/claude-sonnet-4-5")
+        if self.task == "embeddings" and self.kind not in ("openai", "litellm"):
+            raise ValueError(f"kind {self.kind} makes no embeddings; leave `task` out")
         if self.kind == "tool" and not self.url:
             raise ValueError("kind tool needs `url`: an http(s) endpoint or builtin:vote")
         if self.kind != "tool" and self.price and not self.price.model_fields_set >= _TOKEN_PRICES:
@@ -130,10 +134,10 @@ class PoolFile(_Frozen):
         """The worker of that name. Raises KeyError."""
         return self._by_name()[name]
 
-    def pool(self, name: str) -> tuple[WorkerSpec, ...]:
-        """The workers of one pool, in the order it lists them. Raises KeyError."""
+    def pool(self, name: str, task: Task = "chat") -> tuple[WorkerSpec, ...]:
+        """The workers of one pool that do `task`, in the order it lists them. Raises KeyError."""
         by_name = self._by_name()
-        return tuple(by_name[worker] for worker in self.pools[name])
+        return tuple(by_name[worker] for worker in self.pools[name] if by_name[worker].task == task)
 
     def _by_name(self) -> dict[str, WorkerSpec]:
         return {worker.name: worker for worker in self.workers}
@@ -142,5 +146,10 @@ class PoolFile(_Frozen):
 def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
     """sha256 over what each worker is (not its secret reference): stamps a rollout with the pool it saw."""
     ordered = sorted(workers, key=lambda worker: worker.name)
-    lines = [w.model_dump_json(exclude={"api_key"} if w.cannot else {"api_key", "cannot"}) for w in ordered]
+    lines = [worker.model_dump_json(exclude={"api_key", *_unsaid(worker)}) for worker in ordered]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _unsaid(worker: WorkerSpec) -> set[str]:
+    """Fields that came later and say nothing: the hash of a pool that has none of them is what it always was."""
+    return {name for name, said in (("cannot", worker.cannot), ("task", worker.task != "chat")) if not said}

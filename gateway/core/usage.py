@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gateway.core.chat import choices_in
 from gateway.core.money import Usage, input_tokens_bound
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; only ever used where the worker reports nothing
@@ -73,10 +74,9 @@ def _prompt_bound(prompt_tokens: int, request: Mapping[str, Any], request_bytes:
 
 def _completion_bound(completion_tokens: int, request: Mapping[str, Any], context_tokens: int) -> int:
     tokens_max = request.get("max_completion_tokens") or request.get("max_tokens") or context_tokens
-    choices = request.get("n") or 1
-    if not (tokens_max and isinstance(tokens_max, int) and isinstance(choices, int)):
+    if not (tokens_max and isinstance(tokens_max, int) and isinstance(request.get("n") or 1, int)):
         return completion_tokens
-    return max(tokens_max, context_tokens) * choices
+    return max(tokens_max, context_tokens) * choices_in(request)
 
 
 def _is_count(value: Any) -> bool:

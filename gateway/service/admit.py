@@ -33,6 +33,7 @@ from gateway.service.routers import CascadeRouter, FixedPlanner, RulePlanner, Vo
 from gateway.service.running import Running
 
 LEASE_SLACK_S = 30.0
+PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
 ROUNDS_OF = {FixedPlanner: 1, RulePlanner: 1, VoteRouter: 1, CascadeRouter: 2}  # of routers: no more, and no fewer
@@ -106,9 +107,9 @@ class Admission:
             pool_hash=pool_hash(choice.workers),
             pool=[],
             caps=caps.as_json() | ({} if asked.quality is None else {"quality": asked.quality}),
-            request={"model": chat.model, "messages": [dict(m) for m in chat.messages], **chat.params}
+            request={"model": chat.model, **_said(chat), **chat.params}
             | ({"response": dict(asked.response)} if asked.response else {}),
-            completion_id=f"{'chatcmpl-' if asked.response is None else 'resp_'}{rollout_id.replace('-', '')}",
+            completion_id=_prefix(asked) + rollout_id.replace("-", ""),
             depth=asked.depth,
             end_user=chat.end_user,
             task_type=chat.metadata.get("task_type"),
@@ -155,8 +156,9 @@ class Admission:
             planning = worst_case_nano(policies.planning_price, prompt_bound, policies.planning_tokens_max)
         loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
         calls = caps.calls if planned else policies.attempts_max + (shape_of(chat.params) is not None)
-        dearest = max(_call_nano(spec, input_bound, spec.output_tokens_max, chat.choices) for spec in workers)
-        cheapest = min(_call_nano(spec, input_bound, OUTPUT_TOKENS_MIN, chat.choices) for spec in workers)
+        says = chat.endpoint != "embeddings"  # which have no output
+        dearest = max(_call_nano(spec, input_bound, says * spec.output_tokens_max, chat.choices) for spec in workers)
+        cheapest = min(_call_nano(spec, input_bound, says * OUTPUT_TOKENS_MIN, chat.choices) for spec in workers)
         # A version's own rounds and a request's may be more than the setting's: only the cap bounds them all.
         most = planning * loops * caps.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
@@ -187,6 +189,7 @@ class Admission:
             quality=asked.quality,
             version=version,
             sticky=asked.sticky,
+            endpoint=chat.endpoint,
             sink=running if chat.stream else None,
             shape=shape_of(chat.params),
         )
@@ -201,6 +204,15 @@ def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int, choices: i
     if "n" in spec.cannot:
         return choices * worst_case_nano(price_of(spec), input_bound, output_bound)
     return worst_case_nano(price_of(spec), input_bound, output_bound * choices)
+
+
+def _prefix(asked: Asked) -> str:
+    return PREFIXES[asked.chat.endpoint] if asked.response is None else "resp_"
+
+
+def _said(chat: ChatRequest) -> dict[str, Any]:
+    """The conversation, where there is one."""
+    return {"messages": [dict(message) for message in chat.messages]} if chat.endpoint == "chat" else {}
 
 
 def able(choice: Choice, chat: ChatRequest) -> Choice:

@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from gateway.core.chat import HINTS
+from gateway.core.chat import HINTS, choices_in
 from gateway.core.meter import Draw
 from gateway.core.money import Usage, cost_nano, input_tokens_bound, output_tokens_that_fit, worst_case_nano
 from gateway.core.pool import Price, WorkerSpec
 from gateway.core.reply import Collected
 from gateway.core.rollout import AttemptRecord
-from gateway.core.usage import billed_usage, read_usage, text_bytes
+from gateway.core.texts import TOKENS_DEFAULT
+from gateway.core.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes
 from gateway.errors import CapReached, DeadlineExceeded, Unpriced, UpstreamProtocol
 from gateway.service.attempts import Attempts
 from gateway.service.job import Job, StepRun
@@ -129,7 +130,7 @@ class StepCall:
         if left_s <= 0:
             raise DeadlineExceeded(f"the request's {job.caps.wall_s:g} s are over")
         timeout_s = min(run.spec.timeout_s, left_s)
-        return WorkerCall(run.spec, self._body, timeout_s, job.record.id, step_id(run), job.depth, saw)
+        return WorkerCall(run.spec, self._body, timeout_s, job.record.id, step_id(run), job.depth, saw, job.endpoint)
 
 
 def step_id(run: StepRun) -> str:
@@ -145,7 +146,11 @@ def price_of(spec: WorkerSpec) -> Price:
 
 
 def step_body(job: Job, spec: WorkerSpec, messages: Sequence[Mapping[str, Any]], answers: bool) -> dict[str, Any]:
-    """The chat body for a worker: only the answering step gets the client's own parameters."""
+    """The body for a worker: only the answering step gets the client's own parameters."""
+    if job.endpoint == "embeddings":
+        return dict(job.params)
+    if job.endpoint == "completions":
+        return {**job.params, "max_tokens": min(job.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     params = {name: value for name, value in job.params.items() if name not in HINTS or name not in spec.cannot}
     params = params if answers else {}
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
@@ -159,7 +164,7 @@ def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:
     """The bodies that make up `n` choices: one, or as many of one choice each where the worker takes no `n`. A seed
     would make them all the same, so each counts it on."""
     choices = body.get("n", 1)
-    if choices == 1 or "n" not in spec.cannot:
+    if choices == 1 or "n" not in spec.cannot or "messages" not in body:
         return [body]
     single = {name: value for name, value in body.items() if name != "n"}
     seed = single.get("seed")
@@ -183,9 +188,11 @@ def _fit(job: Job, price: Price, spec: WorkerSpec, body: dict[str, Any], share: 
     """The worst case of one attempt, after lowering what is asked of the worker to its share of what is left. Raises
     CapReached."""
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-    choices = int(body.get("n", 1))
+    choices = choices_in(body)
     rest = {key: value for key, value in body.items() if key != "messages"}
-    input_bound = input_tokens_bound(body["messages"], str(rest) + str(spec.params))
+    input_bound = input_tokens_bound(body.get("messages", ()), str(rest) + str(spec.params))
+    if job.endpoint == "embeddings":  # nothing but input, and much of it: the cap on tokens takes the usual guess
+        return Draw(worst_case_nano(price, input_bound, 0), input_bound // BYTES_PER_TOKEN)
     left_nano, left_tokens = job.tree.meter.left_nano // share, job.tree.meter.left_tokens // share
     fits = min(output_tokens_that_fit(price, input_bound, left_nano) // choices, (left_tokens - input_bound) // choices)
     if fits < min(OUTPUT_TOKENS_MIN, body[name]):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.core.chat import Endpoint
 from gateway.core.keys import Principal
-from gateway.core.pool import PoolFile, WorkerSpec
+from gateway.core.pool import PoolFile, Task, WorkerSpec
 from gateway.core.versions import Pick
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.job import Planner
@@ -56,21 +57,29 @@ class Catalog:
         self._planners = planners
         self._versions = versions
 
-    def resolve(self, principal: Principal, model: str, pool: str | None) -> Choice:
-        """Raises NotFound(model_not_found) for anything this key may not use: it does not say whether it exists."""
+    def resolve(self, principal: Principal, model: str, pool: str | None, endpoint: Endpoint = "chat") -> Choice:
+        """Raises NotFound(model_not_found) for anything this key may not use: it does not say whether it exists. Only
+        chat is planned; the other endpoints take a worker by its name."""
         pool_name = self._pool_name(principal, pool)
-        workers = self._workers(principal, pool_name)
+        workers = self._workers(principal, pool_name, "embeddings" if endpoint == "embeddings" else "chat")
+        if endpoint != "chat":
+            return self._named(model, pool_name, workers, endpoint)
         if model in self._planners:
             planner, fallback = self._planners[model]
             return Choice(model, planner, fallback, pool_name, workers)
         version = self._versions.asked(model.removeprefix(OURS)) if self._versions and model.startswith(OURS) else None
         if version is not None:
             return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version)
+        return self._named(model, pool_name, workers, endpoint)
+
+    def _named(self, model: str, pool_name: str, workers: tuple[WorkerSpec, ...], endpoint: Endpoint) -> Choice:
+        """One worker and nobody else."""
         wanted = model.removeprefix(FIXED_PREFIX)
         spec = next((spec for spec in workers if spec.name == wanted), None)
-        if spec is None or (spec.kind in ("self", "tool") and model == wanted):
+        if spec is None or (spec.kind in ("self", "tool") and (model == wanted or endpoint != "chat")):
+            beside = "" if endpoint == "chat" else f", or it does no {endpoint}"
             raise NotFound(
-                f"The model `{model[:128]}` does not exist or you do not have access to it.",
+                f"The model `{model[:128]}` does not exist or you do not have access to it{beside}.",
                 param="model",
                 code="model_not_found",
             )
@@ -78,10 +87,12 @@ class Catalog:
 
     def models(self, principal: Principal, pool: str | None = None) -> list[str]:
         """Every name this key may send as `model`."""
-        workers = self._workers(principal, self._pool_name(principal, pool))
+        pool_name = self._pool_name(principal, pool)
+        workers = self._workers(principal, pool_name)
+        embedding = [spec.name for spec in self._workers(principal, pool_name, "embeddings")]
         callable_ = [spec.name for spec in workers if spec.kind in ("openai", "litellm")]
         versions = [OURS + name for name in self._versions.names()] if self._versions else []
-        return [*self._planners, *versions, *(FIXED_PREFIX + name for name in callable_), *callable_]
+        return [*self._planners, *versions, *(FIXED_PREFIX + name for name in callable_), *callable_, *embedding]
 
     def pools(self, principal: Principal) -> Sequence[str]:
         """The pools this key may use, its default first."""
@@ -100,8 +111,8 @@ class Catalog:
             )
         return name
 
-    def _workers(self, principal: Principal, pool: str) -> tuple[WorkerSpec, ...]:
-        every = self._pools.pool(pool)
+    def _workers(self, principal: Principal, pool: str, task: Task = "chat") -> tuple[WorkerSpec, ...]:
+        every = self._pools.pool(pool, task)
         if not principal.workers:
             return every
         return tuple(spec for spec in every if spec.name in principal.workers)

@@ -18,8 +18,8 @@ from gateway.core.money import Usage, input_tokens_bound
 from gateway.core.parts import remote_parts, with_media
 from gateway.core.pool import MODEL_KINDS
 from gateway.core.redact import Redactor, apply_mode
-from gateway.core.reply import completion
 from gateway.core.rollout import as_payload
+from gateway.core.texts import reply_of, to_log
 from gateway.core.versions import Pick
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admit import Admission, Asked, Policies, able, no_version
@@ -89,7 +89,7 @@ class Completer:
     async def start(self, asked: Asked) -> Running:
         """Admit a request and set it going. Raises NotFound, RateLimited, BudgetExceeded, CapReached, Unavailable."""
         policies, principal, chat = self._policies, asked.principal, asked.chat
-        choice = able(self._catalog.resolve(principal, chat.model, asked.pool), chat)
+        choice = able(self._catalog.resolve(principal, chat.model, asked.pool, chat.endpoint), chat)
         caps = policies.caps.narrowed(principal.caps).narrowed(asked.caps)
         if asked.depth > caps.depth:
             raise CapReached("depth", f"this request comes from {asked.depth} gateways deep; the cap is {caps.depth}")
@@ -196,14 +196,14 @@ class Completer:
         running.usage = Usage(record.prompt_tokens, record.completion_tokens)
         answered = self._sticky.mark(job, body) if body is not None else None
         if body is not None:
-            running.body = completion(
+            running.body = reply_of(
+                running.chat,
                 body,
                 completion_id=record.completion_id,
                 created_s=record.created_us // 1_000_000,
-                model=running.chat.model,
                 usage=running.usage,
             )
-            record.reply = running.body
+            record.reply = to_log(running.body)
         try:
             await asyncio.gather(self._log(job, running.scopes), self._sticky.remember(answered))
         except BatonError as error:  # a reply that is not on disk is not given

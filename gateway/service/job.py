@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.core.caps import Caps
+from gateway.core.chat import Endpoint
 from gateway.core.meter import Meter
 from gateway.core.plan import Allowed, Plan, Step
 from gateway.core.pool import WorkerSpec
@@ -127,6 +128,7 @@ class Job:
     quality: int | None = None
     version: Pick | None = None
     sticky: bool = True  # whether the turn may go back to the worker that asked
+    endpoint: Endpoint = "chat"
     sink: Sink | None = None
     shape: Shape | None = None  # what `params` promise the client its reply will be
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index

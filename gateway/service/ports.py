@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from gateway.core.chat import Endpoint
 from gateway.core.events import Event
 from gateway.core.ledger import Balance as Balance
 from gateway.core.ledger import Hold as Hold
@@ -128,6 +129,7 @@ class WorkerCall:
     step_id: str
     depth: int = 0
     saw: Sequence[tuple[str, str, str]] = ()
+    endpoint: Endpoint = "chat"  # completions come back in the shape of chat (core/texts.py), embeddings as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,9 @@ class RateState:
     requests_left: int | None = None
     tokens_limit: int | None = None
     tokens_left: int | None = None
-    reset_s: float | None = field(default=None, compare=False)  # until nothing of the window is used, if nothing more comes
+    reset_s: float | None = field(
+        default=None, compare=False
+    )  # until nothing of the window is used, if nothing more comes
 
 
 class RateLimits(Protocol):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.money import Usage
+from gateway.core.texts import inputs_of
 from gateway.core.usage import usage_body
 from gateway.errors import UpstreamProtocol
 from gateway.service.ports import WorkerCall, WorkerReply
@@ -92,7 +93,10 @@ class FakeWorkers:
 
 
 def completion(call: WorkerCall, says: Says) -> dict[str, Any]:
-    """The OpenAI body of a scripted reply."""
+    """The OpenAI body of a scripted reply; an embedding begins with its text's place."""
+    if call.endpoint == "embeddings":
+        data = [{"index": n, "embedding": [n + 0.5, -1.0]} for n in range(inputs_of(call.body["input"]))]
+        return {"object": "list", "data": data, "usage": usage_body(says.usage)}
     message: dict[str, Any] = {"role": "assistant", "content": says.text}
     if says.tool_calls:
         message["tool_calls"] = [dict(tool_call) for tool_call in says.tool_calls]

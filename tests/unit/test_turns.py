@@ -7,8 +7,8 @@ from typing import Any
 from gateway.core.turns import CALLS_MAX, CHOICES_MAX, MARK_CHARS, Marker, asks
 
 MARKER = Marker(b"secret", "key1")
-ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]
-ANSWER = {"role": "assistant", "content": "Where?", "refusal": None}
+ASKED: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]
+ANSWER: dict[str, Any] = {"role": "assistant", "content": "Where?", "refusal": None}
 
 
 def call(number: int = 1, arguments: str = '{"city": "Rome", "day": 1}') -> dict[str, Any]:
@@ -35,19 +35,21 @@ def test_a_conversation_that_goes_on_is_known() -> None:
 def test_how_a_client_writes_a_message_changes_nothing() -> None:
     given = MARKER.given(ASKED, "baton", [ANSWER])
     parts = [{"type": "text", "text": "Wea"}, {"type": "text", "text": "ther?"}]
-    back = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts, "name": None}]
+    user = {"role": "user", "content": parts, "name": None}
+    back: list[dict[str, Any]] = [{"role": "developer", "content": "Be brief."}, user]
     answer = {"role": "assistant", "content": [{"type": "text", "text": "Where?"}]}
     assert found(given, MARKER.wanted([*back, answer, NEXT], "baton"))
 
 
 def test_what_was_said_does() -> None:
     given = MARKER.given(ASKED, "baton", [ANSWER])
-    for changed in (
+    other: list[list[dict[str, Any]]] = [
         [ASKED[0], {"role": "user", "content": "Weather!"}, ANSWER, NEXT],
         [*ASKED, {**ANSWER, "content": "Who?"}, NEXT],
         [{"role": "user", "content": "Be brief."}, ASKED[1], ANSWER, NEXT],
         [*ASKED, {**ANSWER, "refusal": "no"}, NEXT],
-    ):
+    ]
+    for changed in other:
         assert not found(given, MARKER.wanted(changed, "baton"))
     assert not found(given, MARKER.wanted([*ASKED, ANSWER, NEXT], "baton/vote"))
 

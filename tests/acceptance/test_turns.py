@@ -1,0 +1,57 @@
+"""What outlives a gateway that is killed: who answered a conversation, and replies kept for their Idempotency-Key."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.test_serve import CHAT, Gateway, gone, serving
+from tests.tiny_model import write_tiny_model
+
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="baton-turns-") as path:
+        yield Path(path)
+
+
+def send(gateway: Gateway, key: str | None = None, **request: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {gateway.facts['data_key']}"}
+    headers |= {} if key is None else {"idempotency-key": key}
+    url = f"{gateway.facts['base_url']}/chat/completions"
+    return httpx.post(url, json=CHAT | request, headers=headers, timeout=60)
+
+
+def test_a_restart_without_redis_still_knows_who_asked(place: Path) -> None:
+    model, directory = write_tiny_model(place / "model"), place / "data"
+    with serving(directory, model) as gateway:
+        first = send(gateway, "once")
+        streamed = send(gateway, "stream", stream=True)
+        assert (first.status_code, streamed.status_code) == (200, 200)
+        children = gateway.children()
+        gateway.process.kill()
+        gateway.process.wait()
+        assert gone(children)
+    for stale in (directory / "serve.json", *directory.glob("redis/*.rdb"), *directory.glob("redis/*.aof")):
+        stale.unlink(missing_ok=True)
+    with serving(directory, model) as gateway:
+        again = send(gateway, "once")
+        assert again.content == first.content
+        assert again.headers["x-baton-idempotent-replay"] == "true"
+        assert send(gateway, "stream", stream=True).content == streamed.content
+        assert send(gateway, "once", temperature=0.5).status_code == 422
+        said = first.json()["choices"][0]["message"]
+        turn = [*CHAT["messages"], said, {"role": "user", "content": "And in pounds?"}]  # type: ignore[misc]
+        until_s = time.monotonic() + WAIT_S  # the journal of the one that died is still being shipped
+        while (second := send(gateway, messages=turn)).headers["x-baton-policy"] != "sticky":
+            assert time.monotonic() < until_s, second.headers
+            time.sleep(0.2)
+        assert second.headers["x-baton-workers"] == first.headers["x-baton-workers"].rpartition(",")[2]
