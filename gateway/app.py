@@ -40,6 +40,7 @@ from gateway.api.jobs import JobsApi
 from gateway.api.outcomes import OutcomesApi
 from gateway.api.pages import PagesApi
 from gateway.api.policies import PoliciesApi
+from gateway.api.texts import TextsApi
 from gateway.app_admin import AdminParts, admin_of
 from gateway.app_conductor import PolicyParts, conductor_of, engine_of, policy_parts
 from gateway.app_requests import attempts_of, idempotency_of, media_of, openai_of, policies_of, responses_of, sticky_of
@@ -165,14 +166,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     )
     peppers = {PEPPER_VERSION: services.pepper}
     auth = Authenticator(store, peppers, clock, cache_s=settings.key_cache_s, cached_keys_max=settings.key_cache_max)
-    health = HealthApi(
-        needed={"money": budgets.ready, **({"versions": policies.versions.ready} if policies else {})},
-        watched={"postgres": store.ready, "conductor": policies.versions.serving if policies else conductor.ready},
-        metrics=metrics.exposition,
-    )
+    health = _health(budgets, store, conductor, policies, metrics)
     idempotency = idempotency_of(settings, store)
     openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)
-    responses = responses_of(settings, store, spool, openai)
+    responses, texts = responses_of(settings, store, spool, openai), TextsApi(openai)
     outcomes = OutcomesApi(Outcomes(store, spool, clock), auth, settings.body_bytes_max)
     admin = admin_of(settings, services, pools, budgets, auth, peppers, clock, opened)
     versions = PoliciesApi(policies.admin if policies else None, auth, settings.body_bytes_max)
@@ -185,7 +182,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     return Bundle(
         public=with_cors(
-            _app("Baton", openai.router(), responses.router(), outcomes.router(), health.router()),
+            _app("Baton", openai.router(), responses.router(), texts.router(), outcomes.router(), health.router()),
             listed(settings.cors_origins),
         ),
         admin=_app(
@@ -202,6 +199,20 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         admin_parts=admin,
         idempotency=idempotency,
         sweeps={"kept replies": idempotency.sweep, "marks of conversations": sticky.conversations.sweep},
+    )
+
+
+def _health(
+    budgets: RedisBudgets,
+    store: PostgresStore,
+    conductor: Conductor,
+    policies: PolicyParts | None,
+    metrics: PrometheusMetrics,
+) -> HealthApi:
+    return HealthApi(
+        needed={"money": budgets.ready, **({"versions": policies.versions.ready} if policies else {})},
+        watched={"postgres": store.ready, "conductor": policies.versions.serving if policies else conductor.ready},
+        metrics=metrics.exposition,
     )
 
 
