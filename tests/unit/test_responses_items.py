@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.core.responses_items import (
     check_calls,
     item_id,
+    no_such_item,
     parse_items,
     references,
     response_of,
@@ -64,6 +65,17 @@ def test_one_assistant_turn_is_one_message_whatever_the_order_of_its_items() -> 
         assert message["content"] == "let me see"
         assert [call["id"] for call in message["tool_calls"]] == ["call_1", "call_2"]
         assert message["tool_calls"][0]["function"] == {"name": "sum", "arguments": '{"a":1}'}
+
+
+def test_messages_may_be_plain_text() -> None:
+    items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert read(items) == items
+
+
+def test_a_reference_to_nothing_names_itself() -> None:
+    error = no_such_item("msg_1", 3)
+    assert (error.status, error.param) == (404, "input[3].id")
+    assert "msg_1" in error.message
 
 
 def test_calls_after_a_result_are_a_turn_of_their_own() -> None:

@@ -165,6 +165,26 @@ def test_what_goes_on_after_something_else_is_another_item() -> None:
     assert len({item["id"] for item in output}) == 3
 
 
+def test_logprobs_come_with_the_pieces_of_text_they_are_about() -> None:
+    told = events_of(head(**FULL), made({"content": "é"}, logprobs=LOGPROBS))
+    (delta,) = (event for event in told if event["type"] == "response.output_text.delta")
+    assert delta["logprobs"] == [{"token": "é", "logprob": -0.1, "top_logprobs": [{"token": "e", "logprob": -2}]}]
+
+
+def test_reasoning_in_pieces_is_one_item_and_calls_have_a_bound() -> None:
+    events = Events(head())
+    told = []
+    for word in ("h", "m"):
+        told += events.chunk([{"index": 0, "delta": {"reasoning_content": word}}])
+    for number in range(130):
+        call = {"index": number, "id": f"call_{number}", "function": {"name": "sum", "arguments": "{}"}}
+        told += events.chunk([{"index": 0, "delta": {"tool_calls": [call]}}])
+    output = events.completed(made({"content": None}), 1)[-1]["response"]["output"]
+    assert output[0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert [item["type"] for item in output[1:]] == ["function_call"] * 128
+    EVENT.validate_python(told[-1], strict=True)
+
+
 def test_pieces_of_calls_may_come_interleaved() -> None:
     events = Events(head())
     pieces = [(0, "call_1", "{"), (1, "call_2", "["), (0, None, "}"), (1, None, "]")]

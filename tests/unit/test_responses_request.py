@@ -189,6 +189,18 @@ def test_what_chat_refuses_is_said_in_this_apis_words(fields: dict[str, Any], pa
         assert word not in refused.message + str(refused.param)
 
 
+def test_reasoning_alone_is_nothing_to_answer() -> None:
+    assert refusal(input=[{"type": "reasoning", "id": "rs_1", "summary": []}]).code == "empty_array"
+
+
+def test_what_is_not_chats_business_is_read_from_the_request() -> None:
+    asked = parse_responses_request(
+        {"model": "baton", "input": "hi", "store": False, "previous_response_id": "resp_1"}, items_max=10
+    )
+    assert (asked.store, asked.previous, asked.instructions) == (False, "resp_1", None)
+    assert chat(text={"verbosity": "low"}).params == {"verbosity": "low"}
+
+
 def test_stream_options_and_store_go_on() -> None:
     given = chat(stream=True, stream_options={"include_obfuscation": True}, store=False)
     assert given.obfuscate
