@@ -14,20 +14,27 @@ from typing import Any, cast
 from fastapi.routing import APIRoute, APIRouter
 
 from gateway import errors
+from gateway.adapters.media import FETCH_CODES
 from gateway.api.admin import AdminApi
+from gateway.api.headers import rate_headers
 from gateway.api.health import HealthApi
 from gateway.api.jobs import JobsApi
-from gateway.api.openai import OpenAIApi, _rate_headers
+from gateway.api.openai import OWN_HEADERS, OpenAIApi
+from gateway.api.orgs import OrgsApi
 from gateway.api.outcomes import OutcomesApi
 from gateway.api.pages import PagesApi
 from gateway.api.policies import PoliciesApi
+from gateway.api.responses import ResponsesApi
+from gateway.api.texts import TextsApi
+from gateway.core import shapes
 from gateway.core.caps import CAP_HEADERS
-from gateway.core.chat import FIELDS, REFUSED, REFUSED_PREFIXES
+from gateway.core.refused import REFUSED, REFUSED_PREFIXES
 from gateway.core.rollout import RolloutRecord
 from gateway.errors import BatonError
 from gateway.service.outcomes import FIELDS as OUTCOME_FIELDS
 from gateway.service.ports import RateState
 from gateway.service.running import reply_headers
+from scripts import chat_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
@@ -44,6 +51,8 @@ REQUEST_HEADERS = {
     "x-baton-rounds": "plans this request may take, 1 to 16; still bounded by the cap",
     "x-baton-quality": "the dial, 0 (cheapest that may do) to 9 (best at any price), for a conductor that heeds it",
     "x-baton-keepalive": "`off` (also `0`, `false`): no comments in the stream while nothing else comes",
+    "x-baton-progress": "`on`: the stream tells of plans and steps as they happen, in comments `: baton {…}`",
+    "x-baton-sticky": "`off` (also `0`, `false`): a turn that would go back to the worker that asked is planned instead",
     "x-baton-max-cost-usd": "dollars in all, planning included",
     "x-baton-max-depth": "child loops inside child loops; 0: none",
     "x-baton-max-rounds": "plans a loop",
@@ -55,7 +64,7 @@ REQUEST_HEADERS = {
 }
 OTHER_REQUEST_HEADERS = {
     "authorization": "`Bearer` and a key",
-    "idempotency-key": "`POST /v1/outcomes` only: the same key again returns the first outcome",
+    "idempotency-key": "on every POST: the same request again gets the first one's reply, and spends nothing",
     "x-baton-depth": "set by a gateway that calls another one, signed; anybody else's counts as absent",
 }
 REPLY_HEADERS = {
@@ -71,12 +80,18 @@ REPLY_HEADERS = {
     "x-ratelimit-remaining-requests": "of them, left",
     "x-ratelimit-limit-tokens": "tokens a minute of the key, where it has such a limit",
     "x-ratelimit-remaining-tokens": "of them, left",
+    "x-ratelimit-reset-requests": "until nothing of that minute is used, if nothing more comes (`120ms`, `1m0s`)",
+    "x-ratelimit-reset-tokens": "as for requests",
 }
 OTHER_REPLY_HEADERS = {
     "x-request-id": "of this HTTP exchange; quote it in reports",
-    "x-baton-dropped-fields": "request properties that are not in the table below and were left out",
-    "retry-after, retry-after-ms": "with 429 `rate_limit_exceeded`: when one more request fits",
-    "x-should-retry": "`false` where trying again cannot help; OpenAI's SDKs obey it",
+    "x-baton-idempotent-replay": "`true` where the reply was given before, to the same `Idempotency-Key`",
+    "openai-processing-ms": "milliseconds until the reply began",
+    "openai-version": "`2020-10-01`, as OpenAI says",
+    "x-baton-dropped-fields": "request properties that Baton does not know and left out, by path",
+    "retry-after, retry-after-ms": "with 429 and 503: when to try again; a worker's own word is passed on. More than "
+    "120 s means to OpenAI's SDKs that they should not",
+    "x-should-retry": "`true` where trying again may help, `false` where it cannot; OpenAI's SDKs obey it",
 }
 ERRORS = {
     "BadRequest": "the request is malformed; `param` names the field",
@@ -99,6 +114,8 @@ ERRORS = {
     "UpstreamRateLimited": "the worker is out of capacity; retries did not help",
     "UpstreamRefused": "the worker called the request bad; its words, and its own code where it gave one, are passed "
     "on without anything like a key",
+    "UpstreamOverloaded": "the worker said 503 or 529, and retries did not help",
+    "UpstreamInvalid": "a reply was not what `response_format` promised, and the second one neither",
     "UpstreamProtocol": "the worker sent nonsense or its stream was cut",
     "Unavailable": "something needed is away for now; retry",
     "EngineDown": "an engine that holds policy versions does not answer",
@@ -107,7 +124,6 @@ ERRORS = {
     "BatonError": "a bug; the gateway's log has it under the request id",
 }
 NEVER_SENT = {"PlanRefused", "ConductorError"}  # the fallback router plans instead
-WITHOUT_EFFECT = {"store", "service_tier", "prompt_cache_key", "prompt_cache_retention"}
 
 ROUTES_TEXT = """
 Each describes itself under `/openapi.json`, without a key.
@@ -131,10 +147,12 @@ Errors carry those of the rollout as well, once one has begun.
 CHAT_TEXT = """
 ## `POST /v1/chat/completions`
 
-`null` counts as absent. What is not in this table is dropped and named in `x-baton-dropped-fields`; with
-`BATON_STRICT_FIELDS=true` it is a 400. Only the step whose reply is the answer gets the client's parameters; earlier
-ones get text. `metadata.task_type` groups experience; `metadata.train: "false"` marks the rollout as not for training.
-`metadata.grader` and `metadata.reference` have the reply graded ([jobs](jobs.md#graders-named-by-a-request)).
+`null` counts as absent. A property that is not in this table, or that OpenAI does not know inside one that is, is
+dropped, counted and named in `x-baton-dropped-fields`; with `BATON_STRICT_FIELDS=true` it is a 400. How Baton and
+OpenAI compare, probe by probe, is in [OpenAI's contract](openai.md). Only the step whose reply is the answer gets the
+client's parameters; earlier ones get text. `metadata.task_type` groups experience; `metadata.train: "false"` marks the
+rollout as not for training. `metadata.grader` and `metadata.reference` have the reply graded
+([jobs](jobs.md#graders-named-by-a-request)).
 
 """
 OUTCOMES_TEXT = """
@@ -157,8 +175,8 @@ Every error is `{"error": {"message": …, "type": …, "param": …, "code": �
 def routes() -> Iterator[tuple[str, str, str, str]]:
     """(listener, method, path, what it does) of every route; no application is built for it."""
     listeners: dict[str, tuple[Any, ...]] = {
-        "public": (OpenAIApi, OutcomesApi, HealthApi),
-        "admin": (AdminApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
+        "public": (OpenAIApi, ResponsesApi, TextsApi, OutcomesApi, HealthApi),
+        "admin": (AdminApi, OrgsApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
     }
     for listener, apis in listeners.items():
         for api in apis:
@@ -178,13 +196,13 @@ def told(names: Iterable[str], sentences: dict[str, str]) -> dict[str, str]:
 
 def chat_headers() -> list[str]:
     """The headers that the chat route documents about itself."""
-    return ["x-baton-pool", "x-baton-rounds", "x-baton-quality", "x-baton-keepalive", *CAP_HEADERS]
+    return [*OWN_HEADERS, *CAP_HEADERS]
 
 
 def reply_header_names() -> set[str]:
     """Every header that can tell a rollout's story, from the functions that write them."""
     record = RolloutRecord("", "", "", 0, "baton", "", "", [], {}, {}, "", fallback="x", capped="x")
-    return {*reply_headers(record), *_rate_headers(RateState(1, 1, 1, 1))}
+    return {*reply_headers(record), *rate_headers(RateState(1, 1, 1, 1, 1.0))}
 
 
 def error_classes(parent: type[BatonError] = BatonError) -> Iterator[type[BatonError]]:
@@ -197,7 +215,7 @@ def error_classes(parent: type[BatonError] = BatonError) -> Iterator[type[BatonE
 
 def given_codes() -> dict[str, set[str]]:
     """Codes that a place in the gateway gives an error beside its class's own, by class name."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {"BadRequest": {*shapes.CODES, *FETCH_CODES.values()}}
     for path in sorted((ROOT / "gateway").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
@@ -237,15 +255,6 @@ def error_rows() -> list[tuple[str, ...]]:
     return sorted(rows, key=lambda row: row[0])
 
 
-def field_rows() -> list[tuple[str, ...]]:
-    """Property, good value and fate of everything a chat request may hold."""
-    fates = {"read": "Baton acts on it", "last": "goes to the worker that answers"}
-    return [
-        (code(name), good, "accepted, without effect" if name in WITHOUT_EFFECT else fates[fate])
-        for name, (fate, _, good) in FIELDS.items()
-    ]
-
-
 def header_rows(*groups: dict[str, str]) -> list[tuple[str, ...]]:
     """Header and meaning; a cell may name two headers."""
     return [(", ".join(map(code, names.split(", "))), what) for group in groups for names, what in group.items()]
@@ -268,9 +277,9 @@ def render() -> str:
         REPLY_HEADERS_TEXT,
         table(("header", "meaning"), header_rows(replied, OTHER_REPLY_HEADERS)),
         CHAT_TEXT,
-        table(("property", "a good value", "what becomes of it"), field_rows()),
-        f"\nAlways a 400 `refused_field`, because it could redirect or unlock something: {refused}, and\nanything that "
-        f"begins with {prefixes}.\n",
+        table(("property", "a good value", "what becomes of it"), chat_table.rows()),
+        f"\nAlways a 400 `refused_field`, at any depth and however it is spelt, because it could redirect or unlock\n"
+        f"something: {refused}, and anything that begins with {prefixes}.\n",
         f"{OUTCOMES_TEXT}Properties: {outcome}.\n",
         ERRORS_TEXT,
         table(("status", "type", "code", "meaning"), error_rows()),

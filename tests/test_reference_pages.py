@@ -10,7 +10,8 @@ import pytest
 
 from gateway.adapters.metrics import PrometheusMetrics
 from gateway.api.openai import _CHAT_DOC
-from scripts import api_reference, metrics_reference, reference, responses_reference
+from gateway.core.chat import FIELDS
+from scripts import api_reference, chat_table, metrics_reference, reference, responses_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -76,11 +77,23 @@ def test_check_notices_a_stale_page(
     assert "make docs" in capsys.readouterr().err
 
 
-def test_every_guarantee_names_tests_that_exist() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", (DOCS / "guarantees.md").read_text(encoding="utf-8"))
-    assert len(named) > 20
+@pytest.mark.parametrize(("page", "least"), [("guarantees.md", 20), ("openai.md", 40)])
+def test_every_promise_names_tests_that_exist(page: str, least: int) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", (DOCS / page).read_text(encoding="utf-8"))
+    assert len(named) > least
     missing = [f"{path}::{test}" for path, test in named if not _has(path, test)]
     assert missing == []
+
+
+def test_every_probe_of_openais_contract_is_held_by_a_test() -> None:
+    lines = (DOCS / "openai.md").read_text(encoding="utf-8").splitlines()
+    probes = [line for line in lines if line.startswith("| ") and not line.startswith("| probe |")]
+    assert len(probes) > 40
+    assert [line for line in probes if "`tests/" not in line.split(" | ")[-1]] == []
+
+
+def test_the_table_of_properties_is_the_specifications() -> None:
+    assert [name for name, _, _ in chat_table.rows()] == [f"`{name}`" for name in FIELDS]
 
 
 def _has(path: str, test: str) -> bool:

@@ -12,17 +12,22 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gateway.core.parts import Media, Part, as_media, audio_type
+from gateway.core.parts import Kind, Media, Part, as_media, audio_type
 from gateway.errors import BadRequest
 
 HTTPS_PORT = 443
 CHUNK_BYTES = 65_536
+FETCH_CODES: Mapping[Kind, str] = {  # the first is OpenAI's own
+    "image": "invalid_image_url",
+    "audio": "invalid_media_url",
+    "file": "invalid_media_url",
+}
 _URL = re.compile(r"(?P<scheme>[a-z]+)://(?P<host>[a-z0-9.-]+)(?::(?P<port>[0-9]{1,5}))?(?P<path>[/?][!-~]*)?")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -175,5 +180,4 @@ def _refused(part: Part, why: str) -> BadRequest:
 
 
 def _failed(part: Part, why: str) -> BadRequest:
-    code = "invalid_image_url" if part.kind == "image" else "invalid_media_url"
-    return BadRequest(f"`{part.where}` could not be fetched: {why}", param=part.where, code=code)
+    return BadRequest(f"`{part.where}` could not be fetched: {why}", param=part.where, code=FETCH_CODES[part.kind])

@@ -17,7 +17,11 @@ from gateway.errors import BadRequest
 Check = Callable[[Any], str | None]
 Known = Mapping[str, tuple[Check, str]]  # key -> (check, what a good value is)
 WRONG_TYPE = "invalid_type"
-DROPPED_MAX = 64  # of the names that a reply's header could ever hold
+CODES = (  # everything that a check can say
+    WRONG_TYPE, "invalid_value", "empty_array", "array_above_max_length", "string_above_max_length",
+    "object_above_max_properties", "integer_below_min_value", "integer_above_max_value", "decimal_below_min_value",
+    "decimal_above_max_value",
+)  # fmt: skip
 
 
 def number(low: float, high: float) -> Check:

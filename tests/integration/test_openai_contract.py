@@ -178,7 +178,6 @@ async def test_a_reader_that_does_not_read_holds_the_worker_back() -> None:
     async with served(Kit(workers=worker)) as gateway:
         body = json.dumps(ask(model="alpha", stream=True)).encode()
         sock = socket.create_connection(("127.0.0.1", int(gateway.url.rsplit(":", 1)[1])))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.data_key}\r\n"
         sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         before = -1
