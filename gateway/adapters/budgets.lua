@@ -1,12 +1,13 @@
 -- Money over several scopes in one atomic step. Model: core/ledger.py. Reasons: docs/adr/0003.
 --
--- KEYS  1 epoch   hash: epoch, run (the server's run id at the rebuild), or loading while one is under way
---       2 posted  hash: scope -> nano-dollars spent for good
+-- KEYS  1 epoch   hash: epoch, run (the server's run id at the rebuild), wait (ms of the server's clock until which
+--                 other gateways may still put their own holds back), or loading while a rebuild is under way
+--       2 posted  hash: scope -> nano-dollars spent for good, less what was credited
 --       3 held    hash: scope -> nano-dollars of open holds
 --       4 open    sorted set: hold id -> end of its lease, ms of the server's clock
---       5 the hold: hash: state, granted, charged, over, n, s1..sn; or the prefix of all holds (rebuild)
+--       5 the hold: hash: state, granted, charged, over, n, s1..sn; or the prefix of all holds
 -- ARGV  1 operation  2 the caller's epoch, "" for none  3.. the operation's own
--- Replies {status, ...}: ok | stale | refused | closed | unknown | join | load
+-- Replies {status, ...}: ok | stale | wait | refused | closed | unknown | none | load
 --
 -- All keys share one hash tag. Redis 6.2 is enough. Lua numbers are doubles: exact up to 2^53.
 
@@ -16,11 +17,16 @@ local EPOCH, POSTED, HELD, OPEN, HOLD = unpack(KEYS)
 local OP, CALLER = ARGV[1], ARGV[2]
 local NANO_MAX = 9007199254740991
 local SETTLED_KEPT_S = 86400
+local WAIT_MS_MAX = 10000
 
 local function nano(text)
   local n = tonumber(text)
   assert(n and n >= 0 and n <= NANO_MAX and n % 1 == 0, 'not an amount of nano-dollars: ' .. tostring(text))
   return n
+end
+
+local function total(text)
+  return text:sub(1, 1) == '-' and -nano(text:sub(2)) or nano(text)
 end
 
 local function get(hash, scope)
@@ -48,19 +54,54 @@ local function add_held(scope, amount)
   end
 end
 
-local function open_hold(id, granted, lease_ms, scopes)
-  redis.call('HSET', HOLD, 'state', 'open', 'granted', granted, 'n', #scopes)
+local function open_hold(hold, id, granted, lease_ms, scopes)
+  redis.call('HSET', hold, 'state', 'open', 'granted', granted, 'n', #scopes)
   for i, scope in ipairs(scopes) do
-    redis.call('HSET', HOLD, 's' .. i, scope)
+    redis.call('HSET', hold, 's' .. i, scope)
     add_held(scope, granted)
   end
   redis.call('ZADD', OPEN, now_ms() + lease_ms, id)
+end
+
+-- What was charged: now, or the first time; false for a hold nobody has heard of.
+local function settle(hold, id, state, actual)
+  local known = redis.call('HMGET', hold, 'state', 'granted', 'charged', 'n')
+  if known[1] ~= 'open' then
+    return known[1] and tonumber(known[3])
+  end
+  local granted = tonumber(known[2])
+  local charged = ({ posted = actual, voided = 0, uncertain = granted })[state]
+  for i = 1, tonumber(known[4]) do
+    local scope = redis.call('HGET', hold, 's' .. i)
+    add_held(scope, 0 - granted) -- not -granted: that is "-0" for a free request, which Redis refuses
+    if charged > 0 then
+      redis.call('HSET', POSTED, scope, math.min(NANO_MAX, get(POSTED, scope) + charged))
+    end
+  end
+  redis.call('HSET', hold, 'state', state, 'charged', charged, 'over', math.max(0, charged - granted))
+  redis.call('EXPIRE', hold, SETTLED_KEPT_S)
+  redis.call('ZREM', OPEN, id)
+  return charged
+end
+
+-- ARGV from `first` on as {id, amount, {scope, ...}}: each an id, an amount, how many scopes, the scopes
+local function each_hold(first, visit)
+  local at = first
+  while at <= #ARGV do
+    local n = tonumber(ARGV[at + 2])
+    visit(ARGV[at], nano(ARGV[at + 1]), { unpack(ARGV, at + 3, at + 2 + n) })
+    at = at + 3 + n
+  end
 end
 
 local op = {}
 
 -- id, amount, least, lease_ms, then scope and limit ("" for none) in turns
 function op.hold()
+  local wait_ms = tonumber(redis.call('HGET', EPOCH, 'wait') or 0) - now_ms()
+  if wait_ms > 0 and wait_ms <= WAIT_MS_MAX then -- more than that: the clock was set back
+    return { 'wait' }
+  end
   local known = redis.call('HMGET', HOLD, 'state', 'granted')
   if known[1] then
     return { known[1] == 'open' and 'ok' or 'closed', tonumber(known[2]) }
@@ -69,56 +110,68 @@ function op.hold()
   for i = 7, #ARGV, 2 do
     local scope = ARGV[i]
     local limit = ARGV[i + 1] == '' and NANO_MAX or nano(ARGV[i + 1])
-    local left = limit - get(POSTED, scope) - get(HELD, scope)
+    local left = math.min(NANO_MAX, limit - get(POSTED, scope)) - get(HELD, scope) -- a credit may make room past 2^53
     if left < least then
       return { 'refused', #scopes, left }
     end
     granted = math.min(granted, left)
     scopes[#scopes + 1] = scope
   end
-  open_hold(ARGV[3], granted, tonumber(ARGV[6]), scopes)
+  open_hold(HOLD, ARGV[3], granted, tonumber(ARGV[6]), scopes)
   return { 'ok', granted }
 end
 
--- id, granted, lease_ms, scopes: a hold from before the rebuild; one that is known, open or settled, is left alone
+-- lease_ms, holds: from before the rebuild; one that is known, open or settled, is left alone
 function op.restore()
-  if redis.call('EXISTS', HOLD) == 0 then
-    open_hold(ARGV[3], nano(ARGV[4]), tonumber(ARGV[5]), { unpack(ARGV, 6) })
-  end
+  each_hold(4, function(id, granted, scopes)
+    if redis.call('EXISTS', HOLD .. id) == 0 then
+      open_hold(HOLD .. id, id, granted, tonumber(ARGV[3]), scopes)
+    end
+  end)
+  return { 'ok' }
+end
+
+-- holds with what they were charged elsewhere: each is posted once, whether or not it was ever known here
+function op.count()
+  each_hold(3, function(id, charged, scopes)
+    if not settle(HOLD .. id, id, 'posted', charged) then
+      open_hold(HOLD .. id, id, 0, 0, scopes)
+      settle(HOLD .. id, id, 'posted', charged)
+    end
+  end)
   return { 'ok' }
 end
 
 -- id, posted | voided | uncertain, actual
 function op.settle()
-  local known = redis.call('HMGET', HOLD, 'state', 'granted', 'charged', 'n')
-  if not known[1] then
-    return { 'unknown' }
-  end
-  if known[1] ~= 'open' then
-    return { 'ok', tonumber(known[3]) }
-  end
-  local granted = tonumber(known[2])
-  local charged = ({ posted = nano(ARGV[5]), voided = 0, uncertain = granted })[ARGV[4]]
-  for i = 1, tonumber(known[4]) do
-    local scope = redis.call('HGET', HOLD, 's' .. i)
-    add_held(scope, 0 - granted) -- not -granted: that is "-0" for a free request, which Redis refuses
-    if charged > 0 then
-      redis.call('HSET', POSTED, scope, math.min(NANO_MAX, get(POSTED, scope) + charged))
-    end
-  end
-  redis.call('HSET', HOLD, 'state', ARGV[4], 'charged', charged, 'over', math.max(0, charged - granted))
-  redis.call('EXPIRE', HOLD, SETTLED_KEPT_S)
-  redis.call('ZREM', OPEN, ARGV[3])
-  return { 'ok', charged }
+  local charged = settle(HOLD, ARGV[3], ARGV[4], nano(ARGV[5]))
+  return charged and { 'ok', charged } or { 'unknown' }
 end
 
--- id, lease_ms
+-- lease_ms, ids; returns those that were open. No lease is longer than this one, so one that ends later was given
+-- before the clock was set back, and is cut.
 function op.renew()
-  if not redis.call('ZSCORE', OPEN, ARGV[3]) then
-    return { 'ok', 0 }
+  local until_ms, renewed = now_ms() + ARGV[3], {}
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', OPEN, '(' .. until_ms, '+inf', 'LIMIT', 0, 1000)) do
+    redis.call('ZADD', OPEN, until_ms, id)
   end
-  redis.call('ZADD', OPEN, now_ms() + ARGV[4], ARGV[3])
-  return { 'ok', 1 }
+  for i = 4, #ARGV do
+    if redis.call('ZSCORE', OPEN, ARGV[i]) then
+      redis.call('ZADD', OPEN, until_ms, ARGV[i])
+      renewed[#renewed + 1] = ARGV[i]
+    end
+  end
+  return { 'ok', renewed }
+end
+
+-- ids; for each what it was charged, -1 where it is open, -2 where nobody has heard of it
+function op.settled()
+  local found = {}
+  for i = 3, #ARGV do
+    local known = redis.call('HMGET', HOLD .. ARGV[i], 'state', 'charged')
+    found[#found + 1] = known[1] and (known[1] == 'open' and -1 or tonumber(known[2])) or -2
+  end
+  return { 'ok', found }
 end
 
 -- limit
@@ -131,19 +184,53 @@ function op.balance()
   return { 'ok', get(POSTED, ARGV[3]), get(HELD, ARGV[3]) }
 end
 
+-- amount, scopes: money given back; below zero it is room beyond the limit
+function op.credit()
+  for i = 4, #ARGV do
+    redis.call('HSET', POSTED, ARGV[i], math.max(0 - NANO_MAX, get(POSTED, ARGV[i]) - nano(ARGV[3])))
+  end
+  return { 'ok' }
+end
+
+-- cursor: some names of posted scopes, and where to go on
+function op.names()
+  local found = redis.call('HSCAN', POSTED, ARGV[3], 'COUNT', 1000)
+  local names = {}
+  for i = 1, #found[2], 2 do
+    names[#names + 1] = found[2][i]
+  end
+  return { 'ok', found[1], names }
+end
+
+-- scopes: balances that nothing will ask for again
+function op.forget()
+  local gone = 0
+  for i = 3, #ARGV do
+    if redis.call('HEXISTS', HELD, ARGV[i]) == 0 then
+      gone = gone + redis.call('HDEL', POSTED, ARGV[i])
+    end
+  end
+  return { 'ok', gone }
+end
+
 function op.ping()
   return { 'ok' }
 end
 
--- A rebuild is begin, fill..., commit under one token; everyone else is stale meanwhile, and a second rebuild takes
--- over from one that died. Where an epoch is in force, because nothing was lost or another gateway has rebuilt, the
--- caller joins it.
+-- A rebuild is begin, fill / known / reserve, commit under one token; everyone else is stale meanwhile, and a second
+-- rebuild takes over from one that died. Where an epoch is in force, because nothing was lost or another gateway has
+-- rebuilt, the caller joins it instead.
 local rebuild = {}
+
+function rebuild.join()
+  local current = epoch()
+  return current and { 'ok', current } or { 'none' }
+end
 
 function rebuild.begin()
   local current = epoch()
   if current then
-    return { 'join', current }
+    return { 'ok', current }
   end
   for _, id in ipairs(redis.call('ZRANGE', OPEN, 0, -1)) do
     redis.call('DEL', HOLD .. id)
@@ -163,11 +250,37 @@ function rebuild.fill()
     return { 'stale' }
   end
   for i = 4, #ARGV, 2 do
-    redis.call('HSET', POSTED, ARGV[i], nano(ARGV[i + 1]))
+    redis.call('HSET', POSTED, ARGV[i], total(ARGV[i + 1]))
   end
   return { 'ok' }
 end
 
+-- token, then holds with their charges: they are in the totals already, and must not be counted again
+function rebuild.known()
+  if not is_mine() then
+    return { 'stale' }
+  end
+  each_hold(4, function(id, charged)
+    redis.call('HSET', HOLD .. id, 'state', 'posted', 'granted', charged, 'charged', charged, 'n', 0)
+    redis.call('EXPIRE', HOLD .. id, SETTLED_KEPT_S)
+  end)
+  return { 'ok' }
+end
+
+-- token, lease_ms, holds that the ledger has open
+function rebuild.reserve()
+  if not is_mine() then
+    return { 'stale' }
+  end
+  each_hold(5, function(id, granted, scopes)
+    if redis.call('EXISTS', HOLD .. id) == 0 then
+      open_hold(HOLD .. id, id, granted, tonumber(ARGV[4]), scopes)
+    end
+  end)
+  return { 'ok' }
+end
+
+-- token, wait_ms
 function rebuild.commit()
   if not is_mine() then
     return { 'stale' }
@@ -175,7 +288,7 @@ function rebuild.commit()
   local t = redis.call('TIME')
   local opened = t[1] .. string.format('%06d', t[2])
   redis.call('DEL', EPOCH)
-  redis.call('HSET', EPOCH, 'epoch', opened, 'run', run_id())
+  redis.call('HSET', EPOCH, 'epoch', opened, 'run', run_id(), 'wait', now_ms() + ARGV[4])
   return { 'ok', opened }
 end
 

@@ -2,6 +2,10 @@
 
 Redis is a fenced cache of the ledger. Every call carries the epoch of the rebuild it believes in; a Redis that was
 flushed, restarted or replaced by a replica does not know that epoch, and then all money is refused until `load`.
+
+After a loss the ledger may lag behind what this process knows: holds it has granted, and settlements whose records are
+still on their way to PostgreSQL. Both are kept here and put back after every rebuild, whoever made it; holds are
+known by their ids, so nothing is counted twice. While gateways do that (`put_back_s`), no new hold is granted.
 """
 
 from __future__ import annotations
@@ -9,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.adapters.redis_script import RedisAway, RedisScript
 from gateway.core.ledger import (
@@ -22,29 +27,43 @@ from gateway.core.ledger import (
     budget_exceeded,
     check_hold,
     check_nano,
+    check_total,
     hold_closed,
     hold_unknown,
 )
 from gateway.errors import MoneyUnavailable
-from gateway.service.ports import OPEN_LEASE_S
+from gateway.service.ports import LEASE_S, Settlement
 
 log = logging.getLogger("gateway.budgets")
-_FILL_SCOPES = 1000  # a rebuild sends this many scopes a call, so that no call blocks Redis for long
-_NOT_ON_A_HOLD = frozenset({"begin", "fill", "commit", "expired", "balance", "ping"})
-_OPEN_MAX = 100_000  # holds remembered for a rebuild; far above what one process has in flight
+_AT_ONCE = 500  # scopes or holds a call, so that no call blocks Redis for long
+_ON_A_HOLD = frozenset({"hold", "settle"})
+_OPEN_MAX = 100_000  # holds remembered for a rebuild, and settlements; far above what one process has in flight
+_IS_OPEN, _UNKNOWN = -1, -2
+T = TypeVar("T")
 
 
 class RedisBudgets:
-    """The Budgets port. `prefix` keeps deployments on one Redis apart; it is the hash tag of every key."""
+    """The Budgets port. `prefix` keeps deployments on one Redis apart; it is the hash tag of every key. After `lease_s`
+    without `keep` a hold counts as abandoned; the same for every gateway on one Redis."""
 
-    def __init__(self, url: str, *, prefix: str = "baton", deadline_s: float = 0.2, connections_max: int = 64) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "baton",
+        deadline_s: float = 0.2,
+        connections_max: int = 64,
+        lease_s: float = LEASE_S,
+    ) -> None:
         self._script = RedisScript(url, "budgets.lua", deadline_s=deadline_s, connections_max=connections_max)
+        self._lease_s = lease_s
         tag = "{" + prefix + "}"
         self._keys = [f"{tag}:{name}" for name in ("epoch", "posted", "held", "open")]
         self._hold_prefix = f"{tag}:hold:"
         self._epoch = b""
         self._loading = asyncio.Lock()
-        self._open: dict[str, tuple[Hold, int]] = {}  # with the lease in ms: what a rebuild must put back
+        self._open: dict[str, tuple[Hold, float]] = {}  # with the end of its time (monotonic s)
+        self._settled: dict[str, Settlement] = {}  # tried, and not known to be in the ledger
 
     @property
     def epoch_lost(self) -> bool:
@@ -55,14 +74,16 @@ class RedisBudgets:
     ) -> Hold:
         check_hold(amount_nano, amount_min_nano, scopes)
         limits = [part for s in scopes for part in (s.name, "" if s.limit_nano is None else s.limit_nano)]
-        lease_ms = round(lease_s * 1000)
+        lease_ms = _ms(min(lease_s, self._lease_s))
         status, *rest = await self._run("hold", hold_id, amount_nano, amount_min_nano, lease_ms, *limits)
+        if status == b"wait":
+            raise _unavailable("the budget store was rebuilt a moment ago, and other gateways still put theirs back")
         if status == b"refused":
             raise budget_exceeded(scopes[rest[0]], rest[1], amount_min_nano)
         if status == b"closed":
             raise hold_closed(hold_id)
         hold = Hold(hold_id, rest[0], tuple(scopes))
-        self._remember(hold, lease_ms)
+        _keep(self._open, hold_id, (hold, time.monotonic() + lease_s))
         return hold
 
     async def post(self, hold_id: str, actual_nano: int) -> int:
@@ -74,9 +95,14 @@ class RedisBudgets:
     async def uncertain(self, hold_id: str) -> int:
         return await self._settle(hold_id, "uncertain")
 
-    async def renew(self, hold_id: str, lease_s: float) -> bool:
-        _, renewed = await self._run("renew", hold_id, round(lease_s * 1000))
-        return bool(renewed)
+    async def renew(self, hold_ids: Sequence[str], lease_s: float) -> Sequence[str]:
+        _, renewed = await self._run("renew", _ms(lease_s), *hold_ids)
+        return [hold_id.decode() for hold_id in renewed]
+
+    async def keep(self) -> None:
+        now_s = time.monotonic()
+        for ids in _chunks(hold_id for hold_id, (_, until_s) in list(self._open.items()) if until_s > now_s):
+            await self.renew(ids, self._lease_s)
 
     async def expired(self, limit: int) -> Sequence[str]:
         _, ids = await self._run("expired", limit)
@@ -86,18 +112,67 @@ class RedisBudgets:
         _, posted, held = await self._run("balance", scope)
         return Balance(posted, held)
 
+    def fence(self) -> str:
+        return self._epoch.decode()
+
+    async def credit(self, amount_nano: int, scopes: Sequence[str], fence: str) -> None:
+        await self._run("credit", check_nano(amount_nano), *scopes, epoch=fence.encode())
+
+    async def forget(self, past: Callable[[str], bool]) -> int:
+        cursor, gone = b"0", 0
+        while True:
+            _, cursor, names = await self._run("names", cursor.decode())
+            over = [name.decode() for name in names if past(name.decode())]
+            if over:
+                gone += (await self._run("forget", *over))[1]
+            if cursor == b"0":
+                return gone
+
+    async def settled(self, hold_ids: Sequence[str]) -> Mapping[str, int | None]:
+        found: dict[str, int | None] = {}
+        for ids in _chunks(hold_ids):
+            _, charges = await self._run("settled", *ids)
+            known = {hold_id: charge for hold_id, charge in zip(ids, charges, strict=True) if charge != _UNKNOWN}
+            found |= {hold_id: None if charge == _IS_OPEN else charge for hold_id, charge in known.items()}
+        return found
+
+    async def count(self, settlements: Sequence[Settlement]) -> None:
+        await self._count(settlements, None)
+
+    async def join(self) -> bool:
+        async with self._loading:
+            status, *joined = await self._run("join")
+            if status == b"none":
+                return False
+            await self._put_back(bytes(joined[0]))
+            return True
+
     async def load(
-        self, posted: Mapping[str, int], open_holds: Sequence[Hold] = (), lease_s: float = OPEN_LEASE_S
+        self,
+        posted: Mapping[str, int],
+        open_holds: Sequence[Hold] = (),
+        settled: Sequence[Settlement] = (),
+        ours: Sequence[str] = (),
+        put_back_s: float = 0,
     ) -> None:
         for amount in posted.values():
-            check_nano(amount)
+            check_total(amount)
         async with self._loading:
-            epoch = await self._rebuild(posted)
-            given = {hold.id: (hold, round(lease_s * 1000)) for hold in open_holds}
-            for hold, lease_ms in list((given | self._open).values()):
-                names = [scope.name for scope in hold.scopes]
-                await self._run("restore", hold.id, hold.granted_nano, lease_ms, *names, epoch=epoch)
-            self._epoch = epoch
+            token = secrets.token_hex(8)
+            status, *joined = await self._run("begin", token)
+            if status == b"ok":  # nothing was lost, or another gateway has rebuilt
+                await self._put_back(bytes(joined[0]))
+                return
+            epoch = await self._rebuild(token, posted, open_holds, settled, _ms(put_back_s))
+            self.confirm(ours)
+            await self._put_back(epoch)
+
+    def unconfirmed(self) -> Sequence[str]:
+        return list(self._settled)
+
+    def confirm(self, hold_ids: Sequence[str]) -> None:
+        for hold_id in hold_ids:
+            self._settled.pop(hold_id, None)
 
     async def ready(self) -> bool:
         try:
@@ -110,28 +185,48 @@ class RedisBudgets:
         await self._script.close()
 
     async def _settle(self, hold_id: str, state: Settled, actual_nano: int = 0) -> int:
+        hold, _ = self._open.pop(hold_id, (None, 0))
+        if hold is not None:
+            charge = {"posted": actual_nano, "voided": 0, "uncertain": hold.granted_nano}[state]
+            _keep(self._settled, hold_id, Settlement(hold_id, charge, tuple(scope.name for scope in hold.scopes)))
         status, *rest = await self._run("settle", hold_id, state, actual_nano)
-        self._open.pop(hold_id, None)
         if status == b"unknown":
             raise hold_unknown(hold_id)
         return int(rest[0])
 
-    async def _rebuild(self, posted: Mapping[str, int]) -> bytes:
-        """The new epoch, or the one in force: nothing was lost, or another gateway has rebuilt."""
-        token = secrets.token_hex(8)
-        status, *joined = await self._run("begin", token)
-        if status == b"join":
-            return bytes(joined[0])
-        scopes = iter(posted.items())
-        while chunk := list(islice(scopes, _FILL_SCOPES)):
-            await self._run("fill", token, *(part for pair in chunk for part in pair))
-        _, epoch = await self._run("commit", token)
+    async def _rebuild(
+        self,
+        token: str,
+        posted: Mapping[str, int],
+        open_holds: Sequence[Hold],
+        settled: Sequence[Settlement],
+        wait_ms: int,
+    ) -> bytes:
+        """The new epoch."""
+        for scopes in _chunks(posted.items()):
+            await self._run("fill", token, *(part for pair in scopes for part in pair))
+        for known in _chunks(settled):
+            await self._run("known", token, *_settlements(known))
+        for holds in _chunks(open_holds):
+            await self._run("reserve", token, _ms(self._lease_s), *_holds(holds))
+        _, epoch = await self._run("commit", token, wait_ms)
         return bytes(epoch)
+
+    async def _put_back(self, epoch: bytes) -> None:
+        """What this process knows and a rebuild may not; from then on it is in that epoch."""
+        await self._count(list(self._settled.values()), epoch)
+        for holds in _chunks(hold for hold, _ in list(self._open.values())):
+            await self._run("restore", _ms(self._lease_s), *_holds(holds), epoch=epoch)
+        self._epoch = epoch
+
+    async def _count(self, settlements: Sequence[Settlement], epoch: bytes | None) -> None:
+        for some in _chunks(settlements):
+            await self._run("count", *_settlements(some), epoch=epoch)
 
     async def _run(self, op: str, *args: str | int, epoch: bytes | None = None) -> list[Any]:
         """[status, …]. Raises MoneyUnavailable when Redis is away or fences this process out."""
         sent = self._epoch if epoch is None else epoch
-        hold = self._hold_prefix if op in _NOT_ON_A_HOLD else f"{self._hold_prefix}{args[0]}"
+        hold = f"{self._hold_prefix}{args[0]}" if op in _ON_A_HOLD else self._hold_prefix
         try:
             reply = await self._script([*self._keys, hold], [op, sent, *args])
         except RedisAway as error:
@@ -143,10 +238,34 @@ class RedisBudgets:
             raise _unavailable("the budget store was restarted or emptied and is rebuilding from the ledger")
         return reply
 
-    def _remember(self, hold: Hold, lease_ms: int) -> None:
-        self._open.setdefault(hold.id, (hold, lease_ms))
-        if len(self._open) > _OPEN_MAX:
-            del self._open[next(iter(self._open))]
+
+def _keep(known: dict[str, T], hold_id: str, value: T) -> None:
+    """Remember, and forget the oldest beyond the bound."""
+    known.setdefault(hold_id, value)
+    if len(known) > _OPEN_MAX:
+        del known[next(iter(known))]
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, _AT_ONCE)):
+        yield chunk
+
+
+def _holds(holds: Iterable[Hold]) -> Iterator[str | int]:
+    for hold in holds:
+        yield from (hold.id, hold.granted_nano, len(hold.scopes))
+        yield from (scope.name for scope in hold.scopes)
+
+
+def _settlements(settlements: Iterable[Settlement]) -> Iterator[str | int]:
+    for each in settlements:
+        yield from (each.hold_id, check_nano(each.charged_nano), len(each.scopes))
+        yield from each.scopes
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def _unavailable(why: str) -> MoneyUnavailable:

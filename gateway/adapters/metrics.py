@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -40,6 +41,13 @@ class PrometheusMetrics:
         self._dropped_requests = self._counter("dropped_fields_requests", "Requests with unknown properties")
         self._stored = self._counter("log_records_stored", "Journal records now in PostgreSQL")
         self._appended = self._counter("log_records", "Journal records on disk")
+        self._started_us = int(time.time() * 1e6)
+        self._served = self._kept = 0  # requests of this process, and those whose rollouts are in PostgreSQL
+        self.gauge(
+            "capture_rate",
+            "Requests of this process whose rollout is in PostgreSQL ÷ requests settled: 1 but for the last second's",
+            lambda: self._kept / self._served if self._served else 1.0,
+        )
         self._append_seconds = self._histogram("log_fsync_seconds", "One group commit of the journal", OVERHEAD_SECONDS)
         self._spool_bytes = Gauge("baton_spool_bytes", "Bytes of journal on disk", registry=self.registry)
         self._lag = Gauge("baton_log_lag_seconds", "Age of the newest record shipped", registry=self.registry)
@@ -69,6 +77,7 @@ class PrometheusMetrics:
 
     def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
         """Count one request with its rounds and steps."""
+        self._served += 1
         policy = record.policy_requested if record.policy_requested.startswith("baton") else "worker"
         policy = "baton/fixed" if policy.startswith("baton/fixed:") else policy.partition("@")[0]
         if record.policy_assigned:
@@ -148,6 +157,10 @@ class PrometheusMetrics:
         """Records that reached PostgreSQL; stored / on disk is the capture rate."""
         self._stored.inc(records)
         self._lag.set(lag_s)
+
+    def rollouts_stored(self, logged_us: Sequence[int]) -> None:
+        """Those this process has served count for the capture rate; the others a process before it has left."""
+        self._kept += sum(us >= self._started_us for us in logged_us)
 
     def retrying(self, error: str, wait_s: float) -> None:
         """PostgreSQL did not take a batch."""

@@ -58,6 +58,11 @@ class _Item:
     new: rows.Rows = field(default_factory=rows.Rows)
     error: str | None = None
 
+    @property
+    def answers(self) -> bool:
+        """Whether it is the rollout of a client's request, and not of a loop inside one."""
+        return self.kind == "rollout" and all(row["parent_id"] is None for row in self.new.rollouts)
+
 
 class Shipper:
     """`start` it beside the gateway; `stop` waits for the statement under way. `engine` is used by its thread only."""
@@ -119,22 +124,26 @@ class Shipper:
 
     async def _deliver(self, payloads: Sequence[bytes]) -> None:
         loop = asyncio.get_running_loop()
-        dead, newest_us = await loop.run_in_executor(self._thread, self._store, payloads)
+        dead, logged_us, newest_us = await loop.run_in_executor(self._thread, self._store, payloads)
         for item in dead:
             log.error("a %s record cannot be stored and is in dead_letters: %s", item.kind or "nameless", item.error)
             self.watch.dead_letter(item.kind, str(item.error))
+        self.watch.rollouts_stored(logged_us)
         self.watch.shipped(len(payloads), max(0.0, self._now_s() - newest_us / 1e6))
 
     # ---------------------------------------------------------------- in the thread
 
-    def _store(self, payloads: Sequence[bytes]) -> tuple[list[_Item], int]:
-        """Insert all; returns what could not be, and the time of the newest event. Raises when PostgreSQL is away."""
+    def _store(self, payloads: Sequence[bytes]) -> tuple[list[_Item], list[int], int]:
+        """Insert all; returns what could not be, the times of requests' rollouts that were, and the time of the newest
+        event. Raises when PostgreSQL is away."""
         items = [_item(payload) for payload in payloads]
         dead = [item for item in items if item.error is not None]
         dead += self._insert([item for item in items if item.error is None])
         if dead:
             self._bury(dead)
-        return dead, max((item.ts_us for item in items), default=0)
+        lost = {id(item.payload) for item in dead}
+        logged_us = [item.ts_us for item in items if item.answers and id(item.payload) not in lost]
+        return dead, logged_us, max((item.ts_us for item in items), default=0)
 
     def _insert(self, items: Sequence[_Item]) -> list[_Item]:
         """One transaction for all; halved and tried again when the data is at fault. Returns the poisonous ones."""

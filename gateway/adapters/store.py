@@ -9,37 +9,39 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, func, insert, literal_column, select, text, update
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import ColumnElement, Select, func, literal_column, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters import rows
 from gateway.adapters.database import transaction
 from gateway.adapters.migrate import vector_in_use
+from gateway.adapters.store_admin import key_row, org_row
 from gateway.adapters.store_inserts import insert_outcome
 from gateway.adapters.store_inserts import insert_rows as insert_rows
 from gateway.adapters.tables import SETTLED, experience, keys, ledger, outcomes, rollouts, rounds, steps
+from gateway.adapters.tables_admin import orgs
 from gateway.adapters.tables_jobs import gradings
 from gateway.core.experience import HALF_LIFE, NEAR, NEAREST, SPREAD_MIN, TASK_TYPE_SIMILARITY, WEIGHT_MIN
 from gateway.core.ids import uuid7
-from gateway.errors import Conflict, NotFound, Unavailable
-from gateway.service.ports import KeyRow, WorkerExperience
+from gateway.errors import NotFound, Unavailable
+from gateway.service.ports import Books, KeyRow, Settlement, WorkerExperience
 
 CHILD_DEPTH_MAX = 4
 TREE_ROLLOUTS_MAX = 256
 OUTCOMES_COUNTED_MAX = 10_000
-KEYS_MAX = 100_000
 HOLDS_MAX = 100_000
 
 POSTED_TOTALS = text(
-    "SELECT scope ->> 0, sum(amount_nano) FROM ledger, jsonb_array_elements(scopes) AS scope "
-    "WHERE kind IN ('posted', 'uncertain') GROUP BY 1"
+    "SELECT scope ->> 0, sum(CASE kind WHEN 'credit' THEN -amount_nano ELSE amount_nano END) "
+    "FROM ledger, jsonb_array_elements(scopes) AS scope "
+    "WHERE kind IN ('posted', 'uncertain', 'credit') GROUP BY 1"
 )
+ORG_COLUMNS = tuple(column.label(f"org_{column.name}") for column in orgs.columns)
 # Each worker's latest `recent` judged steps, by how near and how new they are; `core.experience` says what that means.
 # The question is a sub-select so that a prepared statement turns the array into a vector once, not once a row.
 EXPERIENCE_NEAR = """
@@ -113,30 +115,16 @@ class PostgresStore:
 
     # ---------------------------------------------------------------- keys
 
-    async def key_insert(self, key: KeyRow) -> None:
-        """Raises Conflict when the public id exists."""
-        try:
-            async with self.begin() as connection:
-                await connection.execute(insert(keys).values(**_key_values(key)))
-        except IntegrityError as error:
-            raise Conflict(f"key `{key.public_id}` exists or is malformed", code="key_conflict") from error
-
     async def key_get(self, public_id: str) -> KeyRow | None:
+        """With its organisation, in one query: every request asks for it, if the key was not seen within a second."""
+        query = select(keys, *ORG_COLUMNS).select_from(keys.outerjoin(orgs, orgs.c.name == keys.c.org))
         async with self.begin() as connection:
-            found = (await connection.execute(select(keys).where(keys.c.public_id == public_id))).mappings().first()
-        return _key(found) if found else None
-
-    async def key_list(self) -> Sequence[KeyRow]:
-        """Newest first."""
-        query = select(keys).order_by(keys.c.created_at.desc(), keys.c.public_id).limit(KEYS_MAX)
-        async with self.begin() as connection:
-            return [_key(row) for row in (await connection.execute(query)).mappings()]
-
-    async def key_revoke(self, public_id: str, at: datetime) -> bool:
-        """False when there is no such key, or it was revoked before (the first time stands)."""
-        change = update(keys).where(keys.c.public_id == public_id, keys.c.revoked_at.is_(None)).values(revoked_at=at)
-        async with self.begin() as connection:
-            return (await connection.execute(change)).rowcount == 1
+            found = (await connection.execute(query.where(keys.c.public_id == public_id))).mappings().first()
+        if found is None:
+            return None
+        own = {column.name: found[column.name] for column in keys.columns}
+        org = {column.name: found[f"org_{column.name}"] for column in orgs.columns}
+        return key_row(own, None if org["name"] is None else org_row(org))
 
     # ---------------------------------------------------------------- rollouts and outcomes
 
@@ -215,21 +203,26 @@ class PostgresStore:
 
     # ---------------------------------------------------------------- money
 
+    async def books(self, settled_max: int) -> Books:
+        """What Redis is rebuilt from, as of one moment; the latest `settled_max` settlements."""
+        one_moment = self.engine.execution_options(isolation_level="REPEATABLE READ")
+        async with transaction(one_moment, self.recovery_timeout_s) as connection:
+            return Books(await _posted(connection), await _open(connection), await _settled(connection, settled_max))
+
     async def posted_totals(self) -> Mapping[str, int]:
-        """Scope → nano-dollars posted, uncertain ones included: what Redis is rebuilt from."""
+        """Scope → nano-dollars posted, uncertain ones included."""
         async with self.begin(self.recovery_timeout_s) as connection:
-            return {scope: int(total) for scope, total in await connection.execute(POSTED_TOTALS)}
+            return await _posted(connection)
 
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
         """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
-        other = ledger.alias()
-        settled = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind.in_(SETTLED))
-        sent = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind == "dispatched")
-        names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
-        query = select(*(ledger.c[name] for name in names), sent.exists().label("dispatched"))
-        query = query.where(ledger.c.kind == "hold", ~settled.exists()).order_by(ledger.c.at).limit(HOLDS_MAX)
         async with self.begin(self.recovery_timeout_s) as connection:
-            return [dict(row) for row in (await connection.execute(query)).mappings()]
+            return await _open(connection)
+
+    async def settled_latest(self, limit: int, since: datetime) -> Sequence[Settlement]:
+        """The latest settlements, newest first."""
+        async with self.begin(self.recovery_timeout_s) as connection:
+            return await _settled(connection, limit, since)
 
     async def settled_nano(self, hold_id: str) -> int | None:
         """What a hold was charged, by the ledger; None while it has no settlement there."""
@@ -239,13 +232,25 @@ class PostgresStore:
         return None if charged is None else int(charged)
 
 
-def _key_values(key: KeyRow) -> dict[str, Any]:
-    return asdict(key) | {"pools": list(key.pools), "workers": list(key.workers), "caps": dict(key.caps)}
+async def _posted(connection: AsyncConnection) -> dict[str, int]:
+    return {scope: int(total) for scope, total in await connection.execute(POSTED_TOTALS)}
 
 
-def _key(row: Mapping[Any, Any]) -> KeyRow:
-    lists = {"pools": tuple(row["pools"]), "workers": tuple(row["workers"]), "digest": bytes(row["digest"])}
-    return KeyRow(**(dict(row) | lists))
+async def _open(connection: AsyncConnection) -> list[dict[str, Any]]:
+    other = ledger.alias()
+    settled = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind.in_(SETTLED))
+    sent = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind == "dispatched")
+    names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
+    query = select(*(ledger.c[name] for name in names), sent.exists().label("dispatched"))
+    query = query.where(ledger.c.kind == "hold", ~settled.exists()).order_by(ledger.c.at).limit(HOLDS_MAX)
+    return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def _settled(connection: AsyncConnection, limit: int, since: datetime | None = None) -> list[Settlement]:
+    columns = (ledger.c.hold_id, ledger.c.amount_nano, ledger.c.scopes)
+    query = select(*columns).where(ledger.c.kind.in_(SETTLED)).order_by(ledger.c.event_id.desc()).limit(limit)
+    found = await connection.execute(query if since is None else query.where(ledger.c.at >= since))
+    return [Settlement(hold_id, int(nano), tuple(str(name) for name, _ in scopes)) for hold_id, nano, scopes in found]
 
 
 def by_name(rollout_or_completion_id: str) -> ColumnElement[bool]:

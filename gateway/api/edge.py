@@ -20,19 +20,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.core.redact import scrub
 from gateway.core.reply import json_bytes
-from gateway.errors import BadRequest, BatonError, NotFound, TooLarge
+from gateway.errors import BadRequest, BatonError, NotFound, TooLarge, Unavailable
 
 log = logging.getLogger("baton")
 NESTING_MAX = 64
+RESERVED = 0.2  # of the requests being served: for those that spend nothing
+FREE_POSTS = ("/outcomes",)
 OPENAI_VERSION = b"2020-10-01"  # the only one there has been; clients compare it, nobody reads it
 T = TypeVar("T")
 
 
 class Edge:
-    """Outermost layer: gives every reply its `x-request-id`."""
+    """Outermost layer: gives every reply its `x-request-id`, and refuses at once what cannot be served now.
 
-    def __init__(self, app: ASGIApp) -> None:
+    There is no queue: a request is served, or told when to come back, before its body is read. `spending_max` bounds
+    the requests that may spend money; on top of them a share of `RESERVED` is kept for all others, so that outcomes,
+    health and rollouts go on under any load.
+    """
+
+    def __init__(self, app: ASGIApp, spending_max: int = 512) -> None:
         self._app = app
+        self._spending_max = spending_max
+        self._open_max = round(spending_max / (1 - RESERVED))
+        self._open = self._spending = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -54,7 +64,22 @@ class Edge:
                 message["headers"] = headers
             await send(message)
 
-        await self._app(scope, receive, stamped)
+        spends = scope["method"] == "POST" and not scope["path"].endswith(FREE_POSTS)
+        if self._open >= self._open_max or (spends and self._spending >= self._spending_max):
+            await reply(overloaded())(scope, receive, stamped)
+            return
+        self._open += 1
+        self._spending += spends
+        try:
+            await self._app(scope, receive, stamped)
+        finally:
+            self._open -= 1
+            self._spending -= spends
+
+
+def overloaded() -> Unavailable:
+    """The refusal of what could only wait."""
+    return Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
 
 
 class Json(JSONResponse):

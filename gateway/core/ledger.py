@@ -34,7 +34,7 @@ _HOW_TO_RAISE = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Something with a budget: `org:x`, `key:x`, `user:x:y`. `limit_nano` None: counted, not limited."""
+    """Something with a budget (`core/scopes.py` names them). `limit_nano` None: counted, not limited."""
 
     name: str
     limit_nano: int | None
@@ -51,7 +51,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Nano-dollars of one scope: posted for good, and held by open holds."""
+    """Nano-dollars of one scope: posted less what was credited, which may be below zero; and held by open holds."""
 
     posted_nano: int
     held_nano: int
@@ -73,7 +73,7 @@ class Ledger:
     """Posted and held nano-dollars by scope, and the holds that explain them."""
 
     def __init__(self, posted: Mapping[str, int] | None = None) -> None:
-        self.posted: dict[str, int] = {name: check_nano(amount) for name, amount in (posted or {}).items()}
+        self.posted: dict[str, int] = {name: check_total(amount) for name, amount in (posted or {}).items()}
         self.held: dict[str, int] = {}
         self.holds: dict[str, Entry] = {}
 
@@ -118,10 +118,17 @@ class Ledger:
             charged = {"posted": actual_nano, "voided": 0, "uncertain": entry.granted_nano}[state]
             for name in entry.scopes:
                 self.held[name] -= entry.granted_nano
-                self.posted[name] = min(NANO_MAX, self.posted.get(name, 0) + charged)
+                if charged:
+                    self.posted[name] = min(NANO_MAX, self.posted.get(name, 0) + charged)
             entry.state, entry.charged_nano = state, charged
             entry.over_nano = max(0, charged - entry.granted_nano)
         return entry.charged_nano
+
+    def count(self, hold_id: str, charged_nano: int, scopes: Sequence[str]) -> None:
+        """A hold that ended elsewhere at this charge: settled if it is open here, posted if it was never heard of,
+        and left alone if it is settled already."""
+        self.restore(hold_id, 0, scopes, 0)
+        self.settle(hold_id, "posted", charged_nano)
 
     def renew(self, hold_id: str, lease_until_ms: int) -> bool:
         """Move the lease; False when the hold is unknown or settled."""
@@ -136,19 +143,38 @@ class Ledger:
         ids = [(e.lease_until_ms, i) for i, e in self.holds.items() if e.state == "open" and e.lease_until_ms <= now_ms]
         return [hold_id for _, hold_id in sorted(ids)[:limit]]
 
+    def credit(self, amount_nano: int, scopes: Sequence[str]) -> None:
+        """Give money back to each of the scopes; below zero it is room beyond the limit."""
+        check_nano(amount_nano)
+        for name in scopes:
+            self.posted[name] = max(-NANO_MAX, self.posted.get(name, 0) - amount_nano)
+
+    def forget(self, scopes: Sequence[str]) -> int:
+        """Drop the posted balances of scopes in which nothing is held; how many."""
+        free = [name for name in scopes if name in self.posted and not self.held.get(name)]
+        for name in free:
+            del self.posted[name]
+        return len(free)
+
     def balance(self, scope: str) -> Balance:
         return Balance(self.posted.get(scope, 0), self.held.get(scope, 0))
 
     def left(self, scope: Scope) -> int:
         """Headroom in nano-dollars; negative where a provider billed above its bound."""
         limit = NANO_MAX if scope.limit_nano is None else scope.limit_nano
-        return limit - self.posted.get(scope.name, 0) - self.held.get(scope.name, 0)
+        return min(NANO_MAX, limit - self.posted.get(scope.name, 0)) - self.held.get(scope.name, 0)
 
 
 def check_nano(amount: int) -> int:
     """The amount, if it is an integer in [0, 2**53): Redis Lua computes in doubles. Raises ValueError."""
     if type(amount) is not int or not 0 <= amount <= NANO_MAX:
         raise ValueError(f"{amount!r} is not an amount of nano-dollars in 0..{NANO_MAX}")
+    return amount
+
+
+def check_total(amount: int) -> int:
+    """The posted total of a scope, which credits may bring below zero. Raises ValueError beyond ±(2**53 - 1)."""
+    check_nano(abs(amount) if type(amount) is int else amount)
     return amount
 
 

@@ -1,7 +1,11 @@
-"""Recovery, at boot and ever after: balances from the ledger, and a decision for every hold nobody will settle.
+"""Recovery, at boot and ever after: balances from the ledger, leases kept, a decision for every hold nobody settles.
 
 A hold that was never dispatched is voided; one that was is charged in full and marked uncertain, because the worker may
 have billed it (DESIGN §5). Never under-counted, never leaked.
+
+Who lives is told by heartbeats: every gateway renews the leases of its own holds. A lease that ran out only raises a
+doubt, as the budget store's clock may have been set; half a lease later by this process's own steady clock, and still
+not renewed, the hold is decided. No clock of any host decides alone.
 """
 
 from __future__ import annotations
@@ -10,23 +14,36 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from gateway.core.events import Event
 from gateway.core.ids import uuid7
-from gateway.errors import BatonError, MoneyUnavailable, NotFound
-from gateway.service.ports import Budgets, Clock, Hold, Journal, Scope, Store
+from gateway.core.ledger import SETTLED_KEPT_S
+from gateway.core.scopes import is_past
+from gateway.errors import BatonError, MoneyUnavailable
+from gateway.service.ports import LEASE_S, Budgets, Clock, Hold, Journal, Scope, Settlement, Store
 
 log = logging.getLogger("gateway.recover")
 SWEPT_MAX = 1000
+SETTLED_MAX = 20_000  # the latest settlements that a rebuild is told of, so that no gateway counts one again
 WATCH_S = 0.5
+PUT_BACK_S = 4 * WATCH_S  # after a rebuild: time for other gateways to see it and to put their own holds back
+BEATS = 10  # heartbeats a lease
+Sleep = Callable[[float], Awaitable[None]]
 
 
 class Recovery:
-    """`lease_s` is the longest a hold may stay open; `sweep_s` how often abandoned ones are looked for."""
+    """`lease_s`: the budget store's; `sweep_s`: how often abandoned holds are looked for."""
 
     def __init__(
-        self, budgets: Budgets, store: Store, journal: Journal, clock: Clock, *, lease_s: float, sweep_s: float
+        self,
+        budgets: Budgets,
+        store: Store,
+        journal: Journal,
+        clock: Clock,
+        *,
+        sweep_s: float,
+        lease_s: float = LEASE_S,
     ) -> None:
         self._budgets = budgets
         self._store = store
@@ -34,47 +51,97 @@ class Recovery:
         self._clock = clock
         self._lease_s = lease_s
         self._sweep_s = sweep_s
+        self._beat_at_s = 0.0
+        self._rebuilding: asyncio.Task[bool] | None = None
+        self._doubted: dict[str, float] = {}  # hold → since when nobody keeps it, on the monotonic clock
         self.first = asyncio.Event()  # set once balances were there for the first time
 
-    async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """For ever: rebuild as soon as the budget store has lost its balances, sweep what was abandoned."""
-        sweep_at_s = 0.0
-        while True:
-            try:
-                if not await self._budgets.ready():
-                    await self.rebuild()
-                self.first.set()
-                if self._clock.monotonic_s() >= sweep_at_s:
-                    await self.sweep()
-                    sweep_at_s = self._clock.monotonic_s() + self._sweep_s
-            except BatonError as error:
-                log.warning("recovery waits: %s", error.message)
-            await sleep(WATCH_S)
+    async def run(self, sleep: Sleep = asyncio.sleep) -> None:
+        """For ever. Three loops, as the first must not wait for what the others wait for: PostgreSQL."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._every(WATCH_S, self.watch, sleep))
+            group.create_task(self._every(WATCH_S, self.confirm, sleep))
+            group.create_task(self._sweeping(sleep))
+
+    async def watch(self) -> None:
+        """Join balances as soon as there are any, have them rebuilt where there are none, and keep the leases."""
+        if not await self._budgets.ready() and not await self._budgets.join():
+            if self._rebuilding is None or self._rebuilding.done():
+                self._rebuilding = asyncio.create_task(self._tried(self.rebuild), name="rebuild")
+            self._beat_at_s = 0.0
+            return
+        self.first.set()
+        if self._clock.monotonic_s() >= self._beat_at_s:
+            await self._budgets.keep()
+            self._beat_at_s = self._clock.monotonic_s() + self._lease_s / BEATS
 
     async def rebuild(self) -> None:
-        """Balances from the ledger, once the journal of before is in it. Raises MoneyUnavailable, Unavailable."""
+        """Join the balances that are there, or make them from the ledger once the journal of before is in it. Raises
+        MoneyUnavailable, Unavailable."""
+        if await self._budgets.join():
+            return
+        ours = self._budgets.unconfirmed()
         await self._rest_shipped()
-        totals, holds = await self._store.posted_totals(), await self._store.open_holds()
-        await self._budgets.load(totals, [_reserved(hold) for hold in holds], self._lease_s)
+        books = await self._store.books(SETTLED_MAX)
+        others = self.first.is_set() or bool(books.open_holds)  # at a first start there is nobody to wait for
+        holds = [_reserved(hold) for hold in books.open_holds]
+        now = self._clock.now()
+        posted = {scope: nano for scope, nano in books.posted.items() if not is_past(scope, now)}
+        await self._budgets.load(posted, holds, books.settled, ours, PUT_BACK_S if others else 0)
         log.info("balances rebuilt from the ledger")
 
-    async def sweep(self) -> int:
-        """Settle holds whose lease is over; returns how many."""
-        latest = self._clock.now() - timedelta(seconds=self._lease_s)
-        abandoned = [hold for hold in await self._store.open_holds() if hold["at"] <= latest][:SWEPT_MAX]
-        for hold in abandoned:
-            await self._settle(hold, "uncertain" if hold["dispatched"] else "voided")
-        return len(abandoned) + await self._sweep_budgets({str(hold["hold_id"]) for hold in abandoned})
-
-    async def _sweep_budgets(self, done: set[str]) -> int:
-        """Holds open in the budget store alone: settled in the ledger while it was away, or never written down."""
-        left = [hold_id for hold_id in await self._budgets.expired(SWEPT_MAX) if hold_id not in done]
-        if left:
+    async def confirm(self) -> None:
+        """Have settlements forgotten that the ledger has, once the balances of now are seen to be younger."""
+        ours = self._budgets.unconfirmed()
+        if ours:
             await self._rest_shipped()
-        for hold_id in left:
-            charged = await self._store.settled_nano(hold_id)
-            await (self._budgets.post(hold_id, charged) if charged else self._budgets.void(hold_id))
-        return len(left)
+            if await self._budgets.ready():
+                self._budgets.confirm(ours)
+
+    async def sweep(self) -> int:
+        """Decide the holds that nobody has kept for a lease and a half; returns how many."""
+        over = await self._budgets.expired(SWEPT_MAX)
+        unsettled = {str(hold["hold_id"]): hold for hold in await self._store.open_holds()}
+        charges = await self._budgets.settled(list(unsettled))
+        lost = [hold_id for hold_id in unsettled if charges.get(hold_id, 0) is not None]  # settled there, or unknown
+        now_s = self._clock.monotonic_s()
+        self._doubted = {hold_id: self._doubted.get(hold_id, now_s) for hold_id in (*over, *lost)}
+        ripe = [hold_id for hold_id, since_s in self._doubted.items() if now_s - since_s >= self._lease_s / 2]
+        if any(hold_id not in unsettled for hold_id in ripe):
+            await self._rest_shipped()
+        for hold_id in ripe:
+            await self._decide(hold_id, unsettled.get(hold_id), charges.get(hold_id))
+            del self._doubted[hold_id]
+        return len(ripe)
+
+    async def count_left(self) -> None:
+        """What the journal still held when this gateway was started is in the ledger now; the budget store may have
+        been rebuilt without it. Settlements are known there for a day."""
+        await self._rest_shipped()
+        since = self._clock.now() - timedelta(seconds=SETTLED_KEPT_S / 2)
+        await self._budgets.count(await self._store.settled_latest(SETTLED_MAX, since))
+
+    async def _sweeping(self, sleep: Sleep) -> None:
+        await self.first.wait()
+        while not await self._tried(self.count_left):
+            await sleep(WATCH_S)
+        await self._every(self._sweep_s, self.sweep, sleep)
+
+    async def _every(self, seconds: float, do: Callable[[], Awaitable[object]], sleep: Sleep) -> None:
+        while True:
+            await self._tried(do)
+            await sleep(seconds)
+
+    async def _tried(self, do: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            await do()
+        except BatonError as error:
+            log.warning("recovery waits: %s", error.message)
+            return False
+        except Exception:  # boundary: without recovery money leaks, so it outlives any surprise
+            log.exception("recovery met an error nobody raised on purpose")
+            return False
+        return True
 
     async def _rest_shipped(self) -> None:
         try:
@@ -82,24 +149,26 @@ class Recovery:
         except TimeoutError:
             raise MoneyUnavailable("the journal is not in the database yet; its holds cannot be judged") from None
 
-    async def _settle(self, hold: Mapping[str, Any], state: Literal["uncertain", "voided"]) -> None:
-        now = self._clock.now()
-        now_us = int(now.timestamp() * 1_000_000)
-        charged = hold["amount_nano"] if state == "uncertain" else 0
+    async def _decide(self, hold_id: str, hold: Mapping[str, Any] | None, charged: int | None) -> None:
+        """`hold`: its row where the ledger has it open; `charged`: what the budget store has settled it at."""
+        if hold is None:  # settled in the ledger while the budget store was away, or never written down
+            charged = await self._store.settled_nano(hold_id)
+            await (self._budgets.post(hold_id, charged) if charged else self._budgets.void(hold_id))
+            return
+        uncertain = charged is None and hold["dispatched"]
+        charged = int(hold["amount_nano"]) if uncertain else charged or 0
+        state = "uncertain" if uncertain else "posted" if charged else "voided"
+        now_us = int(self._clock.now().timestamp() * 1_000_000)
         payload = {
-            "hold_id": str(hold["hold_id"]),
+            "hold_id": hold_id,
             "rollout_id": str(hold["rollout_id"]),
             "state": state,
             "charged_nano": charged,
             "scopes": hold["scopes"],
         }
         await self._journal.append(Event(uuid7(now_us // 1000), "settle", now_us, payload))
-        try:
-            settle = self._budgets.uncertain if state == "uncertain" else self._budgets.void
-            await settle(str(hold["hold_id"]))
-        except NotFound:  # a store rebuilt meanwhile does not know it: the ledger does, and that is the truth
-            log.info("hold %s was settled in the ledger only", hold["hold_id"])
-        log.warning("hold %s was abandoned and is now %s", hold["hold_id"], state)
+        await self._budgets.count([Settlement(hold_id, charged, tuple(str(name) for name, _ in hold["scopes"]))])
+        log.warning("hold %s was abandoned and is now %s", hold_id, state)
 
 
 def _reserved(hold: Mapping[str, Any]) -> Hold:

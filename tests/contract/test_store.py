@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore
 from gateway.errors import BadRequest, NotFound, Unavailable
-from gateway.service.ports import Store
+from gateway.service.ports import Settlement, Store
 from tests.fakes.store import FakeStore
 from tests.records import (
     T0_US,
@@ -218,6 +219,21 @@ async def test_a_hold_is_settled_once_in_the_ledger_too(world: World) -> None:
     await world.ingest(settle_event("h1", rollout_id, "posted", 70, "org:a"))
     await world.ingest(settle_event("h1", rollout_id, "uncertain", 500, "org:a"))
     assert await world.store.posted_totals() == {"org:a": 70}
+
+
+async def test_the_books_are_the_ledger_of_one_moment(world: World) -> None:
+    for number, (state, nano) in enumerate((("posted", 70), ("voided", 0), ("uncertain", 500))):
+        await world.ingest(hold_event(f"h{number}", new_id(), 500, ("org:a", None), ("key:k", 900)))
+        await world.ingest(settle_event(f"h{number}", new_id(), state, nano, "org:a", "key:k"))
+    await world.ingest(hold_event("open", new_id(), 500, ("org:a", None), ("key:k", 900)))
+    books = await world.store.books(10)
+    assert books.posted == {"org:a": 570, "key:k": 570}
+    assert [hold["hold_id"] for hold in books.open_holds] == ["open"]
+    ended = {Settlement(f"h{n}", nano, ("org:a", "key:k")) for n, nano in enumerate((70, 0, 500))}
+    assert set(books.settled) == ended
+    assert len((await world.store.books(2)).settled) == 2
+    assert set(await world.store.settled_latest(10, datetime(2000, 1, 1, tzinfo=UTC))) == ended
+    assert list(await world.store.settled_latest(10, datetime(2100, 1, 1, tzinfo=UTC))) == []
 
 
 async def test_open_holds_and_whether_a_call_left(world: World) -> None:

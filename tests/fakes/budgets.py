@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gateway.core.ledger import Balance, Hold, Ledger, Scope
+from gateway.core.ledger import Balance, Entry, Hold, Ledger, Scope, Settled, check_nano
 from gateway.errors import MoneyUnavailable
-from gateway.service.ports import OPEN_LEASE_S
+from gateway.service.ports import LEASE_S, Settlement
 
 
 def monotonic_ms() -> int:
@@ -22,13 +22,14 @@ class FakeBudgetStore:
         self.ledger = Ledger()
         self.epoch = 0
         self.epochs_opened = 0
+        self.wait_until_ms = 0
         self.away = False
 
     def flush(self) -> None:
         self.ledger, self.epoch = Ledger(), 0
 
-    def open(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def open(self, ledger: Ledger, wait_ms: int = 0) -> None:
+        self.ledger, self.wait_until_ms = ledger, self.now_ms() + wait_ms
         self.epochs_opened += 1
         self.epoch = self.epochs_opened
 
@@ -39,7 +40,8 @@ class FakeBudgets:
     def __init__(self, store: FakeBudgetStore | None = None) -> None:
         self.store = store or FakeBudgetStore()
         self._epoch = 0
-        self._open: dict[str, tuple[Hold, int]] = {}
+        self._open: dict[str, Hold] = {}
+        self._settled: dict[str, Settlement] = {}
 
     @property
     def epoch_lost(self) -> bool:
@@ -50,28 +52,31 @@ class FakeBudgets:
     ) -> Hold:
         lease_ms = round(lease_s * 1000)
         until_ms = self.store.now_ms() + lease_ms
-        granted = self._ledger().hold(hold_id, amount_nano, amount_min_nano, scopes, until_ms)
+        ledger = self._ledger()
+        if self.store.now_ms() < self.store.wait_until_ms:
+            raise MoneyUnavailable("other gateways still put theirs back")
+        granted = ledger.hold(hold_id, amount_nano, amount_min_nano, scopes, until_ms)
         hold = Hold(hold_id, granted, tuple(scopes))
-        self._open.setdefault(hold_id, (hold, lease_ms))
+        self._open.setdefault(hold_id, hold)
         return hold
 
     async def post(self, hold_id: str, actual_nano: int) -> int:
-        charged = self._ledger().settle(hold_id, "posted", actual_nano)
-        self._open.pop(hold_id, None)
-        return charged
+        return self._settle(hold_id, "posted", check_nano(actual_nano))
 
     async def void(self, hold_id: str) -> int:
-        charged = self._ledger().settle(hold_id, "voided")
-        self._open.pop(hold_id, None)
-        return charged
+        return self._settle(hold_id, "voided")
 
     async def uncertain(self, hold_id: str) -> int:
-        charged = self._ledger().settle(hold_id, "uncertain")
-        self._open.pop(hold_id, None)
-        return charged
+        return self._settle(hold_id, "uncertain")
 
-    async def renew(self, hold_id: str, lease_s: float) -> bool:
-        return self._ledger().renew(hold_id, self.store.now_ms() + round(lease_s * 1000))
+    async def renew(self, hold_ids: Sequence[str], lease_s: float) -> Sequence[str]:
+        until_ms = self.store.now_ms() + round(lease_s * 1000)
+        for entry in self._ledger().holds.values():
+            entry.lease_until_ms = min(entry.lease_until_ms, until_ms)
+        return [hold_id for hold_id in hold_ids if self._ledger().renew(hold_id, until_ms)]
+
+    async def keep(self) -> None:
+        await self.renew(list(self._open), LEASE_S)
 
     async def expired(self, limit: int) -> Sequence[str]:
         return self._ledger().expired(self.store.now_ms(), limit)
@@ -79,19 +84,61 @@ class FakeBudgets:
     async def balance(self, scope: str) -> Balance:
         return self._ledger().balance(scope)
 
-    async def load(
-        self, posted: Mapping[str, int], open_holds: Sequence[Hold] = (), lease_s: float = OPEN_LEASE_S
-    ) -> None:
-        if self.store.away:
-            raise MoneyUnavailable("the budget store is away")
-        rebuilt = Ledger(posted)
+    def fence(self) -> str:
+        return str(self._epoch)
+
+    async def credit(self, amount_nano: int, scopes: Sequence[str], fence: str) -> None:
+        ledger = self._ledger()
+        if fence != str(self._epoch):
+            raise MoneyUnavailable("the balances were rebuilt")
+        ledger.credit(amount_nano, scopes)
+
+    async def forget(self, past: Callable[[str], bool]) -> int:
+        ledger = self._ledger()
+        return ledger.forget([name for name in ledger.posted if past(name)])
+
+    async def settled(self, hold_ids: Sequence[str]) -> Mapping[str, int | None]:
+        holds = self._ledger().holds
+        known = [hold_id for hold_id in hold_ids if hold_id in holds]
+        return {i: None if holds[i].state == "open" else holds[i].charged_nano for i in known}
+
+    async def count(self, settlements: Sequence[Settlement]) -> None:
+        for each in settlements:
+            self._ledger().count(each.hold_id, each.charged_nano, each.scopes)
+
+    async def join(self) -> bool:
+        self._reached()
         if self.store.epoch == 0:
-            self.store.open(rebuilt)
+            return False
         self._epoch = self.store.epoch
-        given = {hold.id: (hold, round(lease_s * 1000)) for hold in open_holds}
-        for hold, lease_ms in (given | self._open).values():
-            names = [scope.name for scope in hold.scopes]
-            self.store.ledger.restore(hold.id, hold.granted_nano, names, self.store.now_ms() + lease_ms)
+        await self.count(list(self._settled.values()))
+        self._restore(self._open.values())
+        return True
+
+    async def load(
+        self,
+        posted: Mapping[str, int],
+        open_holds: Sequence[Hold] = (),
+        settled: Sequence[Settlement] = (),
+        ours: Sequence[str] = (),
+        put_back_s: float = 0,
+    ) -> None:
+        rebuilt = Ledger(posted)
+        self._reached()
+        if self.store.epoch == 0:
+            self.store.open(rebuilt, round(put_back_s * 1000))
+            for each in settled:
+                rebuilt.holds[each.hold_id] = Entry(each.charged_nano, (), 0, "posted", each.charged_nano)
+            self._restore(open_holds)
+            self.confirm(ours)
+        await self.join()
+
+    def unconfirmed(self) -> Sequence[str]:
+        return list(self._settled)
+
+    def confirm(self, hold_ids: Sequence[str]) -> None:
+        for hold_id in hold_ids:
+            self._settled.pop(hold_id, None)
 
     async def ready(self) -> bool:
         try:
@@ -103,9 +150,24 @@ class FakeBudgets:
     async def close(self) -> None:
         """Nothing to close; here because the real one has it."""
 
-    def _ledger(self) -> Ledger:
+    def _settle(self, hold_id: str, state: Settled, actual_nano: int = 0) -> int:
+        hold = self._open.pop(hold_id, None)
+        if hold is not None:
+            charge = {"posted": actual_nano, "voided": 0, "uncertain": hold.granted_nano}[state]
+            self._settled[hold_id] = Settlement(hold_id, charge, tuple(scope.name for scope in hold.scopes))
+        return self._ledger().settle(hold_id, state, actual_nano)
+
+    def _restore(self, holds: Iterable[Hold]) -> None:
+        until_ms = self.store.now_ms() + round(LEASE_S * 1000)
+        for hold in list(holds):
+            self.store.ledger.restore(hold.id, hold.granted_nano, [scope.name for scope in hold.scopes], until_ms)
+
+    def _reached(self) -> None:
         if self.store.away:
             raise MoneyUnavailable("the budget store is away")
+
+    def _ledger(self) -> Ledger:
+        self._reached()
         if self._epoch != self.store.epoch or self.store.epoch == 0:
             self._epoch = 0
             raise MoneyUnavailable("the budget store was emptied and is rebuilding from the ledger")

@@ -15,8 +15,8 @@ from gateway.core.credit import Tried, credits
 from gateway.core.events import Event
 from gateway.core.experience import HALF_LIFE, TASK_TYPE_SIMILARITY, WEIGHT_MIN, freshness, likeness, nearness
 from gateway.core.ids import uuid7
-from gateway.errors import Conflict, NotFound, Unavailable
-from gateway.service.ports import KeyRow, WorkerExperience
+from gateway.errors import NotFound, Unavailable
+from gateway.service.ports import Books, KeyRow, OrgRow, Settlement, WorkerExperience
 
 Row = dict[str, Any]
 
@@ -26,6 +26,7 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.keys: dict[str, KeyRow] = {}
+        self.orgs: dict[str, OrgRow] = {}
         self.rows = rows.Rows()
         self.experience: dict[tuple[str, int, int], Row] = {}
         self.away = False
@@ -55,27 +56,10 @@ class FakeStore:
     async def ready(self) -> bool:
         return not self.away
 
-    async def key_insert(self, key: KeyRow) -> None:
-        self._up()
-        if key.public_id in self.keys:
-            raise Conflict(f"key `{key.public_id}` exists or is malformed", code="key_conflict")
-        self.keys[key.public_id] = key
-
     async def key_get(self, public_id: str) -> KeyRow | None:
         self._up()
-        return self.keys.get(public_id)
-
-    async def key_list(self) -> Sequence[KeyRow]:
-        self._up()
-        return sorted(sorted(self.keys.values(), key=lambda k: k.public_id), key=lambda k: k.created_at, reverse=True)
-
-    async def key_revoke(self, public_id: str, at: datetime) -> bool:
-        self._up()
         key = self.keys.get(public_id)
-        if key is None or key.revoked_at is not None:
-            return False
-        self.keys[public_id] = replace(key, revoked_at=at)
-        return True
+        return None if key is None else replace(key, organisation=self.orgs.get(key.org))
 
     def _owned(self, name: str, key_id: str) -> str | None:
         found = [r for r in self.rows.rollouts if name in (r["id"], r["completion_id"]) and r["key_id"] == key_id]
@@ -185,12 +169,27 @@ class FakeStore:
         self._up()
         return len({key[0] for key, row in self.experience.items() if row["pool"] == pool})
 
+    async def books(self, settled_max: int) -> Books:
+        long_ago = datetime.min.replace(tzinfo=UTC)
+        latest = await self.settled_latest(settled_max, long_ago)
+        return Books(await self.posted_totals(), await self.open_holds(), latest)
+
+    async def settled_latest(self, limit: int, since: datetime) -> Sequence[Settlement]:
+        self._up()
+        settled = [r for r in self.rows.ledger if r["kind"] in SETTLED and r["at"] >= since]
+        settled.sort(key=lambda r: str(r["event_id"]))
+        return [
+            Settlement(row["hold_id"], row["amount_nano"], tuple(name for name, _ in row["scopes"]))
+            for row in settled[::-1][:limit]
+        ]
+
     async def posted_totals(self) -> Mapping[str, int]:
         self._up()
         totals: dict[str, int] = {}
         for row in self.rows.ledger:
-            for name, _ in row["scopes"] if row["kind"] in ("posted", "uncertain") else ():
-                totals[name] = totals.get(name, 0) + row["amount_nano"]
+            sign = {"posted": 1, "uncertain": 1, "credit": -1}.get(row["kind"], 0)
+            for name, _ in row["scopes"] if sign else ():
+                totals[name] = totals.get(name, 0) + sign * row["amount_nano"]
         return totals
 
     async def recent_rollouts(self, key_id: str, limit: int) -> Sequence[Mapping[str, Any]]:

@@ -22,23 +22,25 @@ LEASE_S = 60.0
 
 
 class FixedClock:
-    """Stands still until told."""
+    """Stands still until told: `time` is the host's clock, which may be set, `steady_s` the one that may not."""
 
     def __init__(self) -> None:
         self.time = datetime.now(UTC)
+        self.steady_s = 0.0
 
     def now(self) -> datetime:
         return self.time
 
     def monotonic_s(self) -> float:
-        return 0.0
+        return self.steady_s
 
 
 class World:
     """A budget store that can be emptied, and the ledger it is rebuilt from."""
 
     def __init__(self) -> None:
-        self.redis = FakeBudgetStore()
+        self.redis_ms = 0
+        self.redis = FakeBudgetStore(lambda: self.redis_ms)
         self.budgets = FakeBudgets(self.redis)
         self.store = FakeStore()
         self.journal = FakeJournal(self.store.ingest)
@@ -59,6 +61,18 @@ class World:
     async def balance(self) -> tuple[int, int]:
         found = await self.budgets.balance("key:k")
         return found.posted_nano, found.held_nano
+
+    def pass_s(self, seconds: float) -> None:
+        """Time passes, on every clock alike."""
+        self.clock.time += timedelta(seconds=seconds)
+        self.clock.steady_s += seconds
+        self.redis_ms += round(seconds * 1000)
+
+    async def sweep_twice(self) -> int:
+        """The doubt, and half a lease later the decision."""
+        assert await self.recovery.sweep() == 0
+        self.pass_s(LEASE_S / 2)
+        return await self.recovery.sweep()
 
 
 @pytest.fixture
@@ -84,25 +98,134 @@ async def test_what_was_never_dispatched_is_voided_and_what_was_is_charged_in_fu
     await world.hold(300)
     sent = await world.hold(400)
     await world.event("dispatch", sent, step_id="1.0", attempt=1, worker="w", bound_nano=100)
-    assert await world.recovery.sweep() == 0  # their leases run
-    world.clock.time += timedelta(seconds=LEASE_S + 1)
-    assert await world.recovery.sweep() == 2
+    assert await world.sweep_twice() == 0  # their leases run
+    world.pass_s(LEASE_S)
+    assert await world.sweep_twice() == 2
     assert await world.balance() == (400, 0)
     assert {(e.payload["state"], e.payload["charged_nano"]) for e in world.journal.of_kind("settle")} == {
         ("voided", 0),
         ("uncertain", 400),
     }
-    assert await world.recovery.sweep() == 0  # once
+    assert await world.sweep_twice() == 0  # once
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+@pytest.mark.parametrize("whose", ["the host's", "the budget store's", "both"])
+async def test_a_clock_that_is_set_frees_no_lease_early_and_keeps_none_long(
+    world: World, hours: int, whose: str
+) -> None:
+    """A living gateway beside one that is dead; then somebody sets a clock by an hour."""
+    dead, store = FakeBudgets(world.redis), world.store
+    await dead.load({})
+    abandoned = uuid7(1)
+    await dead.hold(abandoned, 100, 100, [KEY], 3600)
+    await world.event("hold", abandoned, amount_nano=100)
+    await world.hold(300, lease_s=3600)
+    if whose != "the budget store's":
+        world.clock.time += timedelta(hours=hours)
+    if whose != "the host's":
+        world.redis_ms += hours * 3_600_000
+    waited_s = 0.0
+    while len(await store.open_holds()) == 2:
+        world.pass_s(LEASE_S / 10)
+        waited_s += LEASE_S / 10
+        await world.recovery.watch()  # its heartbeat
+        await world.recovery.sweep()
+        assert waited_s <= 2 * LEASE_S
+    assert waited_s > LEASE_S / 2
+    for _ in range(30):
+        world.pass_s(LEASE_S / 10)
+        await world.recovery.watch()
+        await world.recovery.sweep()
+    assert await world.balance() == (0, 300)
+
+
+async def test_a_hold_whose_gateway_beats_is_never_swept_however_long_it_runs(world: World) -> None:
+    await world.hold(300, lease_s=3600)
+    for _ in range(100):
+        world.pass_s(LEASE_S / 10)
+        await world.recovery.watch()
+        assert await world.recovery.sweep() == 0
+    assert await world.balance() == (0, 300)
 
 
 async def test_a_settlement_that_redis_missed_is_posted_as_the_ledger_has_it(world: World) -> None:
-    hold_id = await world.hold(500, lease_s=0.001)
+    hold_id = await world.hold(500)
     await world.event("settle", hold_id, state="posted", charged_nano=120)
     unwritten = uuid7(1)
-    await world.budgets.hold(unwritten, 70, 70, [KEY], 0.001)  # its event never reached the journal
-    await asyncio.sleep(0.01)
-    assert await world.recovery.sweep() == 2
+    await world.budgets.hold(unwritten, 70, 70, [KEY], LEASE_S)  # its event never reached the journal
+    world.pass_s(LEASE_S)
+    assert await world.sweep_twice() == 2
     assert await world.balance() == (120, 0)
+
+
+async def test_a_settlement_the_ledger_missed_is_written_down_as_redis_has_it(world: World) -> None:
+    """The journal's disk was full when the request ended, so only Redis heard of it."""
+    for charged in (120, 0):
+        hold_id = await world.hold(500)
+        await world.event("dispatch", hold_id, step_id="1.0", attempt=1, worker="w", bound_nano=100)
+        await (world.budgets.post(hold_id, charged) if charged else world.budgets.void(hold_id))
+    assert await world.sweep_twice() == 2
+    assert sorted(e.payload["charged_nano"] for e in world.journal.of_kind("settle")) == [0, 120]
+    assert await world.balance() == (120, 0)
+
+
+async def test_a_hold_that_only_the_ledger_knows_is_decided_too(world: World) -> None:
+    """Its gateway died with its disk; the disk came back after the balances had been rebuilt."""
+    hold_id = uuid7(1)
+    await world.event("hold", hold_id, amount_nano=90)
+    await world.event("dispatch", hold_id, step_id="1.0", attempt=1, worker="w", bound_nano=90)
+    assert await world.sweep_twice() == 1
+    assert await world.balance() == (90, 0)
+
+
+async def test_what_a_dead_gateway_s_journal_still_held_is_counted_when_it_is_back(world: World) -> None:
+    hold_id = uuid7(1)
+    await world.event("hold", hold_id, amount_nano=90)
+    await world.event("settle", hold_id, state="posted", charged_nano=80)
+    known = await world.hold(50)
+    await world.event("settle", known, state="posted", charged_nano=40)
+    await world.budgets.post(known, 40)
+    for _ in range(2):
+        await world.recovery.count_left()
+    assert await world.balance() == (120, 0)
+
+
+async def test_a_settlement_is_forgotten_once_the_ledger_has_it_and_the_balances_are_younger(world: World) -> None:
+    spent = await world.hold(300)
+    await world.budgets.post(spent, 250)
+    world.redis.away = True
+    await world.recovery.confirm()
+    assert list(world.budgets.unconfirmed()) == [spent]
+    world.redis.away = False
+    await world.recovery.confirm()
+    assert list(world.budgets.unconfirmed()) == []
+
+
+async def test_balances_another_gateway_made_are_joined_without_the_ledger(world: World) -> None:
+    other = FakeBudgets(world.redis)
+    world.redis.flush()
+    await other.load({"key:k": 5})
+    world.store.away = True
+    await world.recovery.watch()
+    assert await world.balance() == (5, 0)
+
+
+async def test_a_surprise_ends_no_loop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = asyncio.Event()
+
+    async def explode() -> None:
+        if len(surprises) > 2:
+            seen.set()
+        surprises.append(1)
+        raise RuntimeError("a bug")
+
+    surprises: list[int] = []
+    monkeypatch.setattr(world.recovery, "confirm", explode)
+    running = asyncio.create_task(world.recovery.run(lambda _: asyncio.sleep(0)))
+    await asyncio.wait_for(seen.wait(), 5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_it_runs_for_ever_and_says_when_balances_are_there_first() -> None:

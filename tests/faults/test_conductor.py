@@ -1,0 +1,100 @@
+"""F7: the conductor fails in six ways, through a whole gateway: a router answers within the deadline, and once it has
+failed five times in a row it is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+import pytest
+
+from tests.faults.checker import check
+from tests.faults.client import Client
+from tests.faults.proxy import FaultProxy
+from tests.faults.site import Site
+from tests.faults.sizes import held
+from tests.faults.upstream import Behaviour, Bill, Upstream, chunk, event, raw, send, start_stream
+
+TIMEOUT_S, DEADLINE_S = 0.5, 20.0
+BREAKER_MAX = 5
+CALLS = 8
+Reader: TypeAlias = asyncio.StreamReader
+Writer: TypeAlias = asyncio.StreamWriter
+
+
+async def hang(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+    await asyncio.sleep(30)
+
+
+def says(text: str) -> Behaviour:
+    """A plan, streamed in pieces."""
+
+    async def behave(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+        await start_stream(writer)
+        for at in range(0, len(text), 65_536):
+            await event(writer, chunk({"content": text[at : at + 65_536]}))
+        await event(writer, chunk({}, "stop"))
+        await event(writer, None)
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    return behave
+
+
+async def wrong_version(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+    error = {"message": "The model `planner` does not exist.", "type": "NotFoundError", "param": None, "code": 404}
+    await send(writer, 404, {"error": error})
+
+
+async def not_json(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+    await start_stream(writer)
+    await raw(writer, b"data: {oops\n\n")
+
+
+NONSENSE = json.dumps({"steps": [{"worker": "nobody", "task": None, "see": []}]})
+WAYS: dict[str, Behaviour | None] = {
+    "down": None,
+    "hangs": hang,
+    "bad JSON": not_json,
+    "valid nonsense": says(NONSENSE),
+    "a plan of 10 MB": says('{"steps": [{"worker": "atlas", "task": "' + "x" * 10_000_000 + '", "see": []}]}'),
+    "wrong version": wrong_version,
+}
+
+
+@pytest.fixture
+async def planner() -> AsyncIterator[tuple[Upstream, FaultProxy]]:
+    async with Upstream() as upstream, FaultProxy(("127.0.0.1", upstream.port)) as proxy:
+        yield upstream, proxy
+
+
+@pytest.mark.timeout(300)
+async def test_f7_a_conductor_that_fails_in_six_ways_is_replaced_by_a_router(
+    here: Site, planner: tuple[Upstream, FaultProxy]
+) -> None:
+    conductor, proxy = planner
+    await here.gateway(
+        BATON_CONDUCTOR=f"http://127.0.0.1:{proxy.port}/v1#planner",
+        BATON_CONDUCTOR_INPUT_USD_PER_MTOK="0",
+        BATON_CONDUCTOR_OUTPUT_USD_PER_MTOK="0",
+        BATON_CONDUCTOR_TIMEOUT_S=str(TIMEOUT_S),
+    )
+    await here.new_key()
+    client, asked_most = Client(here, {"model": "baton", "messages": [{"role": "user", "content": "Say it."}]}), 0
+    conductor.behave = says(json.dumps({"steps": [{"worker": "atlas", "task": None, "see": []}]}))
+    assert (await client.ask()).headers["x-baton-policy"].startswith("conductor")
+    slowest_s = 0.0
+    for name, behave in WAYS.items():
+        conductor.behave, proxy.refuse = behave, behave is None
+        before = len(conductor.bills)
+        for _ in range(CALLS):
+            reply = await client.ask()
+            assert reply.whole, (name, reply)
+            assert reply.headers.get("x-baton-fallback", "").startswith("conductor_"), (name, reply.headers)
+            slowest_s = max(slowest_s, reply.took_s)
+        asked_most = max(asked_most, len(conductor.bills) - before)
+    assert slowest_s < DEADLINE_S
+    await check(here, [client])
+    held("F7", ways=len(WAYS), answered=len(client.history), failed=0, slowest_s=round(slowest_s, 2))

@@ -1,0 +1,66 @@
+"""F1: a gateway is killed at every point of a request's way, and started again. F2: rolling restarts."""
+
+from __future__ import annotations
+
+import random
+
+from tests.faults.checker import check
+from tests.faults.client import Client, good
+from tests.faults.killpoints import POINTS
+from tests.faults.site import Site
+from tests.faults.sizes import SIZE, held
+
+SEEDS = {"ci": 3, "long": 50}[SIZE]
+ROUNDS = {"ci": 3, "long": 20}[SIZE]
+
+
+async def test_f1_a_gateway_killed_anywhere_loses_doubles_and_overspends_nothing(here: Site) -> None:
+    """Each start recovers what the kill before left, and is itself killed at the next point."""
+    gateway = await here.gateway()
+    limit_nano = 2_000_000_000
+    await here.new_key(limit_nano)
+    client, kills, draw = Client(here), 0, random.Random(1)
+    await gateway.stop()
+    for seed in range(SEEDS):
+        for point in POINTS:
+            gateway.start(kill=(point, 1 + draw.randrange(3) if seed else 1))
+            await gateway.serving()
+            while gateway.alive:
+                await client.many(4, at_once=4)
+            kills += 1
+    gateway.start()
+    await gateway.serving()
+    assert len(good(await client.many(4, at_once=4))) == 4
+    found = await check(here, [client], limit_nano=limit_nano)
+    assert found.of_kind("uncertain")  # the kills did hit what they were to hit
+    assert found.of_kind("voided")
+    replies = len(client.history)
+    held(
+        "F1", kills=kills, points=len(POINTS), replies=replies, uncertain=len(found.of_kind("uncertain")), violations=0
+    )
+
+
+async def test_f2_a_rolling_restart_fails_no_request_and_loses_no_row(here: Site) -> None:
+    """Three gateways behind a client that goes to one that is ready; each is ended by SIGTERM and started again."""
+    here.upstream.delay_s = 0.05
+    for _ in range(3):
+        await here.gateway()
+    await here.new_key()
+    client, drains = Client(here), []
+    async with client.load(at_once=6) as load:
+        for turn in range(ROUNDS):
+            one = here.gateways[turn % 3]
+            rest = [each for each in here.gateways if each is not one]
+            client.serving = rest  # what a load balancer does once readiness is off, and before the process goes
+            drains.append(await one.stop())
+            one.start()
+            await one.serving()
+            client.serving = None
+            await load.until(lambda seen: len(good(seen)) >= 12)
+    failed = [reply for reply in client.history if reply.status != 200]
+    assert failed == []
+    found = await check(here, [client])
+    assert len(found.rollouts) == len(client.history)
+    assert max(drains) <= 30
+    rounds = {"rounds": ROUNDS, "requests": len(client.history)}
+    held("F2", **rounds, failed=len(failed), drain_s_max=round(max(drains), 2))
