@@ -45,8 +45,9 @@ SEED = 7
 START = ("--name", "arena-start", "--version", "1", "--seed", str(SEED))
 ROLLOUTS, GATE_N, FIGURES_N = 1_000, 1_200, 300
 _ALWAYS = ("--name", "arena", "--set", f"seed={SEED}", "--set", "cost_per_usd=300")  # calls cost fractions of a cent
-PRACTICE = ("--env", "arena", *_ALWAYS, "--version", "2", "--set", "temperature=1.4", "--set", "k_of_n=4-8")
-LESSON = ("--env", "logged", *_ALWAYS, "--version", "3", "--set", "steps=2", "--set", "lr=1e-4")
+_ONE_PLAN = ("--set", "rounds=1")  # as it is served: every reply streams
+PRACTICE = ("--env", "arena", *_ALWAYS, *_ONE_PLAN, "--version", "2", "--set", "temperature=1.4", "--set", "k_of_n=4-8")
+LESSON = ("--env", "logged", *_ALWAYS, "--version", "3", "--set", "steps=1", "--set", "lr=3e-5")
 KEY_SHARE = ("--key-share", "0.1")  # 24 applications ask by turns
 PRACTICE_STEPS = 60
 SETTINGS = {
@@ -198,6 +199,14 @@ def copied(source: Path, target: Path) -> None:
     aside.rename(target)
 
 
+def ship(places: Places, name: str) -> None:
+    """The conductor into policy/shipped, whole or not at all. Its manifest tells paths from the run's directory on."""
+    target = SHIPPED / name
+    copied(places.conductor, target)
+    manifest = target / "manifest.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace(f"{places.out}/", ""), encoding="utf-8")
+
+
 def figures(places: Places, python: str, n: int) -> None:
     """Start and conductor on held-out phrasings, in one file and on stderr."""
     found: dict[str, Any] = {}
@@ -236,7 +245,7 @@ def made(options: argparse.Namespace, places: Places) -> None:
     if not places.figures.exists():
         figures(places, options.python, options.n)
     if options.ship:
-        copied(places.conductor, SHIPPED / options.ship)
+        ship(places, options.ship)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

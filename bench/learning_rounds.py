@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from policy.train.initial import Initial
     from policy.train.settings import Settings
 
-SHIPPED = ROOT / "policy" / "shipped" / "arena-1"
+SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
 WALL_S = 3_600.0  # many episodes are decoded side by side, and nobody waits for a reply
 AT_ONCE = 256

@@ -39,7 +39,7 @@ from gateway.adapters.engines_vllm import VllmLora
 from gateway.errors import BatonError, VersionRefused
 from gateway.service.ports import Conductor, ConductorCall, ConductorEnd, PolicyEngine, Sampling
 
-SHIPPED = ROOT / "policy" / "shipped" / "arena-1"
+SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 SEEDS = 6  # different directories; a version is a directory under a name of its own
 KEPT = 3  # versions loaded at once: now, the one before, and one that its last requests leave
 PLANS = 2  # of a rollout

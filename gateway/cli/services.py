@@ -26,7 +26,7 @@ from gateway.errors import ConfigError, Unavailable
 
 ARENA_SEED = 7
 POOL_TEXT_S = 30.0
-SHIPPED_CONDUCTOR = "shipped/arena-1"  # inside the policy package
+SHIPPED_CONDUCTOR = "shipped/arena-3"  # inside the policy package
 T = TypeVar("T")
 Say = Callable[[str], None]
 

@@ -32,7 +32,7 @@ ROUTERS: Mapping[str, Callable[[int], Planner]] = {
     "baton/cascade": lambda _seed: CascadeRouter(RULE),
 }
 ALIASES = {"rule": "baton/rule"}
-SHIPPED = Path(policy.__file__).parent / "shipped" / "arena-1"
+SHIPPED = Path(policy.__file__).parent / "shipped" / "arena-3"
 CONDUCTOR_SHIPPED = "conductor@shipped"
 FIXED = "fixed:"
 ORACLE = "oracle"

@@ -10,7 +10,7 @@ import pytest
 from bench.engines import EngineProcess
 from tests.tiny_model import write_tiny_model
 
-SHIPPED = Path(__file__).parents[2] / "policy" / "shipped" / "arena-1"
+SHIPPED = Path(__file__).parents[2] / "policy" / "shipped" / "arena-3"
 
 
 @pytest.fixture(scope="session")

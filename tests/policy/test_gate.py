@@ -90,11 +90,11 @@ def test_the_live_version_itself_passes(
     assert {"candidate", "random", "cheapest", "rule", "table", "cascade", "vote", "fixed:cedar"} <= set(every)
     assert {one["n"] for one in every.values()} == {N} == {found["scene"]["questions"]}
     page = (tmp_path / "out.md").read_text()
-    assert page.startswith("# arena@1 passed the gate")
+    assert page.startswith("# arena@3 passed the gate")
     assert "## Injection set" in page
     ElementTree.fromstring((tmp_path / "out.svg").read_text())  # noqa: S314 - our own file
     assert not (tmp_path / "out.json.partial").exists()
-    assert "arena@1 beside arena@1: passed" in capsys.readouterr().out
+    assert "arena@3 beside arena@3: passed" in capsys.readouterr().out
 
 
 def test_an_adapter_is_judged_on_its_base(gate: Gate, tmp_path: Path) -> None:

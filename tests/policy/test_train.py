@@ -44,7 +44,7 @@ from policy.train.update import pieces, scored  # noqa: E402
 from policy.train.weights import SmallWeights, trainable  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ROOT / "policy" / "shipped" / "arena-1"
+SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 TINY = Settings(steps=3, prompts=3, samples=4, observed=0, candidates=20, lr=1e-3, warmup_share=0.0, rounds=2)
 
 
@@ -204,7 +204,9 @@ def test_learning_happens(tmp_path: Path) -> None:
         assert any(name in one for one in told)
     assert max(one.get("ratio_max", 0.0) for one in told) == pytest.approx(1.0, abs=1e-3)
     manifest = read_manifest(tmp_path / "out")
-    assert (manifest.parent, manifest.version, manifest.rollouts) == ("arena@1", "2", 576)
+    parent = read_manifest(SHIPPED)
+    expected = (f"{parent.name}@{parent.version}", str(int(parent.version) + 1), 576)
+    assert (manifest.parent, manifest.version, manifest.rollouts) == expected
     assert manifest.config["settings"]["lr"] == 1e-3
 
 
@@ -324,7 +326,8 @@ def test_an_adapter_is_written_as_peft_does_and_merges_to_the_same(tmp_path: Pat
     merged = spec.model_copy(update={"settings": spec.settings.model_copy(update={"lora_merge": True})})
     train(merged, tmp_path / "full", tmp_path / "w2", False, quiet)
     manifest = read_manifest(tmp_path / "adapter")
-    assert (manifest.kind, manifest.base) == ("adapter", "arena@1")
+    assert (manifest.kind, manifest.rounds) == ("adapter", spec.settings.rounds)
+    assert manifest.base == "arena@3"
     assert manifest.base_sha256 == read_manifest(SHIPPED).sha256["model.safetensors"]
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"]) == ("LORA", 2)

@@ -24,7 +24,7 @@ from tests.policy.test_environments_live import kit_for
 pytestmark = pytest.mark.train
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ROOT / "policy" / "shipped" / "arena-1"
+SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 
 
 @pytest.fixture

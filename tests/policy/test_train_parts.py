@@ -31,7 +31,7 @@ from policy.train.rows import Row, RowRefused, grouped, require_outcomes, row_of
 from policy.train.settings import Settings, settings_of, table
 from policy.train.spec import TrainSpec, chosen, plain_filters, read_spec
 
-SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-1"
+SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-3"
 POOL = [{"handle": handle, "kind": kind} for handle, kind in (("atlas", "openai"), ("quill", "openai"), ("me", "self"))]
 
 

@@ -118,13 +118,15 @@ def test_what_is_finished_is_not_done_again(
 ) -> None:
     for directory in (places.start, places.conductor):
         policy_directory(directory)
+    (places.conductor / "manifest.json").write_text(json.dumps({"config": {"init": str(places.start)}}))
     monkeypatch.setattr(conductor, "SHIPPED", tmp_path / "shipped")
     options = parser().parse_args(["--out", str(places.out), "--ship", "arena-9"])
     made(options, places)
     made(options, places)
     assert [words[2] for words in programs] == [str(places.start), str(places.conductor)]
     assert sorted(json.loads(places.figures.read_text())) == ["conductor", "start"]
-    assert (tmp_path / "shipped" / "arena-9" / "manifest.json").is_file()
+    shipped = json.loads((tmp_path / "shipped" / "arena-9" / "manifest.json").read_text())
+    assert shipped == {"config": {"init": "start"}}
 
 
 def test_a_refusal_ends_with_the_gates_words_and_ships_nothing(
