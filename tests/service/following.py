@@ -83,7 +83,7 @@ class Following(Kit):
         front = ShadowedPlanner(learned, self.shadows)
         self.catalog._planners |= {"baton": (front, rule), "baton/conductor": (front, rule)}
         self.catalog._versions = self.versions
-        self.completer._pick = self.versions.pick
+        self.completer._admission._pick = self.versions.pick
 
     def _line(self, call: ConductorCall) -> Line:
         return self.says.get(call.model or "", PLAN)

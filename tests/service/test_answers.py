@@ -106,7 +106,7 @@ async def test_what_baton_acts_on_stays_here(name: str) -> None:
     ],
 )
 async def test_the_bound_on_tokens_goes_under_the_name_that_the_worker_knows(
-    asked: dict[str, int], spec: dict[str, Any], name: str
+    asked: dict[str, Any], spec: dict[str, Any], name: str
 ) -> None:
     kit = Kit(pools=one(**spec))
     await kit.serve(ask(model="alpha", **asked))

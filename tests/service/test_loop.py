@@ -24,7 +24,7 @@ from gateway.errors import (
 )
 from gateway.service.admit import PROMPT_TOKENS_BOUND
 from gateway.service.ports import WorkerCall
-from gateway.service.running import reply_headers
+from gateway.service.running import Progress, reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, PRICE, Kit, ask, plan
 
@@ -91,7 +91,8 @@ async def test_only_the_last_step_gets_the_clients_parameters() -> None:
 async def test_the_last_steps_stream_is_the_reply() -> None:
     kit = Kit((plan(("atlas", None, []), ("birch", None, [0])),), {"beta": Says("one two three", piece_delay_s=0.01)})
     running = await kit.start(ask(stream=True))
-    words = [choice["delta"].get("content") async for choices in running.chunks() for choice in choices]
+    pieces = [said async for said in running.chunks() if not isinstance(said, Progress)]
+    words = [choice["delta"].get("content") for choices in pieces for choice in choices]
     assert "".join(filter(None, words)) == "one two three"
     assert running.record.steps[1].first_byte_us is not None
     assert await kit.text(running) == "one two three"
@@ -355,14 +356,16 @@ async def test_a_worker_the_key_may_not_use_does_not_exist() -> None:
     assert {call.worker.name for call in kit.workers.calls} == {"alpha"}
 
 
-async def test_a_full_journal_refuses_before_anything_is_spent() -> None:
+@pytest.mark.parametrize("model", ["baton", "alpha"])
+async def test_a_full_journal_refuses_before_anything_is_spent(model: str) -> None:
     kit = Kit()
     kit.journal.full = True
-    running = await kit.serve()
+    running = await kit.serve(ask(model=model))
     assert isinstance(running.error, SpoolFull)
     assert kit.workers.calls == []
     assert kit.conductor.calls == []  # planning costs here, so it too waits for the record of the hold
     assert await kit.open_nano() == 0
+    assert await kit.posted_nano() == 0  # a call whose record could not be written has not left
 
 
 async def test_a_reply_that_cannot_be_logged_is_not_given() -> None:
