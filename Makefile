@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help serve demo-learning conductor test check fix test-vllm test-train test-verl test-clients train-env lock docs clean
+.PHONY: help faults mutants serve demo-learning conductor test check fix test-vllm test-train test-verl test-clients train-env lock docs clean
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -21,6 +21,14 @@ test: ## install, check, test: what CI runs
 	@scripts/install dev
 	@scripts/check
 	@scripts/test
+
+faults: ## the fault matrix at its long sizes, hours; build/faults.json keeps what held. ARGS="F1 L7" runs these rows only
+	@scripts/install dev
+	@.venv/bin/python -m scripts.faults $(ARGS)
+
+mutants: ## how many small changes to the ledger, plans and money the tests notice, an hour; ARGS=… optional
+	@scripts/install dev
+	@.venv/bin/python -m scripts.mutants $(ARGS)
 
 check: ## ruff, mypy, import contracts
 	@scripts/install dev

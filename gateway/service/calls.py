@@ -95,7 +95,11 @@ class StepCall:
         job.tree.meter.draw(self._draw)
         self._open = True
         run.dispatches += 1
-        await self._caller.announce(job, step_id(run), run.spec.name, self._draw.nano, run.dispatches)
+        try:
+            await self._caller.announce(job, step_id(run), run.spec.name, self._draw.nano, run.dispatches)
+        except BaseException:  # boundary: whatever kept the word of it from the disk, the call has not left
+            self._settle(Usage())
+            raise
 
     def _after(self, record: AttemptRecord) -> None:
         """Called after each attempt. One that failed with a status, or never left, costs nothing."""

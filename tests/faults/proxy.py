@@ -46,11 +46,12 @@ class FaultProxy:
         self.refuse = False
         self.port = 0
         self._links: set[_Link] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # pumps
+        self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> FaultProxy:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -60,7 +61,8 @@ class FaultProxy:
         self.cut()
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._serving, return_exceptions=True)
+        await asyncio.sleep(0.01)  # transports close their sockets in the loop's next turns
 
     def set(self, **both: object) -> None:
         """The same toxics in both directions; those not named are healed."""
@@ -78,6 +80,11 @@ class FaultProxy:
         for link in list(self._links):
             _reset(link.client)
             _reset(link.server)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.create_task(self._accept(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuse:

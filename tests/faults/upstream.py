@@ -55,6 +55,7 @@ class Upstream:
             self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
+        await asyncio.sleep(0.01)  # transports close their sockets in the loop's next turns
 
     @property
     def url(self) -> str:

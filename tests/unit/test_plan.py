@@ -27,9 +27,10 @@ from gateway.core.plan import (
     workers_named,
 )
 from gateway.errors import PlanRefused
+from tests.faults.sizes import SIZE
 from tests.plans import FIRST, LATER, SINGLE, TASKS, adversarial, valid_plan
 
-PLANS = 12_000
+PLANS = {"ci": 12_000, "long": 100_000}[SIZE]
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(["all", "quill"]),

@@ -1,0 +1,183 @@
+"""Mutation testing of what money rests on: `python -m scripts.mutants [--sample N] [--seed S] [MODULE …]`.
+
+Each mutant is one module with one small change (a comparison, a sign, a constant, a condition). It lives in a forked
+process that runs the module's own tests until the first failure; a mutant that all of them pass has survived, and is
+printed with its line. Writes build/mutants.json. Exit status 1 below `SCORE_MIN`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import hypothesis  # noqa: F401 - imported once, for all that are forked
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SUMMARY = ROOT / "build" / "mutants.json"
+SCORE_MIN = 0.9
+MUTANT_S = 120
+TESTS = {
+    "gateway.core.ledger": ("tests/unit/test_ledger.py", "tests/contract/test_budgets.py"),
+    "gateway.core.money": ("tests/unit/test_money.py",),
+    "gateway.core.plan": ("tests/unit/test_plan.py",),
+}
+ONLY = {"gateway.core.ledger": ("-k", "not redis")}
+COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One changed module."""
+
+    module: str
+    line: int
+    change: str
+    tree: ast.Module
+
+
+class Replaced(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module from a tree instead of from its file."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self) if name == self._mutant.module else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._mutant.tree, self._mutant.module, "exec"), module.__dict__)  # noqa: S102 - that is the job
+
+
+def mutants_of(module: str) -> Iterator[Mutant]:
+    """Every one-step change of the module's code; annotations, texts and what is raised are left alone."""
+    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
+    for number, node in enumerate(nodes):
+        for change in range(_changes(node)):
+            mutated = copy.deepcopy(tree)
+            twin = [each for each in ast.walk(mutated) if isinstance(each, ast.expr | ast.stmt)][number]
+            said = _apply(twin, change)
+            yield Mutant(module, node.lineno, said, ast.fix_missing_locations(mutated))
+
+
+def _changes(node: ast.AST) -> int:
+    """How many ways there are to change a node."""
+    if isinstance(node, ast.Compare):
+        return len(node.ops)
+    if isinstance(node, ast.BinOp | ast.AugAssign):
+        return int(type(node.op) in ARITHMETIC)
+    if isinstance(node, ast.BoolOp | ast.If | ast.While | ast.IfExp):
+        return 1
+    if isinstance(node, ast.Constant):
+        return int(type(node.value) in (int, bool))
+    if isinstance(node, ast.UnaryOp):
+        return int(isinstance(node.op, ast.Not | ast.USub))
+    if isinstance(node, ast.Call):
+        return int(isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "any", "all"))
+    return int(isinstance(node, ast.Continue | ast.Break))
+
+
+def _apply(node: ast.AST, change: int) -> str:
+    """Change a node in place; what was done."""
+    before = ast.unparse(node).splitlines()[0][:70]
+    if isinstance(node, ast.Compare):
+        node.ops[change] = COMPARE[type(node.ops[change])]()
+    elif isinstance(node, ast.BinOp | ast.AugAssign):
+        node.op = ARITHMETIC[type(node.op)]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
+    elif isinstance(node, ast.If | ast.While | ast.IfExp):
+        node.test = ast.UnaryOp(ast.Not(), node.test)
+    elif isinstance(node, ast.Constant):
+        node.value = not node.value if isinstance(node.value, bool) else int(str(node.value)) + 1
+    elif isinstance(node, ast.UnaryOp):
+        node.op = ast.UAdd()  # a `not` becomes its operand as a number: true where that is
+    elif isinstance(node, ast.Call):
+        swap = {"min": "max", "max": "min", "any": "all", "all": "any"}
+        node.func = ast.Name(swap[ast.unparse(node.func)], ast.Load())
+    else:
+        node.__class__ = ast.Pass  # type: ignore[assignment]
+    return f"{before}  →  {ast.unparse(node).splitlines()[0][:70]}"
+
+
+def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
+    """Whether every test passes on the mutant. One that hangs, or cannot be imported, is noticed."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(MUTANT_S)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        sys.meta_path.insert(0, Replaced(mutant))
+        status = 1
+        try:
+            status = int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]))
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    return status == 0
+
+
+def main() -> int:
+    """Run them all, or a sample."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modules", nargs="*", default=list(TESTS), help=f"of {', '.join(TESTS)}; default: all")
+    parser.add_argument("--sample", type=int, default=0, help="so many of each module, drawn evenly; 0: all")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    summary: dict[str, dict[str, object]] = {}
+    for module in options.modules:
+        found = list(mutants_of(module))
+        chosen = random.Random(options.seed).sample(found, min(options.sample or len(found), len(found)))  # noqa: S311
+        began_s = time.monotonic()
+        alive = []
+        for mutant in chosen:
+            if survives(mutant, [*TESTS[module], *ONLY.get(module, ())]):
+                alive.append(f"{mutant.line}: {mutant.change}")
+                print(f"survived {module}:{alive[-1]}", flush=True)
+        score = round(1 - len(alive) / len(chosen), 3)
+        took_s = round(time.monotonic() - began_s)
+        summary[module] = {"mutants": len(found), "tried": len(chosen), "score": score, "survived": alive}
+        print(f"{module}: {len(chosen) - len(alive)} of {len(chosen)} noticed ({score:.1%}) in {took_s} s", flush=True)
+    SUMMARY.parent.mkdir(exist_ok=True)
+    SUMMARY.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return int(any(float(str(each["score"])) < SCORE_MIN for each in summary.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
