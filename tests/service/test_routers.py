@@ -138,14 +138,14 @@ async def test_where_the_rule_explores_it_tries_the_unknown_but_not_what_failed(
 ) -> None:
     for share, worker in ((0.0, greedy), (1.0, exploring)):
         made = kit({}, seen=seen)
-        made.completer._policies = replace(made.completer._policies, explore_share=share)
+        made.completer._admission._policies = replace(made.completer._admission._policies, explore_share=share)
         assert asked(await made.serve(ask(model="baton/rule"))) == [worker]
 
 
 @pytest.mark.parametrize(("metadata", "temperature"), [({}, 1.0), ({"train": "false"}, 0.0)])
 async def test_what_is_never_trained_on_is_never_explored(metadata: dict[str, str], temperature: float) -> None:
     made = kit({})
-    made.completer._policies = replace(made.completer._policies, explore_share=1.0)
+    made.completer._admission._policies = replace(made.completer._admission._policies, explore_share=1.0)
     running = await made.serve(ask(model="baton/conductor", metadata=metadata))
     assert running.record.rounds[0].sampling["temperature"] == temperature
 
