@@ -48,24 +48,29 @@ class Housekeeping:
         """For ever, whatever is away meanwhile."""
         due_s = 0.0
         while True:
+            await sleep(ANCHOR_S)  # first, as at a start the balances are not there yet
             await self._try("anchor", self._auditor.anchor())
             if self._clock.monotonic_s() >= due_s:
-                due_s = self._clock.monotonic_s() + self._every_s
-                await self._try("sweep", self._sweep())
-            await sleep(ANCHOR_S)
+                swept = await self._try("retention", self._sweep())
+                forgot = await self._try("balances", self._forget())
+                due_s = self._clock.monotonic_s() + (self._every_s if swept and forgot else 0)
 
     async def _sweep(self) -> None:
-        now = self._clock.now()
-        forgotten = await self._budgets.forget(lambda scope: is_past(scope, now))
         swept = await self._retention.run()
-        if forgotten or swept.total:
-            log.info("forgot %d balances of the past, deleted %d rows whose time was over", forgotten, swept.total)
+        if swept.total:
+            log.info("deleted %d rows whose time was over", swept.total)
 
-    async def _try(self, what: str, work: Awaitable[None]) -> None:
+    async def _forget(self) -> None:
+        now = self._clock.now()
+        await self._budgets.forget(lambda scope: is_past(scope, now))
+
+    async def _try(self, what: str, work: Awaitable[None]) -> bool:
         try:
             await work
         except (BatonError, OSError) as error:
             log.warning("housekeeping waits (%s): %s", what, error)
+            return False
+        return True
 
 
 def describe_swept(swept: Swept, *, dry: bool) -> Mapping[str, Any]:

@@ -1,0 +1,167 @@
+"""What OpenAPI says beyond paths: keys, bodies, query parameters and the one shape of errors.
+
+The routes read their bodies themselves, with limits that a framework has not, so their shapes are written here.
+`/openapi.json` is for people and for tests, which hold every route to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from gateway.service.limits import COUNTS, MONEY
+
+TEXT = {"type": "string"}
+NAME = {"type": "string", "minLength": 1, "maxLength": 128}
+WHOLE = {"type": "integer", "minimum": 1}
+FREE = {"/livez", "/readyz", "/metrics"}
+NULLABLE = {"type": ["string", "null"]}
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {"message": TEXT, "type": TEXT, "param": NULLABLE, "code": NULLABLE},
+        }
+    },
+}
+
+
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+LIMITS = {
+    **{name: {"type": ["string", "number", "null"], "description": "dollars"} for name in MONEY},
+    **{name: _or_null({**WHOLE, "maximum": most}) for name, most in COUNTS.items()},
+}
+RIGHTS = {
+    "pools": {"type": "array", "items": TEXT},
+    "workers": {"type": "array", "items": TEXT},
+    "caps": {"type": "object"},
+    "log_mode": {"enum": ["full", "redacted", "metadata"]},
+    "train": {"type": "boolean"},
+}
+MESSAGE = _object("role", role={"enum": ["system", "developer", "user", "assistant", "tool"]}, content=TEXT)
+CHAT = _object(
+    *("model", "messages"),
+    model=TEXT,
+    messages={"type": "array", "minItems": 1, "items": MESSAGE},
+    stream={"type": "boolean"},
+    temperature={"type": "number", "minimum": 0, "maximum": 2},
+    top_p={"type": "number", "minimum": 0, "maximum": 1},
+    n={"type": "integer", "minimum": 1},
+    max_tokens=WHOLE,
+    max_completion_tokens=WHOLE,
+    stop={"type": ["string", "array"], "items": TEXT},
+    seed={"type": "integer"},
+    user=TEXT,
+    metadata={"type": "object", "additionalProperties": TEXT},
+    tools={"type": "array", "items": {"type": "object"}},
+    response_format={"type": "object"},
+)
+RESPONSES = _object(
+    *("model", "input"),
+    model=TEXT,
+    input={"type": ["string", "array"]},
+    instructions=TEXT,
+    stream={"type": "boolean"},
+    store={"type": "boolean"},
+    previous_response_id=TEXT,
+    max_output_tokens=WHOLE,
+    metadata={"type": "object", "additionalProperties": TEXT},
+)
+OUTCOME = _object(
+    rollout_id=TEXT,
+    completion_id=TEXT,
+    value={"type": ["number", "boolean"]},
+    label=NAME,
+    comment=TEXT,
+    demonstration=TEXT,
+    source=TEXT,
+    grader_version=TEXT,
+)
+WHY = {"why": {"type": "string", "maxLength": 1_000}}
+CREDIT = _object(
+    charge=NAME,
+    key=NAME,
+    org=NAME,
+    window={"enum": ["life", "month", "day"]},
+    usd={"type": ["string", "number"]},
+    **WHY,
+)
+JOB = _object(
+    policy=TEXT, arguments={"type": ["string", "array"]}, gate={"type": ["string", "array"]}, auto={"type": "boolean"}
+)
+BODIES: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("post", "/v1/chat/completions"): CHAT,
+    ("post", "/v1/responses"): RESPONSES,
+    ("post", "/v1/outcomes"): OUTCOME,
+    ("post", "/v1/embeddings"): _object("model", "input", model=TEXT, input={"type": ["string", "array"]}),
+    ("post", "/admin/keys"): _object(
+        "name", name=NAME, key_class={"enum": ["data", "admin"]}, org=TEXT, **LIMITS, **RIGHTS, **WHY
+    ),
+    ("patch", "/admin/keys/{public_id}"): _object(name=NAME, **LIMITS, **RIGHTS, **WHY),
+    ("post", "/admin/keys/{public_id}/rotate"): _object(grace_s={"type": "integer", "minimum": 0}, **WHY),
+    ("post", "/admin/orgs"): _object("name", name=NAME, **LIMITS, **WHY),
+    ("patch", "/admin/orgs/{name}"): _object(**LIMITS, **WHY),
+    ("post", "/admin/credits"): CREDIT,
+    ("post", "/admin/jobs"): JOB,
+    ("post", "/admin/policies"): _object(
+        "directory", directory=TEXT, gate={"type": "object"}, force={"type": "boolean"}, **WHY
+    ),
+    ("post", "/admin/policies/{version}/canary"): _object("percent", percent={"enum": [1, 5, 25, 100]}, **WHY),
+    **{
+        ("post", f"/admin/policies/{{version}}/{move}"): _object(**WHY)
+        for move in ("shadow", "promote", "retire", "rollback")
+    },
+}
+QUERIES: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
+    ("get", "/admin/audit"): {"limit": WHOLE, "before": WHOLE, "target": TEXT},
+    ("get", "/admin/keys/{public_id}"): {"user": TEXT},
+    ("get", "/admin/orgs/{name}"): {"user": TEXT},
+    ("get", "/admin/overview"): {"window_s": WHOLE},
+    ("get", "/admin/rollouts"): {"limit": WHOLE, "before": TEXT, "key": TEXT, "policy": TEXT, "status": TEXT},
+    ("get", "/admin/jobs"): {"policy": TEXT, "limit": WHOLE},
+    ("get", "/admin/jobs/{job_id}/log"): {"after": {"type": "integer", "minimum": 0}},
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Let the application's OpenAPI say all of that."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            spec = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for path, operations in spec["paths"].items():
+                for method, operation in operations.items():
+                    _describe(operation, method, path)
+            spec.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            app.openapi_schema = spec
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe(operation: dict[str, Any], method: str, path: str) -> None:
+    operation["responses"].pop("422", None)  # the framework's own shape, which nothing here ever sends
+    wrong = {"description": "An error", "content": {"application/json": {"schema": ERROR}}}
+    if path not in FREE:
+        operation["responses"]["default"] = wrong
+        operation["security"] = [{"key": []}]
+    if path == "/metrics":
+        operation["responses"]["200"]["content"] = {"text/plain": {"schema": TEXT}}
+    body = BODIES.get((method, path))
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    for name, schema in QUERIES.get((method, path), {}).items():
+        operation.setdefault("parameters", []).append({"name": name, "in": "query", "schema": schema})
