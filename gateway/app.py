@@ -32,7 +32,7 @@ from gateway.adapters.spool import Spool, SpoolLimits
 from gateway.adapters.store import PostgresStore
 from gateway.adapters.store_jobs import JobStore
 from gateway.adapters.workers import PooledWorkers, pooled_workers
-from gateway.api import edge
+from gateway.api import edge, spec
 from gateway.api.headers import with_cors
 from gateway.api.health import HealthApi
 from gateway.api.idempotency import Idempotency
@@ -134,6 +134,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     clock, metrics = SystemClock(), PrometheusMetrics()
     depth_secret = hashlib.sha256(b"depth" + services.pepper).digest()
     secrets = poolfile.secrets(pools, environment())
+    redactor = Redactor(secrets.values())
     store = _store(settings, services)
     opened.push_async_callback(store.close)
     embedder = _embedder(settings)
@@ -159,7 +160,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         clock=clock,
         metrics=metrics,
         policies=policies_of(settings, planning),
-        redactor=Redactor(secrets.values()),
+        redactor=redactor,
         sticky=sticky,
         media=media_of(settings),
         pick=policies.versions.pick if policies else no_version,
@@ -170,7 +171,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     idempotency = idempotency_of(settings, store)
     openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)
     responses, texts = responses_of(settings, store, spool, openai), TextsApi(openai)
-    outcomes = OutcomesApi(Outcomes(store, spool, clock), auth, settings.body_bytes_max)
+    outcomes = OutcomesApi(Outcomes(store, spool, clock, redactor), auth, settings.body_bytes_max)
     admin = admin_of(settings, services, pools, budgets, auth, peppers, clock, opened)
     versions = PoliciesApi(policies.admin if policies else None, auth, settings.body_bytes_max)
     reports = _reports(settings, services)
@@ -180,14 +181,11 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     opened.push_async_callback(jobs.close)
     training = JobsApi(jobs, auth, settings.body_bytes_max)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
+    public = [api.router() for api in (openai, responses, texts, outcomes, health)]
+    private = [pages.router(), *admin.routers, versions.router(), training.router(), health.router()]
     return Bundle(
-        public=with_cors(
-            _app("Baton", openai.router(), responses.router(), texts.router(), outcomes.router(), health.router()),
-            listed(settings.cors_origins),
-        ),
-        admin=_app(
-            "Baton admin", pages.router(), *admin.routers, versions.router(), training.router(), health.router()
-        ),
+        public=with_cors(_app("Baton", settings.in_flight_max, *public), listed(settings.cors_origins)),
+        admin=_app("Baton admin", settings.in_flight_max, *private),
         health=health,
         completer=completer,
         recovery=Recovery(budgets, store, spool, clock, sweep_s=settings.money_sweep_s, lease_s=settings.money_lease_s),
@@ -343,9 +341,10 @@ def _money(settings: Settings, services: Services) -> tuple[RedisBudgets, RedisR
     return budgets, limits
 
 
-def _app(title: str, *routers: APIRouter) -> ASGIApp:
+def _app(title: str, in_flight_max: int, *routers: APIRouter) -> ASGIApp:
     app = FastAPI(title=title, version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     edge.install(app)
     for router in routers:
         app.include_router(router)
-    return edge.Edge(app)
+    spec.describe(app)
+    return edge.Edge(app, in_flight_max)
