@@ -34,6 +34,8 @@ ALERTS = {
     "nonsense, or a worker fails; requests are still answered",
     "`baton_log_records_total - baton_log_records_stored_total` growing": "PostgreSQL is not keeping up: see "
     "`baton_log_ship_retries_total`",
+    "`min_over_time(baton_capture_rate[5m]) < 1` and no request now": "a request that was served has no row: see "
+    "`baton_log_dead_letters_total` and `baton_log_damaged_total`",
     "`baton_spool_bytes` near `BATON_SPOOL_BYTES_MAX`": "soon every request is 503 `spool_full`",
     "`increase(baton_log_dead_letters_total[1h]) > 0`": "a record could not be stored; it is in the table "
     "`dead_letters`, whole",

@@ -27,7 +27,7 @@ class Toxics:
     half_close: bool = False  # FIN in this direction only, at the first byte
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Link:
     """One connection: both writers."""
 
@@ -89,6 +89,7 @@ class FaultProxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuse:
             _reset(writer)
+            await closed(writer)
             return
         try:
             if isinstance(self.target, str):
@@ -97,6 +98,7 @@ class FaultProxy:
                 theirs, ours = await asyncio.open_connection(*self.target)
         except OSError:
             _reset(writer)
+            await closed(writer)
             return
         link = _Link(writer, ours)
         self._links.add(link)
@@ -109,7 +111,7 @@ class FaultProxy:
         self._tasks.difference_update(pumps)
         self._links.discard(link)
         for end in (writer, ours):
-            end.close()
+            await closed(end)
 
     async def _pump(
         self, link: _Link, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -155,6 +157,13 @@ class FaultProxy:
         """Reset both ends of one connection."""
         _reset(link.client)
         _reset(link.server)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Close, and return once the socket is gone: what is left to the collector is a warning."""
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

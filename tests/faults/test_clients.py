@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.checker import check
 from tests.faults.client import QUESTION, Client
+from tests.faults.proxy import closed
 from tests.faults.site import Gateway, Site
 from tests.faults.sizes import held
 
@@ -42,6 +43,7 @@ async def leave(one: Gateway, content: bytes, *, sent: int | None = None, wait_s
     if read:
         await reader.readexactly(read)
     writer.transport.abort()
+    await closed(writer)
     return time.monotonic()
 
 
@@ -88,7 +90,7 @@ async def _slowly(one: Gateway, content: bytes) -> bytes:
     while b"[DONE]" not in said:
         said += await asyncio.wait_for(reader.read(100), 10)
         await asyncio.sleep(0.02)
-    writer.close()
+    await closed(writer)
     return said
 
 
@@ -98,5 +100,5 @@ async def _half_closed(one: Gateway, content: bytes) -> str:
     writer.write(content)
     writer.write_eof()
     said = await asyncio.wait_for(reader.read(), 10)
-    writer.close()
+    await closed(writer)
     return said.split(b"\r\n")[0].decode() or "closed"

@@ -84,7 +84,8 @@ async def test_f7_a_conductor_that_fails_in_six_ways_is_replaced_by_a_router(
     await here.new_key()
     client, asked_most = Client(here, {"model": "baton", "messages": [{"role": "user", "content": "Say it."}]}), 0
     conductor.behave = says(json.dumps({"steps": [{"worker": "atlas", "task": None, "see": []}]}))
-    assert (await client.ask()).headers["x-baton-policy"].startswith("conductor")
+    planned = await client.ask()
+    assert planned.headers["x-baton-policy"].startswith("conductor"), planned
     slowest_s = 0.0
     for name, behave in WAYS.items():
         conductor.behave, proxy.refuse = behave, behave is None

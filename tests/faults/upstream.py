@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.faults.proxy import closed
+
 PROMPT_TOKENS, REPLY_WORDS = 12, ("one", "two", "three", "four", "five", "six")
 CANARY = "sk-canary-4f1d0c2b9a8e7d6c5b4a3f2e1d0c9b8a"  # the provider's key, to be found nowhere
 
@@ -73,7 +75,7 @@ class Upstream:
                     pass
         finally:
             self._writers.discard(writer)
-            writer.close()
+            await closed(writer)
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")

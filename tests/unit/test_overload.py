@@ -1,0 +1,72 @@
+"""The edge under more than it may serve: refused at once, before a body is read; what is free goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.api.edge import Edge
+
+SPENDING_MAX = 8
+
+
+class Held:
+    """An application whose requests wait until they are let go, and the edge in front of it."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.served = self.bodies = 0
+        self.edge = Edge(self.app, SPENDING_MAX)
+        self.tasks: list[asyncio.Task[tuple[int, dict[bytes, bytes]]]] = []
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.served += 1
+        await self.go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(self, method: str, path: str) -> tuple[int, dict[bytes, bytes]]:
+        """Status and headers."""
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            self.bodies += 1
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b""}
+        await self.edge(scope, receive, send)
+        return sent[0]["status"], dict(sent[0]["headers"])
+
+    async def begin(self, n: int, method: str = "POST", path: str = "/v1/chat/completions") -> None:
+        self.tasks += [asyncio.create_task(self.ask(method, path)) for _ in range(n)]
+        await asyncio.sleep(0)
+
+
+async def test_what_spends_is_refused_at_its_bound_without_reading_its_body() -> None:
+    held = Held()
+    await held.begin(SPENDING_MAX)
+    status, headers = await held.ask("POST", "/v1/responses")
+    assert status == 503
+    assert headers[b"retry-after"] == b"1"
+    assert b"x-request-id" in headers
+    assert (held.served, held.bodies) == (SPENDING_MAX, 0)
+    held.go.set()
+    assert {status for status, _ in await asyncio.gather(*held.tasks)} == {200}
+    assert (await held.ask("POST", "/v1/chat/completions"))[0] == 200
+
+
+async def test_a_fifth_is_kept_for_what_spends_nothing() -> None:
+    held = Held()
+    await held.begin(SPENDING_MAX + 3)
+    await held.begin(1, "POST", "/v1/outcomes")
+    await held.begin(1, "GET", "/readyz")
+    assert held.served == SPENDING_MAX + 2
+    assert (await held.ask("GET", "/v1/models"))[0] == 503  # 2 of 10 are kept, and taken
+    held.go.set()
+    statuses = sorted(status for status, _ in await asyncio.gather(*held.tasks))
+    assert statuses == [200] * (SPENDING_MAX + 2) + [503] * 3
