@@ -161,7 +161,7 @@ def test_one_worker_for_everything_is_collapsed(gate: Gate, log: Path, tmp_path:
     environment = ArenaEnvironment()
     [prompt] = environment.prompts("train", 1, 0)
     text = render("compact", environment.executor.posed(prompt).shown)[0]["content"]
-    candidate = spoiled(SHIPPED, tmp_path / "fond", fond_of(SHIPPED, "cedar", text, 30.0), "2")
+    candidate = spoiled(SHIPPED, tmp_path / "fond", fond_of(SHIPPED, "cedar", text, 300.0), "2")
     assert gate(candidate, "--logged", str(log), "--everything") == 4
     assert {"mean_weight", "collapsed", "worse_than_live", "costlier"} <= refusals(tmp_path)
     [check] = [one for one in told(tmp_path)["parts"][1]["checks"] if one["name"] == "collapsed"]
