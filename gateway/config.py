@@ -264,7 +264,9 @@ MAY_HOLD_SECRETS = frozenset(
 SECTIONS = (Places, Planning, Versions, Learning, Caps, Requests, Turns, Outside, Upstream, Money, Log)
 
 
-class Settings(Log, Money, Upstream, Outside, Turns, Requests, Caps, Learning, Versions, Planning, Places, BaseSettings):
+class Settings(
+    Log, Money, Upstream, Outside, Turns, Requests, Caps, Learning, Versions, Planning, Places, BaseSettings
+):
     """All of the above as one frozen, flat object."""
 
     model_config = SettingsConfigDict(

@@ -52,7 +52,7 @@ REQUEST_HEADERS = {
     "x-baton-quality": "the dial, 0 (cheapest that may do) to 9 (best at any price), for a conductor that heeds it",
     "x-baton-keepalive": "`off` (also `0`, `false`): no comments in the stream while nothing else comes",
     "x-baton-progress": "`on`: the stream tells of plans and steps as they happen, in comments `: baton {…}`",
-    "x-baton-sticky": "`off` (also `0`, `false`): a turn that would go back to the worker that asked is planned instead",
+    "x-baton-sticky": "`off` (also `0`, `false`): plan a turn that would go back to the worker that asked",
     "x-baton-max-cost-usd": "dollars in all, planning included",
     "x-baton-max-depth": "child loops inside child loops; 0: none",
     "x-baton-max-rounds": "plans a loop",

@@ -130,7 +130,7 @@ def _apply(node: ast.AST, change: int) -> str:
         swap = {"min": "max", "max": "min", "any": "all", "all": "any"}
         node.func = ast.Name(swap[ast.unparse(node.func)], ast.Load())
     else:
-        node.__class__ = ast.Pass  # type: ignore[assignment]
+        node.__class__ = ast.Pass
     return f"{before}  →  {ast.unparse(node).splitlines()[0][:70]}"
 
 

@@ -25,6 +25,7 @@ from gateway.adapters import policy_files, store_audit
 from gateway.adapters.engines_files import MANIFEST_FILE, read_object
 from gateway.adapters.policy_files import Incoming
 from gateway.adapters.tables import outcomes, policy_events, policy_shadows, policy_versions, rollouts
+from gateway.core.audit import Act
 from gateway.core.publishing import (
     WHY_CHARS_MAX,
     check_gate,
@@ -48,7 +49,6 @@ from gateway.core.versions import (
 )
 from gateway.core.watch import Figures
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
-from gateway.service.ports_keys import Act
 
 LOCK_CLASS = 0x706F6C  # "pol": a class of advisory locks of our own
 VERSIONS_MAX = 10_000

@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.adapters import store_audit
 from gateway.adapters.rows import clean
 from gateway.adapters.tables import SETTLED, ledger
+from gateway.core.audit import Act
 from gateway.core.money import NANO_MAX, nano_to_usd
 from gateway.errors import Conflict, NotFound
 from gateway.service.ports_admin import Credit, CreditAsked
-from gateway.service.ports_keys import Act
 
 LOCK_KEY = 0x637265646974  # "credit": a charge is given back once, whoever asks at the same time
 CREDIT = "credit"

@@ -1,4 +1,4 @@
-"""The retention in PostgreSQL: texts whose time is over go, with everything that hangs on them; money and audit stay."""
+"""Retention in PostgreSQL: texts whose time is over go, with all that hangs on them; money and audit stay."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gateway.adapters import store_audit
 from gateway.adapters.database import transaction
 from gateway.adapters.tables import dead_letters, keys, policy_shadows, rollouts
 from gateway.adapters.tables_admin import orgs
+from gateway.core.audit import Act
 from gateway.service.ports_admin import Swept
-from gateway.service.ports_keys import Act
 
 LOCK_KEY = 0x72657461696E  # "retain": one sweep at a time
 BATCH = 500  # rollouts a transaction: each brings its rounds, steps, outcomes and experience along

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import Request
 
 from gateway.api.edge import read_json
+from gateway.core.audit import Act
 from gateway.errors import BadRequest
 from gateway.service import limits
 from gateway.service.auth import Authenticator
-from gateway.service.ports_keys import Act
 
 
 async def operator(request: Request, authenticator: Authenticator) -> Act:

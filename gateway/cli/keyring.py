@@ -20,12 +20,12 @@ from gateway.adapters.store_retention import PostgresRetention
 from gateway.cli.datadir import JUDGE, KEYS, DataDir
 from gateway.config import Services
 from gateway.core import keys
+from gateway.core.audit import Act
 from gateway.core.keys import KeyClass
 from gateway.errors import ConfigError
 from gateway.service import limits
 from gateway.service.admin import KeyAdmin
 from gateway.service.auditing import Auditor
-from gateway.service.ports_keys import Act
 
 PEPPER_VERSION = 1
 

@@ -19,6 +19,14 @@ Wrong = Literal["changed", "missing", "unlinked", "cut", "forged"]
 
 
 @dataclass(frozen=True, slots=True)
+class Act:
+    """Who changes something, and why, as the audit keeps it: `key:QduInZCfaZQ4`, `local:ann` at the command line."""
+
+    actor: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One thing that was done: who (`actor`) did what (`act`) to what (`target`), and the fields that it changed."""
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, get_args
 
 from gateway.core import keys
+from gateway.core.audit import Act
 from gateway.core.caps import Caps
 from gateway.core.keys import KeyClass
 from gateway.errors import BadRequest, Conflict, NotFound
@@ -14,7 +15,7 @@ from gateway.service import limits
 from gateway.service.limits import bad as _bad
 from gateway.service.ports import Clock
 from gateway.service.ports_admin import AdminStore
-from gateway.service.ports_keys import Act, KeyRow
+from gateway.service.ports_keys import KeyRow
 
 LOG_MODES = ("full", "redacted", "metadata")
 GRACE_S_MAX = 90 * 86_400

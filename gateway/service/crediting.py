@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from gateway.core.audit import Act
 from gateway.core.ids import uuid7
 from gateway.core.money import nano_to_usd
 from gateway.core.scopes import WINDOWS, key_scope, org_scope, windows
@@ -19,7 +20,6 @@ from gateway.service import limits
 from gateway.service.admin import ITSELF
 from gateway.service.ports import Budgets, Clock
 from gateway.service.ports_admin import AdminStore, Credit, CreditAsked
-from gateway.service.ports_keys import Act
 
 FIELDS = frozenset({"charge", "key", "org", "window", "usd", "why"})
 NAME_CHARS_MAX = 255

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from gateway.core.audit import Act
 from gateway.core.scopes import is_past
 from gateway.errors import BatonError
 from gateway.service.admin import ITSELF
 from gateway.service.auditing import Auditor
 from gateway.service.ports import Budgets, Clock
 from gateway.service.ports_admin import RetentionStore, Swept
-from gateway.service.ports_keys import Act
 
 log = logging.getLogger("gateway.housekeeping")
 ANCHOR_S = 10.0

@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.audit import Act
 from gateway.errors import NotFound
 from gateway.service import limits
 from gateway.service.admin import ITSELF
 from gateway.service.ports import Clock
 from gateway.service.ports_admin import AdminStore
-from gateway.service.ports_keys import Act, OrgRow
+from gateway.service.ports_keys import OrgRow
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 CHANGEABLE = frozenset(limits.FIELDS)

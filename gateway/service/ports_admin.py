@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from gateway.core.audit import Anchor, Link
-from gateway.service.ports_keys import Act, KeyRow, OrgRow
+from gateway.core.audit import Act, Anchor, Link
+from gateway.service.ports_keys import KeyRow, OrgRow
 
 
 @dataclass(frozen=True, slots=True)

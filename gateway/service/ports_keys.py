@@ -1,4 +1,4 @@
-"""Keys and organisations as they are stored, and who changes them."""
+"""Keys and organisations as they are stored."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """Who changes something, and why, as the audit keeps it: `key:QduInZCfaZQ4`, `local:ann` at the command line."""
-
-    actor: str
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

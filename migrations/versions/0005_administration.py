@@ -26,8 +26,7 @@ END $$
 """
 GUARDS = (
     "CREATE TRIGGER audit_keep BEFORE UPDATE OR DELETE ON audit FOR EACH ROW EXECUTE FUNCTION audit_is_append_only()",
-    "CREATE TRIGGER audit_keep_all BEFORE TRUNCATE ON audit "
-    "FOR EACH STATEMENT EXECUTE FUNCTION audit_is_append_only()",
+    "CREATE TRIGGER audit_keep_all BEFORE TRUNCATE ON audit FOR EACH STATEMENT EXECUTE FUNCTION audit_is_append_only()",
 )
 EVERY_ORG = "INSERT INTO orgs (name, created_at) SELECT org, min(created_at) FROM keys GROUP BY org"
 DEFAULT_ORG = "INSERT INTO orgs (name, created_at) VALUES ('default', now()) ON CONFLICT DO NOTHING"

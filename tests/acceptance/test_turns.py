@@ -49,7 +49,7 @@ def test_a_restart_without_redis_still_knows_who_asked(place: Path) -> None:
         assert send(gateway, "stream", stream=True).content == streamed.content
         assert send(gateway, "once", temperature=0.5).status_code == 422
         said = first.json()["choices"][0]["message"]
-        turn = [*CHAT["messages"], said, {"role": "user", "content": "And in pounds?"}]  # type: ignore[misc]
+        turn = [*CHAT["messages"], said, {"role": "user", "content": "And in pounds?"}]
         until_s = time.monotonic() + WAIT_S  # the journal of the one that died is still being shipped
         while (second := send(gateway, messages=turn)).headers["x-baton-policy"] != "sticky":
             assert time.monotonic() < until_s, second.headers

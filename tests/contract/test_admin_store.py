@@ -15,12 +15,11 @@ from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore, insert_rows
 from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
-from gateway.core.audit import Verifier
+from gateway.core.audit import Act, Verifier
 from gateway.core.events import Event
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.ports import KeyRow, OrgRow
 from gateway.service.ports_admin import CreditAsked
-from gateway.service.ports_keys import Act
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 from tests.records import hold_event, new_id, settle_event

@@ -1,4 +1,4 @@
-"""`AdminStore` and `AuditLog` in memory, over a FakeStore (tests/contract/test_admin_store.py holds it to PostgreSQL)."""
+"""`AdminStore` and `AuditLog` in memory; tests/contract/test_admin_store.py holds them to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.adapters.tables import SETTLED
-from gateway.core.audit import FIRST, Anchor, Entry, Link, link, plain
+from gateway.core.audit import FIRST, Act, Anchor, Entry, Link, link, plain
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.ports_admin import Credit, CreditAsked
-from gateway.service.ports_keys import Act, KeyRow, OrgRow
+from gateway.service.ports_keys import KeyRow, OrgRow
 from tests.fakes.store import FakeStore
 
 SECRETS = {"digest", "previous_digest", "organisation"}

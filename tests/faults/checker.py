@@ -126,8 +126,8 @@ async def look(site: Site, ready_s: float = 0.0) -> Found:
     return Found(
         [dict(row) for row in ledger],
         [{**row, "id": str(row["id"])} for row in rollouts],
-        {str(name, "utf-8"): int(nano) for name, nano in posted.items()},
-        {str(name, "utf-8"): int(nano) for name, nano in held.items() if int(nano)},
+        {_text(name): int(nano) for name, nano in posted.items()},
+        {_text(name): int(nano) for name, nano in held.items() if int(nano)},
         site.upstream.total_nano(INPUT_NANO, OUTPUT_NANO),
         ready_s,
     )
@@ -139,6 +139,10 @@ SELECT r.id, r.status, r.cost_nano, r.hold_nano, r.caps, r.policy_used,
        (SELECT count(DISTINCT o.policy_version) FROM rounds o WHERE o.rollout_id = r.id) AS versions
 FROM rollouts r WHERE r.parent_id IS NULL
 """
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name
 
 
 async def _secrets(site: Site) -> None:

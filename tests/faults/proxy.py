@@ -125,6 +125,8 @@ class FaultProxy:
                 if toxics.half_close:
                     break
                 await self._through(link, direction, piece, toxics, writer)
+            while getattr(self, direction).black_hole:  # the end falls in too
+                await asyncio.sleep(0.02)
             if writer.can_write_eof():
                 writer.write_eof()
 

@@ -13,10 +13,10 @@ from gateway.adapters import rows
 from gateway.adapters.reports import PostgresReports
 from gateway.adapters.store import insert_rows
 from gateway.adapters.store_admin import PostgresAdmin
+from gateway.core.audit import Act
 from gateway.core.rollout import AttemptRecord, RolloutRecord
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports import KeyRow, RolloutsQuery
-from gateway.service.ports_keys import Act
 from tests.records import T0_US, a_rollout, a_round, a_step, event, new_id, rollout_event
 from tests.servers_pg import PostgresServer
 

@@ -15,9 +15,9 @@ from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_retention import PostgresRetention
 from gateway.adapters.tables import experience, ledger, metadata, outcomes, rollouts, rounds, steps
+from gateway.core.audit import Act
 from gateway.service.housekeeping import Retention
 from gateway.service.ports import OrgRow
-from gateway.service.ports_keys import Act
 from tests.contract.test_admin_store import KEY
 from tests.records import a_rollout, hold_event, rollout_event, settle_event
 

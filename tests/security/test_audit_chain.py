@@ -14,10 +14,9 @@ from gateway.adapters.anchors import AnchorFile
 from gateway.adapters.clock import SystemClock
 from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
-from gateway.core.audit import FIRST, hash_of
+from gateway.core.audit import FIRST, Act, hash_of
 from gateway.service.auditing import Auditor
 from gateway.service.orgs import OrgAdmin
-from gateway.service.ports_keys import Act
 
 ENTRIES = 6
 EVE = "SET session_replication_role = replica"  # a superuser goes round the triggers

@@ -91,8 +91,9 @@ async def test_only_the_last_step_gets_the_clients_parameters() -> None:
 async def test_the_last_steps_stream_is_the_reply() -> None:
     kit = Kit((plan(("atlas", None, []), ("birch", None, [0])),), {"beta": Says("one two three", piece_delay_s=0.01)})
     running = await kit.start(ask(stream=True))
-    pieces = [said async for said in running.chunks() if not isinstance(said, Progress)]
-    words = [choice["delta"].get("content") for choices in pieces for choice in choices]
+    pieces = [said async for said in running.chunks()]
+    choices = [choice for said in pieces if not isinstance(said, Progress) for choice in said]
+    words = [choice["delta"].get("content") for choice in choices]
     assert "".join(filter(None, words)) == "one two three"
     assert running.record.steps[1].first_byte_us is not None
     assert await kit.text(running) == "one two three"

@@ -125,7 +125,7 @@ def test_a_reply_without_texts_is_a_protocol_error(choices: Any) -> None:
 
 
 def test_chunks() -> None:
-    usage = {"choices": [], "usage": {}}
+    usage: dict[str, Any] = {"choices": [], "usage": {}}
     assert chunk_as_chat(usage) == usage
     turned = chunk_as_chat({"choices": [{"index": 1, "text": "a"}, {"index": 0, "finish_reason": "stop"}]})
     assert turned["choices"] == [
