@@ -106,6 +106,13 @@ BODIES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("post", "/v1/chat/completions"): CHAT,
     ("post", "/v1/responses"): RESPONSES,
     ("post", "/v1/outcomes"): OUTCOME,
+    ("post", "/v1/completions"): _object(
+        *("model", "prompt"),
+        model=TEXT,
+        prompt={"type": ["string", "array"]},
+        max_tokens=WHOLE,
+        stream={"type": "boolean"},
+    ),
     ("post", "/v1/embeddings"): _object("model", "input", model=TEXT, input={"type": ["string", "array"]}),
     ("post", "/admin/keys"): _object(
         "name", name=NAME, key_class={"enum": ["data", "admin"]}, org=TEXT, **LIMITS, **RIGHTS, **WHY

@@ -2,6 +2,7 @@
 
 import { count, h, ms, picture, s, table, usd } from "./dom.js";
 import { jobs, JOBS_SHOWN } from "./jobs.js";
+import { AUDIT, organisations } from "./orgs.js";
 import { policies } from "./policies.js";
 
 const WINDOWS = [[900, "15 min"], [3_600, "1 h"], [86_400, "24 h"]];
@@ -139,12 +140,14 @@ function body(data, windowS, balances) {
 /** The page. Balances come from another store than the log: where it is away, the rest is still shown. */
 export async function overview(api, query) {
   const windowS = Number(query.get("window_s")) || 3_600;
-  const [data, health, keys, versions, work] = await Promise.all([
+  const [data, health, keys, versions, work, orgs, entries] = await Promise.all([
     api(`admin/overview?window_s=${windowS}`),
     api("readyz", { accept: [503] }),
     api("admin/keys").catch((error) => (error.status === 503 ? { away: error.message } : Promise.reject(error))),
     api("admin/policies", { accept: [503] }),
     api(`admin/jobs?limit=${JOBS_SHOWN}`, { accept: [503] }),
+    api("admin/orgs", { accept: [503] }),
+    api(AUDIT, { accept: [503] }),
   ]);
   const windows = WINDOWS.map(([seconds, name]) =>
     h("a", { href: `#/?window_s=${seconds}`, "aria-current": seconds === windowS ? "true" : null }, name));
@@ -154,6 +157,7 @@ export async function overview(api, query) {
     policies(versions),
     jobs(work),
     ...body(data, windowS, keys.away ? h("p", { class: "bad" }, `Balances: ${keys.away}`) : spending(keys.data)),
+    organisations(orgs, entries),
   ];
   return { title: "Overview", content };
 }
