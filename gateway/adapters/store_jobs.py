@@ -18,12 +18,14 @@ from sqlalchemy import ColumnElement, Interval, Update, cast, func, insert, lite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.adapters import store_audit
 from gateway.adapters.database import transaction
 from gateway.adapters.queue import nudge
 from gateway.adapters.rows import clean
 from gateway.adapters.tables import outcomes
 from gateway.adapters.tables_jobs import policy_job_lines as lines
 from gateway.adapters.tables_jobs import policy_jobs as jobs
+from gateway.core.audit import Act
 from gateway.core.ids import uuid7
 from gateway.core.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage
 from gateway.errors import BadRequest, Conflict, NotFound
@@ -59,6 +61,7 @@ class JobStore:
             async with self._begin() as connection:
                 job = _job((await connection.execute(new.returning(jobs))).mappings().one())
                 await nudge(self._app, connection, job.id)
+                await store_audit.write(connection, Act(by), "job.submitted", f"job:{job.id}", None, spec.as_json())
                 return job
         except IntegrityError:
             raise await self._taken(policy) from None
@@ -76,7 +79,7 @@ class JobStore:
         async with self._begin() as connection:
             return [_job(row) for row in (await connection.execute(query)).mappings()]
 
-    async def cancel(self, job_id: str) -> Job:
+    async def cancel(self, job_id: str, by: str = "baton") -> Job:
         """End a queued job, ask a running one to stop after its checkpoint. Raises Conflict for one that has ended."""
         async with self._begin() as connection:
             job = await _found(connection, job_id, lock=True)
@@ -87,9 +90,11 @@ class JobStore:
                 change = change.values(state="cancelled", ended_at=_now(), changed_at=_now())
             else:
                 change = change.values(cancel=True, changed_at=_now())
-            return await _changed(connection, change)
+            became = await _changed(connection, change)
+            await store_audit.write(connection, Act(by), "job.cancelled", f"job:{job.id}", {"state": job.state})
+            return became
 
-    async def resume(self, job_id: str) -> Job:
+    async def resume(self, job_id: str, by: str = "baton") -> Job:
         """Queue a failed or cancelled job again; it goes on from its checkpoint. Raises Conflict for any other, and
         where its policy has another job by now."""
         try:
@@ -101,6 +106,7 @@ class JobStore:
                 change = change.values(state="queued", cancel=False, error=None, ended_at=None, changed_at=_now())
                 queued = await _changed(connection, change)
                 await nudge(self._app, connection, job.id)
+                await store_audit.write(connection, Act(by), "job.resumed", f"job:{job.id}", {"state": job.state})
                 return queued
         except IntegrityError:
             raise await self._taken((await self.get(job_id)).policy) from None

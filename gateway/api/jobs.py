@@ -74,13 +74,13 @@ class JobsApi:
 
     async def cancel(self, request: Request, job_id: str) -> Response:
         """End a queued job; a running one stops after its checkpoint."""
-        await self._who(request)
-        return JSONResponse((await self.jobs.cancel(job_id)).as_json())
+        by = await self._who(request)
+        return JSONResponse((await self.jobs.cancel(job_id, by)).as_json())
 
     async def resume(self, request: Request, job_id: str) -> Response:
         """Queue a failed or cancelled job again."""
-        await self._who(request)
-        return JSONResponse((await self.jobs.resume(job_id)).as_json())
+        by = await self._who(request)
+        return JSONResponse((await self.jobs.resume(job_id, by)).as_json())
 
     async def _who(self, request: Request) -> str:
         principal = await self.authenticator.authenticate(request.headers.get("authorization"), "admin")

@@ -26,10 +26,10 @@ class Jobs(Protocol):
         """Lines {n, at, line} that come after number `after`, oldest first."""
         ...
 
-    async def cancel(self, job_id: str) -> Job:
+    async def cancel(self, job_id: str, by: str = "baton") -> Job:
         """Raises Conflict for a job that has ended."""
         ...
 
-    async def resume(self, job_id: str) -> Job:
+    async def resume(self, job_id: str, by: str = "baton") -> Job:
         """Raises Conflict for a job that neither failed nor was cancelled, and where its policy has another."""
         ...

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters import rows
 from gateway.adapters.queue import queue_app
 from gateway.adapters.registry import Registry
+from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_inserts import insert_outcome, insert_rows
 from gateway.adapters.store_jobs import JobStore
 from gateway.core.jobs import Job, read_spec
@@ -218,7 +219,11 @@ async def test_cancel_stops_at_the_checkpoint_and_resume_goes_on(scene: Scene) -
 
 async def test_a_queued_job_is_cancelled_at_once_and_never_run(scene: Scene) -> None:
     job = await scene.submit()
-    assert (await scene.store.cancel(job.id)).state == "cancelled"
+    assert (await scene.store.cancel(job.id, "key:op")).state == "cancelled"
+    done = await PostgresAudit(scene.store._engine).latest(1)
+    assert [(one.entry.actor, one.entry.act, one.entry.target) for one in done] == [
+        ("key:op", "job.cancelled", f"job:{job.id}")
+    ]
     other = await scene.submit(policy="other")
     async with working(scene.settings):
         await scene.ended(other)
