@@ -202,7 +202,7 @@ def test_tokens_are_coloured_by_probability_and_decisions_outlined(page: Page) -
 
 
 @pytest.mark.parametrize("width_px", [375, 1280])
-@pytest.mark.parametrize("where", ["#/", "#/rollouts", f"#/rollouts/{HOSTILE_ID}"])
+@pytest.mark.parametrize("where", ["#/", "#/rollouts", f"#/rollouts/{HOSTILE_ID}"], ids=["overview", "list", "one"])
 def test_nothing_is_wider_than_the_window_and_nothing_jumps(page: Page, width_px: int, where: str) -> None:
     page.looks(width_px, 700)
     page.js(f"location.hash = {json.dumps(where)}")

@@ -180,7 +180,7 @@ async def test_filters(
     assert {row["task_type"] for row in page["data"]} == found
 
 
-@pytest.mark.parametrize("cursor", ["", "12", f"1.{'x' * 36}", f"1.{'-' * 36}", f"{'9' * 18}.{new_id()}"])
+@pytest.mark.parametrize("cursor", ["", "12", f"1.{'x' * 36}", f"1.{'-' * 36}", f"{'9' * 18}.{new_id()}"], ids=range(5))
 async def test_a_cursor_that_no_page_gave_is_refused(reports: PostgresReports, cursor: str) -> None:
     with pytest.raises(BadRequest, match="`next` of another page"):
         await reports.rollouts_page(RolloutsQuery(limit=1, before=cursor))
