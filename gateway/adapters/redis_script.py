@@ -63,7 +63,7 @@ class RedisScript:
                 return cast(list[Any], await self._script(keys=keys, args=args))
         except (TimeoutError, redis.exceptions.TimeoutError):
             raise RedisTooSlow(f"no answer within {self._deadline_s * 1000:.0f} ms") from None
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, RuntimeError) as error:  # the last: uvloop's word for a connection that was closed
             raise RedisAway(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

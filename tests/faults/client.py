@@ -116,10 +116,11 @@ class Load:
     async def until(self, done: Callable[[Sequence[Reply]], bool], limit_s: float = 30.0) -> Sequence[Reply]:
         """Wait until `done` is true of the replies from now on, and return those."""
         first = len(self.client.history)
-        async with asyncio.timeout(limit_s):
-            while not done(self.client.history[first:]):
-                await asyncio.sleep(0.02)
-        return self.client.history[first:]
+        until_s = time.monotonic() + limit_s
+        while not done(seen := self.client.history[first:]):
+            assert time.monotonic() < until_s, f"{self.client.statuses(seen)} {self.client.site.complaints()}"
+            await asyncio.sleep(0.02)
+        return seen
 
     async def _loop(self) -> None:
         while self._on:

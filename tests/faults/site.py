@@ -25,14 +25,17 @@ from tests.servers import RedisServer, start_redis
 ROOT = Path(__file__).resolve().parents[2]
 START_S, STOP_S = 60.0, 40.0
 LEASE_S = 1.0
-INPUT_NANO, OUTPUT_NANO = 1_000, 2_000  # a token's price
+INPUT_NANO, OUTPUT_NANO = 1_000, 2_000  # a token's price, but of `flat`
+FLAT_NANO = 1_000_000  # a call's price of `flat`, whatever its size
 POOL = """
 workers:
   - {{name: alpha, handle: atlas, kind: openai, model: m, url: "{url}", api_key: "env:UPSTREAM_KEY",
      output_tokens_max: 16, timeout_s: {timeout_s}, price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2}}}}
   - {{name: beta, handle: birch, kind: openai, model: m, url: "{url}", output_tokens_max: 16, timeout_s: {timeout_s},
      price: {{input_usd_per_mtok: 1, output_usd_per_mtok: 2}}}}
-pools: {{main: [alpha, beta]}}
+  - {{name: flat, handle: cedar, kind: openai, model: m, url: "{url}", output_tokens_max: 16, timeout_s: {timeout_s},
+     price: {{input_usd_per_mtok: 0, output_usd_per_mtok: 0, call_usd: "0.001"}}}}
+pools: {{main: [alpha, beta, flat]}}
 default: main
 """
 SETTINGS = {
@@ -205,6 +208,12 @@ class Site:
             lines = [line for line in (await reply.text()).splitlines() if line.startswith((name + " ", name + "{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
+    def complaints(self) -> str:
+        """What the gateways' logs say of errors nobody raised on purpose."""
+        logs = [one.log.read_text() for one in self.gateways if one.log.exists()]
+        told = [log[log.rindex("Traceback") :].partition("\n20")[0] for log in logs if "Traceback" in log]
+        return "\n".join(trace[-2000:] for trace in told)
+
     async def stop(self) -> None:
         """Every gateway, gently; what resists is killed."""
         for one in self.gateways:
@@ -222,6 +231,7 @@ async def site(place: Path, zygote: Zygote, database_url: str, **settings: str) 
     """An installation without gateways. Its Redis is its own, the database is the caller's."""
     (place / "redis").mkdir(parents=True)
     redis = start_redis(place / "redis")
+    here: Site | None = None
     try:
         async with Upstream() as upstream, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as http:
             here = Site(place, zygote, database_url, redis, upstream, http, settings)
@@ -230,7 +240,7 @@ async def site(place: Path, zygote: Zygote, database_url: str, **settings: str) 
             finally:
                 await here.stop()
     finally:
-        redis.stop()
+        (here.redis if here is not None else redis).stop()  # it may have been started again
 
 
 def socket_path(database_url: str) -> str:

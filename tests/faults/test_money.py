@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 from gateway.adapters.budgets import RedisBudgets
 from gateway.core.ledger import Balance, Scope
 from gateway.errors import BudgetExceeded
-from tests.faults.checker import READY_S, check
-from tests.faults.client import Client, good
+from tests.faults.checker import READY_S, check, look
+from tests.faults.client import QUESTION, Client, good
 from tests.faults.proxy import FaultProxy, Toxics
-from tests.faults.site import Site
+from tests.faults.site import FLAT_NANO, Site
 from tests.faults.sizes import SIZE, held
 from tests.servers import RedisServer, start_redis
 
@@ -54,32 +54,23 @@ async def test_l7_a_hot_budget_is_exact_over_three_clients_of_redis(redis_server
 
 
 async def test_l7_a_hot_budget_is_exact_over_three_gateway_processes(here: Site) -> None:
-    """A hold is granted less than the worst case where no more is left, so the price of one call is what divides the
-    budget: with the reply as long as its bound, each costs the same, and exactly 137 fit."""
+    """The worker has one price a call, so that the worst case of a call is its price, and exactly 137 fit."""
     for _ in range(3):
-        await here.gateway(BATON_REDIS_TIMEOUT_S="5")
+        await here.gateway(BATON_REDIS_TIMEOUT_S="10", BATON_IN_FLIGHT_MAX=str(ASKED), BATON_RETRY_ATTEMPTS_MAX="1")
+    exact = 0
     for _ in range(PROCESS_SEEDS):
+        await here.new_key(AFFORDS * FLAT_NANO)
         here.upstream.bills.clear()
-        client = Client(here)
-        await here.new_key()
-        (probe,) = await client.many(1, at_once=1)
-        cost_nano = round(float(probe.headers["x-baton-cost-usd"]) * 1e9)
-        await here.new_key(AFFORDS * cost_nano)
-        here.upstream.bills.clear()
-        client = Client(here)
-        replies = await client.many(ASKED, at_once=ASKED)
-        assert set(client.statuses()) <= {"200", "429 insufficient_quota"}, client.statuses()
-        while len(good(await client.many(10, at_once=1))):
-            pass  # what the holds of the crowd had reserved and not spent
-        spent_nano = sum(bill.nano(1_000, 2_000) for bill in here.upstream.bills)
-        assert spent_nano <= AFFORDS * cost_nano
-        found = await check(here, [], limit_nano=None)
-        assert found.posted(f"key:{here.key_id}") <= AFFORDS * cost_nano
-        assert len(good(client.history)) <= AFFORDS
-    admitted = len(good(client.history))
-    held(
-        "L7", processes=3, seeds=PROCESS_SEEDS, asked=len(replies), affords=AFFORDS, admitted=admitted, overspend_nano=0
-    )
+        client = Client(here, {**QUESTION, "model": "flat"})
+        await client.many(ASKED, at_once=ASKED)
+        statuses = client.statuses()
+        assert statuses == {"200": AFFORDS, "429 insufficient_quota": ASKED - AFFORDS}, statuses
+        assert len(here.upstream.bills) == AFFORDS
+        found = await look(here)
+        assert found.redis_posted[f"key:{here.key_id}"] == AFFORDS * FLAT_NANO
+        exact += 1
+    await here.ready(READY_S)
+    held("L7", processes=3, seeds=PROCESS_SEEDS, exact=exact, admitted=AFFORDS, asked=ASKED)
 
 
 # ---------------------------------------------------------------- F4, F5
@@ -188,7 +179,8 @@ async def test_f4_redis_breaks_in_seven_ways_and_nobody_overspends(here: Site) -
                 await heal()
                 back_s.append(await here.ready(READY_S))
                 await load.until(lambda seen: len(good(seen)) >= 2)
-        assert set(client.statuses()) <= {"200", "503 money_unavailable", "429 insufficient_quota"}, client.statuses()
+        statuses = client.statuses()
+        assert set(statuses) <= {"200", "503 money_unavailable", "429 insufficient_quota"}, here.complaints()
         await check(here, [client], limit_nano=limit_nano)
         took_ms = sorted(reply.took_s * 1000 for reply in refusals)
         median_ms = took_ms[len(took_ms) // 2]
@@ -205,25 +197,23 @@ async def test_f4_redis_breaks_in_seven_ways_and_nobody_overspends(here: Site) -
 
 async def test_f5_without_redis_at_the_start_a_gateway_waits_and_serves_once_it_is_there(here: Site) -> None:
     here.redis.stop()
-    gateways = [await here.gateway(start=False, BATON_MONEY_SWEEP_S="1") for _ in range(2)]
+    gateways = [await here.gateway(start=False, BATON_RETRY_ATTEMPTS_MAX="1") for _ in range(2)]
     for one in gateways:
         one.start()
     for one in gateways:
         await one.serving()
         assert not await here.is_ready(one)
-    limit_nano = 10 * 40_000
-    await here.new_key(limit_nano)
-    client = Client(here)
+    affords = 10
+    await here.new_key(affords * FLAT_NANO)
+    client = Client(here, {**QUESTION, "model": "flat"})
     refused = await client.many(6, at_once=3)
     assert client.statuses(refused) == {"503 money_unavailable": 6}
     assert here.upstream.bills == []
     here.redis = start_redis(here.place / "redis", port=here.redis.port)
     back_s = await here.ready(READY_S)
-    await client.many(60, at_once=6)
-    found = await check(here, [client], limit_nano=limit_nano)
-    spent = found.posted(f"key:{here.key_id}")
-    assert limit_nano / 2 < spent <= limit_nano  # once, and not once a gateway
-    held("F5", ready_s=round(back_s, 2), gateways=2, spent_share_of_limit=round(spent / limit_nano, 3))
+    assert len(good(await client.many(60, at_once=6))) == affords  # once, and not once a gateway
+    await check(here, [client], limit_nano=affords * FLAT_NANO)
+    held("F5", ready_s=round(back_s, 2), gateways=2, affords=affords, admitted=affords)
 
 
 pytestmark = pytest.mark.timeout(600)

@@ -36,3 +36,15 @@ async def test_a_redis_that_hangs_is_away_within_the_deadline(script: RedisScrip
     finally:
         redis_server.thaw()
         await script.close()
+
+
+async def test_a_connection_that_was_closed_under_the_loop_is_away_too(
+    script: RedisScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def closed(**_: object) -> None:  # what redis-py lets through of uvloop's transports
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    monkeypatch.setattr(script, "_script", closed)
+    with pytest.raises(RedisAway, match="handler is closed"):
+        await script(*BALANCE)
+    await script.close()
