@@ -43,7 +43,7 @@ class PrometheusMetrics:
         self._appended = self._counter("log_records", "Journal records on disk")
         self._started_us = int(time.time() * 1e6)
         self._served = self._kept = 0  # requests of this process, and those whose rollouts are in PostgreSQL
-        self.gauge(
+        self._capture_rate = self.gauge(
             "capture_rate",
             "Requests of this process whose rollout is in PostgreSQL ÷ requests settled: 1 but for the last second's",
             lambda: self._kept / self._served if self._served else 1.0,
@@ -71,9 +71,11 @@ class PrometheusMetrics:
         self._policy_refused = self._counter("policy_refused", "Versions an engine would not take", "version")
         self._policy_shadows = self._counter("policy_shadow_plans", "Plans of shadow versions", "version", "result")
 
-    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> Gauge:
         """A value read when /metrics is asked."""
-        Gauge(f"baton_{name}", help_text, registry=self.registry).set_function(read)
+        gauge = Gauge(f"baton_{name}", help_text, registry=self.registry)
+        gauge.set_function(read)
+        return gauge
 
     def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
         """Count one request with its rounds and steps."""
