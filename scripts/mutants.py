@@ -77,7 +77,9 @@ class Replaced(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._mutant = mutant
 
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_loader(name, self) if name == self._mutant.module else None
+        if name != self._mutant.module:
+            return None
+        return importlib.util.spec_from_file_location(name, _file(name), loader=self)  # with a place, for who asks
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self._mutant.tree, self._mutant.module, "exec"), module.__dict__)  # noqa: S102 - that is the job
@@ -108,7 +110,11 @@ def _told(node: ast.AST) -> list[ast.expr]:
 
 
 def _tree(module: str) -> ast.Module:
-    return ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    return ast.parse(_file(module).read_text(encoding="utf-8"))
+
+
+def _file(module: str) -> Path:
+    return ROOT / (module.replace(".", "/") + ".py")
 
 
 def _changes(node: ast.AST) -> int:

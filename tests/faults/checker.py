@@ -56,7 +56,8 @@ async def check(
     site: Site, clients: Sequence[Client], *, limit_nano: int | None = None, truthful: bool = True, bounded: bool = True
 ) -> Found:
     """Wait until the site has healed, then compare. Raises AssertionError naming the invariant. `truthful`: the worker
-    reports its usage, so that what is posted can be compared with its bill. `bounded`: and never more than it was allowed. At least one gateway must live."""
+    reports its usage, so that what is posted can be compared with its bill. `bounded`:
+    and never more than it was allowed. At least one gateway must live."""
     ready_s = await site.ready(READY_S)  # I7
     found = await _settled(site, ready_s)
     scope = f"key:{site.key_id}"

@@ -75,6 +75,7 @@ def test_rounding_never_costs_a_token_that_fits() -> None:
 
 
 def test_usage_adds_up() -> None:
+    assert Usage() == Usage(0, 0, False)
     assert Usage(1, 2) + Usage(3, 4, estimated=True) == Usage(4, 6, estimated=True)
     assert Usage(1, 2) + Usage(3, 4) == Usage(4, 6)
 
