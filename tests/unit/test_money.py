@@ -74,6 +74,17 @@ def test_rounding_never_costs_a_token_that_fits() -> None:
     assert output_tokens_that_fit(price("0.0004", "0.0006"), 1, 1) == 1
 
 
+def test_the_room_for_what_a_template_adds_is_as_it_says() -> None:
+    assert input_tokens_bound([]) == 64
+    assert input_tokens_bound([{"role": "user", "content": "four"}]) == 64 + 16 + 4
+
+
+def test_one_attempt_is_what_is_meant_when_nothing_is_said() -> None:
+    price = Price(input_usd_per_mtok=Decimal(1), output_usd_per_mtok=Decimal(2))
+    assert worst_case_nano(price, 3, 4) == worst_case_nano(price, 3, 4, 1) == 11_000
+    assert output_tokens_that_fit(price, 3, 11_000) == 4
+
+
 def test_usage_adds_up() -> None:
     assert Usage() == Usage(0, 0, False)
     assert Usage(1, 2) + Usage(3, 4, estimated=True) == Usage(4, 6, estimated=True)
