@@ -34,7 +34,11 @@ MUTANT_S = 120
 TESTS = {
     "gateway.core.ledger": ("tests/unit/test_ledger.py", "tests/contract/test_budgets.py"),
     "gateway.core.money": ("tests/unit/test_money.py",),
-    "gateway.core.plan": ("tests/unit/test_plan.py",),
+    "gateway.core.plan": (
+        "tests/unit/test_plan_reader.py",
+        "tests/unit/test_plan_schema.py",
+        "tests/unit/test_plan.py",
+    ),
 }
 QUIET = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 ONLY = {"gateway.core.ledger": ("-k", "not redis")}

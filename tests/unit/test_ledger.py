@@ -179,3 +179,9 @@ class Conservation(RuleBasedStateMachine):
 
 
 TestConservation = Conservation.TestCase
+
+
+def test_a_lease_is_over_at_its_very_end_and_a_scope_may_have_a_name_of_one_letter() -> None:
+    ledger = Ledger()
+    ledger.hold("a", 1, 1, [Scope("o", 1)], 10)
+    assert (ledger.expired(9, 5), ledger.expired(10, 5)) == ([], ["a"])
