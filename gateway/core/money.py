@@ -17,6 +17,7 @@ NANO_MAX = 2**53 - 1
 TOKENS_PER_MESSAGE = 16  # role, separators, template: more than any published chat template spends
 TOKENS_PER_REQUEST = 64
 TOKENS_PER_MEDIA_PART = 4096
+AUDIO_BYTES_PER_TOKEN = 16  # the poorest MP3 is 1,000 bytes a second, and no published model counts 60 tokens a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,23 @@ def _content_bound(content: Any) -> int:
     bound = 0
     for part in content:
         is_text = isinstance(part, Mapping) and part.get("type") in ("text", "refusal")
-        bound += _bytes(str(part)) if is_text else TOKENS_PER_MEDIA_PART
+        bound += _bytes(str(part)) if is_text else _media_bound(part)
     return bound
+
+
+def _media_bound(part: Any) -> int:
+    """A file is text in the end, so it counts by the byte, as text does; an image by its place; sound by its length."""
+    if not isinstance(part, Mapping):
+        return TOKENS_PER_MEDIA_PART
+    file, audio = part.get("file"), part.get("input_audio")
+    tokens = _decoded(file, "file_data") + _decoded(audio, "data") // AUDIO_BYTES_PER_TOKEN
+    return max(TOKENS_PER_MEDIA_PART, tokens)
+
+
+def _decoded(body: Any, name: str) -> int:
+    """Bytes of a base64 text in `body`, at most."""
+    text = body.get(name) if isinstance(body, Mapping) else None
+    return len(text) * 3 // 4 if isinstance(text, str) else 0
 
 
 def _bytes(text: str) -> int:

@@ -106,6 +106,13 @@ def test_the_input_bound_counts_tools_parts_and_extra_text() -> None:
     assert input_tokens_bound([], "é") == TOKENS_PER_REQUEST + 2
     image = {"type": "image_url", "image_url": {"url": "data:"}}
     assert input_tokens_bound([{"content": [image]}]) == base + TOKENS_PER_MEDIA_PART
+    large = {"type": "file", "file": {"file_data": "data:application/pdf;base64," + "A" * 400_000}}
+    assert input_tokens_bound([{"content": [large]}]) >= base + 300_000
+    sound = {"type": "input_audio", "input_audio": {"data": "A" * 400_000, "format": "mp3"}}
+    assert input_tokens_bound([{"content": [sound]}]) == base + 300_000 // 16
+    assert input_tokens_bound([{"content": [{"type": "file", "file": {"file_id": "f"}}, {"type": "file"}]}]) == (
+        base + 2 * TOKENS_PER_MEDIA_PART
+    )
     assert input_tokens_bound([{"content": "a", "name": "bob"}]) == base + 4
     call = [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]
     assert input_tokens_bound([{"content": None, "tool_calls": call}]) == base + len(str(call))
