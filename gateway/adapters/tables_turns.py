@@ -31,5 +31,6 @@ continuations = Table(
     _id("rollout_id", nullable=False),
     _at("until", nullable=False),
     Index(None, "until"),
+    Index(None, "rollout_id"),  # a rollout that goes takes them along
     ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),
 )

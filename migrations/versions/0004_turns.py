@@ -44,6 +44,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key_id", "mark", name="continuations_pkey"),
     )
     op.create_index("continuations_until_idx", "continuations", ["until"])
+    op.create_index("continuations_rollout_id_idx", "continuations", ["rollout_id"])
 
 
 def downgrade() -> None:
