@@ -12,7 +12,7 @@ import os
 import re
 import warnings
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
@@ -40,6 +40,7 @@ _CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
 KNOWN = {"chat": FIELDS, "completions": COMPLETION_FIELDS, "embeddings": EMBEDDING_FIELDS}
 _MESSAGE_FIELDS = ("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio")
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
+OPENAI_TEXTS = ("openai/", "text-completion-openai/")
 _MISSING = "kind litellm needs the extra; pip install 'baton[litellm]'"
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else importing it asks the web, three times
@@ -157,7 +158,8 @@ class LiteLLMWorkers:
         """As `ports.Workers.complete`."""
         body = _request_body(call)
         until = asyncio.get_running_loop().time() + call.timeout_s
-        response = await self._timed(call, until, self._calling(call)(**{**body, **self._options(call)}))
+        async with self._client(call) as given:
+            response = await self._timed(call, until, self._calling(call)(**{**body, **self._options(call), **given}))
         completion = checked_reply(call, _plain(response))
         generated = said_bytes(completion)
         if generated > self._reply_bytes_max:
@@ -198,6 +200,18 @@ class LiteLLMWorkers:
         """The function of LiteLLM's for the endpoint."""
         functions = {"completions": self._litellm.atext_completion, "embeddings": self._litellm.aembedding}
         return functions.get(call.endpoint, self._litellm.acompletion)
+
+    @asynccontextmanager
+    async def _client(self, call: WorkerCall) -> AsyncIterator[dict[str, Any]]:
+        """LiteLLM opens a client for every text completion of OpenAI's kind and never closes it, so it is given one."""
+        if call.endpoint != "completions" or not (call.worker.model or "").startswith(OPENAI_TEXTS):
+            yield {}
+            return
+        from openai import AsyncOpenAI
+
+        key, url = self._secrets.get(call.worker.name, "none"), call.worker.url
+        async with AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=call.timeout_s) as client:
+            yield {"client": client}
 
     async def _timed(self, call: WorkerCall, until: float, waiting: Any) -> Any:
         """Await one thing of LiteLLM's, no later than `until` on the loop's clock."""

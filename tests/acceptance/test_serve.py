@@ -78,7 +78,7 @@ def serving(directory: Path, model: Path) -> Iterator[Gateway]:
     gateway = Gateway(process, directory, output)
     try:
         until_s = time.monotonic() + START_S
-        while not (directory / "serve.json").exists():
+        while not ((directory / "serve.json").exists() and "With Python" in gateway.printed):
             assert process.poll() is None, gateway.printed
             assert time.monotonic() < until_s, gateway.printed
             time.sleep(0.05)
@@ -181,7 +181,7 @@ def test_keys_made_beside_it_work_until_revoked(gateway: Gateway) -> None:
     assert gateway.ask(key=made["key"]).status_code == 401
     assert [key["id"] for key in keys("list") if key["revoked_at"]] == [made["id"]]
     listed = run("list").decode().splitlines()
-    assert listed[0].split() == ["id", "class", "name", "pools", "budget_usd", "rpm", "revoked_at"]
+    assert listed[0].split() == [*("id", "class", "name", "org", "pools"), *("budget_usd", "rpm", "revoked_at")]
     assert [line for line in listed if line.startswith(made["id"]) and "  arena  0.5         100  " in line]
 
 
