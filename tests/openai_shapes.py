@@ -1,4 +1,4 @@
-"""What OpenAI's published schema requires of replies (OpenAPI 2.3.0), written by hand, and the order of its streams.
+"""What OpenAI requires of replies, written by hand from its SDKs' types, and the order of its streams.
 
 Required keys, their types, and nothing that OpenAI does not have: a key too many breaks strict clients as surely as one
 too few. Where the schema lets a key be absent but the API always sends it (`logprobs` of a chunk), it is required.
