@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help faults mutants serve demo-learning conductor test check fix test-vllm test-train test-verl test-clients train-env lock docs clean
+.PHONY: help faults fuzz mutants serve demo-learning conductor test check fix test-vllm test-train test-verl test-clients train-env lock docs clean
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -21,6 +21,9 @@ test: ## install, check, test: what CI runs
 	@scripts/install dev
 	@scripts/check
 	@scripts/test
+
+fuzz: ## fuzz what reads bytes from outside, guided by coverage; FUZZ_S=600 seconds each
+	@scripts/fuzz
 
 faults: ## the fault matrix at its long sizes, hours; build/faults.json keeps what held. ARGS="F1 L7" runs these rows only
 	@scripts/install dev

@@ -28,10 +28,14 @@ class SseParser:
     _data: list[str] = field(default_factory=list)
     _name: str = "message"
     _size: int = 0
+    _cr: bool = False  # the last chunk ended in \r: a \n that comes next belongs to it, and is no line of its own
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """The events that this chunk completes. Raises SseError."""
         events: list[SseEvent] = []
+        if self._cr:
+            self._cr, chunk = not chunk, chunk.removeprefix(b"\n")
+        self._cr = self._cr or chunk.endswith(b"\r")
         for piece in chunk.splitlines(keepends=True):  # bytes split on \n, \r and \r\n alone
             self._line += piece
             if len(self._line) > self.event_bytes_max:

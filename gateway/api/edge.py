@@ -129,6 +129,11 @@ async def read_json(request: Request, bytes_max: int) -> Any:
         data += piece
         if len(data) > bytes_max:
             raise TooLarge(f"the body is over {bytes_max} bytes")
+    return decoded(data)
+
+
+def decoded(data: bytes | bytearray) -> Any:
+    """A body's bytes as JSON data that can be encoded again. Raises BadRequest where they are none."""
     try:
         body = json.loads(data.decode(), parse_constant=_no_constant)
         if b"\\u" in data:  # half a surrogate pair decodes, and can then never be encoded again

@@ -45,3 +45,11 @@ def test_no_bytes_make_it_fail_otherwise(stream: bytes) -> None:
     except SseError:
         return
     assert len(parser._line) <= 50
+
+
+def test_a_line_end_that_is_cut_in_two_is_one() -> None:
+    stream = b"data: a\r\ndata: b\r\n\r\n"
+    for cut in range(len(stream) + 1):
+        parser = SseParser(100)
+        events = [*parser.feed(stream[:cut]), *parser.feed(b""), *parser.feed(stream[cut:]), *parser.end()]
+        assert events == [SseEvent("a\nb")], cut
