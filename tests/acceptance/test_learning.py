@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from policy.evaluate.entrants import SHIPPED
+from policy.serve.manifest import read_manifest
+
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 pytest.importorskip("torch")
 
@@ -55,13 +58,15 @@ def test_one_round_from_traffic_to_a_live_version_and_back(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     cold, learnt = report["rounds"]
-    assert (cold["version"], learnt["version"], learnt["job"]) == ("conductor@1", "conductor@2", "done")
+    number = int(read_manifest(SHIPPED).version)
+    old, new = f"conductor@{number}", f"conductor@{number + 1}"
+    assert (cold["version"], learnt["version"], learnt["job"]) == (old, new, "done")
     assert report["requests"]["failed"] == 0
     assert report["requests"]["sent"] > 48 + 12 + 11 * 8
-    assert (report["rollback"]["from"], report["rollback"]["to"]) == ("conductor@2", "conductor@1")
+    assert (report["rollback"]["from"], report["rollback"]["to"]) == (new, old)
     assert report["rollback"]["seconds"] < ROLLBACK_S_MAX
     assert set(report["baselines"]) >= {"rule", "oracle", "fixed:atlas"}
-    for command in ("train submit", "policy canary conductor@2 25", "policy promote conductor@2"):
+    for command in ("train submit", f"policy canary {new} 25", f"policy promote {new}"):
         assert f"$ baton {command}" in done.stderr
     assert (tmp_path / "out" / "report.svg").read_text().startswith("<svg")
-    assert "| round 1 | conductor@2 |" in (tmp_path / "out" / "report.md").read_text()
+    assert f"| round 1 | {new} |" in (tmp_path / "out" / "report.md").read_text()
