@@ -28,10 +28,11 @@ def files(tmp_path: Path) -> list[str]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     from policy.teacher import start
 
-    monkeypatch.setattr(start, "EPISODES_MIN", 1_200)
-    monkeypatch.setattr(start, "EPISODES_MAX", 1_200)
+    monkeypatch.setattr(start, "EPISODES_MIN", 2_500)
+    monkeypatch.setattr(start, "EPISODES_MAX", 2_500)
 
 
+@pytest.mark.timeout(300)
 def test_a_file_of_recorded_answers_is_all_it_takes(files: list[str], tmp_path: Path, short: None) -> None:
     """In these recordings the best single worker is right on three of four questions, and programs on all."""
     out = tmp_path / "conductor"
