@@ -92,7 +92,7 @@ def test_the_other_routes_read_bodies_as_carefully(gateway: Gateway, path: str) 
 def test_what_reading_a_monster_costs_is_in_proportion_to_what_it_takes_to_send(gateway: Gateway) -> None:
     """Processor time of the whole process, sender included, against that of writing as many bytes.
 
-    Ten times the promise is allowed: coverage counts every line here. What grows faster than its input is far over that.
+    Ten times the promise is allowed, for coverage counts every line here.
     """
     _, secret = gateway.key(name="monster")
     heavy = [one for one in monsters(secret) if len(one.body) > 500_000]
