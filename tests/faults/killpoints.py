@@ -34,14 +34,18 @@ POINTS = (
 )
 
 
+KILLED = "killed by the test at: "
+
+
 def arm(point: str, nth: int) -> None:
-    """Die the `nth` time (from 1) that this process comes to the point."""
+    """Die the `nth` time (from 1) that this process comes to the point. Its last words say so in its log."""
     left = nth
 
     def here() -> None:
         nonlocal left
         left -= 1
         if left <= 0:
+            os.write(2, f"{KILLED}{point}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
     _ARM[point](here)

@@ -113,11 +113,17 @@ class Gateway:
 
     async def serving(self) -> None:
         """Return once it listens. Raises AssertionError with its last words."""
+        assert await self.came_up(), self.log.read_text()[-3000:]
+
+    async def came_up(self) -> bool:
+        """Whether it came to listen before it ended."""
         until_s = time.monotonic() + START_S
         while not self.facts_file.exists():
-            assert self.alive, self.log.read_text()[-3000:]
+            if not self.alive:
+                return False
             assert time.monotonic() < until_s, self.log.read_text()[-3000:]
             await asyncio.sleep(0.02)
+        return True
 
     async def ended(self, limit_s: float = STOP_S) -> None:
         """Return once it is no more."""

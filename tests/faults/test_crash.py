@@ -6,7 +6,7 @@ import random
 
 from tests.faults.checker import check
 from tests.faults.client import Client, good
-from tests.faults.killpoints import POINTS
+from tests.faults.killpoints import KILLED, POINTS
 from tests.faults.site import Site
 from tests.faults.sizes import SIZE, held
 
@@ -15,29 +15,29 @@ ROUNDS = {"ci": 3, "long": 20}[SIZE]
 
 
 async def test_f1_a_gateway_killed_anywhere_loses_doubles_and_overspends_nothing(here: Site) -> None:
-    """Each start recovers what the kill before left, and is itself killed at the next point."""
+    """Each start recovers what the kill before left, and is itself killed at the next point: under load, or already
+    while it recovers, before it listens."""
     gateway = await here.gateway()
     limit_nano = 2_000_000_000
     await here.new_key(limit_nano)
-    client, kills, draw = Client(here), 0, random.Random(1)
+    client, kills, recovering, draw = Client(here), 0, 0, random.Random(1)
     await gateway.stop()
     for seed in range(SEEDS):
         for point in POINTS:
             gateway.start(kill=(point, 1 + draw.randrange(3) if seed else 1))
-            await gateway.serving()
+            recovering += not await gateway.came_up()
             while gateway.alive:
                 await client.many(4, at_once=4)
             kills += 1
+    assert gateway.log.read_text().count(KILLED) == kills  # nothing else has ended it
     gateway.start()
     await gateway.serving()
     assert len(good(await client.many(4, at_once=4))) == 4
     found = await check(here, [client], limit_nano=limit_nano)
     assert found.of_kind("uncertain")  # the kills did hit what they were to hit
     assert found.of_kind("voided")
-    replies = len(client.history)
-    held(
-        "F1", kills=kills, points=len(POINTS), replies=replies, uncertain=len(found.of_kind("uncertain")), violations=0
-    )
+    numbers = {"kills": kills, "points": len(POINTS), "while_recovering": recovering, "replies": len(client.history)}
+    held("F1", **numbers, uncertain=len(found.of_kind("uncertain")), violations=0)
 
 
 async def test_f2_a_rolling_restart_fails_no_request_and_loses_no_row(here: Site) -> None:
