@@ -39,11 +39,12 @@ POISON_CLASSES = ("22", "23", "54")
 
 @dataclass(frozen=True, slots=True)
 class ShipperLimits:
-    """`linger_s`: how long the first event of an idle log waits for company."""
+    """`linger_s`: how long an event waits for company, as a transaction and a mark cost the same for one as for many.
+    Who waits for the log to be shipped (`Spool.shipped`) cuts it short."""
 
     records: int = 500
     batch_bytes: int = 4 * MIB
-    linger_s: float = 0.025
+    linger_s: float = 0.2
     backoff_first_s: float = 0.05
     backoff_max_s: float = 5.0
 
@@ -95,10 +96,12 @@ class Shipper:
 
     async def run(self) -> None:
         """Ship for ever, whatever happens to PostgreSQL meanwhile."""
-        position, wait_s = self.spool.acknowledged, self.limits.backoff_first_s
+        wait_s = self.limits.backoff_first_s
         while True:
             try:
-                position = await self._advance(position)
+                await self.spool.wait_unshipped()
+                await self.spool.wait_wanted(self.limits.linger_s)
+                await self._catch_up(self.spool.durable)
                 wait_s = self.limits.backoff_first_s
             except Exception as error:  # boundary: the log outlives any surprise; it is reported and tried again
                 reason = _reason(error)
@@ -107,20 +110,18 @@ class Shipper:
                 await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
                 wait_s = min(2 * wait_s, self.limits.backoff_max_s)
 
-    async def _advance(self, position: Position) -> Position:
-        """Ship one batch, or wait for something to ship."""
-        limits = self.limits
-        batch = await self.spool.read(position, records_max=limits.records, bytes_max=limits.batch_bytes)
-        if batch.payloads:
-            await self._deliver(batch.payloads)
-        if batch.damaged:
-            return await self.spool.set_aside(batch.position)
-        if batch.position != position:
-            await self.spool.acknowledge(batch.position)
-            return batch.position
-        await self.spool.wait_beyond(position)
-        await asyncio.sleep(limits.linger_s)
-        return position
+    async def _catch_up(self, until: Position) -> None:
+        """Ship all that was written before `until`, batch by batch."""
+        limits, position = self.limits, self.spool.acknowledged
+        while position < until:
+            batch = await self.spool.read(position, records_max=limits.records, bytes_max=limits.batch_bytes)
+            if batch.payloads:
+                await self._deliver(batch.payloads)
+            if batch.damaged:
+                position = await self.spool.set_aside(batch.position)
+            else:
+                position = batch.position
+                await self.spool.acknowledge(position)
 
     async def _deliver(self, payloads: Sequence[bytes]) -> None:
         loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,7 @@ class Spool:
         self._closed = False
         self._broken: BaseException | None = None
         self._wake, self._grown, self._acks = asyncio.Event(), asyncio.Event(), asyncio.Condition()
+        self._wanted = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
 
     @classmethod
@@ -257,6 +258,11 @@ class Spool:
     # ---------------------------------------------------------------- shipping
 
     @property
+    def durable(self) -> Position:
+        """Everything before it is on disk."""
+        return self._durable
+
+    @property
     def acknowledged(self) -> Position:
         """Everything before it is in PostgreSQL."""
         return self._acked
@@ -279,11 +285,18 @@ class Spool:
         later = [number for number in self._sizes if number > position.segment]
         return Position(min(later), 0) if later else None
 
-    async def wait_beyond(self, position: Position) -> None:
-        """Wait until something was written after `position`. For one reader at a time."""
-        while self._durable <= position:
+    async def wait_unshipped(self) -> None:
+        """Wait until there is something to ship. For one reader at a time."""
+        while self._durable <= self._acked:
             self._grown.clear()
             await self._grown.wait()
+
+    async def wait_wanted(self, limit_s: float) -> None:
+        """Wait `limit_s`, or until somebody waits for what is written to be shipped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._wanted.wait()
+        self._wanted.clear()
 
     async def acknowledge(self, position: Position) -> None:
         """All before `position` is in PostgreSQL: remember that durably, then delete the segments before it."""
@@ -326,6 +339,7 @@ class Spool:
     async def shipped(self) -> None:
         """Wait until all that was durable at the call is in PostgreSQL. Raises TimeoutError (`shipped_timeout_s`)."""
         target = self._durable
+        self._wanted.set()
         async with asyncio.timeout(self.limits.shipped_timeout_s), self._acks:
             await self._acks.wait_for(lambda: self._acked >= target)
 
