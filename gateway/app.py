@@ -335,7 +335,7 @@ def _money(settings: Settings, services: Services) -> tuple[RedisBudgets, RedisR
     limits = RedisRateLimits(
         services.redis_url,
         fail_open=settings.rate_limits_fail_open,
-        deadline_s=deadline_s,
+        deadline_s=deadline_s / 5,  # one that hangs is waited for here, and then by money: together no more than 250 ms
         connections_max=connections,
     )
     return budgets, limits

@@ -233,7 +233,7 @@ class Money(BaseModel):
     )
     money_sweep_s: Seconds = Field(15.0, description="how often abandoned holds are looked for")
     rate_limits_fail_open: bool = Field(True, description="serve without rate limits while Redis is away; never money")
-    redis_timeout_s: Seconds = Field(0.2, description="time for one Redis command")
+    redis_timeout_s: Seconds = Field(0.2, description="time for a Redis command of money; a fifth of it for rates")
     redis_connections_max: Count = Field(64, description="connections to Redis")
 
 

@@ -39,6 +39,7 @@ _AT_ONCE = 500  # scopes or holds a call, so that no call blocks Redis for long
 _ON_A_HOLD = frozenset({"hold", "settle"})
 _OPEN_MAX = 100_000  # holds remembered for a rebuild, and settlements; far above what one process has in flight
 _IS_OPEN, _UNKNOWN = -1, -2
+_REBUILDING = "the budget store was restarted or emptied and is rebuilding from the ledger"
 T = TypeVar("T")
 
 
@@ -73,6 +74,8 @@ class RedisBudgets:
         self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_s: float
     ) -> Hold:
         check_hold(amount_nano, amount_min_nano, scopes)
+        if self.epoch_lost:  # Redis would say no more, and may be hanging
+            raise _unavailable(_REBUILDING)
         limits = [part for s in scopes for part in (s.name, "" if s.limit_nano is None else s.limit_nano)]
         lease_ms = _ms(min(lease_s, self._lease_s))
         status, *rest = await self._run("hold", hold_id, amount_nano, amount_min_nano, lease_ms, *limits)
@@ -235,7 +238,7 @@ class RedisBudgets:
         if reply[0] == b"stale":
             if sent == self._epoch:
                 self._epoch = b""
-            raise _unavailable("the budget store was restarted or emptied and is rebuilding from the ledger")
+            raise _unavailable(_REBUILDING)
         return reply
 
 

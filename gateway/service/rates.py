@@ -26,7 +26,8 @@ class Rates:
         return state
 
     async def release(self, who: Principal, request_id: str, tokens_used: int | None) -> None:
-        """The request ended."""
-        await self._limits.release(who.public_id, request_id, tokens_used)
+        """The request ended. A key without limits was never counted in."""
+        if not (who.rpm is None and who.tpm is None and who.concurrency is None):
+            await self._limits.release(who.public_id, request_id, tokens_used)
         if who.organisation.rated:
             await self._limits.release(org_scope(who.org), request_id, tokens_used)

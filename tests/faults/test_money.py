@@ -167,7 +167,7 @@ async def test_f4_redis_breaks_in_seven_ways_and_nobody_overspends(here: Site) -
         for _ in range(2):
             await here.gateway(REDIS_URL=f"redis://127.0.0.1:{proxy.port}")
         limit_nano = 50_000_000
-        await here.new_key(limit_nano)
+        await here.new_key(limit_nano, rpm=1_000_000)  # its rates are asked of the same Redis, before its money
         client, refusals, back_s = Client(here), [], []
         async with client.load(at_once=4, pause_s=0.02) as load:
             for fault in FAULTS.values():
@@ -183,17 +183,17 @@ async def test_f4_redis_breaks_in_seven_ways_and_nobody_overspends(here: Site) -
         assert set(statuses) <= {"200", "503 money_unavailable", "429 insufficient_quota"}, here.complaints()
         await check(here, [client], limit_nano=limit_nano)
         took_ms = sorted(reply.took_s * 1000 for reply in refusals)
-        median_ms = took_ms[len(took_ms) // 2]
+        refused_ms = {"ci": took_ms[len(took_ms) // 2], "long": took_ms[len(took_ms) * 95 // 100]}  # median, p95
         held(
             "F4",
             faults=len(FAULTS),
             refused=len(refusals),
-            refused_ms_p50=round(median_ms),
-            refused_ms_p95=round(took_ms[len(took_ms) * 95 // 100]),
+            refused_ms_p50=round(refused_ms["ci"]),
+            refused_ms_p95=round(refused_ms["long"]),
             rebuilt_s_max=round(max(back_s), 2),
             overspend_nano=0,
         )
-        assert took_ms[0] <= REFUSED_S * 1000
+        assert refused_ms[SIZE] <= REFUSED_S * 1000
 
 
 async def test_f5_without_redis_at_the_start_a_gateway_waits_and_serves_once_it_is_there(here: Site) -> None:

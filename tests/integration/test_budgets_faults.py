@@ -62,6 +62,7 @@ async def test_a_hung_redis_refuses_in_time_and_works_again_when_it_wakes(
 
 async def test_waiting_for_a_connection_counts_into_the_deadline(server: RedisServer) -> None:
     budgets = RedisBudgets(server.url, connections_max=4)
+    await budgets.load({})
     server.freeze()
     started_s = time.monotonic()
     calls = [budgets.hold(f"h{n}", 1, 1, [KEY], 60) for n in range(200)]
@@ -94,6 +95,23 @@ async def test_a_restarted_redis_refuses_until_rebuilt(
         assert await budgets.post("open", 9) == 5
     finally:
         again.stop()
+
+
+async def test_who_has_lost_the_epoch_refuses_without_asking(
+    server: RedisServer, budgets: RedisBudgets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis may be hanging, and would say no more than that."""
+    redis: Redis = Redis.from_url(server.url)
+    await redis.flushall()
+    with pytest.raises(MoneyUnavailable, match="rebuilding"):
+        await budgets.hold("a", 1, 1, [KEY], 60)
+    with monkeypatch.context() as patched:
+        patched.setattr(budgets, "_script", None)
+        with pytest.raises(MoneyUnavailable, match="rebuilding"):
+            await budgets.hold("b", 1, 1, [KEY], 60)
+    await budgets.load({})
+    assert (await budgets.hold("c", 1, 1, [KEY], 60)).granted_nano == 1
+    await redis.aclose()
 
 
 async def test_a_restart_with_old_data_on_disk_is_fenced_too(tmp_path: Path) -> None:
