@@ -83,6 +83,15 @@ class Batch:
     damaged: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """What one `append` wants written, and who waits for it."""
+
+    blob: bytes
+    records: int
+    written: asyncio.Future[None]
+
+
 def _ignore(_error: BaseException) -> None: ...
 
 
@@ -100,7 +109,7 @@ class Spool:
         self._next = 1
         self._sizes: dict[int, int] = {}  # durable bytes of each segment on disk, oldest first
         self._durable = self._acked = Position(0, 0)
-        self._queue: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._queued_bytes = 0
         self._closed = False
         self._broken: BaseException | None = None
@@ -146,27 +155,27 @@ class Spool:
 
     # ---------------------------------------------------------------- appending
 
-    async def append(self, event: Event) -> None:
-        """Return once the event is durable. Cancelling the caller does not take the record back.
+    async def append(self, *events: Event) -> None:
+        """Return once the events are durable, all or none of them. Cancelling the caller does not take them back.
 
         Raises SpoolFull (queue, spool or disk), TooLarge, Unavailable (closed, or broken by an fsync error).
         """
-        record = segments.encode(canonical(event))
-        self._admit(len(record), new_work=event.kind == "hold")
+        records = [segments.encode(canonical(event)) for event in events]
+        self._admit([len(record) for record in records], new_work=any(event.kind == "hold" for event in events))
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((record, written))
-        self._queued_bytes += len(record)
+        self._queue.append(_Queued(b"".join(records), len(records), written))
+        self._queued_bytes += len(self._queue[-1].blob)
         self._wake.set()
         await written
 
-    def _admit(self, size: int, *, new_work: bool) -> None:
-        limits = self.limits
+    def _admit(self, sizes: Sequence[int], *, new_work: bool) -> None:
+        limits, size = self.limits, sum(sizes)
         if self._broken is not None:
             raise Unavailable("the journal's disk failed; this gateway must be restarted", code="journal_broken")
         if self._closed:
             raise Unavailable("the journal is closed: the gateway is stopping", code="shutting_down")
-        if size > limits.record_bytes:
-            raise TooLarge(f"a log record of {size} bytes is over the limit of {limits.record_bytes}")
+        if (largest := max(sizes, default=0)) > limits.record_bytes:
+            raise TooLarge(f"a log record of {largest} bytes is over the limit of {limits.record_bytes}")
         if len(self._queue) >= limits.queue_records or self._queued_bytes + size > limits.queue_bytes:
             raise SpoolFull("the journal's queue is full: its disk is too slow for this load")
         usable = limits.total_bytes - (min(limits.reserve_bytes, limits.total_bytes // 4) if new_work else 0)
@@ -185,18 +194,18 @@ class Spool:
             while self._queue and self._broken is None:
                 await self._commit(self._take())
 
-    def _take(self) -> list[tuple[bytes, asyncio.Future[None]]]:
+    def _take(self) -> list[_Queued]:
         batch = [self._queue.popleft()]
-        size = len(batch[0][0])
-        while self._queue and size + len(self._queue[0][0]) <= self.limits.batch_bytes:
+        size = len(batch[0].blob)
+        while self._queue and size + len(self._queue[0].blob) <= self.limits.batch_bytes:
             batch.append(self._queue.popleft())
-            size += len(batch[-1][0])
+            size += len(batch[-1].blob)
         self._queued_bytes -= size
         return batch
 
-    async def _commit(self, batch: list[tuple[bytes, asyncio.Future[None]]]) -> None:
+    async def _commit(self, batch: list[_Queued]) -> None:
         started = time.monotonic()
-        blob = b"".join(record for record, _ in batch)
+        blob = b"".join(each.blob for each in batch)
         try:
             position = await self._in_thread(self._write, blob)
         except NoSpace:
@@ -210,7 +219,7 @@ class Spool:
             self._sizes[position.segment] = position.offset
             self._grown.set()
             _settle(batch, None)
-            self.watch.appended(len(batch), len(blob), time.monotonic() - started)
+            self.watch.appended(sum(each.records for each in batch), len(blob), time.monotonic() - started)
             self.watch.spool_bytes(self.bytes_on_disk)
         finally:  # whatever else went wrong, nobody waits for ever
             _settle(batch, Unavailable("the journal's writer failed", code="journal_broken"))
@@ -344,12 +353,12 @@ class Spool:
             await self._acks.wait_for(lambda: self._acked >= target)
 
 
-def _settle(batch: Iterable[tuple[bytes, asyncio.Future[None]]], error: Exception | None) -> None:
+def _settle(batch: Iterable[_Queued], error: Exception | None) -> None:
     """Wake every appender that still waits."""
-    for _, written in batch:
-        if written.done():
+    for each in batch:
+        if each.written.done():
             continue
         if error is None:
-            written.set_result(None)
+            each.written.set_result(None)
         else:
-            written.set_exception(error)
+            each.written.set_exception(error)

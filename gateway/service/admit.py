@@ -27,7 +27,7 @@ from gateway.core.versions import Pick
 from gateway.errors import BadRequest, CapReached
 from gateway.service.calls import OUTPUT_TOKENS_MIN, price_of
 from gateway.service.catalog import Choice
-from gateway.service.job import Job, Tree, nobody
+from gateway.service.job import HoldRecord, Job, Tree, nobody
 from gateway.service.ports import Budgets, Clock, Embedder, Hold, Journal
 from gateway.service.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
 from gateway.service.running import Running
@@ -105,6 +105,7 @@ class Admission:
             policy_requested=choice.name,
             pool_name=choice.pool,
             pool_hash=pool_hash(choice.workers),
+            pool_revision=choice.revision or None,
             pool=[],
             caps=caps.as_json() | ({} if asked.quality is None else {"quality": asked.quality}),
             request={"model": chat.model, **_said(chat), **chat.params}
@@ -122,9 +123,8 @@ class Admission:
 
     async def hold(
         self, record: RolloutRecord, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest, who: Principal
-    ) -> tuple[Hold, asyncio.Task[None]]:
-        """Reserve the worst case of the whole tree, in every scope or none; the hold, and its record on its way to the
-        disk (it shares the first dispatch's fsync)."""
+    ) -> tuple[Hold, HoldRecord]:
+        """Reserve the worst case of the whole tree, in every scope or none; the hold, and its record."""
         most, least = self._bounds(choice, caps, input_bound, chat)
         if least > caps.cost_nano:
             raise CapReached(
@@ -140,7 +140,7 @@ class Admission:
             "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
         }
         now_us = self._now_us()
-        return hold, asyncio.create_task(self._journal.append(Event(uuid7(now_us // 1000), "hold", now_us, payload)))
+        return hold, HoldRecord(self._journal, Event(uuid7(now_us // 1000), "hold", now_us, payload))
 
     def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
         """(worst case of the tree under the cap on cost, least with which one answer can be had), in nano-dollars."""
@@ -163,14 +163,14 @@ class Admission:
         most = planning * loops * caps.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
 
-    def job(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: asyncio.Task[None]) -> Job:
+    def job(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: HoldRecord) -> Job:
         record, chat = running.record, asked.chat
         draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
         workers = list(choice.workers)
         draw.shuffle(workers)
         meter = Meter(record.hold_nano, caps)
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
-        tree = Tree(meter, record.id, deadline_s, slots, running.tell if asked.progress else nobody, held)
+        tree = Tree(meter, record.id, deadline_s, slots, held, running.tell if asked.progress else nobody)
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
         rounds = ROUNDS_OF.get(type(choice.planner)) or asked.rounds or max(self._policies.rounds, trained)

@@ -69,7 +69,6 @@ class Completer:
         self._rounds = rounds
         self._budgets = budgets
         self._rates = Rates(limits)
-        self._journal = journal
         self._store = store
         self._embedder = embedder
         self._clock = clock
@@ -183,8 +182,6 @@ class Completer:
 
     async def _finish(self, running: Running, job: Job, body: Mapping[str, Any] | None) -> None:
         record = running.record
-        if job.tree.held is not None:
-            await asyncio.gather(job.tree.held, return_exceptions=True)  # an error has ended the request already
         close_record(record, self._now_us())
         record.cost_nano = job.tree.meter.spent_nano
         if running.error is not None:
@@ -226,7 +223,7 @@ class Completer:
         events = [
             self._event("rollout", apply_mode(as_payload(each), each.log_mode, self._redactor)) for each in records
         ]
-        await asyncio.gather(*map(self._journal.append, [self._event("settle", settle), *events]))
+        await job.tree.held.close(self._event("settle", settle), *events)
 
     async def _settle(self, running: Running) -> None:
         """Close the hold and give back the rate limits. With Redis away the journal still says what was spent."""

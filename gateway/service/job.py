@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gateway.core.caps import Caps
 from gateway.core.chat import Endpoint
+from gateway.core.events import Event
 from gateway.core.meter import Meter
 from gateway.core.plan import Allowed, Plan, Step
 from gateway.core.pool import WorkerSpec
@@ -17,7 +18,7 @@ from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.structured import Shape
 from gateway.core.versions import Pick
 from gateway.errors import BatonError
-from gateway.service.ports import WorkerExperience
+from gateway.service.ports import Journal, WorkerExperience
 
 
 class Sink(Protocol):
@@ -36,6 +37,31 @@ def nobody(event: Mapping[str, Any]) -> None:
     """The `tell` of a request that nobody watches."""
 
 
+class HoldRecord:
+    """The journal's record of a hold. It goes to disk with the first thing that is written under it, in one fsync: a
+    hold under which nothing has left yet costs nothing, whatever becomes of this process."""
+
+    def __init__(self, journal: Journal, event: Event) -> None:
+        self._journal = journal
+        self._event = event
+        self._written: asyncio.Future[None] | None = None
+
+    async def append(self, *events: Event) -> None:
+        """Return once the hold and these are on disk. Raises SpoolFull, whichever of them found no room."""
+        if self._written is None:
+            self._written = asyncio.ensure_future(self._journal.append(self._event, *events))
+            await asyncio.shield(self._written)
+        else:
+            await asyncio.gather(asyncio.shield(self._written), self._journal.append(*events))
+
+    async def close(self, *events: Event) -> None:
+        """The last records of the request, which find room also where the hold's own did not."""
+        if self._written is None:
+            await self.append(*events)
+        else:
+            await self._journal.append(*events)
+
+
 @dataclass(slots=True)
 class Tree:
     """What all loops of one request share."""
@@ -44,8 +70,8 @@ class Tree:
     hold_id: str
     deadline_s: float  # monotonic
     slots: asyncio.Semaphore  # worker calls in flight
+    held: HoldRecord  # on disk before anything is spent
     tell: Callable[[Mapping[str, Any]], None] = nobody  # told of what happens, for a client that asked to be
-    held: asyncio.Task[None] | None = None  # the hold's journal record; on disk before anything is spent
     children: list[RolloutRecord] = field(default_factory=list)
 
 

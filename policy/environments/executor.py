@@ -24,7 +24,7 @@ from gateway.core.rollout import RolloutRecord, RoundRecord
 from gateway.errors import BatonError, PlanRefused, UpstreamError
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.conducting import prompt_input
-from gateway.service.job import EarlyStart, Job, Planner, Situation, Tree
+from gateway.service.job import EarlyStart, HoldRecord, Job, Planner, Situation, Tree
 from gateway.service.ports import WorkerCall, WorkerReply, Workers
 from gateway.service.rounds import Rounds, close_record, pool_entry
 from policy.environments.base import Episode, PlanSource, Posed, Prompt
@@ -62,8 +62,8 @@ class MemoryJournal:
 
     events: list[Event] = field(default_factory=list)
 
-    async def append(self, event: Event) -> None:
-        self.events.append(event)
+    async def append(self, *events: Event) -> None:
+        self.events.extend(events)
 
     async def shipped(self) -> None:
         """There is nothing behind it."""
@@ -140,12 +140,13 @@ class Executor:
     def _loop(self, workers: Workers) -> Rounds:
         budget = RetryBudget(start_retries=self.caps.calls, saved_retries_max=self.caps.calls)  # of this episode alone
         attempts = Attempts(workers, budget, VirtualClock(), attempts_max=self.attempts_max, sleep=_no_wait)
-        return Rounds(attempts, MemoryJournal(), VirtualClock())
+        return Rounds(attempts, VirtualClock())
 
     def _job(self, prompt: Prompt, planner: Planner, rounds: int) -> Job:
         record = _record(prompt, planner.name, self.caps)
         slots = asyncio.Semaphore(self.caps.parallel)
-        tree = Tree(Meter(self.caps.cost_nano, self.caps), record.id, self.caps.wall_s, slots)
+        held = HoldRecord(MemoryJournal(), Event(record.id, "hold", EPOCH_US, {"hold_id": record.id}))
+        tree = Tree(Meter(self.caps.cost_nano, self.caps), record.id, self.caps.wall_s, slots, held)
         return Job(
             record=record,
             tree=tree,

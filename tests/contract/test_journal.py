@@ -62,6 +62,19 @@ async def test_the_order_of_appends_is_kept(world: World) -> None:
     assert list(world.written()) == events
 
 
+async def test_events_of_one_append_stay_together_and_in_order(world: World) -> None:
+    events = _events(9)
+    await asyncio.gather(*(world.journal.append(*events[at : at + 3]) for at in (0, 3, 6)))
+    assert list(world.written()) == events
+
+
+async def test_of_events_that_find_no_room_none_is_kept(world: World) -> None:
+    world.fill()
+    with pytest.raises(SpoolFull):
+        await world.journal.append(hold_event("h", "r", 1), *_events(2))
+    assert list(world.written()) == []
+
+
 async def test_a_later_change_of_the_payload_does_not_reach_the_log(world: World) -> None:
     payload = {"hold_id": "before"}
     await world.journal.append(event("settle", payload))

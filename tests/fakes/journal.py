@@ -16,13 +16,14 @@ class FakeJournal:
         self.full = False
         self._sink = sink
 
-    async def append(self, event: Event) -> None:
+    async def append(self, *events: Event) -> None:
         if self.full:
             raise SpoolFull("the journal is full")
-        kept = parse(canonical(event))  # as the real one: later changes to the payload do not reach the log
-        self.events.append(kept)
-        if self._sink is not None:
-            self._sink(kept)
+        for event in events:
+            kept = parse(canonical(event))  # as the real one: later changes to the payload do not reach the log
+            self.events.append(kept)
+            if self._sink is not None:
+                self._sink(kept)
 
     async def shipped(self) -> None:
         """All is where it should be already."""
