@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.core.ids import random_hex
 from gateway.core.redact import scrub
 from gateway.core.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, NotFound, TooLarge, Unavailable
@@ -49,7 +49,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{secrets.token_hex(16)}"
+        request_id = f"req_{random_hex()}"
         began_s = time.monotonic()
         scope.setdefault("state", {})["request_id"] = request_id
 
