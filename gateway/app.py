@@ -31,6 +31,7 @@ from gateway.adapters.shipper import Shipper, ShipperLimits
 from gateway.adapters.spool import Spool, SpoolLimits
 from gateway.adapters.store import PostgresStore
 from gateway.adapters.store_jobs import JobStore
+from gateway.adapters.tokens import Tokenizers
 from gateway.adapters.workers import PooledWorkers, pooled_workers
 from gateway.api import edge, spec
 from gateway.api.headers import with_cors
@@ -141,6 +142,8 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     opened.push_async_callback(embedder.close)
     workers = _workers(settings, pools, secrets, depth_secret)
     opened.push_async_callback(workers.close)
+    tokens = Tokenizers()
+    opened.push_async_callback(tokens.close)
     conductor, planning = await conductor_of(settings, services, pools, workers, opened)
     spool, shipper = await _log(settings, services, metrics, opened)
     budgets, limits = _money(settings, services)
@@ -151,7 +154,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     sticky = sticky_of(settings, services, store, metrics, opened)
     completer = Completer(
         catalog=catalog,
-        rounds=Rounds(attempts_of(settings, workers, clock), spool, clock),
+        rounds=Rounds(attempts_of(settings, workers, clock), spool, clock, tokens),
         budgets=budgets,
         limits=limits,
         journal=spool,

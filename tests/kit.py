@@ -23,7 +23,8 @@ from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.catalog import Catalog
 from gateway.service.complete import Completer
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.ports import Embedder, MediaSource, Workers
+from gateway.service.calls import NO_TOKENIZER
+from gateway.service.ports import Embedder, MediaSource, TokenCounter, Workers
 from gateway.service.rounds import Rounds
 from gateway.service.routers import RulePlanner
 from gateway.service.running import Running
@@ -124,6 +125,7 @@ class Kit:
         sticky_s: float = 600.0,
         embedder: Embedder | None = None,
         media: MediaSource | None = None,
+        tokens: TokenCounter = NO_TOKENIZER,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
         given: Any = workers
@@ -147,7 +149,7 @@ class Kit:
         self.catalog = Catalog(pools or pool_file(), planners)  # type: ignore[arg-type]
         self.completer = Completer(
             catalog=self.catalog,
-            rounds=Rounds(attempts, self.journal, clock),
+            rounds=Rounds(attempts, self.journal, clock, tokens),
             budgets=self.budgets,
             limits=self.limits,
             journal=self.journal,

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.adapters import tokens
 from gateway.adapters.workers_litellm import offline_price
 from gateway.adapters.yamlfile import Document, Loc, read
 from gateway.core.pool import PoolFile, Price, WorkerSpec
@@ -52,6 +53,10 @@ def load(path: Path, env: Mapping[str, str]) -> PoolFile:
             _ = worker.api_key and resolve_secret(worker.api_key, env)
         except ConfigError as error:
             raise document.error(("workers", index, "api_key"), error.message) from None
+        try:
+            tokens.check(worker.tokenizer)
+        except ConfigError as error:
+            raise document.error(("workers", index, "tokenizer"), error.message) from None
     return pool.model_copy(update={"workers": workers})
 
 

@@ -7,7 +7,7 @@ the script each assert it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext
 from typing import Any
 
@@ -22,17 +22,20 @@ AUDIO_BYTES_PER_TOKEN = 16  # the poorest MP3 is 1,000 bytes a second, and no pu
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one call. `estimated`: the worker reported none and a byte count stands in."""
+    """Tokens of one call. `estimated`: they are not the worker's word. `unreported`: it gave none, and a byte count
+    stands in for the tokenizer's."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated: bool = False
+    unreported: bool = field(default=False, compare=False)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.estimated or other.estimated,
+            self.unreported or other.unreported,
         )
 
 
@@ -79,11 +82,11 @@ def _content_bound(content: Any) -> int:
     bound = 0
     for part in content:
         is_text = isinstance(part, Mapping) and part.get("type") in ("text", "refusal")
-        bound += _bytes(str(part)) if is_text else _media_bound(part)
+        bound += _bytes(str(part)) if is_text else media_tokens_bound(part)
     return bound
 
 
-def _media_bound(part: Any) -> int:
+def media_tokens_bound(part: Any) -> int:
     """A file is text in the end, so it counts by the byte, as text does; an image by its place; sound by its length."""
     if not isinstance(part, Mapping):
         return TOKENS_PER_MEDIA_PART

@@ -76,6 +76,12 @@ class WorkerSpec(_Frozen):
     params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
     task: Task = Field(default="chat", description="what it is asked for; embeddings: by its name alone, never planned")
     cannot: tuple[Capability, ...] = Field(default=(), description="kinds of parts and request properties not taken")
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="counts what the worker does not report: cl100k_base, o200k_base or the path of a tokenizer.json",
+    )
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> WorkerSpec:
@@ -87,6 +93,8 @@ class WorkerSpec(_Frozen):
             raise ValueError(f"kind {self.kind} makes no embeddings; leave `task` out")
         if self.kind == "tool" and not self.url:
             raise ValueError("kind tool needs `url`: an http(s) endpoint or builtin:vote")
+        if self.tokenizer is not None and self.kind not in MODEL_KINDS:
+            raise ValueError(f"kind {self.kind} has no tokens of its own; leave `tokenizer` out")
         if self.kind != "tool" and self.price and not self.price.model_fields_set >= _TOKEN_PRICES:
             raise ValueError("`price` of a model needs input_usd_per_mtok and output_usd_per_mtok (0 where it is free)")
         return self
@@ -144,9 +152,9 @@ class PoolFile(_Frozen):
 
 
 def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
-    """sha256 over what each worker is (not its secret reference): stamps a rollout with the pool it saw."""
+    """sha256 over what each worker is (not its secret reference, nor who counts): stamps a rollout with its pool."""
     ordered = sorted(workers, key=lambda worker: worker.name)
-    lines = [worker.model_dump_json(exclude={"api_key", *_unsaid(worker)}) for worker in ordered]
+    lines = [worker.model_dump_json(exclude={"api_key", "tokenizer", *_unsaid(worker)}) for worker in ordered]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

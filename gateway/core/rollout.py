@@ -20,6 +20,7 @@ class AttemptRecord:
     error: str | None = None  # error code, None when it worked
     upstream_status: int | None = None
     dispatched: bool = True  # False: it never left this host, so it cannot have cost anything
+    counted_by: str | None = None  # what stands in for a usage that did not come: tokenizer | bytes | bound
 
 
 @dataclass(slots=True)

@@ -24,17 +24,20 @@ def read_usage(body: Mapping[str, Any]) -> Usage | None:
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
     if not (_is_count(prompt) and _is_count(completion)):
         return None
-    return Usage(int(prompt or 0), int(completion or 0), usage.get("estimated") is True)
+    return Usage(
+        int(prompt or 0), int(completion or 0), usage.get("estimated") is True, usage.get("unreported") is True
+    )
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """The inverse: an OpenAI `usage` object, with `estimated: true` added where it is a guess."""
+    """The inverse: an OpenAI `usage` object, with `estimated` and `unreported` added where they are true."""
     body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-    return {**body, "estimated": True} if usage.estimated else body
+    marks = {"estimated": usage.estimated, "unreported": usage.unreported}
+    return body | {name: True for name, said in marks.items() if said}
 
 
 def billed_usage(
@@ -45,11 +48,11 @@ def billed_usage(
     Possible is the larger of what the request allows and `context_tokens`. `request_bytes` is the size of the body
     sent, `reply_bytes` of the text that came back, both UTF-8.
     """
-    usage = reported or Usage(_tokens(request_bytes), _tokens(reply_bytes), estimated=True)
+    usage = reported or Usage(_tokens(request_bytes), _tokens(reply_bytes), estimated=True, unreported=True)
     prompt = min(usage.prompt_tokens, max(context_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes)))
     completion = min(usage.completion_tokens, _completion_bound(usage.completion_tokens, request, context_tokens))
     cut = (prompt, completion) != (usage.prompt_tokens, usage.completion_tokens)
-    return Usage(prompt, completion, usage.estimated or cut)
+    return Usage(prompt, completion, usage.estimated or cut, usage.unreported)
 
 
 def text_bytes(pieces: Iterable[Mapping[str, Any]]) -> int:
@@ -57,13 +60,20 @@ def text_bytes(pieces: Iterable[Mapping[str, Any]]) -> int:
     return sum(_piece_bytes(piece) for piece in pieces)
 
 
-def _piece_bytes(piece: Mapping[str, Any]) -> int:
+def said_texts(piece: Mapping[str, Any]) -> tuple[list[str], int]:
+    """The texts of one message or delta, and how many tool calls are among them."""
     texts = [piece.get(key) for key in ("content", "reasoning_content", "reasoning", "refusal")]
+    calls = 0
     for call in piece.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             texts += [function.get("name"), function.get("arguments")]
-    return sum(len(text.encode("utf-8", "replace")) for text in texts if isinstance(text, str))
+            calls += 1
+    return [text for text in texts if isinstance(text, str)], calls
+
+
+def _piece_bytes(piece: Mapping[str, Any]) -> int:
+    return sum(len(text.encode("utf-8", "replace")) for text in said_texts(piece)[0])
 
 
 def _prompt_bound(prompt_tokens: int, request: Mapping[str, Any], request_bytes: int) -> int:

@@ -154,6 +154,15 @@ class Workers(Protocol):
         ...
 
 
+class TokenCounter(Protocol):
+    """Counts tokens for calls whose worker did not report any."""
+
+    async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
+        """Tokens of all texts by the worker's tokenizer, `at_most` where there are more; None where it has none, or
+        where counting takes too long. Bounded in time, beside the loop; raises nothing."""
+        ...
+
+
 # ---------------------------------------------------------------- media
 
 

@@ -31,9 +31,9 @@ from gateway.errors import (
     UpstreamError,
 )
 from gateway.service.attempts import Attempts
-from gateway.service.calls import price_of
+from gateway.service.calls import NO_TOKENIZER, price_of
 from gateway.service.job import Job, Planner, Situation, StepRun
-from gateway.service.ports import Clock, Journal, WorkerExperience
+from gateway.service.ports import Clock, Journal, TokenCounter, WorkerExperience
 from gateway.service.steps import StepRunner, replay
 
 SHOWN_MIN = 2  # outcomes before a conductor is told of them: it takes what it is shown at its word
@@ -43,9 +43,11 @@ FATAL = (MoneyUnavailable, SpoolFull)  # nothing may be done that cannot be paid
 class Rounds:
     """Runs loops. Holds no state of its own: everything about one is in its Job."""
 
-    def __init__(self, attempts: Attempts, journal: Journal, clock: Clock) -> None:
+    def __init__(
+        self, attempts: Attempts, journal: Journal, clock: Clock, tokens: TokenCounter = NO_TOKENIZER
+    ) -> None:
         self._clock = clock
-        self._steps = StepRunner(attempts, journal, clock, self._child)
+        self._steps = StepRunner(attempts, journal, clock, self._child, tokens)
 
     async def run(self, job: Job) -> Mapping[str, Any]:
         """The body of the reply. Raises the error that left the request without any answer."""

@@ -21,7 +21,7 @@ from gateway.errors import BatonError, CapReached, UpstreamInvalid
 from gateway.service.attempts import Attempts
 from gateway.service.calls import PassOn, Saw, StepCall, all_or_first_error, fan_out, step_body
 from gateway.service.job import Job, StepRun
-from gateway.service.ports import Clock, Journal
+from gateway.service.ports import Clock, Journal, TokenCounter
 
 Child = Callable[[Job, StepRun, list[dict[str, Any]], bool, bool], Awaitable[Mapping[str, Any]]]
 
@@ -29,9 +29,12 @@ Child = Callable[[Job, StepRun, list[dict[str, Any]], bool, bool], Awaitable[Map
 class StepRunner:
     """Runs single steps. `child` runs a step on worker `self` as a loop one level deeper."""
 
-    def __init__(self, attempts: Attempts, journal: Journal, clock: Clock, child: Child) -> None:
+    def __init__(
+        self, attempts: Attempts, journal: Journal, clock: Clock, child: Child, tokens: TokenCounter
+    ) -> None:
         self.attempts = attempts
         self.clock = clock
+        self.tokens = tokens
         self._journal = journal
         self._child = child
 

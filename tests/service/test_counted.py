@@ -1,0 +1,118 @@
+"""What a call counts as where its worker did not say: by its tokenizer, never above what was held for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.core.counting import TOKENS_PER_CHOICE, TOKENS_PER_TURN
+from gateway.core.money import TOKENS_PER_REQUEST, Usage
+from gateway.errors import UpstreamError, UpstreamProtocol
+from tests.fakes.tokens import WordCounter
+from tests.fakes.workers import Says
+from tests.kit import Kit, ask
+
+ASKED = "how many words is this"
+PROMPT_TOKENS = TOKENS_PER_REQUEST + TOKENS_PER_TURN + 5
+UNREPORTED = Usage(9, 9, estimated=True, unreported=True)
+DIES = Says("one two three four five", dies_after=4)  # after three of its words
+
+
+def nano(prompt_tokens: int, completion_tokens: int) -> int:
+    return prompt_tokens * 1000 + completion_tokens * 2000  # $1 and $2 a million
+
+
+async def test_a_stream_cut_short_is_billed_by_its_workers_tokenizer() -> None:
+    kit = Kit(workers={"alpha": DIES}, tokens=WordCounter())
+    running = await kit.serve(ask(ASKED, model="alpha", stream=True))
+    assert isinstance(running.error, UpstreamProtocol)
+    (step,) = running.record.steps
+    assert (step.prompt_tokens, step.completion_tokens) == (PROMPT_TOKENS, 3 + TOKENS_PER_CHOICE)
+    assert step.usage_estimated
+    assert [attempt.counted_by for attempt in step.attempts] == ["tokenizer"]
+    assert await kit.posted_nano() == step.cost_nano == nano(PROMPT_TOKENS, 4)
+    assert await kit.open_nano() == 0
+
+
+async def test_a_client_that_leaves_is_billed_for_what_came_until_then() -> None:
+    tokens = WordCounter()
+    kit = Kit(workers={"alpha": Says("one two three four five", piece_delay_s=0.02)}, tokens=tokens)
+    running = await kit.start(ask(ASKED, model="alpha", stream=True))
+    said = running.chunks()
+    for _ in range(3):
+        await anext(said)
+    running.cancel()
+    await running.finished.wait()
+    (step,) = running.record.steps
+    assert kit.workers.cancelled == ["alpha"]
+    assert step.attempts[-1].counted_by == "tokenizer"
+    assert nano(PROMPT_TOKENS, 1) <= step.cost_nano < nano(PROMPT_TOKENS, 6)
+    assert await kit.posted_nano() == step.cost_nano
+    assert await kit.open_nano() == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_worker_that_reports_no_usage_is_counted(stream: bool) -> None:
+    kit = Kit(workers={"alpha": Says("one two", usage=UNREPORTED)}, tokens=WordCounter())
+    running = await kit.serve(ask(ASKED, model="alpha", stream=stream))
+    (step,) = running.record.steps
+    assert (step.prompt_tokens, step.completion_tokens) == (PROMPT_TOKENS, 2 + TOKENS_PER_CHOICE)
+    assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "tokenizer")
+    assert await kit.posted_nano() == step.cost_nano == nano(PROMPT_TOKENS, 3)
+
+
+async def test_what_a_worker_reports_is_believed_and_nothing_is_counted() -> None:
+    tokens = WordCounter()
+    kit = Kit(workers={"alpha": Says("one two", usage=Usage(100, 50))}, tokens=tokens)
+    running = await kit.serve(ask(ASKED, model="alpha", stream=True))
+    (step,) = running.record.steps
+    assert (step.usage_estimated, step.attempts[-1].counted_by) == (False, None)
+    assert await kit.posted_nano() == nano(100, 50)
+    assert tokens.asked == []
+
+
+async def test_without_a_tokenizer_bytes_are_counted_and_the_record_says_so() -> None:
+    kit = Kit(workers={"alpha": DIES}, tokens=WordCounter(without=["alpha"]))
+    running = await kit.serve(ask(ASKED, model="alpha", stream=True))
+    (step,) = running.record.steps
+    assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "bytes")
+    assert step.completion_tokens == 4  # "one two three", by four bytes
+    assert await kit.posted_nano() == step.cost_nano > 0
+
+
+async def test_a_count_is_never_above_what_was_held() -> None:
+    wordy = Says(" ".join(["w"] * 500), usage=UNREPORTED)
+    kit = Kit(workers={"alpha": wordy}, tokens=WordCounter())
+    running = await kit.serve(ask(ASKED, model="alpha", max_tokens=20))
+    (step,) = running.record.steps
+    assert step.completion_tokens == 20
+    assert await kit.open_nano() == 0
+
+
+async def test_a_request_that_ends_while_it_is_counted_is_billed_by_bytes() -> None:
+    tokens = WordCounter(delay_s=30.0)
+    kit = Kit(workers={"alpha": DIES}, tokens=tokens)
+    running = await kit.start(ask(ASKED, model="alpha", stream=True))
+    reading = asyncio.create_task(_read(running.chunks()))
+    while not tokens.asked:
+        await asyncio.sleep(0.005)
+    running.cancel()
+    await running.finished.wait()
+    await reading
+    (step,) = running.record.steps
+    assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "bytes")
+    assert await kit.posted_nano() == step.cost_nano > 0
+    assert await kit.open_nano() == 0
+
+
+async def test_an_answer_that_never_came_is_charged_its_bound() -> None:
+    kit = Kit(workers={"alpha": UpstreamError("gone")}, tokens=WordCounter(), attempts_max=1)
+    running = await kit.serve(ask(ASKED, model="alpha"))
+    (step,) = running.record.steps
+    assert (step.usage_estimated, step.attempts[-1].counted_by) == (True, "bound")
+
+
+async def _read(said: object) -> None:
+    async for _ in said:  # type: ignore[attr-defined]
+        pass
