@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
+from functools import lru_cache
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
@@ -142,14 +143,14 @@ class HttpWorkers:
         headers = {
             "content-type": "application/json",
             "accept-encoding": "identity",
+            "user-agent": "baton",
             depth.HEADER: depth.sign(call.depth, self._depth_secret),
         }
         if secret:
             headers["authorization"] = f"Bearer {secret}"
-        url = f"{call.worker.url}/{PATHS[call.endpoint]}"
-        response = await self._client.send(
-            self._client.build_request("POST", url, content=content, headers=headers), stream=True
-        )
+        request = httpx.Request("POST", _url(call.worker.url, call.endpoint), content=content, headers=headers)
+        request.headers.encoding = "ascii"  # as they were written just now; else it is found out by reading them all
+        response = await self._client.send(request, stream=True)
         if response.status_code == 200:
             return response
         try:
@@ -185,6 +186,12 @@ class StreamTally:
         usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
         head = {**self._head, "model": self._head["model"] or call.worker.model}
         return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+
+
+@lru_cache(maxsize=1024)
+def _url(base: str, endpoint: Endpoint) -> httpx.URL:
+    """Parsed once a worker, not once a call."""
+    return httpx.URL(f"{base}/{PATHS[endpoint]}")
 
 
 def request_body(call: WorkerCall) -> dict[str, Any]:

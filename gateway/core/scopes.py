@@ -44,8 +44,8 @@ def user_scope(owner: str, end_user: str | None) -> str:
 
 def windows(scope: str, now: datetime) -> tuple[str, str, str]:
     """The scope in all, in the month and on the day of `now`."""
-    utc = now.astimezone(UTC)
-    return scope, f"{scope}:{utc:%Y-%m}", f"{scope}:{utc:%Y-%m-%d}"
+    day = now.astimezone(UTC).date().isoformat()
+    return scope, f"{scope}:{day[:7]}", f"{scope}:{day}"
 
 
 def scopes_of(who: Principal, end_user: str | None, now: datetime) -> tuple[Scope, ...]:
