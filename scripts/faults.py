@@ -34,6 +34,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F11": (f"{FAULTS}/test_disk.py", "tests/integration/test_spool_faults.py", "tests/integration/test_shipper.py"),
     "F12": ("tests/acceptance/test_policy_versions.py", "tests/contract/test_policy_engine.py"),
     "F13": ("tests/integration/test_idempotency.py",),
+    "B1": ("tests/security/test_schema.py",),
     "B3": ("tests/contract/test_budgets_model.py",),
     "B4": ("tests/unit/test_plan.py",),
 }

@@ -20,13 +20,15 @@ from gateway.core.ledger import Entry, Hold, Ledger, Scope, Settled
 from gateway.core.money import NANO_MAX
 from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports import Settlement
-from tests.faults.sizes import SIZE
+from tests.faults.sizes import SIZE, held
 from tests.servers import RedisServer
 
 NAMES = ("org:o", "key:a", "key:b", "user:k:ü")
 LONG_MS = 10**9
 LONG_S = LONG_MS / 1000
-EXAMPLES = {"ci": 300, "long": 2000}[SIZE]
+EXAMPLES, STEPS = {"ci": 300, "long": 2000}[SIZE], 100
+PARTS = 3
+agreed: list[int] = []  # runs of each part that held
 ids = st.sampled_from([f"h{n}" for n in range(8)])
 amounts = st.one_of(st.sampled_from([0, 1, NANO_MAX]), st.integers(0, 100), st.integers(0, NANO_MAX))
 limits = st.one_of(st.none(), st.integers(0, 300), st.just(NANO_MAX))
@@ -170,7 +172,7 @@ def is_open(entry: Entry) -> bool:
     return entry.state == "open"
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_lua_agrees_with_the_ledger(redis_server: RedisServer, part: int) -> None:
     Agreement.url = redis_server.url
     with asyncio.Runner() as runner:
@@ -178,10 +180,12 @@ def test_lua_agrees_with_the_ledger(redis_server: RedisServer, part: int) -> Non
         run_state_machine_as_test(
             Agreement,
             settings=settings(
-                max_examples=EXAMPLES // 3,
-                stateful_step_count=100,
+                max_examples=-(-EXAMPLES // PARTS),
+                stateful_step_count=STEPS,
                 deadline=None,
                 phases=(Phase.explicit, Phase.reuse, Phase.generate),
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
             ),
         )
+    agreed.append(-(-EXAMPLES // PARTS))
+    held("B3", runs=sum(agreed), steps_max=STEPS, differences=0)

@@ -4,72 +4,58 @@ the worker's own bill, Redis, the journals on disk, and PostgreSQL.
     I1 no overspend      the bill, and what is posted and held, stay within every limit
     I2 conservation      every hold ends once; nothing stays held; Redis and ledger agree; nobody is under-billed
     I3 no lost log       a whole reply has its rollout; a call upstream has its `dispatched` before it
-    I4 no double         one rollout an id, one settlement a hold, calls upstream ≤ calls written down
-    I5 caps              cost, calls and steps of every rollout within what it was allowed
-    I6 no secret         canaries stand in no log, journal, table or metric
+    I4 no double         one rollout an id, one settlement a hold, calls upstream ≤ 1 + the retries in the log
+    I5 caps              cost, depth, rounds, steps, steps at once, calls, tokens and time of every tree within its caps
+    I6 no secret         canaries stand in no log, journal, table, metric, reply or error
     I7 liveness          ready again within 10 s (`Site.ready`)
-    I8 history           every rollout names one policy version at most, and who planned
+    I8 history           the audit's chain is whole; every rollout names one policy, and one version of it if it has any
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from redis.asyncio import Redis
-from sqlalchemy import text
-
-from gateway.adapters.database import async_engine
 from tests.faults.client import Client
-from tests.faults.site import INPUT_NANO, LEASE_S, OUTPUT_NANO, Site
+from tests.faults.site import LEASE_S, Gateway, Site
 from tests.faults.upstream import CANARY
+from tests.faults.witness import Found, at_rest, look, tables_with
 
+__all__ = ["READY_S", "Found", "check"]
 READY_S = 10.0
 SETTLED_WITHIN_S = 12 * LEASE_S
 SHIPPED_WITHIN_S = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the witnesses said."""
-
-    ledger: Sequence[dict[str, Any]]
-    rollouts: Sequence[dict[str, Any]]
-    redis_posted: dict[str, int]
-    redis_held: dict[str, int]
-    bill_nano: int
-    ready_s: float
-
-    def posted(self, scope: str) -> int:
-        """By the ledger."""
-        rows = [row for row in self.ledger if row["kind"] in ("posted", "uncertain")]
-        return sum(row["amount_nano"] for row in rows if scope in [name for name, _ in row["scopes"]])
-
-    def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
-        return [row for row in self.ledger if row["kind"] in kinds]
+WALL_GRACE_S = 2.0  # from the end of its time to the end of its record, on a busy machine
 
 
 async def check(
     site: Site, clients: Sequence[Client], *, limit_nano: int | None = None, truthful: bool = True, bounded: bool = True
 ) -> Found:
     """Wait until the site has healed, then compare. Raises AssertionError naming the invariant. `truthful`: the worker
-    reports its usage, so that what is posted can be compared with its bill. `bounded`:
-    and never more than it was allowed. At least one gateway must live."""
-    ready_s = await site.ready(READY_S)  # I7
-    found = await _settled(site, ready_s)
+    reports its usage, so that what is posted can be compared with its bill. `bounded`: and never more than it was
+    allowed. At least one gateway must live."""
+    await site.ready(READY_S)  # I7
+    await _settled(site)
+    found = await look(site)
     scope = f"key:{site.key_id}"
     _money(found, scope, limit_nano, truthful)
     _log(found, clients, site)
     for rollout in found.rollouts:
-        assert rollout["cost_nano"] <= rollout["hold_nano"] or not bounded, f"I5: {rollout}"
-        assert len(rollout["workers"] or []) <= rollout["caps"]["calls"], f"I5: {rollout}"
-        assert rollout["versions"] <= 1, f"I8: {rollout}"
-        assert rollout["policy_used"], f"I8: {rollout}"
-    await _secrets(site)
+        _caps(rollout, bounded)
+        _policy(rollout)
+    await _secrets(site, clients)
+    await _audit(site)
     return found
+
+
+async def _settled(site: Site) -> None:
+    """Return once everything is shipped and nothing is held, or when that takes too long."""
+    until_s = time.monotonic() + SHIPPED_WITHIN_S + SETTLED_WITHIN_S
+    while not await at_rest(site) and time.monotonic() < until_s:
+        await asyncio.sleep(0.1)
 
 
 def _money(found: Found, scope: str, limit_nano: int | None, truthful: bool) -> None:
@@ -93,72 +79,74 @@ def _log(found: Found, clients: Sequence[Client], site: Site) -> None:
         assert known[reply.rollout_id]["status"] == "done", f"I3: {known[reply.rollout_id]}"
     told = [reply.rollout_id for client in clients for reply in client.history if reply.whole]
     assert len(told) == len(set(told)), "I4: one rollout was given to two clients"
-    sent = found.of_kind("dispatched")
-    assert len(site.upstream.bills) <= len(sent), f"I3, I4: {len(site.upstream.bills)} calls, {len(sent)} written down"
+    calls, sent = len(site.upstream.bills), found.of_kind("dispatched")
+    assert calls <= len(sent), f"I3: {calls} calls, {len(sent)} written down before they left"
+    recorded = sum(rollout["calls"] + rollout["planning"] for rollout in found.rollouts)
+    cut_off = sum(row["hold_id"] not in known for row in sent)  # by a crash: there is no more of them than this word
+    assert calls <= recorded + cut_off, f"I4: {calls} calls, {recorded} in the log, {cut_off} cut off"
+    for rollout in found.rollouts:
+        assert not rollout["twice"], f"I4: two calls with one number: {rollout}"
 
 
-async def _settled(site: Site, ready_s: float) -> Found:
-    """The state once everything is shipped and nothing is held; the state as it is when that takes too long."""
-    until_s = time.monotonic() + SHIPPED_WITHIN_S + SETTLED_WITHIN_S
-    while True:
-        found = await look(site, ready_s)
-        holds, ends = found.of_kind("hold"), found.of_kind("posted", "voided", "uncertain")
-        if (len(holds) == len(ends) and not found.redis_held and _agree(found)) or time.monotonic() > until_s:
-            return found
-        await asyncio.sleep(0.1)
+def _caps(rollout: Mapping[str, Any], bounded: bool) -> None:
+    """I5. What a worker bills above its bound, which only one that breaks its word does, may pass money and tokens."""
+    caps = rollout["caps"]
+    assert rollout["hold_nano"] <= caps["cost_nano"], f"I5: held: {rollout}"
+    assert rollout["cost_nano"] <= rollout["hold_nano"] or not bounded, f"I5: cost: {rollout}"
+    assert rollout["tokens"] <= caps["tokens"] or not bounded, f"I5: tokens: {rollout}"
+    for name in ("depth", "rounds", "steps", "calls"):
+        assert rollout[name] <= caps[name], f"I5: {name}: {rollout}"
+    assert at_once(rollout["attempts"]) <= caps["parallel"], f"I5: parallel: {rollout}"
+    assert rollout["took_s"] <= caps["wall_s"] + WALL_GRACE_S, f"I5: time: {rollout}"
 
 
-def _agree(found: Found) -> bool:
-    return all(found.posted(scope) == nano for scope, nano in found.redis_posted.items())
+def at_once(attempts: Sequence[Sequence[Mapping[str, Any]]] | None) -> int:
+    """The most calls that were under way at one time, by the steps' own records."""
+    calls = list(chain.from_iterable(attempts or ()))
+    ends = sorted([(one["started_us"], 1) for one in calls] + [(one["finished_us"], -1) for one in calls])
+    most = now = 0
+    for _, change in ends:
+        now += change
+        most = max(most, now)
+    return most
 
 
-async def look(site: Site, ready_s: float = 0.0) -> Found:
-    """What the witnesses say now."""
-    engine = async_engine(site.database_url, pool_size=1)
-    redis: Redis = Redis.from_url(site.redis.url)
-    try:
-        async with engine.connect() as connection:
-            ledger = (await connection.execute(text("SELECT * FROM ledger"))).mappings().all()
-            rollouts = (await connection.execute(text(ROLLOUTS))).mappings().all()
-        posted, held = [await redis.hgetall("{baton}:" + name) for name in ("posted", "held")]
-    finally:
-        await redis.aclose()
-        await engine.dispose()
-    return Found(
-        [dict(row) for row in ledger],
-        [{**row, "id": str(row["id"])} for row in rollouts],
-        {_text(name): int(nano) for name, nano in posted.items()},
-        {_text(name): int(nano) for name, nano in held.items() if int(nano)},
-        site.upstream.total_nano(INPUT_NANO, OUTPUT_NANO),
-        ready_s,
-    )
+def _policy(rollout: Mapping[str, Any]) -> None:
+    assert rollout["policy_used"], f"I8: {rollout}"
+    assert rollout["versions"] <= 1, f"I8: {rollout}"
+    if rollout["policy_used"] == "conductor":
+        assert rollout["conducted"], f"I8: it names the conductor, which planned nothing: {rollout}"
+        assert rollout["version"] == rollout["policy_version"], f"I8: {rollout}"
 
 
-ROLLOUTS = """
-SELECT r.id, r.status, r.cost_nano, r.hold_nano, r.caps, r.policy_used,
-       (SELECT array_agg(s.worker) FROM steps s WHERE s.rollout_id = r.id) AS workers,
-       (SELECT count(DISTINCT o.policy_version) FROM rounds o WHERE o.rollout_id = r.id) AS versions
-FROM rollouts r WHERE r.parent_id IS NULL
-"""
+async def _secrets(site: Site, clients: Sequence[Client]) -> None:
+    secrets = [CANARY, *site.keys]
+    living = [one for one in site.gateways if one.alive]
+    pages = {f"metrics of {one.directory.name}": await _page(site, one, "/metrics") for one in living}
+    paths = [path for one in site.gateways for path in (one.log, *one.directory.glob("spool/*")) if path.is_file()]
+    files = {str(path): path.read_bytes().decode(errors="replace") for path in paths}
+    for place, content in {**pages, **files}.items():
+        assert not any(secret in content for secret in secrets), f"I6: a secret in {place}"
+    for reply in (reply for client in clients for reply in client.history):
+        told = f"{reply.headers} {reply.text}"
+        assert not any(secret in told for secret in secrets), f"I6: a secret in a reply: {reply.status} {reply.code}"
+    assert not (tables := await tables_with(site, secrets)), f"I6: a secret in {tables}"
 
 
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+async def _audit(site: Site) -> None:
+    """I8: what every living gateway finds who walks the chain, with its own anchors."""
+    for one in (one for one in site.gateways if one.alive):
+        async with site.http.get(f"{one.facts['admin_url']}/admin/audit/verify", headers=_admin(one)) as reply:
+            found = await reply.json()
+        assert found["ok"], f"I8: {found}"
+        assert found["entries"] > 0, f"I8: {found}"
 
 
-async def _secrets(site: Site) -> None:
-    canaries = [CANARY.encode(), site.key.encode()]
-    places = [path for one in site.gateways for path in (one.log, *one.directory.glob("spool/*"))]
-    for path in places:
-        content = path.read_bytes() if path.is_file() else b""
-        assert not [canary for canary in canaries if canary in content], f"I6: a secret in {path}"
-    engine = async_engine(site.database_url, pool_size=1)
-    try:
-        async with engine.connect() as connection:
-            for canary in canaries:
-                for table in ("rollouts", "steps", "rounds", "ledger"):
-                    query = text(f"SELECT count(*) FROM {table} t WHERE t::text LIKE :secret")  # noqa: S608
-                    hits = await connection.scalar(query, {"secret": f"%{canary.decode()}%"})
-                    assert hits == 0, f"I6: a secret in {table}"
-    finally:
-        await engine.dispose()
+async def _page(site: Site, one: Gateway, path: str) -> str:
+    async with site.http.get(f"{one.facts['admin_url']}{path}") as reply:
+        assert reply.status == 200, await reply.text()
+        return await reply.text()
+
+
+def _admin(one: Gateway) -> dict[str, str]:
+    return {"authorization": f"Bearer {one.facts['admin_key']}"}

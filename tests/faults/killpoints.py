@@ -90,7 +90,7 @@ def _plain(owner: Any, name: str, here: Here, *, after: bool) -> None:
 
 
 def _of_kind(kind: str) -> Callable[..., bool]:
-    return lambda _spool, event: bool(event.kind == kind)
+    return lambda _spool, *events: any(event.kind == kind for event in events)
 
 
 def _half_a_body(here: Here) -> None:

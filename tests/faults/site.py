@@ -162,6 +162,7 @@ class Site:
     gateways: list[Gateway] = field(default_factory=list)
     key: str = ""
     key_id: str = ""
+    keys: list[str] = field(default_factory=list)  # all that were ever made
     worker_url: str = ""
     worker_timeout_s: float = 20.0
 
@@ -170,6 +171,7 @@ class Site:
         pool, pepper = self.place / "pool.yaml", self.place / "pepper"
         if not pool.exists():
             pool.write_text(POOL.format(url=self.worker_url or self.upstream.url, timeout_s=self.worker_timeout_s))
+        if not pepper.exists():
             pepper.write_text("a-pepper-for-tests-and-for-nothing-else")
         given = {"BATON_POOL": str(pool), "BATON_PEPPER": f"file:{pepper}", "DATABASE_URL": self.database_url}
         env = {**SETTINGS, **given, "REDIS_URL": self.redis.url, **self.settings, **settings}
@@ -190,6 +192,7 @@ class Site:
             made = await reply.json()
             assert reply.status in (200, 201), made
         self.key, self.key_id = made["key"], made["id"]
+        self.keys.append(self.key)
         return self.key, self.key_id
 
     async def ready(self, limit_s: float) -> float:
