@@ -169,7 +169,14 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         pick=policies.versions.pick if policies else no_version,
     )
     peppers = {PEPPER_VERSION: services.pepper}
-    auth = Authenticator(store, peppers, clock, cache_s=settings.key_cache_s, cached_keys_max=settings.key_cache_max)
+    auth = Authenticator(
+        store,
+        peppers,
+        clock,
+        cache_s=settings.key_cache_s,
+        stale_s=settings.key_stale_s,
+        cached_keys_max=settings.key_cache_max,
+    )
     health = _health(budgets, store, conductor, policies, metrics)
     idempotency = idempotency_of(settings, store)
     openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)

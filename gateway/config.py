@@ -207,6 +207,7 @@ class Requests(BaseModel):
     strict_fields: bool = Field(False, description="unknown request fields are 400 instead of dropped")
     drain_s: float = Field(30.0, ge=0, le=3600, description="after SIGTERM, time for open requests to finish")
     key_cache_s: float = Field(1.0, ge=0, le=60, description="how long a revoked key may still work")
+    key_stale_s: Seconds = Field(3600.0, description="how long a key goes on working while PostgreSQL is away")
     key_cache_max: Count = Field(10_000, description="keys remembered")
 
 
