@@ -202,7 +202,7 @@ def _item(payload: bytes) -> _Item:
     try:
         event = parse(payload)
         kind, ts_us = str(event.kind), int(event.ts_us)
-        return _Item(payload, kind, ts_us, rows.event_rows(event))
+        return _Item(payload, kind, ts_us, rows.event_rows(event, is_clean=not rows.needs_cleaning(payload)))
     except MISSHAPEN as error:
         return _Item(payload, kind, ts_us, error=_reason(error))
 

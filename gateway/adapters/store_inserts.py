@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
+from math import isfinite
 from typing import Any
 
-from sqlalchemy import ARRAY, REAL, Connection, Integer, any_, bindparam, cast, delete, func, select
+from sqlalchemy import (
+    ARRAY,
+    REAL,
+    Connection,
+    Double,
+    Integer,
+    Table,
+    Text,
+    TextClause,
+    any_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql as pg
 
 from gateway.adapters import rows
@@ -25,12 +44,46 @@ def insert_rows(connection: Connection, new: rows.Rows) -> None:
         if values:
             key = [column.name for column in table.primary_key.columns]
             values.sort(key=lambda row, key=key: tuple(row[name] for name in key))
-            connection.execute(pg.insert(table).on_conflict_do_nothing(), values)
+            _insert_all(connection, table, values)
     if new.continuations:
         new.continuations.sort(key=lambda row: (row["key_id"], row["mark"]))
         connection.execute(_CONTINUE, new.continuations)
     for row in sorted(new.outcomes, key=lambda row: str(row["id"])):
         insert_outcome(connection, row)
+
+
+def _insert_all(connection: Connection, table: Table, values: Sequence[rows.Row]) -> None:
+    """All rows in one statement with one parameter: a tenth of the time of a statement a row, on both sides. Raises
+    ValueError for what JSON would make a text of and is none."""
+    names = tuple(values[0])
+    texts = [name for name in names if isinstance(table.columns[name].type, Text)]
+    floats = [name for name in names if _of_floats(table.columns[name].type)]
+    for row in values:
+        for name in texts:
+            if not isinstance(row[name], str | None):
+                raise ValueError(f"{table.name}.{name} is no text but {type(row[name]).__name__}")
+    for name in floats:
+        values = [row | {name: _named(row[name])} for row in values]
+    connection.execute(_all_of(table.name, names), {"rows": json.dumps(values, ensure_ascii=False, default=str)})
+
+
+def _of_floats(kind: Any) -> bool:
+    return isinstance(kind, ARRAY) and isinstance(kind.item_type, Double)
+
+
+def _named(numbers: Any) -> Any:
+    """Floats of which JSON knows none, such as the log of probability 0, by their names, which PostgreSQL reads."""
+    if not isinstance(numbers, list):
+        return numbers
+    return [str(each) if isinstance(each, float) and not isfinite(each) else each for each in numbers]
+
+
+@lru_cache(maxsize=64)
+def _all_of(table: str, names: tuple[str, ...]) -> TextClause:
+    """Takes the rows as a JSON array. The names are those of our own tables."""
+    columns = ", ".join(names)
+    source = f"json_populate_recordset(NULL::{table}, CAST(:rows AS json))"
+    return text(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {source} ON CONFLICT DO NOTHING")  # noqa: S608
 
 
 def insert_outcome(connection: Connection, row: Mapping[str, Any]) -> bool:
