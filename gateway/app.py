@@ -32,7 +32,6 @@ from gateway.adapters.spool import Spool, SpoolLimits
 from gateway.adapters.store import PostgresStore
 from gateway.adapters.store_jobs import JobStore
 from gateway.adapters.tokens import Tokenizers
-from gateway.adapters.workers import PooledWorkers, pooled_workers
 from gateway.api import edge, spec
 from gateway.api.headers import with_cors
 from gateway.api.health import HealthApi
@@ -44,13 +43,13 @@ from gateway.api.policies import PoliciesApi
 from gateway.api.texts import TextsApi
 from gateway.app_admin import AdminParts, admin_of
 from gateway.app_conductor import PolicyParts, conductor_of, engine_of, policy_parts
+from gateway.app_pools import pool_parts
 from gateway.app_requests import attempts_of, idempotency_of, media_of, openai_of, policies_of, responses_of, sticky_of
 from gateway.config import HASHING, Services, Settings, environment
 from gateway.config_outside import listed
 from gateway.core.experience import RuleWeights
-from gateway.core.pool import PoolFile, Price
+from gateway.core.pool import Price
 from gateway.core.redact import Redactor
-from gateway.errors import ConfigError
 from gateway.service.admit import no_version
 from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog
@@ -99,6 +98,7 @@ class Bundle:
         self.tasks.append(asyncio.create_task(self.recovery.run(), name="recovery"))
         self.tasks.append(asyncio.create_task(sweeping(self.sweeps, SWEEP_S), name="sweeping"))
         self.tasks.append(asyncio.create_task(self.admin_parts.housekeeping.run(), name="housekeeping"))
+        self.tasks.append(asyncio.create_task(self.admin_parts.pools.note_first(), name="pool revision"))
         if self.policies is not None:
             await self.policies.versions.start(READY_S_MAX)
             self.tasks += [asyncio.create_task(work, name=name) for name, work in self.policies.tasks().items()]
@@ -131,20 +131,18 @@ async def build(settings: Settings, services: Services) -> Bundle:
 
 
 async def _build(settings: Settings, services: Services, opened: AsyncExitStack) -> Bundle:
-    pools = _pools(settings, services)
     clock, metrics = SystemClock(), PrometheusMetrics()
     depth_secret = hashlib.sha256(b"depth" + services.pepper).digest()
-    secrets = poolfile.secrets(pools, environment())
-    redactor = Redactor(secrets.values())
+    parts = pool_parts(settings, services, depth_secret, opened)
+    pools = parts.first.pools
+    redactor = Redactor(parts.first.secrets.values())
     store = _store(settings, services)
     opened.push_async_callback(store.close)
     embedder = _embedder(settings)
     opened.push_async_callback(embedder.close)
-    workers = _workers(settings, pools, secrets, depth_secret)
-    opened.push_async_callback(workers.close)
     tokens = Tokenizers()
     opened.push_async_callback(tokens.close)
-    conductor, planning = await conductor_of(settings, services, pools, workers, opened)
+    conductor, planning = await conductor_of(settings, services, pools, parts.workers, opened)
     spool, shipper = await _log(settings, services, metrics, opened)
     budgets, limits = _money(settings, services)
     opened.push_async_callback(budgets.close)
@@ -154,7 +152,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     sticky = sticky_of(settings, services, store, metrics, opened)
     completer = Completer(
         catalog=catalog,
-        rounds=Rounds(attempts_of(settings, workers, clock), spool, clock, tokens),
+        rounds=Rounds(attempts_of(settings, parts.workers, clock), spool, clock, tokens),
         budgets=budgets,
         limits=limits,
         journal=spool,
@@ -182,7 +180,8 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)
     responses, texts = responses_of(settings, store, spool, openai), TextsApi(openai)
     outcomes = OutcomesApi(Outcomes(store, spool, clock, redactor), auth, settings.body_bytes_max)
-    admin = admin_of(settings, services, pools, budgets, auth, peppers, clock, opened)
+    admin = admin_of(settings, services, parts, budgets, auth, peppers, clock, metrics, opened)
+    admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     versions = PoliciesApi(policies.admin if policies else None, auth, settings.body_bytes_max)
     reports = _reports(settings, services)
     opened.push_async_callback(reports.close)
@@ -221,27 +220,6 @@ def _health(
         needed={"money": budgets.ready, **({"versions": policies.versions.ready} if policies else {})},
         watched={"postgres": store.ready, "conductor": policies.versions.serving if policies else conductor.ready},
         metrics=metrics.exposition,
-    )
-
-
-def _pools(settings: Settings, services: Services) -> PoolFile:
-    pools = poolfile.load(services.pool_file, environment())
-    name = settings.default_pool_name
-    if name is None:
-        return pools
-    if name not in pools.pools:
-        raise ConfigError(f"BATON_DEFAULT_POOL_NAME={name}: no such pool; there are {', '.join(pools.pools)}")
-    return pools.model_copy(update={"default": name})
-
-
-def _workers(settings: Settings, pools: PoolFile, secrets: Mapping[str, str], depth_secret: bytes) -> PooledWorkers:
-    return pooled_workers(
-        pools,
-        secrets,
-        depth_secret,
-        connections_max=settings.worker_connections_max,
-        reply_bytes_max=settings.worker_reply_bytes_max,
-        chunk_gap_s_max=settings.worker_idle_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""Administration, wired: keys, organisations, credits, the audit and housekeeping. Part of `app`."""
+"""Administration, wired: keys, organisations, credits, pools, the audit and housekeeping. Part of `app`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_retention import PostgresRetention
 from gateway.api.admin import AdminApi
 from gateway.api.orgs import OrgsApi
+from gateway.api.pools import PoolsApi
+from gateway.app_pools import PoolParts, pools_of
 from gateway.config import Services, Settings
-from gateway.core.pool import PoolFile
 from gateway.service.admin import KeyAdmin
 from gateway.service.auditing import Auditor
 from gateway.service.auth import Authenticator
 from gateway.service.crediting import Crediting
 from gateway.service.housekeeping import Housekeeping, Retention
 from gateway.service.orgs import OrgAdmin
+from gateway.service.pools import Pools
 from gateway.service.ports import Budgets, Clock
+from gateway.service.ports_pools import PoolMetrics
 
 CONNECTIONS_MAX = 2
 
@@ -34,16 +37,18 @@ class AdminParts:
 
     routers: tuple[APIRouter, ...]
     housekeeping: Housekeeping
+    pools: Pools
 
 
 def admin_of(
     settings: Settings,
     services: Services,
-    pools: PoolFile,
+    parts: PoolParts,
     budgets: Budgets,
     auth: Authenticator,
     peppers: Mapping[int, bytes],
     clock: Clock,
+    metrics: PoolMetrics,
     opened: AsyncExitStack,
 ) -> AdminParts:
     """Over connections of its own: who administers must not keep a request waiting, nor wait for one."""
@@ -54,8 +59,12 @@ def admin_of(
     auditor = Auditor(PostgresAudit(engine), AnchorFile(settings.data_dir / ANCHORS), clock)
     retention = Retention(PostgresRetention(engine), clock, settings.retention_days or None)
     bytes_max = settings.body_bytes_max
-    keys = AdminApi(KeyAdmin(store, peppers, clock, pools.pools), budgets, pools, auth, clock, bytes_max)
+    pools = pools_of(settings, services, parts, engine, clock, metrics)
+    key_admin = KeyAdmin(store, peppers, clock, parts.first.pools.pools)
+    pools.tell(follow=lambda file: key_admin.adopt(file.pools))
+    keys = AdminApi(key_admin, budgets, auth, clock, bytes_max)
     crediting = Crediting(store, budgets, clock)
     orgs = OrgsApi(OrgAdmin(store, clock), crediting, auditor, budgets, auth, clock, bytes_max)
     keeping = Housekeeping(auditor, retention, budgets, clock, every_s=settings.retention_every_s)
-    return AdminParts((keys.router(), orgs.router()), keeping)
+    routers = (keys.router(), orgs.router(), PoolsApi(pools, auth, bytes_max).router())
+    return AdminParts(routers, keeping, pools)

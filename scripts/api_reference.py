@@ -24,6 +24,7 @@ from gateway.api.orgs import OrgsApi
 from gateway.api.outcomes import OutcomesApi
 from gateway.api.pages import PagesApi
 from gateway.api.policies import PoliciesApi
+from gateway.api.pools import PoolsApi
 from gateway.api.responses import ResponsesApi
 from gateway.api.texts import TextsApi
 from gateway.core import shapes
@@ -97,7 +98,7 @@ ERRORS = {
     "BadRequest": "the request is malformed; `param` names the field",
     "VersionRefused": "a policy version that an engine will not load or unload; what was served is served on",
     "Unpriced": "a worker has no price, so nothing bounds what it may cost",
-    "ConfigError": "a setting or file that cannot be used; seen at start, not by clients",
+    "ConfigError": "a setting or file that cannot be used: at a start, and on the admin API for a pool file",
     "Unauthorized": "no key, not a key, another class, unknown or revoked",
     "Forbidden": "the key may not use that pool",
     "NotFound": "no such thing, or not this key's: the two read the same",
@@ -176,7 +177,7 @@ def routes() -> Iterator[tuple[str, str, str, str]]:
     """(listener, method, path, what it does) of every route; no application is built for it."""
     listeners: dict[str, tuple[Any, ...]] = {
         "public": (OpenAIApi, ResponsesApi, TextsApi, OutcomesApi, HealthApi),
-        "admin": (AdminApi, OrgsApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
+        "admin": (AdminApi, OrgsApi, PoolsApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
     }
     for listener, apis in listeners.items():
         for api in apis:

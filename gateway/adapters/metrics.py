@@ -70,6 +70,9 @@ class PrometheusMetrics:
         )
         self._policy_refused = self._counter("policy_refused", "Versions an engine would not take", "version")
         self._policy_shadows = self._counter("policy_shadow_plans", "Plans of shadow versions", "version", "result")
+        self._pool_info = self._gauge("pool_info", "1 for the pool file in use, by its hash", "hash")
+        self._pool_loaded = self._gauge("pool_loaded_seconds", "When the pool in use was loaded, in Unix seconds")
+        self._pool_reloads = self._counter("pool_reloads", "Times the pool file was read anew, by result", "result")
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> Gauge:
         """A value read when /metrics is asked."""
@@ -143,6 +146,18 @@ class PrometheusMetrics:
     def policy_shadowed(self, version: str, result: str) -> None:
         """A shadow plan: agrees, differs, alone (the other planned nothing), refused, dropped or unpaid."""
         self._policy_shadows.labels(version, result).inc()
+
+    # ------------------------------------------------------------ the pool file (PoolMetrics)
+
+    def pool_in_use(self, revision: str, loaded_s: float) -> None:
+        """The pool that serves from now on; the one before is forgotten."""
+        self._pool_info.clear()
+        self._pool_info.labels(revision).set(1)
+        self._pool_loaded.set(loaded_s)
+
+    def pool_reloaded(self, result: str) -> None:
+        """changed, unchanged or refused."""
+        self._pool_reloads.labels(result).inc()
 
     # ------------------------------------------------------------ the log (LogWatch)
 

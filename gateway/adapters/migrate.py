@@ -12,8 +12,10 @@ from alembic.config import Config
 from pgvector.sqlalchemy import Vector
 from sqlalchemy import Connection, func, inspect, select
 
+import gateway.adapters.tables_admin
 import gateway.adapters.tables_jobs
-import gateway.adapters.tables_turns  # noqa: F401 - both described in the same metadata
+import gateway.adapters.tables_pools
+import gateway.adapters.tables_turns  # noqa: F401 - all described in the same metadata
 import migrations
 from gateway.adapters.database import sync_engine
 

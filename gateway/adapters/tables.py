@@ -108,6 +108,7 @@ rollouts = Table(
     _need("policy_requested", Text),
     _need("pool_name", Text),
     _need("pool_hash", Text),
+    Column("pool_revision", Text),
     _need("pool", JSONB),
     _need("caps", JSONB),
     _need("request", JSONB),

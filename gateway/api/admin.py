@@ -1,4 +1,4 @@
-"""Admin routes of keys and pools, on their own listener and for admin keys only."""
+"""Admin routes of keys, on their own listener and for admin keys only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse
 
 from gateway.api.acting import asked, operator, required
 from gateway.core.money import nano_to_usd
-from gateway.core.pool import PoolFile
 from gateway.core.scopes import WINDOWS, key_scope, user_scope, windows
 from gateway.service import limits
 from gateway.service.admin import CREATABLE, GRACE_S, KeyAdmin, describe
@@ -26,7 +25,6 @@ class AdminApi:
 
     keys: KeyAdmin
     budgets: Budgets
-    pools: PoolFile
     authenticator: Authenticator
     clock: Clock
     body_bytes_max: int
@@ -40,7 +38,6 @@ class AdminApi:
         router.add_api_route("/keys/{public_id}", self.update, methods=["PATCH"], response_model=None)
         router.add_api_route("/keys/{public_id}", self.revoke, methods=["DELETE"], response_model=None)
         router.add_api_route("/keys/{public_id}/rotate", self.rotate, methods=["POST"], response_model=None)
-        router.add_api_route("/pools", self.show_pools, methods=["GET"], response_model=None)
         return router
 
     async def create(self, request: Request) -> Response:
@@ -86,12 +83,6 @@ class AdminApi:
         """Revoke a key; it stops working within a second."""
         act = await operator(request, self.authenticator)
         return JSONResponse(describe(await self.keys.revoke_key(public_id, act)))
-
-    async def show_pools(self, request: Request) -> Response:
-        """The pool file as it was read, without secret references."""
-        await operator(request, self.authenticator)
-        workers = [worker.model_dump(mode="json", exclude={"api_key"}) for worker in self.pools.workers]
-        return JSONResponse({"default": self.pools.default, "pools": self.pools.pools, "workers": workers})
 
 
 async def balances(budgets: Budgets, scope: str, clock: Clock) -> dict[str, Any]:

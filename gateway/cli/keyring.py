@@ -14,6 +14,7 @@ from gateway.adapters import poolfile
 from gateway.adapters.anchors import ANCHORS, AnchorFile
 from gateway.adapters.clock import SystemClock
 from gateway.adapters.database import async_engine
+from gateway.adapters.poolsource import judge_pool
 from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_retention import PostgresRetention
@@ -22,7 +23,6 @@ from gateway.config import Services
 from gateway.core import keys
 from gateway.core.audit import Act
 from gateway.core.keys import KeyClass
-from gateway.errors import ConfigError
 from gateway.service import limits
 from gateway.service.admin import KeyAdmin
 from gateway.service.auditing import Auditor
@@ -99,10 +99,7 @@ async def judge_key(services: Services, data: DataDir, model: str, budget_usd: s
     ConfigError where no pool has the worker."""
     kept = data.read(JUDGE) or {}
     asked = {"model": model, "budget_usd": budget_usd}
-    pools = poolfile.load(services.pool_file, config.environment()).pools
-    pool = next((name for name, workers in pools.items() if model in workers), None)
-    if pool is None:
-        raise ConfigError(f"BATON_JUDGE_MODEL={model}: no pool has such a worker")
+    pool = judge_pool(poolfile.load(services.pool_file, config.environment()), model)
     async with key_admin(services) as (admin, store):
         same = {name: kept.get(name) for name in asked} == asked
         if same and await _works(store, {"data_key": kept.get("judge_key", "")}, "data", services.pepper):

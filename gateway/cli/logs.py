@@ -19,11 +19,11 @@ class Scrubbed(logging.Formatter):
 
     def __init__(self, redactor: Redactor) -> None:
         super().__init__(FORM)
-        self._redactor = redactor
+        self.redactor = redactor
 
     def format(self, record: logging.LogRecord) -> str:
         """The whole text of the record, with its traceback."""
-        return self._redactor.scrub_text(super().format(record))
+        return self.redactor.scrub_text(super().format(record))
 
 
 def to_stderr(level: str) -> None:
@@ -37,11 +37,11 @@ def to_stderr(level: str) -> None:
 
 
 def know(secrets: Iterable[str]) -> None:
-    """From now on these values are taken out of every line."""
-    formatter = Scrubbed(Redactor(secrets))
+    """From now on these values too are taken out of every line."""
+    values = list(secrets)
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, Scrubbed):
-            handler.setFormatter(formatter)
+            handler.formatter.redactor.learn(values)
 
 
 def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -23,6 +23,7 @@ from gateway.adapters import poolfile
 from gateway.cli import logs
 from gateway.cli.banner import banner
 from gateway.cli.datadir import FACTS, DataDir
+from gateway.cli.hangup import Hangups, has_terminal
 from gateway.cli.keyring import first_keys, judge_key
 from gateway.cli.listeners import Listener, bind, url
 from gateway.cli.services import Stack
@@ -64,10 +65,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _until_stopped(settings: Settings, data: DataDir) -> int:
-    """Run until the first signal, which cancels; the second ends the process (its children are leashed to it)."""
+    """Run until the first signal, which cancels; the second ends the process (its children are leashed to it). SIGHUP
+    reads the pool file anew, unless it says that the terminal is gone from which the gateway was started."""
     loop = asyncio.get_running_loop()
-    serving = loop.create_task(_serve(settings, data))
+    hangups = Hangups()
+    serving = loop.create_task(_serve(settings, data, hangups))
     signals: list[int] = []
+    at_a_terminal = has_terminal()
 
     def heard(number: int) -> None:
         signals.append(number)
@@ -75,8 +79,15 @@ async def _until_stopped(settings: Settings, data: DataDir) -> int:
             os._exit(EXIT_FORCED)
         serving.cancel()
 
+    def hung_up() -> None:
+        if at_a_terminal and not has_terminal():
+            heard(signal.SIGHUP)
+        else:
+            hangups.heard()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, heard, number)
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
     try:
         await serving
     except asyncio.CancelledError:
@@ -85,20 +96,20 @@ async def _until_stopped(settings: Settings, data: DataDir) -> int:
     return 0
 
 
-async def _serve(settings: Settings, data: DataDir) -> None:
+async def _serve(settings: Settings, data: DataDir, hangups: Hangups) -> None:
     """Up in order, and down in the reverse one, however far it got."""
     began_s = time.monotonic()
     _say(f"baton: starting in {data.path}")
     stack = Stack(settings, data, _say)
     services = await stack.start()
     try:
-        await _serve_on(services, stack, data, began_s)
+        await _serve_on(services, stack, data, began_s, hangups)
     finally:
         await stack.stop()
         _say("baton: stopped")
 
 
-async def _serve_on(services: Services, stack: Stack, data: DataDir, began_s: float) -> None:
+async def _serve_on(services: Services, stack: Stack, data: DataDir, began_s: float, hangups: Hangups) -> None:
     from gateway.app import build  # here, so that `baton --help` need not load it
 
     settings = stack.settings
@@ -108,6 +119,7 @@ async def _serve_on(services: Services, stack: Stack, data: DataDir, began_s: fl
     if settings.judge_model:
         await judge_key(services, data, settings.judge_model, settings.judge_budget_usd)
     bundle = await build(settings, services)
+    bundle.admin_parts.pools.tell(learn=logs.know)
     await bundle.start()
     try:
         sockets = [
@@ -135,7 +147,7 @@ async def _serve_on(services: Services, stack: Stack, data: DataDir, began_s: fl
             await stack.run(EmbeddedWorker(data.path, tell(settings, data, services.database_url)))
         _say(banner(facts, data.path, new=keys.new, took_s=time.monotonic() - began_s))
         try:
-            await asyncio.Event().wait()  # until cancelled by a signal
+            await hangups.serve(bundle.admin_parts.pools)  # until cancelled by another signal
         finally:
             await _drain(bundle, public, admin, data)
     finally:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -161,3 +162,27 @@ def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
 def _unsaid(worker: WorkerSpec) -> set[str]:
     """Fields that came later and say nothing: the hash of a pool that has none of them is what it always was."""
     return {name for name, said in (("cannot", worker.cannot), ("task", worker.task != "chat")) if not said}
+
+
+def plain_pools(pools: PoolFile) -> dict[str, Any]:
+    """The whole file as JSON data, without references to secrets: workers by name, equal amounts written alike."""
+    workers = {worker.name: _plain_worker(worker) for worker in pools.workers}
+    return {"workers": workers, "pools": {name: list(names) for name, names in pools.pools.items()}} | {
+        "default": pools.default
+    }
+
+
+def canonical(pools: PoolFile) -> str:
+    """The one text of what a file says, ASCII: equal pools have equal texts, however they were written."""
+    return json.dumps(plain_pools(pools), sort_keys=True, separators=(",", ":"))
+
+
+def revision_of(pools: PoolFile) -> str:
+    """SHA-256 of the canonical text, in hex: names the whole pool file that a rollout ran on."""
+    return hashlib.sha256(canonical(pools).encode()).hexdigest()
+
+
+def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
+    price = worker.price or Price()
+    amounts = {name: f"{getattr(price, name).normalize():f}" for name in Price.model_fields}
+    return worker.model_dump(mode="json", exclude={"api_key", "name", "price"}) | {"price": amounts}

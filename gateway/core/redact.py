@@ -18,6 +18,7 @@ from typing import Any
 SECRET = "[secret]"  # noqa: S105 - the mark that stands for one
 DEPTH_MAX = 64
 SECRET_CHARS_MIN = 8
+KNOWN_MAX = 4_096
 _L, _R = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
 _QUERY = r"(?:api[_-]?key|key|token|access_token|auth|secret|password|sig|signature)"
 _PEM = r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"
@@ -73,7 +74,15 @@ class Redactor:
     """`secrets`: values to remove wherever they occur, such as the pool's provider keys (8 characters or more)."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = sorted({value for value in secrets if len(value) >= SECRET_CHARS_MIN}, key=len, reverse=True)
+        self._values: tuple[str, ...] = ()
+        self.learn(secrets)
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """Remove these values as well, from now on. What was known stays known, the newest `KNOWN_MAX` of it: a key
+        that was replaced may still come back in a late reply."""
+        given = [value for value in secrets if len(value) >= SECRET_CHARS_MIN]
+        self._values = tuple(dict.fromkeys([*given, *self._values]))[:KNOWN_MAX]
+        known = sorted(self._values, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
         # one look decides for nearly every text that there is nothing to do
         self._suspect = re.compile("|".join([*map(re.escape, known), _ANY_NEEDLE]))

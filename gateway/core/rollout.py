@@ -94,6 +94,7 @@ class RolloutRecord:
     request: dict[str, Any]  # the client's body, after the key's log mode
     completion_id: str
     parent_id: str | None = None
+    pool_revision: str | None = None  # of the whole pool file; `pool_hash` is of the workers that it might use
     depth: int = 0
     end_user: str | None = None
     task_type: str | None = None

@@ -41,6 +41,10 @@ class KeyAdmin:
         self._pepper_version = max(peppers)
         self._pepper = peppers[self._pepper_version]
         self._clock = clock
+        self.adopt(pools)
+
+    def adopt(self, pools: Mapping[str, Sequence[str]]) -> None:
+        """The pools that there are from now on."""
         self._pools = pools
 
     async def create_key(

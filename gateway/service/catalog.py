@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gateway.core.chat import Endpoint
 from gateway.core.keys import Principal
-from gateway.core.pool import PoolFile, Task, WorkerSpec
+from gateway.core.pool import PoolFile, Task, WorkerSpec, revision_of
 from gateway.core.versions import Pick
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.job import Planner
@@ -41,6 +41,7 @@ class Choice:
     pool: str
     workers: tuple[WorkerSpec, ...]
     version: Pick | None = None  # the policy version asked for by its number
+    revision: str = ""  # of the pool file
 
 
 class Catalog:
@@ -53,9 +54,13 @@ class Catalog:
         planners: dict[str, tuple[Planner, Planner | None]],
         versions: AskedVersions | None = None,
     ) -> None:
-        self._pools = pools
         self._planners = planners
         self._versions = versions
+        self.adopt(pools)
+
+    def adopt(self, pools: PoolFile) -> None:
+        """What is resolved from now on is of this file; what was resolved before stays as it is."""
+        self._pools, self._revision = pools, revision_of(pools)
 
     def resolve(self, principal: Principal, model: str, pool: str | None, endpoint: Endpoint = "chat") -> Choice:
         """Raises NotFound(model_not_found) for anything this key may not use: it does not say whether it exists. Only
@@ -66,10 +71,10 @@ class Catalog:
             return self._named(model, pool_name, workers, endpoint)
         if model in self._planners:
             planner, fallback = self._planners[model]
-            return Choice(model, planner, fallback, pool_name, workers)
+            return Choice(model, planner, fallback, pool_name, workers, revision=self._revision)
         version = self._versions.asked(model.removeprefix(OURS)) if self._versions and model.startswith(OURS) else None
         if version is not None:
-            return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version)
+            return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version, self._revision)
         return self._named(model, pool_name, workers, endpoint)
 
     def _named(self, model: str, pool_name: str, workers: tuple[WorkerSpec, ...], endpoint: Endpoint) -> Choice:
@@ -83,7 +88,7 @@ class Catalog:
                 param="model",
                 code="model_not_found",
             )
-        return Choice(model, FixedPlanner(spec.name), None, pool_name, workers)
+        return Choice(model, FixedPlanner(spec.name), None, pool_name, workers, revision=self._revision)
 
     def models(self, principal: Principal, pool: str | None = None) -> list[str]:
         """Every name this key may send as `model`."""

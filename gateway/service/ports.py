@@ -130,6 +130,7 @@ class WorkerCall:
     depth: int = 0
     saw: Sequence[tuple[str, str, str]] = ()
     endpoint: Endpoint = "chat"  # completions come back in the shape of chat (core/texts.py), embeddings as they are
+    revision: str = ""  # of the pool that the request began with; empty: the one in use now
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,6 +356,7 @@ def _child_record(job: Job, now_us: int, messages: list[dict[str, Any]]) -> Roll
         policy_requested=parent.policy_requested,
         pool_name=parent.pool_name,
         pool_hash=parent.pool_hash,
+        pool_revision=parent.pool_revision,
         pool=parent.pool,
         caps=parent.caps,
         request={"messages": messages},

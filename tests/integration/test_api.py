@@ -68,7 +68,7 @@ async def served(
     health = HealthApi(
         {"money": kit.budgets.ready}, {"conductor": kit.conductor.ready}, lambda: (b"m 1\n", "text/plain")
     )
-    admin = AdminApi(keys, kit.budgets, pool_file(), auth, clock, body_bytes_max)
+    admin = AdminApi(keys, kit.budgets, auth, clock, body_bytes_max)
     responses = ResponsesApi(
         api,
         Responses(

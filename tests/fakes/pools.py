@@ -1,0 +1,87 @@
+"""The ports of the pool file in memory; tests/contract/test_pool_revisions.py holds the store to PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.pool import PoolFile
+from gateway.errors import BatonError
+from gateway.service.ports_pools import Loaded, PoolRevision, by
+from tests.fakes.admin import FakeAdmin
+
+
+class FakePools:
+    """`PoolRevisions`; what it keeps is audited in the chain of `admin`."""
+
+    def __init__(self, admin: FakeAdmin) -> None:
+        self.admin = admin
+        self.kept: dict[str, PoolRevision] = {}
+
+    async def note(self, revision: PoolRevision, after: Mapping[str, Any]) -> bool:
+        self.admin.store._up()
+        new = self._keep(revision)
+        if new:
+            self.admin._write(by(revision), "pool.loaded", "pools", None, after)
+        return new
+
+    async def change(self, revision: PoolRevision, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        self.admin.store._up()
+        self._keep(revision)
+        self.admin._write(by(revision), "pool.reloaded", "pools", before, after)
+
+    async def list(self, limit: int) -> Sequence[PoolRevision]:
+        self.admin.store._up()
+        every = sorted(self.kept.values(), key=lambda one: one.hash)
+        return sorted(every, key=lambda one: one.at, reverse=True)[:limit]
+
+    async def get(self, hash_: str) -> PoolRevision | None:
+        self.admin.store._up()
+        return self.kept.get(hash_)
+
+    def _keep(self, revision: PoolRevision) -> bool:
+        return self.kept.setdefault(revision.hash, revision) is revision
+
+
+@dataclass
+class FakeSource:
+    """`PoolSource`: what the file says now, or the mistake in it."""
+
+    now: Loaded | BatonError
+
+    async def read(self) -> Loaded:
+        if isinstance(self.now, BatonError):
+            raise self.now
+        return self.now
+
+
+@dataclass
+class FakePoolWorkers:
+    """`PoolWorkers`: `taken` are the revisions it took; `refuses` what preparing raises."""
+
+    taken: list[str] = field(default_factory=list)
+    refuses: BatonError | None = None
+
+    async def prepare(self, loaded: Loaded, revision: str) -> Callable[[], None]:
+        if self.refuses is not None:
+            raise self.refuses
+        return lambda: self.taken.append(revision)
+
+
+@dataclass
+class SpyPoolMetrics:
+    """Counts what the pools say of themselves."""
+
+    in_use: list[str] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+
+    def pool_in_use(self, revision: str, loaded_s: float) -> None:
+        self.in_use.append(revision)
+
+    def pool_reloaded(self, result: str) -> None:
+        self.results.append(result)
+
+
+def loaded(pools: PoolFile, **secrets: str) -> Loaded:
+    return Loaded(pools, secrets)
