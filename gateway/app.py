@@ -152,7 +152,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     sticky = sticky_of(settings, services, store, metrics, opened)
     completer = Completer(
         catalog=catalog,
-        rounds=Rounds(attempts_of(settings, parts.workers, clock), spool, clock, tokens),
+        rounds=Rounds(attempts_of(settings, parts.workers, clock), clock, tokens),
         budgets=budgets,
         limits=limits,
         journal=spool,

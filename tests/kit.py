@@ -20,10 +20,10 @@ from gateway.core.redact import Redactor
 from gateway.core.rollout import RolloutRecord
 from gateway.service.admit import Asked, Policies
 from gateway.service.attempts import Attempts, RetryBudget
+from gateway.service.calls import NO_TOKENIZER
 from gateway.service.catalog import Catalog
 from gateway.service.complete import Completer
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.calls import NO_TOKENIZER
 from gateway.service.ports import Embedder, MediaSource, TokenCounter, Workers
 from gateway.service.rounds import Rounds
 from gateway.service.routers import RulePlanner
@@ -149,7 +149,7 @@ class Kit:
         self.catalog = Catalog(pools or pool_file(), planners)  # type: ignore[arg-type]
         self.completer = Completer(
             catalog=self.catalog,
-            rounds=Rounds(attempts, self.journal, clock, tokens),
+            rounds=Rounds(attempts, clock, tokens),
             budgets=self.budgets,
             limits=self.limits,
             journal=self.journal,

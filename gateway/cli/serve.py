@@ -20,7 +20,7 @@ import uvloop
 
 from gateway import config
 from gateway.adapters import poolfile
-from gateway.cli import logs
+from gateway.cli import interpreter, logs
 from gateway.cli.banner import banner
 from gateway.cli.datadir import FACTS, DataDir
 from gateway.cli.hangup import Hangups, has_terminal
@@ -55,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
     names = ("pool", "conductor", "data_dir", "host", "port", "admin_port")
     settings = config.load(**{name: getattr(options, name) for name in names})
     logs.to_stderr(settings.log_level)
+    interpreter.for_latency()
     data = DataDir(settings.data_dir)
     try:
         with data.locked(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -142,6 +143,7 @@ async def _serve_on(services: Services, stack: Stack, data: DataDir, began_s: fl
             "database_url": services.database_url,
             "pool_file": str(services.pool_file),
         }
+        interpreter.loaded()
         data.write(FACTS, facts)
         if settings.jobs_worker and find_spec("policy") is not None:
             await stack.run(EmbeddedWorker(data.path, tell(settings, data, services.database_url)))

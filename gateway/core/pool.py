@@ -7,6 +7,7 @@ import json
 import math
 import re
 from decimal import Decimal
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -40,17 +41,17 @@ class Price(_Frozen):
     output_usd_per_mtok: Decimal = Field(default=Decimal(0), ge=0, le=100_000)
     call_usd: Decimal = Field(default=Decimal(0), ge=0, le=1_000)
 
-    @property
+    @cached_property
     def input_nano_per_mtok(self) -> int:
         """Nano-dollars per million input tokens, rounded up."""
         return math.ceil(self.input_usd_per_mtok * NANO_PER_USD)
 
-    @property
+    @cached_property
     def output_nano_per_mtok(self) -> int:
         """Nano-dollars per million output tokens, rounded up."""
         return math.ceil(self.output_usd_per_mtok * NANO_PER_USD)
 
-    @property
+    @cached_property
     def call_nano(self) -> int:
         """Nano-dollars per call, whatever its size (tools), rounded up."""
         return math.ceil(self.call_usd * NANO_PER_USD)
@@ -83,6 +84,16 @@ class WorkerSpec(_Frozen):
         max_length=1024,
         description="counts what the worker does not report: cl100k_base, o200k_base or the path of a tokenizer.json",
     )
+
+    @cached_property
+    def identity(self) -> str:
+        """What the worker is, as JSON: all but the reference to its secret and who counts its tokens."""
+        return self.model_dump_json(exclude={"api_key", "tokenizer", *_unsaid(self)})
+
+    def __copy__(self) -> WorkerSpec:
+        copied = super().__copy__()
+        copied.__dict__.pop("identity", None)  # copies are made to be changed
+        return copied
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> WorkerSpec:
@@ -155,8 +166,7 @@ class PoolFile(_Frozen):
 def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
     """sha256 over what each worker is (not its secret reference, nor who counts): stamps a rollout with its pool."""
     ordered = sorted(workers, key=lambda worker: worker.name)
-    lines = [worker.model_dump_json(exclude={"api_key", "tokenizer", *_unsaid(worker)}) for worker in ordered]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return hashlib.sha256("\n".join(worker.identity for worker in ordered).encode()).hexdigest()
 
 
 def _unsaid(worker: WorkerSpec) -> set[str]:

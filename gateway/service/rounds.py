@@ -33,7 +33,7 @@ from gateway.errors import (
 from gateway.service.attempts import Attempts
 from gateway.service.calls import NO_TOKENIZER, price_of
 from gateway.service.job import Job, Planner, Situation, StepRun
-from gateway.service.ports import Clock, Journal, TokenCounter, WorkerExperience
+from gateway.service.ports import Clock, TokenCounter, WorkerExperience
 from gateway.service.steps import StepRunner, replay
 
 SHOWN_MIN = 2  # outcomes before a conductor is told of them: it takes what it is shown at its word
@@ -43,11 +43,9 @@ FATAL = (MoneyUnavailable, SpoolFull)  # nothing may be done that cannot be paid
 class Rounds:
     """Runs loops. Holds no state of its own: everything about one is in its Job."""
 
-    def __init__(
-        self, attempts: Attempts, journal: Journal, clock: Clock, tokens: TokenCounter = NO_TOKENIZER
-    ) -> None:
+    def __init__(self, attempts: Attempts, clock: Clock, tokens: TokenCounter = NO_TOKENIZER) -> None:
         self._clock = clock
-        self._steps = StepRunner(attempts, journal, clock, self._child, tokens)
+        self._steps = StepRunner(attempts, clock, self._child, tokens)
 
     async def run(self, job: Job) -> Mapping[str, Any]:
         """The body of the reply. Raises the error that left the request without any answer."""
@@ -181,7 +179,7 @@ class Rounds:
             pool=job.record.pool_name,
             conversation=job.conversation,
             workers=offered,
-            shown=tuple(shown_worker(job, spec.name) for spec in offered),
+            shown=tuple(shown_worker(spec, job.experience.get(spec.name)) for spec in offered),
             experience=job.experience,
             replies=_shown_replies(job),
             allowed=allowed,
@@ -299,10 +297,8 @@ class _Graph:
         return asyncio.create_task(self.steps.run(self.job, run, answers=answers, streams=streams))
 
 
-def shown_worker(job: Job, name: str) -> ShownWorker:
+def shown_worker(spec: WorkerSpec, past: WorkerExperience | None) -> ShownWorker:
     """One worker as the conductor is told of it."""
-    spec = next(spec for spec in job.workers if spec.name == name)
-    past = job.experience.get(name)
     if past is not None and past.n < SHOWN_MIN:
         past = None
     seen = Seen(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean) if past else None

@@ -21,7 +21,7 @@ from gateway.errors import BatonError, CapReached, UpstreamInvalid
 from gateway.service.attempts import Attempts
 from gateway.service.calls import PassOn, Saw, StepCall, all_or_first_error, fan_out, step_body
 from gateway.service.job import Job, StepRun
-from gateway.service.ports import Clock, Journal, TokenCounter
+from gateway.service.ports import Clock, TokenCounter
 
 Child = Callable[[Job, StepRun, list[dict[str, Any]], bool, bool], Awaitable[Mapping[str, Any]]]
 
@@ -29,13 +29,10 @@ Child = Callable[[Job, StepRun, list[dict[str, Any]], bool, bool], Awaitable[Map
 class StepRunner:
     """Runs single steps. `child` runs a step on worker `self` as a loop one level deeper."""
 
-    def __init__(
-        self, attempts: Attempts, journal: Journal, clock: Clock, child: Child, tokens: TokenCounter
-    ) -> None:
+    def __init__(self, attempts: Attempts, clock: Clock, child: Child, tokens: TokenCounter) -> None:
         self.attempts = attempts
         self.clock = clock
         self.tokens = tokens
-        self._journal = journal
         self._child = child
 
     async def run(self, job: Job, run: StepRun, *, answers: bool, streams: bool) -> None:
@@ -174,9 +171,7 @@ class StepRunner:
             "worker": worker,
             "bound_nano": bound_nano,
         }
-        await self._journal.append(Event(uuid7(now_us // 1000), "dispatch", now_us, payload))
-        if job.tree.held is not None:
-            await asyncio.shield(job.tree.held)  # appended first, so on disk by now; its error is ours
+        await job.tree.held.append(Event(uuid7(now_us // 1000), "dispatch", now_us, payload))
 
     def _keep_reply(self, run: StepRun) -> None:
         if run.body is None:

@@ -146,3 +146,14 @@ def test_the_hash_of_a_pool_knows_what_its_workers_are_and_not_their_order_or_se
         )
     }
     assert len(different) == 5
+
+
+def test_a_changed_copy_of_a_worker_has_a_hash_and_a_price_of_its_own() -> None:
+    one = spec()
+    before = pool_hash((one,))
+    other = one.model_copy(update={"model": "n"})
+    dearer = one.model_copy(update={"price": Price(input_usd_per_mtok=Decimal(1), output_usd_per_mtok=Decimal(2))})
+    assert len({before, pool_hash((other,)), pool_hash((dearer,))}) == 3
+    assert pool_hash((one.model_copy(),)) == before == pool_hash((one,))
+    assert dearer.price is not None
+    assert dearer.price.input_nano_per_mtok == 1_000_000_000

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +25,6 @@ from gateway.core.prompt import (
     quoted,
     render,
 )
-from gateway.service.job import Job
 from gateway.service.rounds import shown_worker
 
 PROFILES: tuple[Profile, ...] = ("compact", "dial", "full")
@@ -138,8 +136,7 @@ def test_no_address_key_or_brand_of_a_worker_is_shown(profile: Profile) -> None:
         version="2026-01-31",
         latency_hint_s=2.0,
     )
-    job = cast(Job, SimpleNamespace(workers=(spec,), experience={}))
-    shown = replace(SHOWN, workers=(shown_worker(job, spec.name),))
+    shown = replace(SHOWN, workers=(shown_worker(spec, None),))
     prompt = "\n".join(message["content"] for message in render(profile, shown)).casefold()
     assert "ember" in prompt
     assert "writing" in prompt

@@ -1,0 +1,34 @@
+"""How `baton serve` sets the interpreter: other threads give way soon, and what is loaded is not searched again."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.cli import interpreter
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    switch_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    yield
+    sys.setswitchinterval(switch_s)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def test_a_thread_that_is_wanted_back_gives_way_within_a_millisecond() -> None:
+    interpreter.for_latency()
+    assert sys.getswitchinterval() <= 0.001
+
+
+def test_what_was_loaded_is_no_longer_searched_and_what_comes_after_is() -> None:
+    interpreter.loaded()
+    assert gc.get_freeze_count() > 10_000
+    ring: list[object] = []
+    ring.append(ring)
+    del ring
+    assert gc.collect() >= 1
