@@ -27,7 +27,7 @@ from gateway.api.policies import PoliciesApi
 from gateway.api.pools import PoolsApi
 from gateway.api.responses import ResponsesApi
 from gateway.api.texts import TextsApi
-from gateway.core import shapes
+from gateway.core import body, shapes
 from gateway.core.caps import CAP_HEADERS
 from gateway.core.refused import REFUSED, REFUSED_PREFIXES
 from gateway.core.rollout import RolloutRecord
@@ -137,6 +137,24 @@ REQUEST_HEADERS_TEXT = """
 
 A cap by header can only lower what settings and key allow. The last three are not particular to
 `POST /v1/chat/completions`.
+
+"""
+BODIES_TEXT = f"""
+## Bodies
+
+A body is JSON in UTF-8 of at most `BATON_BODY_BYTES_MAX` bytes (413 `request_too_large`), nested at most
+{body.NESTING_MAX} deep. What a client could make costly with few bytes is bounded too, far above what clients send,
+and refused with a 400 that says the bound, before it costs anything:
+
+| bound | of |
+|---|---|
+| {body.OBJECTS_MAX:,} | objects and arrays |
+| {body.PROPERTIES_MAX:,} | properties, and {shapes.PROPERTIES_MAX} of an object whose properties are known |
+| {body.VALUES_MAX:,} | values: an embedding's tokens, say |
+| {body.TEXTS_MAX:,} | texts, names of properties included; looked at where one of the bounds above is near |
+| `BATON_MESSAGES_MAX` | messages |
+| {shapes.PARTS_MAX:,} | parts of all messages together |
+| {shapes.DROPPED_MAX:,} | unknown properties, which are left out |
 
 """
 REPLY_HEADERS_TEXT = """
@@ -275,6 +293,7 @@ def render() -> str:
         table(("listener", "method", "path", ""), [(a, b, code(c), d) for a, b, c, d in routes()]),
         REQUEST_HEADERS_TEXT,
         table(("header", "meaning"), header_rows(asked, OTHER_REQUEST_HEADERS)),
+        BODIES_TEXT,
         REPLY_HEADERS_TEXT,
         table(("header", "meaning"), header_rows(replied, OTHER_REPLY_HEADERS)),
         CHAT_TEXT,

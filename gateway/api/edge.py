@@ -6,7 +6,6 @@ Pure ASGI: Starlette's BaseHTTPMiddleware would hide the client's disconnect.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -15,15 +14,16 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.core.body import decoded
 from gateway.core.ids import random_hex
 from gateway.core.redact import scrub
 from gateway.core.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, NotFound, TooLarge, Unavailable
 
 log = logging.getLogger("baton")
-NESTING_MAX = 64
 RESERVED = 0.2  # of the requests being served: for those that spend nothing
 FREE_POSTS = ("/outcomes",)
 OPENAI_VERSION = b"2020-10-01"  # the only one there has been; clients compare it, nobody reads it
@@ -120,40 +120,19 @@ def install(app: FastAPI) -> None:
 
 
 async def read_json(request: Request, bytes_max: int) -> Any:
-    """The decoded body. Raises TooLarge (413) without reading further, BadRequest where it is not JSON."""
+    """The decoded body. Raises TooLarge (413) without reading further, BadRequest where it is not JSON, or too much."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise TooLarge(f"the body is over {bytes_max} bytes")
     data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > bytes_max:
-            raise TooLarge(f"the body is over {bytes_max} bytes")
-    return decoded(data)
-
-
-def decoded(data: bytes | bytearray) -> Any:
-    """A body's bytes as JSON data that can be encoded again. Raises BadRequest where they are none."""
     try:
-        body = json.loads(data.decode(), parse_constant=_no_constant)
-        if b"\\u" in data:  # half a surrogate pair decodes, and can then never be encoded again
-            json.dumps(body, ensure_ascii=False).encode()
-        _bounded(body, NESTING_MAX)
-    except (ValueError, RecursionError):
-        raise BadRequest("We could not parse the JSON body of your request.", code="invalid_json") from None
-    return body
-
-
-def _bounded(value: Any, levels_left: int) -> None:
-    """Raises ValueError for JSON nested deeper than anything that walks it later can bear."""
-    if levels_left == 0:
-        raise ValueError(f"nested deeper than {NESTING_MAX} levels")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _bounded(item, levels_left - 1)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+        async for piece in request.stream():
+            data += piece
+            if len(data) > bytes_max:
+                raise TooLarge(f"the body is over {bytes_max} bytes")
+    except ClientDisconnect:
+        raise BadRequest("the client left before the body was whole", code="invalid_json") from None
+    return decoded(data)
 
 
 async def gone(receive: Receive) -> None:

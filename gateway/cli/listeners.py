@@ -37,10 +37,12 @@ class BoundedProtocol(HttpToolsProtocol):
     _header_bytes = 0
     _in_head = False
     _refused = False
+    _pieces: list[bytes]  # of a body, until all that was received at once has been parsed
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._pieces = []
         peer = transport.get_extra_info("socket")
         if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each event of a stream leaves at once
@@ -49,6 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
         super().data_received(data)
+        self._pass_on()
         if self._in_head and self._head_bytes > self.head_bytes_max and not self.transport.is_closing():
             self.transport.write(HEAD_TOO_LARGE)
             self.transport.close()
@@ -78,9 +81,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
+            self._pieces.append(body)
+
+    def _pass_on(self) -> None:
+        """The pieces as one: a body in chunks of a byte would be copied once for each of them."""
+        if self._pieces:
+            body = b"".join(self._pieces)
+            self._pieces.clear()
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._pass_on()
         if not self._refused:
             super().on_message_complete()
         self._head_bytes = 0

@@ -27,6 +27,7 @@ from gateway.core.shapes import (
     Reader,
     array,
     bad,
+    check_size,
     either,
     integer,
     mapping,
@@ -57,8 +58,9 @@ def _metadata(v: Any) -> str | None:
 def _logit_bias(v: Any) -> str | None:
     if code := mapping(v):
         return code
-    too_many = "object_above_max_properties" if len(v) > 4096 else None
-    return next((code for code in map(number(-100, 100), v.values()) if code), too_many)
+    if len(v) > 4096:
+        return "object_above_max_properties"
+    return next((code for code in map(number(-100, 100), v.values()) if code), None)
 
 
 FIELDS: dict[str, tuple[Fate, Check, str]] = {
@@ -156,6 +158,7 @@ def parse_request(
     """A decoded JSON body → ChatRequest. Raises BadRequest naming the field, and what a good value is."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
+    check_size(body, None)
     for name in body:
         refuse_if_dangerous(name, name)
     reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))

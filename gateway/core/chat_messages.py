@@ -98,6 +98,7 @@ def _message(raw: Any, where: str, reader: Reader) -> Mapping[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         kinds = _PARTS_OF.get(role, ("text",))
+        reader.count_parts(len(content), f"{where}.content")
         message["content"] = [_part(part, f"{where}.content[{at}]", kinds, reader) for at, part in enumerate(content)]
     return message
 

@@ -49,6 +49,14 @@ _SECRETS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = tuple(
     )
 )
 _ANY_NEEDLE = "|".join(re.escape(needle) for needles, _, _ in _SECRETS for needle in needles)
+_MARKS = "-_:=. "
+_ALSO = {"xox": "-", "eyJ": "."}  # what a pattern needs beside its needle
+_NEEDLES = tuple(  # each with a sign that is seldom in long texts, and that it cannot be without
+    (needle, _ALSO.get(needle) or next((sign for sign in needle if sign in _MARKS), ""))
+    for needles, _, _ in _SECRETS
+    for needle in needles
+)
+LONG_CHARS = 16_384  # from here on substrings are found faster one by one than all at once
 _SECRET_NAMES = re.compile(r"(?i)(?:proxy-)?authorization|(?:x-)?api[-_]?key|password|passwd|client_secret|private_key")
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])")
 _DIGITS = re.compile(r"(?<![\w.+-])(?:\d[ -]?){12,18}\d(?![\w-])")
@@ -93,9 +101,17 @@ class Redactor:
 
     def scrub_text(self, text: str, *, personal: bool = False) -> str:
         """`text` without secrets, and where `personal` without personal data either."""
-        if self._suspect.search(text):
+        if self._may_hold_secrets(text):
             text = self._without_secrets(text)
         return _without_personal(text) if personal else text
+
+    def _may_hold_secrets(self, text: str) -> bool:
+        if len(text) < LONG_CHARS:
+            return self._suspect.search(text) is not None
+        here = {sign for sign in _MARKS if sign in text}
+        return any(needle in text for needle, sign in _NEEDLES if not sign or sign in here) or (
+            self._known is not None and self._known.search(text) is not None
+        )
 
     def _without_secrets(self, text: str) -> str:
         if self._known is not None:

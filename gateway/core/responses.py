@@ -24,6 +24,7 @@ from gateway.core.shapes import (
     Reader,
     array,
     bad,
+    check_size,
     either,
     integer,
     mapping,
@@ -168,6 +169,7 @@ def parse_responses_request(
     """A decoded JSON body → ResponsesRequest. Raises BadRequest naming the field, and what a good value is."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
+    check_size(body, None)
     for name in body:
         _refuse(name)
     reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))

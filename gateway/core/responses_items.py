@@ -110,6 +110,7 @@ def _item(raw: Any, where: str, reader: Reader) -> Item:
 def _parts(content: Any, where: str, kinds: Sequence[str], reader: Reader) -> Any:
     if isinstance(content, str):
         return content
+    reader.count_parts(len(content), where)
     return [_part(part, f"{where}[{at}]", kinds, reader) for at, part in enumerate(content)]
 
 

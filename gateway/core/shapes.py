@@ -16,6 +16,9 @@ from gateway.errors import BadRequest
 
 Check = Callable[[Any], str | None]
 Known = Mapping[str, tuple[Check, str]]  # key -> (check, what a good value is)
+PROPERTIES_MAX = 256  # of an object whose names are known; OpenAI's largest has 37
+DROPPED_MAX = 4096  # unknown properties of one request
+PARTS_MAX = 4096  # parts of all of its messages together
 WRONG_TYPE = "invalid_type"
 CODES = (  # everything that a check can say
     WRONG_TYPE, "invalid_value", "empty_array", "array_above_max_length", "string_above_max_length",
@@ -62,11 +65,13 @@ def array(length_min: int, length_max: int, kind: type | tuple[type, ...] = obje
     """A list of so many items of that type."""
 
     def check(value: Any) -> str | None:
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        if not isinstance(value, list):
             return WRONG_TYPE
-        if len(value) < length_min:
-            return "empty_array"
-        return "array_above_max_length" if len(value) > length_max else None
+        if len(value) > length_max:
+            return "array_above_max_length"
+        if kind is not object and not all(isinstance(item, kind) for item in value):
+            return WRONG_TYPE
+        return "empty_array" if len(value) < length_min else None
 
     return check
 
@@ -89,6 +94,13 @@ def either(*checks: Check) -> Check:
         return None if None in found else next((code for code in found if code != WRONG_TYPE), WRONG_TYPE)
 
     return check
+
+
+def check_size(value: Mapping[str, Any], where: str | None) -> None:
+    """Raises BadRequest for an object with more properties than any of OpenAI's has, before one is looked at."""
+    if len(value) > PROPERTIES_MAX:
+        said = f"`{where or 'the body'}` holds {len(value)} properties; at most {PROPERTIES_MAX} are accepted"
+        raise BadRequest(said, param=where, code="object_above_max_properties")
 
 
 FREE_TEXT = text(2**31), "a string"
@@ -118,11 +130,13 @@ class Reader:
 
     media_bytes_max: int
     dropped: list[str] = field(default_factory=list)
+    parts: int = 0
 
     def object(self, value: Any, where: str, known: Known, needed: tuple[str, ...] = ()) -> dict[str, Any]:
         """The object with its known properties alone; null counts as absent. Raises BadRequest with the path."""
         if not isinstance(value, dict):
             raise bad(where, "an object", WRONG_TYPE)
+        check_size(value, where)
         for name in value:
             if name not in known:
                 refuse_if_dangerous(name, f"{where}.{name}")
@@ -135,6 +149,16 @@ class Reader:
                 raise bad(f"{where}.{name}", good, code)
         return {name: item for name, item in value.items() if name in known and (item is not None or name == "content")}
 
+    def count_parts(self, parts: int, where: str) -> None:
+        """Note the parts of one message before they are read. Raises BadRequest where there are too many in all."""
+        self.parts += parts
+        if self.parts > PARTS_MAX:
+            said = f"with `{where}` the messages hold {self.parts} parts; at most {PARTS_MAX} are accepted"
+            raise BadRequest(said, param=where, code="array_above_max_length")
+
     def drop(self, where: str) -> None:
-        """Note a property that is left out."""
+        """Note a property that is left out. Raises BadRequest where there are more than `DROPPED_MAX`."""
         self.dropped.append(where[:512])
+        if len(self.dropped) > DROPPED_MAX:
+            said = f"the request holds more than {DROPPED_MAX} unknown properties; `{where[:512]}` is one"
+            raise BadRequest(said, param=where[:512], code="object_above_max_properties")

@@ -17,7 +17,18 @@ from gateway.core.chat import FIELDS as CHAT_FIELDS
 from gateway.core.chat import TOKENS_MAX, ChatRequest, Endpoint, Fate
 from gateway.core.money import Usage
 from gateway.core.reply import completion
-from gateway.core.shapes import Check, array, bad, either, integer, missing, one_of, refuse_if_dangerous, text
+from gateway.core.shapes import (
+    Check,
+    array,
+    bad,
+    check_size,
+    either,
+    integer,
+    missing,
+    one_of,
+    refuse_if_dangerous,
+    text,
+)
 from gateway.errors import BadRequest, UpstreamProtocol
 
 INPUTS_MAX = 2048
@@ -86,6 +97,7 @@ def parse_embedding(body: object, *, strict: bool = False) -> ChatRequest:
 def _known(body: object, fields: Fields, needed: str, strict: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
+    check_size(body, None)
     for name in body:
         refuse_if_dangerous(name, name)
     dropped = tuple(sorted(name for name in body if name not in fields))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.adapters import segments
 from gateway.adapters.sse import SseError, SseEvent, SseParser
-from gateway.api.edge import decoded
+from gateway.core.body import decoded
 from gateway.core.chat import parse_request
 from gateway.core.money import input_tokens_bound
 from gateway.core.plan import Allowed, PlanReader, validate
@@ -30,7 +30,7 @@ RECORD = segments.encode(segments.PAYLOAD_START + b"x")
 def chat(data: bytes) -> None:
     """A request's body, for either API: read, or refused by name."""
     try:
-        body = decoded(data)
+        body = decoded(bytearray(data))
     except BatonError:
         return
     for parse in (

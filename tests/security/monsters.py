@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 TEXT = [{"role": "user", "content": "hello"}]
+TEXT_PARTS = [{"type": "text", "text": ""}] * 4_000
+UNKNOWN = {f"u{n}": 1 for n in range(90_000)}
 MODEL = "baton/conductor"
 BIG = 10**9
 
@@ -41,6 +43,14 @@ def _chat(**fields: Any) -> bytes:
 
 def _raw(fields: str) -> bytes:
     return f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}]{fields}}}'.encode()
+
+
+def _tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def _said(text: str) -> bytes:
+    return _chat(messages=[{"role": "user", "content": text}])
 
 
 def json_monsters(secret: str) -> Iterator[Monster]:
@@ -109,6 +119,20 @@ def field_monsters(secret: str) -> Iterator[Monster]:
         _chat(messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 100_000}]),
         200,
         400,
+    )
+    yield _sent(secret, "4,000 content parts", _chat(messages=[{"role": "user", "content": TEXT_PARTS}]), 200, 400)
+    yield _sent(secret, "2,000 messages", _chat(messages=TEXT * 2_000), 200, 400)
+    yield _sent(secret, "40,000 objects in a schema", _chat(tools=[_tool({"a": [{}] * 40_000})]), 200, 400)
+    yield _sent(secret, "90,000 unknown names", _raw("".join(f', "u{n}": 1' for n in range(90_000))), 200, 400)
+    yield _sent(secret, "90,000 unknown names in a message", _chat(messages=[TEXT[0] | UNKNOWN]), 200, 400)
+    yield _sent(secret, "400,000 numbers", _chat(prediction={"type": "content", "content": [1] * 400_000}), 400)
+    yield _sent(secret, "3,000,000 empty texts", b"[" + b'"",' * 3_000_000 + b'""]')
+    yield _sent(secret, "300,000 objects", b"[" + b"{}," * 300_000 + b"{}]")
+    yield _sent(
+        secret, "a text of 8 MB of braces", _chat(messages=[{"role": "user", "content": "{,:[" * 2_000_000}]), 400
+    )
+    yield _sent(
+        secret, "a text of 4 MB of quotes", _chat(messages=[{"role": "user", "content": '"{' * 1_500_000}]), 400
     )
     yield _sent(secret, "10,000 metadata", _chat(metadata={f"k{n}": "v" for n in range(10_000)}))
     yield _sent(secret, "a model of a megabyte", _chat(model="m" * 1_000_000), 400, 404)

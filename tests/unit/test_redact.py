@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.core.experience import question_text
 from gateway.core.keys import mint
-from gateway.core.redact import DEPTH_MAX, SECRET, TOKEN_FIELDS, Redactor, apply_mode, luhn, scrub
+from gateway.core.redact import DEPTH_MAX, LONG_CHARS, SECRET, TOKEN_FIELDS, Redactor, apply_mode, luhn, scrub
 from gateway.core.rollout import as_payload
 from tests.records import a_rollout, a_round, a_step
 
@@ -42,6 +42,13 @@ def test_known_secrets_go(secret: str, around: str) -> None:
     assert secret not in text
     assert secret[6:] not in text
     assert SECRET in text
+
+
+@pytest.mark.parametrize("secret", [*LEAKS, PEM, "a-known-secret"], ids=range(len(LEAKS) + 2))
+def test_they_go_from_long_texts_too(secret: str) -> None:
+    page = "w" * LONG_CHARS
+    text = Redactor(["a-known-secret"]).scrub(f"{page} {secret} {page}")
+    assert text == f"{page} {SECRET} {page}"
 
 
 @pytest.mark.parametrize(
