@@ -38,6 +38,7 @@ class Client:
     body: dict[str, Any] = field(default_factory=lambda: dict(QUESTION))
     history: list[Reply] = field(default_factory=list)
     serving: list[Gateway] | None = None  # None: all that live
+    slim: bool = False  # of good replies keeps no headers and no text: for very many
     _turn: int = 0
 
     async def ask(self, gateway: Gateway | None = None, **changes: Any) -> Reply:
@@ -53,16 +54,8 @@ class Client:
                 text = await reply.text()
                 code = (await reply.json())["error"]["code"] if reply.status >= 400 else None
                 whole = reply.status == 200 and (not changes.get("stream") or text.rstrip().endswith("[DONE]"))
-                seen = Reply(
-                    reply.status,
-                    code,
-                    rollout_id,
-                    time.monotonic() - began_s,
-                    whole,
-                    began_s,
-                    dict(reply.headers),
-                    text,
-                )
+                said = ({}, "") if self.slim and whole else (dict(reply.headers), text)
+                seen = Reply(reply.status, code, rollout_id, time.monotonic() - began_s, whole, began_s, *said)
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             took_s = time.monotonic() - began_s
             seen = Reply(0, type(error).__name__, rollout_id, took_s, False, began_s)

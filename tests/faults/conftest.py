@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -10,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.faults.site import Site, Zygote, site
+from gateway.adapters.migrate import upgrade
+from tests.faults.breaks_postgres import CONNECTIONS_MAX, World
+from tests.faults.proxy import FaultProxy
+from tests.faults.site import Site, Zygote, site, socket_path
+from tests.servers_pg import PostgresServer, start, stop
 
 Make = Callable[..., Any]
 
@@ -35,3 +40,24 @@ async def here(place: Path, zygote: Zygote, database_url: str) -> AsyncIterator[
     """A site without gateways yet."""
     async with AsyncExitStack() as stack:
         yield await stack.enter_async_context(site(place, zygote, database_url))
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    server = start()
+    try:
+        server.admin(f"ALTER SYSTEM SET max_connections = {CONNECTIONS_MAX}")
+        server.admin("ALTER SYSTEM SET synchronous_commit = on")  # here what it has confirmed must outlive it
+        server.handle.stop()
+        server.handle.ensure_postgres_running()
+        yield server
+    finally:
+        stop(server)
+
+
+@pytest.fixture
+async def world(own_server: PostgresServer) -> AsyncIterator[World]:
+    url = own_server.create()
+    await asyncio.to_thread(upgrade, url)
+    async with FaultProxy(socket_path(url)) as proxy:
+        yield World(own_server, url, proxy)

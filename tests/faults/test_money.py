@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 
 from gateway.adapters.budgets import RedisBudgets
 from gateway.core.ledger import Balance, Scope
 from gateway.errors import BudgetExceeded
+from tests.faults.breaks_redis import FAULTS
 from tests.faults.checker import READY_S, check
 from tests.faults.client import QUESTION, Client, good
-from tests.faults.proxy import FaultProxy, Toxics
+from tests.faults.proxy import FaultProxy
 from tests.faults.site import FLAT_NANO, Site
 from tests.faults.sizes import SIZE, held
 from tests.faults.witness import look
@@ -76,92 +74,6 @@ async def test_l7_a_hot_budget_is_exact_over_three_gateway_processes(here: Site)
 
 # ---------------------------------------------------------------- F4, F5
 
-Break = Callable[[Site, FaultProxy, Path], Awaitable[Callable[[], Awaitable[None]]]]
-
-
-async def _killed_and_empty(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awaitable[None]]:
-    here.redis.stop()
-
-    async def back() -> None:
-        here.redis = start_redis(place, port=here.redis.port)
-
-    return back
-
-
-async def _hung(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awaitable[None]]:
-    here.redis.freeze()
-
-    async def back() -> None:
-        here.redis.thaw()
-
-    return back
-
-
-async def _last_second_lost(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awaitable[None]]:
-    """Killed, and back with the snapshot of a while ago."""
-    redis: Redis = Redis.from_url(here.redis.url)
-    await redis.save()
-    await redis.aclose()
-    await asyncio.sleep(0.5)  # what is spent now, Redis will not remember
-    here.redis.stop()
-
-    async def back() -> None:
-        here.redis = start_redis(place, port=here.redis.port, args=())
-
-    return back
-
-
-def _configured(**settings: str) -> Break:
-    async def broken(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awaitable[None]]:
-        redis: Redis = Redis.from_url(here.redis.url)
-        before = {name: (await redis.config_get(name))[name] for name in settings}
-        for name, value in settings.items():
-            await redis.config_set(name, str(value))
-
-        async def back() -> None:
-            for name, value in before.items():
-                await redis.config_set(name, str(value))
-            await redis.aclose()
-
-        return back
-
-    return broken
-
-
-async def _read_only(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awaitable[None]]:
-    """It became the replica of a primary that is not there."""
-    redis: Redis = Redis.from_url(here.redis.url)
-    await redis.replicaof("127.0.0.1", "1")
-
-    async def back() -> None:
-        await redis.replicaof("NO", "ONE")
-        await redis.aclose()
-
-    return back
-
-
-def _on_the_way(**toxics: object) -> Break:
-    async def broken(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awaitable[None]]:
-        proxy.up = Toxics(**toxics)  # type: ignore[arg-type]
-
-        async def back() -> None:
-            proxy.heal()
-
-        return back
-
-    return broken
-
-
-FAULTS: dict[str, Break] = {
-    "killed, back empty": _killed_and_empty,
-    "hung": _hung,
-    "last second lost": _last_second_lost,
-    "read-only": _read_only,
-    "out of memory": _configured(maxmemory="1"),
-    "500 ms late": _on_the_way(latency_s=0.5),
-    "half-open": _on_the_way(black_hole=True),
-}
-
 
 async def test_f4_redis_breaks_in_seven_ways_and_nobody_overspends(here: Site) -> None:
     async with FaultProxy(("127.0.0.1", here.redis.port)) as proxy:
@@ -218,4 +130,4 @@ async def test_f5_without_redis_at_the_start_a_gateway_waits_and_serves_once_it_
     held("F5", ready_s=round(back_s, 2), gateways=2, affords=affords, admitted=affords)
 
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
