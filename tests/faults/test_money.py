@@ -22,7 +22,7 @@ from tests.servers import RedisServer, start_redis
 
 AFFORDS, ASKED = 137, 1000
 SEEDS = {"ci": 20, "long": 200}[SIZE]
-PROCESS_SEEDS = {"ci": 4, "long": 200}[SIZE]
+PROCESS_SEEDS = {"ci": 4, "long": 50}[SIZE]
 HANG_S = {"ci": 2.0, "long": 30.0}[SIZE]
 REFUSED_S = 0.25
 
