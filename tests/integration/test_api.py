@@ -391,5 +391,3 @@ async def test_admin_creates_lists_and_revokes_keys() -> None:
         ):
             bad = await gateway.http.post("/admin/keys", json=body, headers=admin)
             assert (bad.status_code, bad.json()["error"]["param"]) == (400, param)
-        pools = (await gateway.http.get("/admin/pools", headers=admin)).json()
-        assert pools["default"] == "default"

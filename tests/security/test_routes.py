@@ -51,6 +51,7 @@ def foreign(gateway: Gateway) -> dict[str, str]:
         **{"rollout_id": rollout, "completion_id": reply.json()["id"], "response_id": response.json()["id"]},
         **{"public_id": made["id"], "name": "victim", "version": "conductor@1"},
         **{"job_id": "018f0000-0000-7000-8000-000000000000", "model": "alpha", "model_id": "alpha"},
+        "revision": "0" * 64,
     }
 
 

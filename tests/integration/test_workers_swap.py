@@ -1,0 +1,195 @@
+"""Another pool under calls that are under way: keys and addresses are those of the pool that a call began with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.adapters.workers import PooledWorkers, pooled_workers
+from gateway.core.pool import PoolFile, WorkerSpec, revision_of
+from gateway.errors import UpstreamError, UpstreamTimeout
+from gateway.service.ports import WorkerCall
+from gateway.service.ports_pools import Loaded
+from tests.fakes.workers import FakeWorkers
+
+
+class Closing(FakeWorkers):
+    """The fake, with something to close."""
+
+    closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def worker(name: str = "w", *, places: int = 4, url: str = "http://w/v1") -> WorkerSpec:
+    price = {"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"}
+    fields = {"handle": f"h{name}", "kind": "openai", "model": "m", "url": url, "concurrency_max": places}
+    return WorkerSpec.model_validate({"name": name, "price": price, **fields})
+
+
+def pool(*workers: WorkerSpec) -> PoolFile:
+    return PoolFile(workers=workers, pools={"default": tuple(each.name for each in workers)})
+
+
+def call(spec: WorkerSpec, of: PoolFile | None = None, timeout_s: float = 5.0) -> WorkerCall:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    return WorkerCall(spec, body, timeout_s, "r", "s", revision="" if of is None else revision_of(of))
+
+
+class Swapping:
+    """`PooledWorkers` over a fake that answers when it is told to."""
+
+    def __init__(self, first: PoolFile, keep_s: float = 60.0) -> None:
+        self.fakes: list[Closing] = []
+        self.answer = asyncio.Event()
+        self.workers = PooledWorkers(
+            self.make(Loaded(first, {})), revision=revision_of(first), make=self.make, keep_s=keep_s
+        )
+
+    def make(self, loaded: Loaded) -> dict[str, Closing]:
+        self.fakes.append(Closing())
+        return {"openai": self.fakes[-1]}
+
+    async def take(self, file: PoolFile) -> None:
+        (await self.workers.prepare(Loaded(file, {}), revision_of(file)))()
+
+    async def busy(self, spec: WorkerSpec, count: int) -> list[asyncio.Task[Any]]:
+        """So many streams that have begun and not ended."""
+        begun: list[asyncio.Event] = [asyncio.Event() for _ in range(count)]
+
+        async def hold(told: asyncio.Event) -> None:
+            async for _ in self.workers.stream(call(spec)):
+                told.set()
+                await self.answer.wait()
+
+        tasks = [asyncio.create_task(hold(told)) for told in begun]
+        await asyncio.gather(*(told.wait() for told in begun))
+        return tasks
+
+
+async def later() -> None:
+    """What was put off for no time has happened."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_fewer_places_come_about_as_calls_end_and_more_at_once() -> None:
+    many, few = worker(places=4), worker(places=1)
+    swap = Swapping(pool(many))
+    tasks = await swap.busy(many, 3)
+    await swap.take(pool(few))
+    for spec in (few, many):  # whichever pool a call is of, the worker has as many places as the file says now
+        with pytest.raises(UpstreamTimeout, match="no free place"):
+            await swap.workers.complete(call(spec, timeout_s=0.02))
+    swap.answer.set()
+    await asyncio.gather(*tasks)
+    fake = swap.fakes[-1]
+    await asyncio.gather(*(swap.workers.complete(call(few)) for _ in range(5)))
+    assert fake.in_flight_peak == 1
+    await swap.take(pool(many))
+    swap.answer.clear()
+    tasks = await swap.busy(many, 4)
+    with pytest.raises(UpstreamTimeout):
+        await swap.workers.complete(call(many, timeout_s=0.02))
+    swap.answer.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_places_taken_away_and_given_back_while_all_are_busy_are_as_many_as_before() -> None:
+    three, one = worker(places=3), worker(places=1)
+    swap = Swapping(pool(three))
+    tasks = await swap.busy(three, 3)
+    await swap.take(pool(one))
+    await swap.take(pool(three))
+    swap.answer.set()
+    await asyncio.gather(*tasks)
+    swap.answer.clear()
+    again = await swap.busy(three, 3)
+    with pytest.raises(UpstreamTimeout):
+        await swap.workers.complete(call(three, timeout_s=0.02))
+    swap.answer.set()
+    await asyncio.gather(*again)
+
+
+async def test_a_worker_first_called_by_an_old_request_has_the_places_of_the_new_pool() -> None:
+    many, few = worker(places=4), worker(places=1)
+    swap = Swapping(pool(many))
+    await swap.take(pool(few))
+    tasks = await swap.busy(many, 1)
+    with pytest.raises(UpstreamTimeout):
+        await swap.workers.complete(call(many, timeout_s=0.02))
+    swap.answer.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_the_old_pool_is_forgotten_when_its_last_request_must_be_over() -> None:
+    old, new = pool(worker()), pool(worker(), worker("x"))
+    swap = Swapping(old, keep_s=0.0)
+    await swap.take(new)
+    await swap.workers.complete(call(worker(), old))
+    assert [len(fake.calls) for fake in swap.fakes] == [1, 0]
+    await later()
+    with pytest.raises(UpstreamError, match="of a pool that is gone") as caught:
+        await swap.workers.complete(call(worker(), old))
+    assert not caught.value.dispatched
+    await swap.workers.complete(call(worker("x"), new))
+    await swap.workers.complete(call(worker("x")))  # the conductor's own calls name no pool
+    assert [len(fake.calls) for fake in swap.fakes] == [1, 2]
+    await swap.workers.close()
+    assert swap.fakes[1].closed > 0
+
+
+async def test_a_pool_that_came_back_is_not_forgotten_with_its_first_time() -> None:
+    one, other = pool(worker()), pool(worker("x"))
+    swap = Swapping(one, keep_s=0.0)
+    await swap.take(other)
+    await swap.take(one)
+    await later()
+    await swap.workers.complete(call(worker(), one))
+    assert [len(fake.calls) for fake in swap.fakes] == [0, 0, 1]
+
+
+@asynccontextmanager
+async def an_upstream() -> AsyncIterator[tuple[str, list[str | None]]]:
+    """A model, and the keys that it was shown."""
+    keys: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("authorization"))
+        choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+        return web.json_response({"id": "c", "object": "chat.completion", "model": "m", "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    yield f"http://127.0.0.1:{port}/v1", keys
+    await runner.cleanup()
+
+
+async def test_no_key_goes_to_an_address_that_it_was_not_given_for() -> None:
+    async with an_upstream() as (here, seen_here), an_upstream() as (there, seen_there):
+        before, after = pool(worker(url=here)), pool(worker(url=there))
+        workers = pooled_workers(before, {"w": "first-key"}, b"depth", keep_s=60)
+        (await workers.prepare(Loaded(after, {"w": "second-key"}), revision_of(after)))()
+        for of in (before, after, before):
+            await workers.complete(call(of.worker("w"), of))
+        (await workers.prepare(Loaded(after, {"w": "third-key"}), revision_of(after)))()  # the key alone
+        await workers.complete(call(after.worker("w"), after))
+        await workers.close()
+    assert seen_here == ["Bearer first-key"] * 2
+    assert seen_there == ["Bearer second-key", "Bearer third-key"]
+
+
+async def test_workers_that_came_from_no_file_take_none() -> None:
+    with pytest.raises(ValueError, match="not made from a pool file"):
+        await PooledWorkers({}).prepare(Loaded(pool(worker()), {}), "x")
