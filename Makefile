@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help faults fuzz mutants serve demo-learning conductor test check fix test-vllm test-train test-verl test-clients train-env lock docs clean
+.PHONY: help audit faults fuzz mutants serve demo-learning conductor test check fix test-vllm test-train test-verl test-clients train-env lock docs clean
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -28,6 +28,10 @@ fuzz: ## fuzz what reads bytes from outside, guided by coverage; FUZZ_S=600 seco
 faults: ## the fault matrix at its long sizes, hours; build/faults.json keeps what held. ARGS="F1 L7" runs these rows only
 	@scripts/install dev
 	@.venv/bin/python -m scripts.faults $(ARGS)
+
+audit: ## known vulnerabilities of what the locks name, by pip-audit; needs the internet
+	@scripts/install dev
+	@scripts/audit
 
 mutants: ## how many small changes to the ledger, plans and money the tests notice, an hour; ARGS=… optional
 	@scripts/install dev

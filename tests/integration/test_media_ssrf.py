@@ -16,6 +16,7 @@ from gateway.errors import BadRequest
 from tests.contract.test_media import PNG, Files, Names, files, part, web
 from tests.integration.test_api import served
 from tests.kit import Kit, ask
+from tests.security.report import measured
 
 LISTED = "files.example"
 # Every one of these would reach loopback, a private network, a metadata service or another scheme somewhere.
@@ -64,6 +65,7 @@ async def test_no_form_of_an_address_gets_past_the_list_of_hosts(url: str) -> No
 
 async def test_over_the_api_none_of_them_is_fetched_and_nothing_is_spent() -> None:
     assert len(FORMS) + len(OTHER_SCHEMES) >= 60
+    measured("S2", f"{len(FORMS) + len(OTHER_SCHEMES)} forms of addresses and schemes")
     kit = Kit()
     names = Names(["127.0.0.1"])
     kit.completer._media = WebMedia([LISTED], resolve=names)

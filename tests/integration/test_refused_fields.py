@@ -13,6 +13,7 @@ from gateway.core.refused import REFUSED, REFUSED_PREFIXES, is_refused
 from tests.fakes.workers import Says
 from tests.integration.test_api import served
 from tests.kit import Kit, ask
+from tests.security.report import measured
 
 NAMES = sorted(REFUSED) + [f"{prefix}thing" for prefix in REFUSED_PREFIXES]
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -81,6 +82,8 @@ async def test_every_refused_name_in_every_place_is_a_400_and_reaches_nobody(pla
 
 
 async def test_another_spelling_is_refused_too() -> None:
+    spelt = sum(len(spellings(name)) for name in NAMES)
+    measured("S1", f"{len(NAMES)} names x {len(PLACES)} places = {len(NAMES) * len(PLACES)} cases, {spelt} spellings")
     kit = Kit()
     async with served(kit) as gateway:
         for name in NAMES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import site
 import subprocess
@@ -64,6 +65,22 @@ def test_nothing_is_installed_that_no_lock_names() -> None:
     installed = {canonicalize_name(one.metadata["Name"]): one.version for one in mine}
     strangers = {name for name in installed if name not in named and name not in OURS | INSTALLERS | {"torch"}}
     assert strangers == set()
+
+
+def test_what_npm_installs_has_its_digest_too() -> None:
+    locks = [path for path in (ROOT / "tests").rglob("package-lock.json") if "node_modules" not in path.parts]
+    packages = [one for lock in locks for name, one in json.loads(lock.read_text())["packages"].items() if name]
+    assert [one for one in packages if not str(one.get("integrity")).startswith("sha512-")] == []
+    measured("S8", f"{len(packages)} packages of npm in {len(locks)} locks, all with their digest")
+    assert len(packages) > 5
+
+
+def test_the_images_that_compose_runs_name_their_release() -> None:
+    text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    images = re.findall(r"^\s+image: (\S+)", text, re.MULTILINE)
+    assert len(images) >= 3
+    for image in images:
+        assert re.search(r":\D{0,2}\d[\w.-]*$|@sha256:[0-9a-f]{64}$", image), image
 
 
 def test_no_file_runs_at_start_that_is_not_known() -> None:

@@ -16,6 +16,7 @@ from gateway.core.money import (
     Usage,
     cost_nano,
     input_tokens_bound,
+    media_tokens_bound,
     nano_to_usd,
     output_tokens_that_fit,
     usd_to_nano,
@@ -159,3 +160,17 @@ def test_nano_dollars_are_written_exactly(nano: int) -> None:
 
 def test_nano_dollars_as_text() -> None:
     assert [nano_to_usd(n) for n in (0, 1, 123_000, 10**9, 100 * 10**9)] == ["0", "0.000000001", "0.000123", "1", "100"]
+
+
+def test_what_is_not_said_of_a_usage_is_not_so_and_sums_keep_what_is() -> None:
+    assert not Usage(1, 2).estimated
+    assert not Usage(1, 2).unreported
+    for left, right in ((False, True), (True, False), (True, True), (False, False)):
+        total = Usage(1, 2, left, right) + Usage(3, 4, right, left)
+        assert (total.prompt_tokens, total.completion_tokens) == (4, 6)
+        assert (total.estimated, total.unreported) == (left or right, left or right)
+
+
+def test_a_part_that_is_no_text_is_held_for_as_4096_tokens() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
+    assert media_tokens_bound(image) == media_tokens_bound("nonsense") == 4096
