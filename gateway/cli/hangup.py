@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 
 from gateway.core.audit import Act
 from gateway.errors import BatonError
@@ -39,6 +40,11 @@ class Hangups:
                 continue
             if not found["changed"]:
                 log.info("the pool file says what it said before: %s", found["hash"][:12])
+
+
+def goes_with_terminal() -> bool:
+    """Whether this process is to end with its terminal: it has one, and nobody said `nohup`."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and has_terminal()
 
 
 def has_terminal() -> bool:

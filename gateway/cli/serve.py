@@ -23,7 +23,7 @@ from gateway.adapters import poolfile
 from gateway.cli import interpreter, logs
 from gateway.cli.banner import banner
 from gateway.cli.datadir import FACTS, DataDir
-from gateway.cli.hangup import Hangups, has_terminal
+from gateway.cli.hangup import Hangups, goes_with_terminal, has_terminal
 from gateway.cli.keyring import first_keys, judge_key
 from gateway.cli.listeners import Listener, bind, url
 from gateway.cli.services import Stack
@@ -72,7 +72,7 @@ async def _until_stopped(settings: Settings, data: DataDir) -> int:
     hangups = Hangups()
     serving = loop.create_task(_serve(settings, data, hangups))
     signals: list[int] = []
-    at_a_terminal = has_terminal()
+    at_a_terminal = goes_with_terminal()
 
     def heard(number: int) -> None:
         signals.append(number)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import Connection
 
@@ -245,6 +246,14 @@ def test_policy_versions_are_on_the_overview_with_what_was_done_to_them(page: Pa
     assert page.js(first).split()[:5] == ["conductor@0", "live", "100", "%", "hold"]
     told = page.js("[...document.querySelectorAll('.policies table')].at(-1).innerText")
     assert all(word in told for word in ("seeded", "published", "forced", "baton serve"))
+
+
+def test_the_pool_that_serves_is_named_by_its_hash(page: Page, gateway: Gateway) -> None:
+    page.js("location.hash = '#/'")
+    page.until("!!document.querySelector('.ready')")
+    headers = {"authorization": f"Bearer {gateway.facts['admin_key']}"}
+    hash_ = httpx.get(f"{gateway.facts['admin_url']}/admin/pools", headers=headers).json()["hash"]
+    assert f"pool {hash_[:12]} since " in page.js("document.querySelector('.ready').innerText")
 
 
 def test_jobs_are_on_the_overview_with_how_far_they_are_and_what_came_of_them(page: Page, gateway: Gateway) -> None:

@@ -106,7 +106,7 @@ def test_retention_says_what_it_would_delete(run: Run) -> None:
 def test_credits_and_pools_ask_the_gateway(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[Any] = []
     made = {"id": "c1", "created": True, "usd": "5", "scopes": ["org:acme:2026-11"], "counts": "now"}
-    pool = {"default": "main", "pools": {"main": ["one"]}, "workers": []}
+    pool = {"default": "main", "pools": {"main": ["one"]}, "workers": [], "hash": "ab", "loaded_at": "then"}
 
     def ask(self: AdminClient, method: str, path: str, body: Any = None, more: Any = None) -> Any:
         asked.append((method, path, body, more))
@@ -122,4 +122,4 @@ def test_credits_and_pools_ask_the_gateway(monkeypatch: pytest.MonkeyPatch, caps
     assert cli.main(["credits", "list", "--json"]) == 0
     assert capsys.readouterr().out == "[]\n"
     assert cli.main(["pools", "show"]) == 0
-    assert capsys.readouterr().out.split() == [*pools.COLUMNS, "default", "pool:", "main"]
+    assert capsys.readouterr().out.split() == [*pools.COLUMNS, "default", "pool:", "main", "ab", "since", "then"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -173,6 +174,9 @@ def test_a_process_without_a_terminal_has_none(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "close", closed.append)
     assert hangup.has_terminal()
     assert closed == [99]
+    assert hangup.goes_with_terminal()
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as under nohup
+    assert not hangup.goes_with_terminal()
 
 
 # ---------------------------------------------------------------- the command

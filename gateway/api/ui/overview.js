@@ -1,6 +1,6 @@
 // What went on in the last minutes or hours, and what of it was whose.
 
-import { count, h, ms, picture, s, table, usd } from "./dom.js";
+import { clock, count, h, ms, picture, s, table, usd } from "./dom.js";
 import { jobs, JOBS_SHOWN } from "./jobs.js";
 import { AUDIT, organisations } from "./orgs.js";
 import { policies } from "./policies.js";
@@ -9,6 +9,7 @@ const WINDOWS = [[900, "15 min"], [3_600, "1 h"], [86_400, "24 h"]];
 const BUCKETS = 60;
 const KEYS_SHOWN_MAX = 12;
 const CHART_PX = 120;
+const HASH_SHOWN = 12;
 const CURL = `facts() { python3 -c "import json; print(json.load(open('.baton/serve.json'))['$1'])"; }
 curl -s "$(facts base_url)/chat/completions" \\
   -H "authorization: Bearer $(facts data_key)" \\
@@ -92,11 +93,12 @@ function bar(spent, held) {
   return picture(8, `${Math.round(100 * (spent + held))} % of the budget`, draw);
 }
 
-function readiness(health) {
+function readiness(health, pool) {
   const parts = Object.entries(health.parts).map(([name, state]) =>
     h("li", { class: state === "ok" ? "good" : "bad" }, `${name}: ${state}`));
   return h("ul", { class: "ready", "aria-label": "Readiness" },
-    h("li", { class: health.status === "ready" ? "good" : "bad" }, health.status), parts);
+    h("li", { class: health.status === "ready" ? "good" : "bad" }, health.status), parts,
+    h("li", { title: pool.hash }, `pool ${pool.hash.slice(0, HASH_SHOWN)} since ${clock(pool.loaded_at)}`));
 }
 
 const money = ["Spent", "n", (row) => usd(row.cost_nano)];
@@ -140,7 +142,7 @@ function body(data, windowS, balances) {
 /** The page. Balances come from another store than the log: where it is away, the rest is still shown. */
 export async function overview(api, query) {
   const windowS = Number(query.get("window_s")) || 3_600;
-  const [data, health, keys, versions, work, orgs, entries] = await Promise.all([
+  const [data, health, keys, versions, work, orgs, entries, pool] = await Promise.all([
     api(`admin/overview?window_s=${windowS}`),
     api("readyz", { accept: [503] }),
     api("admin/keys").catch((error) => (error.status === 503 ? { away: error.message } : Promise.reject(error))),
@@ -148,12 +150,13 @@ export async function overview(api, query) {
     api(`admin/jobs?limit=${JOBS_SHOWN}`, { accept: [503] }),
     api("admin/orgs", { accept: [503] }),
     api(AUDIT, { accept: [503] }),
+    api("admin/pools"),
   ]);
   const windows = WINDOWS.map(([seconds, name]) =>
     h("a", { href: `#/?window_s=${seconds}`, "aria-current": seconds === windowS ? "true" : null }, name));
   const content = [
     h("div", { class: "bar" }, h("h1", {}, "Overview"), h("nav", { class: "switch", "aria-label": "Time" }, windows)),
-    readiness(health),
+    readiness(health, pool),
     policies(versions),
     jobs(work),
     ...body(data, windowS, keys.away ? h("p", { class: "bad" }, `Balances: ${keys.away}`) : spending(keys.data)),

@@ -53,6 +53,7 @@ function header(tree) {
     ["End user", tree.end_user],
     ["Log", `${tree.log_mode}${tree.train ? "" : ", not for training"}${tree.stream ? ", streamed" : ""}`],
     ["Pool", `${tree.pool_name}: ${handles.join(", ")}`, "wide"],
+    ["Pool file", tree.pool_revision ? h("code", {}, tree.pool_revision) : null, "wide"],
     ["Completion", h("code", {}, tree.completion_id), "wide"],
     ["Error", tree.error ? `${tree.error.code ?? ""} ${tree.error.message ?? ""}` : null, "wide bad"],
   ]);
