@@ -74,6 +74,8 @@ ROUND_TEXT = ("messages", "plan_text", "plan", "refusal")
 STEP_TEXT = ("task", "messages", "reply", "tool_calls", "error")
 NAMES_OF_THE_CLIENT = ("end_user", "task_type")  # kept in every mode, so they may not be an address
 TOKEN_FIELDS = ("prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask")
+NOBODYS_TEXT = (*TOKEN_FIELDS, "pool", "caps")  # numbers, and what the pool file says of its workers
+_NUMBERS = (int, float, bool, type(None))
 _NO_TEXT_ROUND: dict[str, Any] = {"messages": [], "plan_text": None}
 _NO_TEXT_STEP: dict[str, Any] = {"task": None, "messages": [], "reply": None, "tool_calls": None}
 
@@ -144,18 +146,20 @@ class Redactor:
 
     def _part(self, record: Mapping[str, Any], text_fields: tuple[str, ...], personal: bool) -> dict[str, Any]:
         return {
-            name: value if name in TOKEN_FIELDS else self._walk(value, personal and name in text_fields, 1)
+            name: value if name in NOBODYS_TEXT else self._walk(value, personal and name in text_fields, 1)
             for name, value in record.items()
         }
 
     def _walk(self, value: Any, personal: bool, depth: int) -> Any:
+        if type(value) in _NUMBERS:  # the most frequent first: this runs over all that is logged
+            return value
         if isinstance(value, str):
             return self.scrub_text(value, personal=personal)
-        if not isinstance(value, Mapping | list | tuple):
+        if not isinstance(value, dict | list | tuple | Mapping):
             return value
         if depth > DEPTH_MAX:
             return "[too deep]"
-        if isinstance(value, Mapping):
+        if isinstance(value, dict | Mapping):
             return {
                 self._walk(key, personal, depth): SECRET
                 if isinstance(item, str) and _names_a_secret(str(key))
