@@ -111,6 +111,11 @@ class Gateway:
     def alive(self) -> bool:
         return self.fd >= 0 and not select.select([self.fd], [], [], 0)[0]
 
+    def rss_mib(self) -> float:
+        """Of its memory, what is in RAM."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
     async def serving(self) -> None:
         """Return once it listens. Raises AssertionError with its last words."""
         assert await self.came_up(), self.log.read_text()[-3000:]

@@ -35,7 +35,6 @@ async def test_f1_a_gateway_killed_anywhere_loses_doubles_and_overspends_nothing
     assert len(good(await client.many(4, at_once=4))) == 4
     found = await check(here, [client], limit_nano=limit_nano)
     assert found.of_kind("uncertain")  # the kills did hit what they were to hit
-    assert found.of_kind("voided")
     numbers = {"kills": kills, "points": len(POINTS), "while_recovering": recovering, "replies": len(client.history)}
     held("F1", **numbers, uncertain=len(found.of_kind("uncertain")), violations=0)
 
