@@ -32,6 +32,7 @@ from gateway.adapters.spool import Spool, SpoolLimits
 from gateway.adapters.store import PostgresStore
 from gateway.adapters.store_jobs import JobStore
 from gateway.adapters.tokens import Tokenizers
+from gateway.adapters.workers import PooledWorkers
 from gateway.api import edge, spec
 from gateway.api.headers import with_cors
 from gateway.api.health import HealthApi
@@ -140,8 +141,6 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     opened.push_async_callback(store.close)
     embedder = _embedder(settings)
     opened.push_async_callback(embedder.close)
-    tokens = Tokenizers()
-    opened.push_async_callback(tokens.close)
     conductor, planning = await conductor_of(settings, services, pools, parts.workers, opened)
     spool, shipper = await _log(settings, services, metrics, opened)
     budgets, limits = _money(settings, services)
@@ -152,7 +151,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     sticky = sticky_of(settings, services, store, metrics, opened)
     completer = Completer(
         catalog=catalog,
-        rounds=Rounds(attempts_of(settings, parts.workers, clock), clock, tokens),
+        rounds=_rounds(settings, parts.workers, clock, opened),
         budgets=budgets,
         limits=limits,
         journal=spool,
@@ -167,14 +166,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         pick=policies.versions.pick if policies else no_version,
     )
     peppers = {PEPPER_VERSION: services.pepper}
-    auth = Authenticator(
-        store,
-        peppers,
-        clock,
-        cache_s=settings.key_cache_s,
-        stale_s=settings.key_stale_s,
-        cached_keys_max=settings.key_cache_max,
-    )
+    auth = _auth(settings, store, peppers, clock)
     health = _health(budgets, store, conductor, policies, metrics)
     idempotency = idempotency_of(settings, store)
     openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)
@@ -206,6 +198,23 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         admin_parts=admin,
         idempotency=idempotency,
         sweeps={"kept replies": idempotency.sweep, "marks of conversations": sticky.conversations.sweep},
+    )
+
+
+def _rounds(settings: Settings, workers: PooledWorkers, clock: SystemClock, opened: AsyncExitStack) -> Rounds:
+    tokens = Tokenizers()
+    opened.push_async_callback(tokens.close)
+    return Rounds(attempts_of(settings, workers, clock), clock, tokens)
+
+
+def _auth(settings: Settings, store: PostgresStore, peppers: Mapping[int, bytes], clock: SystemClock) -> Authenticator:
+    return Authenticator(
+        store,
+        peppers,
+        clock,
+        cache_s=settings.key_cache_s,
+        stale_s=settings.key_stale_s,
+        cached_keys_max=settings.key_cache_max,
     )
 
 
