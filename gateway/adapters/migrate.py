@@ -10,7 +10,7 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from pgvector.sqlalchemy import Vector
-from sqlalchemy import Connection, func, inspect, select
+from sqlalchemy import Connection, ForeignKeyConstraint, func, inspect, select
 
 import gateway.adapters.tables_admin
 import gateway.adapters.tables_jobs
@@ -18,6 +18,7 @@ import gateway.adapters.tables_pools
 import gateway.adapters.tables_turns  # noqa: F401 - all described in the same metadata
 import migrations
 from gateway.adapters.database import sync_engine
+from gateway.adapters.store_months import SCHEMA
 
 log = logging.getLogger("gateway.migrate")
 LOCK_KEY = 0x6261746F6E  # "baton": one migrator at a time, across hosts
@@ -52,6 +53,13 @@ def downgrade(database_url: str, revision: str, *, lock_timeout_s: float = 60.0)
     """Migrate down to `revision` (`base`: nothing left but the version table)."""
     with _locked(database_url, lock_timeout_s) as connection:
         command.downgrade(config_for(connection), revision)
+
+
+def is_described(item: object, name: str | None, kind: str, reflected: bool, compare_to: object) -> bool:
+    """Which objects Alembic compares with `tables.py`: a reference to the log is there once more for each of its parts,
+    as PostgreSQL keeps it."""
+    to = item.elements[0].target_fullname if isinstance(item, ForeignKeyConstraint) else ""
+    return not (reflected and to.startswith(f"{SCHEMA}."))
 
 
 def vector_in_use(connection: Connection) -> bool:

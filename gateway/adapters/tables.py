@@ -49,6 +49,9 @@ SETTLED = ("posted", "voided", "uncertain")
 JUDGED = ("number", "boolean")
 OUTCOME_KINDS = (*JUDGED, "label", "comment", "demonstration")
 MODEL_KINDS = ("openai", "litellm")
+# Tables with a part for each month, by the column that says which; `months.*_rest` have what is of none of those. Parts
+# of the latter two refer to the same month's of the first, with ON DELETE CASCADE (docs/adr/0018).
+MONTHLY = {"rollouts": "id", "rounds": "rollout_id", "steps": "rollout_id"}
 _settled_sql = "kind IN ('posted', 'voided', 'uncertain')"
 
 
@@ -141,6 +144,7 @@ rollouts = Table(
     Index(None, "created_at"),
     Index("rollouts_parent_id_idx", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
     Index(None, "policy_assigned", "created_at", postgresql_where=text("policy_assigned IS NOT NULL")),
+    postgresql_partition_by="RANGE (id)",
 )
 
 rounds = Table(
@@ -167,7 +171,7 @@ rounds = Table(
     _need("cost_nano", BigInteger),
     _at("started_at"),
     _at("finished_at"),
-    ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),
+    postgresql_partition_by="RANGE (rollout_id)",
 )
 
 steps = Table(
@@ -197,7 +201,7 @@ steps = Table(
     _at("finished_at"),
     _need("attempts", JSONB),
     _id("child_rollout_id"),
-    ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),
+    postgresql_partition_by="RANGE (rollout_id)",
 )
 
 outcomes = Table(

@@ -1,4 +1,4 @@
-"""Delete rollouts whose time is over; money and audit stay.
+"""Delete rollouts whose time is over, months at a time where all of one is; money and audit stay.
 
 The gateway does so by itself every BATON_RETENTION_EVERY_S. Works on the database of the running gateway (found through
 the data directory) or on DATABASE_URL.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from gateway import config
@@ -31,10 +32,19 @@ def run(options: argparse.Namespace) -> int:
     settings = config.load()
     services, _ = services_of(settings)
     found = asyncio.run(_swept(services.database_url, settings.retention_days or None, options))
-    verb = "would be deleted" if options.dry_run else "deleted"
-    by_key = ", ".join(f"{key}: {count}" for key, count in sorted(found["rollouts"].items())) or "none"
-    print(json.dumps(found) if options.json else f"rollouts {verb}: {by_key}; other rows: {_others(found)}")
+    print(json.dumps(found) if options.json else "\n".join(_lines(found, dry=options.dry_run)))
     return 0
+
+
+def _lines(found: dict[str, Any], *, dry: bool) -> Iterator[str]:
+    verb = "would be " if dry else ""
+    for one in found["months"]:
+        rows = f"{sum(one['rollouts'].values())} rollouts, {one['rounds']} rounds, {one['steps']} steps"
+        yield f"{one['month']} {verb}dropped whole: {rows}"
+    for month in found["held"]:
+        yield f"{month} is over and in use: tried again with the next sweep"
+    by_key = ", ".join(f"{key}: {count}" for key, count in sorted(found["rollouts"].items())) or "none"
+    yield f"rollouts {verb}deleted: {by_key}; other rows: {_others(found)}"
 
 
 async def _swept(database_url: str, days: int | None, options: argparse.Namespace) -> dict[str, Any]:

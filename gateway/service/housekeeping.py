@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from gateway.core.audit import Act
@@ -58,7 +59,8 @@ class Housekeeping:
     async def _sweep(self) -> None:
         swept = await self._retention.run()
         if swept.total:
-            log.info("deleted %d rows whose time was over", swept.total)
+            months = ", ".join(one.month for one in swept.months) or "none"
+            log.info("deleted %d rows whose time was over; whole months: %s", swept.total, months)
 
     async def _forget(self) -> None:
         now = self._clock.now()
@@ -75,5 +77,6 @@ class Housekeeping:
 
 def describe_swept(swept: Swept, *, dry: bool) -> Mapping[str, Any]:
     """A sweep as people and scripts see it."""
+    months = [asdict(one) for one in swept.months]
     counts = {"rollouts": dict(swept.rollouts), "shadows": swept.shadows, "dead_letters": swept.dead_letters}
-    return {"deleted": not dry, "total": swept.total, **counts}
+    return {"deleted": not dry, "total": swept.total, "months": months, "held": list(swept.held), **counts}

@@ -112,17 +112,35 @@ class Anchors(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class MonthGone:
+    """A month of the log whose tables were dropped, or would be: rollouts by key, and the rows that went with them."""
+
+    month: str
+    rollouts: Mapping[str, int]
+    rounds: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep of the retention deleted, or would delete: rollouts by key, and other rows of theirs."""
+    """What a sweep of the retention deleted, or would delete: whole `months`, then by row rollouts by key, and other
+    rows. `held`: months whose time is over, left for the next time as they are in use."""
 
     rollouts: Mapping[str, int] = field(default_factory=dict)
     shadows: int = 0
     dead_letters: int = 0
+    months: Sequence[MonthGone] = ()
+    held: Sequence[str] = ()
+
+    @property
+    def by_row(self) -> int:
+        """Rows that were deleted as such."""
+        return sum(self.rollouts.values()) + self.shadows + self.dead_letters
 
     @property
     def total(self) -> int:
-        """Of all."""
-        return sum(self.rollouts.values()) + self.shadows + self.dead_letters
+        """Of all: rollouts, and what was counted beside them."""
+        return self.by_row + sum(sum(one.rollouts.values()) for one in self.months)
 
 
 class RetentionStore(Protocol):
@@ -130,6 +148,7 @@ class RetentionStore(Protocol):
 
     async def sweep(self, now: datetime, days: int | None, act: Act, *, dry: bool = False) -> Swept:
         """Delete rollouts, and all that hangs on them, that are older than their key, else their organisation, else
-        `days` says (None: kept for ever). `dry`: only count. Ledger and audit stay. Nothing where another gateway is
-        at it."""
+        `days` says (None: kept for ever): months of which nothing is to be kept as a whole, the rest by row. This month
+        and the next get their tables. `dry`: only count. Ledger and audit stay. Nothing where another gateway is at
+        it."""
         ...

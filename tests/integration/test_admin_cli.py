@@ -97,8 +97,8 @@ def test_verify_says_what_is_wrong_and_ends_with_one(run: Run, database_url: str
 
 def test_retention_says_what_it_would_delete(run: Run) -> None:
     assert run("retention", "run", "--dry-run") == {
-        **{"deleted": False, "total": 0, "rollouts": {}},
-        **{"shadows": 0, "dead_letters": 0},
+        **{"deleted": False, "total": 0, "months": [], "held": []},
+        **{"rollouts": {}, "shadows": 0, "dead_letters": 0},
     }
     assert "rollouts deleted: none" in run("retention", "run", plain=True)
 

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import rows, store_retention
+from gateway.adapters import rows, store_months, store_retention
 from gateway.adapters.store import PostgresStore, insert_rows
 from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_retention import PostgresRetention
-from gateway.adapters.tables import experience, ledger, metadata, outcomes, rollouts, rounds, steps
+from gateway.adapters.tables import MONTHLY, experience, ledger, metadata, outcomes, rollouts, rounds, steps
 from gateway.core.audit import Act
 from gateway.service.housekeeping import Retention
 from gateway.service.ports import OrgRow
@@ -105,7 +105,7 @@ async def test_much_is_deleted_in_small_transactions(logged: AsyncEngine, monkey
 
 
 def test_every_table_with_a_rollout_in_it_loses_it() -> None:
-    """A new table that hangs on rollouts must go with them, or say why it stays."""
+    """A new table that hangs on rollouts must go with them, by row and with a whole month, or say why it stays."""
     stays = {"ledger"}
     named = {table.name for table in metadata.tables.values() if "rollout_id" in table.c}
     cascading = {
@@ -114,4 +114,7 @@ def test_every_table_with_a_rollout_in_it_loses_it() -> None:
         for key in table.foreign_keys
         if key.column.table is rollouts and key.ondelete == "CASCADE"
     }
-    assert named - cascading - stays == {"policy_shadows"}  # which the sweep deletes by name
+    parts = set(MONTHLY) - {"rollouts"}  # which refer to their month's rollouts: test_retention_months.py
+    assert named - cascading - parts - stays == {"policy_shadows"}  # which the sweep deletes by name
+    assert {table.name for table in store_months.BOUND} == cascading
+    assert {table.name for table in store_months.HANGING} == named - parts - stays

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import OperationalError
 
 from gateway.adapters.database import sync_engine
-from gateway.adapters.migrate import VECTOR_MISSING, config_for, downgrade, upgrade, vector_in_use
+from gateway.adapters.migrate import VECTOR_MISSING, config_for, downgrade, is_described, upgrade, vector_in_use
 from gateway.adapters.tables import metadata
 from gateway.errors import ConfigError
 
@@ -26,7 +26,7 @@ def _tables(url: str) -> set[str]:
 
 
 def _differences(connection: Connection) -> list[object]:
-    options = {"compare_type": True, "compare_server_default": True}
+    options = {"compare_type": True, "compare_server_default": True, "include_object": is_described}
     return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
 
 
