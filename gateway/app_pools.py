@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.poolsource import PoolFileSource
+from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_pools import PostgresPools
 from gateway.adapters.workers import PooledWorkers, pooled_workers
 from gateway.config import Services, Settings, environment
@@ -49,8 +50,10 @@ def pool_parts(settings: Settings, services: Services, depth_secret: bytes, open
 def pools_of(
     settings: Settings, services: Services, parts: PoolParts, engine: AsyncEngine, clock: Clock, metrics: PoolMetrics
 ) -> Pools:
-    """What reloads them."""
+    """What reloads them, over the connections of administration."""
     planner = settings.conductor.removeprefix(WORKER_PREFIX) if settings.conductor_kind == "worker" else None
     place = {"file": str(services.pool_file), "host": platform.node()}
-    revisions = PostgresPools(engine)
-    return Pools(parts.first, parts.source, revisions, parts.workers, clock, metrics, planner=planner, place=place)
+    revisions, keys = PostgresPools(engine), PostgresAdmin(engine)
+    return Pools(
+        parts.first, parts.source, revisions, parts.workers, clock, metrics, keys, planner=planner, place=place
+    )

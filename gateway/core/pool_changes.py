@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from gateway.core.pool import PoolFile, plain_pools
 
-KINDS = ("added", "removed", "changed")
+
+class KeyNames(Protocol):
+    """What a key names of the pool file; no workers: all of its pools."""
+
+    @property
+    def public_id(self) -> str: ...
+    @property
+    def pools(self) -> Sequence[str]: ...
+    @property
+    def workers(self) -> Sequence[str]: ...
 
 
 def changes(before: PoolFile, after: PoolFile, rekeyed: Collection[str] = ()) -> dict[str, Any]:
@@ -25,6 +34,19 @@ def changes(before: PoolFile, after: PoolFile, rekeyed: Collection[str] = ()) ->
     kept = sorted(name for name in rekeyed if name in old["workers"] and name in new["workers"])
     found = {"workers": workers, "rekeyed": kept, "pools": _parts(old["pools"], new["pools"]), "default": default}
     return {name: part for name, part in found.items() if part}
+
+
+def stranded(keys: Iterable[KeyNames], before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
+    """By id of a key, the names among its pools and workers that lead nowhere any more, and did before."""
+    gone = {key.public_id: sorted(_leads(key, before) - _leads(key, after)) for key in keys}
+    return {public_id: names for public_id, names in gone.items() if names}
+
+
+def _leads(key: KeyNames, file: PoolFile) -> set[str]:
+    """The names of a key that mean something in a file; without pools of its own, it has the default one."""
+    pools = [name for name in key.pools or (file.default,) if name in file.pools]
+    reached = {worker for name in pools for worker in file.pools[name]}
+    return set(pools if key.pools else ()) | reached.intersection(key.workers)
 
 
 def told(found: Mapping[str, Any]) -> list[str]:

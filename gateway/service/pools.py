@@ -12,19 +12,21 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from gateway.core.audit import Act
 from gateway.core.pool import PoolFile, canonical, revision_of
-from gateway.core.pool_changes import changes, told
+from gateway.core.pool_changes import changes, stranded, told
 from gateway.errors import BatonError, ConfigError, NotFound
 from gateway.service.admin import ITSELF
 from gateway.service.ports import Clock
-from gateway.service.ports_pools import Loaded, PoolMetrics, PoolRevision, PoolRevisions, PoolSource, PoolWorkers
+from gateway.service.ports_pools import Keys, Loaded, PoolMetrics, PoolRevision, PoolRevisions, PoolSource, PoolWorkers
 
 log = logging.getLogger("gateway.pools")
 AGAIN_S = 5.0  # between two tries to write the first revision down
 REVISIONS_MAX = 1_000
+KEYS_SHOWN_MAX = 100
 PLANS_WITH = ("kind", "model", "url", "params", "context_tokens")  # what a conductor is started with, beside its price
 Learn = Callable[[Sequence[str]], None]
 Follow = Callable[[PoolFile], None]
@@ -51,6 +53,7 @@ class Pools:
         workers: PoolWorkers,
         clock: Clock,
         metrics: PoolMetrics,
+        keys: Keys,
         *,
         planner: str | None = None,
         place: Mapping[str, str] | None = None,
@@ -60,6 +63,7 @@ class Pools:
         self._workers = workers
         self._clock = clock
         self._metrics = metrics
+        self._keys = keys
         self._learners: list[Learn] = []
         self._followers: list[Follow] = []
         self._planner = planner
@@ -75,9 +79,9 @@ class Pools:
         self._followers += [follow] if follow else []
 
     async def reload(self, act: Act, *, dry: bool = False) -> dict[str, Any]:
-        """Take the file as it is now: {hash, before, changed, applied, changes, lines}. `dry`: only say what would
-        change. A file that says the same is not audited. Raises ConfigError, Unavailable where the audit cannot be
-        written; then the pool of before goes on."""
+        """Take the file as it is now: {hash, before, changed, applied, changes, keys, lines}; `keys` that name what is
+        gone. `dry`: only say what would change. A file that says the same is not audited. Raises ConfigError, and
+        Unavailable where the audit cannot be written; then the pool of before goes on."""
         async with self._one_at_a_time:
             try:
                 return await self._reload(act, dry)
@@ -98,8 +102,20 @@ class Pools:
             log.info("pool %s took the place of %s: %s", hash_[:12], was.hash[:12], "; ".join(told(found)))
         if not dry:
             self._metrics.pool_reloaded("changed" if found else "unchanged")
-        said = {"hash": hash_, "before": was.hash, "changed": bool(found), "applied": applied}
-        return {**said, "changes": found, "lines": told(found)}
+        said = {"hash": hash_, "before": was.hash, "changed": bool(found), "applied": applied, "changes": found}
+        keys = await self._stranded(was.loaded.pools, loaded.pools) if found else {}
+        lines = [f"key {public_id} names what is gone: {', '.join(names)}" for public_id, names in keys.items()]
+        return {**said, "keys": keys, "lines": [*told(found), *lines]}
+
+    async def _stranded(self, before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
+        """Keys that name what is gone, the newest first; none where the store cannot say."""
+        try:
+            rows = await self._keys.key_list()
+        except BatonError as error:
+            log.warning("which keys name what is gone is not known: %s", error.message)
+            return {}
+        found = stranded((row for row in rows if row.revoked_at is None), before, after)
+        return dict(islice(found.items(), KEYS_SHOWN_MAX))
 
     def _changes(self, loaded: Loaded) -> dict[str, Any]:
         was = self.now.loaded

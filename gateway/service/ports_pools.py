@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gateway.core.audit import Act
 from gateway.core.pool import PoolFile
+from gateway.service.ports_keys import KeyRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ class PoolRevisions(Protocol):
         ...
 
     async def get(self, hash_: str) -> PoolRevision | None: ...
+
+
+class Keys(Protocol):
+    """The keys that may name pools and workers."""
+
+    async def key_list(self) -> Sequence[KeyRow]:
+        """Every key, revoked ones too. Raises Unavailable."""
+        ...
 
 
 class PoolMetrics(Protocol):

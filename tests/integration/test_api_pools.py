@@ -42,7 +42,7 @@ async def operator() -> AsyncIterator[Operator]:
     store, clock, peppers = FakeStore(), TestClock(), {1: b"pepper-for-tests-0123456789"}
     admin, source = FakeAdmin(store), FakeSource(loaded(FIRST, keyed="provider-key-1"))
     first = loaded(FIRST, keyed="provider-key-1")
-    pools = Pools(first, source, FakePools(admin), FakePoolWorkers(), clock, SpyPoolMetrics())
+    pools = Pools(first, source, FakePools(admin), FakePoolWorkers(), clock, SpyPoolMetrics(), admin)
     keys = KeyAdmin(admin, peppers, clock, FIRST.pools)
     pools.tell(follow=lambda file: keys.adopt(file.pools))
     await pools.note_first()

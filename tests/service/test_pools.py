@@ -13,6 +13,7 @@ from gateway.core.audit import Act
 from gateway.core.money import cost_nano
 from gateway.core.pool import Price, pool_hash, revision_of
 from gateway.errors import ConfigError, NotFound, Unavailable
+from gateway.service.admin import KeyAdmin
 from gateway.service.pools import Pools
 from gateway.service.ports import WorkerCall
 from tests.fakes.admin import FakeAdmin
@@ -43,6 +44,7 @@ class World:
             self.workers,
             TestClock(),
             self.metrics,
+            self.admin,
             planner=planner,
             place={"file": "pool.yaml", "host": "here"},
         )
@@ -171,6 +173,25 @@ async def test_the_first_pool_is_written_down_as_soon_as_the_store_is_there() ->
     assert world.acts() == ["pool.loaded"]
     (entry,) = [link.entry for link in world.admin.links]
     assert (entry.actor, entry.after) == ("baton", {"hash": revision_of(FIRST), "file": "pool.yaml", "host": "here"})
+
+
+async def test_keys_that_name_what_goes_are_said_beforehand() -> None:
+    before = pool_file(model_worker("delta", "dune")).model_copy(
+        update={"pools": {"default": ("alpha",), "b": ("delta",)}}
+    )
+    world = World(before)
+    keys = KeyAdmin(world.admin, {1: b"pepper-for-tests-0123456789"}, TestClock(), before.pools)
+    named, _ = await keys.create_key("named", pools=["b"])
+    worker, _ = await keys.create_key("worker", pools=["b", "default"], workers=["delta"])
+    revoked, _ = await keys.create_key("revoked", pools=["b"])
+    await keys.create_key("default")
+    await keys.revoke_key(revoked.public_id)
+    world.source.now = loaded(pool_file())
+    found = await world.pools.reload(ANN, dry=True)
+    assert found["keys"] == {named.public_id: ["b"], worker.public_id: ["b", "delta"]}
+    assert f"key {named.public_id} names what is gone: b" in found["lines"]
+    world.store.away = True
+    assert (await world.pools.reload(ANN, dry=True))["keys"] == {}
 
 
 # ---------------------------------------------------------------- requests
