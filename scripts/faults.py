@@ -80,11 +80,15 @@ def _run(row: str, size: str) -> dict[str, Any]:
                 measured = json.loads(line)
                 numbers |= {name: value for name, value in measured.items() if name not in ("row", "size", "at_s")}
     held, took_s = done.returncode == 0, round(time.monotonic() - began_s)
-    told = ", ".join(f"{name} {value}" for name, value in numbers.items()) or done.stdout.strip().splitlines()[-1]
+    told = ", ".join(f"{name} {value}" for name, value in numbers.items()) or _last_line(done.stdout)
     print(f"{row}: {'held' if held else 'BROKEN'} in {took_s} s: {told}", flush=True)
     if not held:
         print(done.stdout[-3000:], file=sys.stderr)
     return {"held": held, "took_s": took_s, "numbers": numbers}
+
+
+def _last_line(said: str) -> str:
+    return (said.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _read() -> dict[str, Any]:
