@@ -54,10 +54,12 @@ def test_the_same_id_again_returns_the_first_grant_and_holds_nothing_more() -> N
 def test_settling_frees_the_hold_and_happens_once(state: Settled, charged: int) -> None:
     ledger = Ledger()
     ledger.hold("a", 30, 30, [ORG, KEY], 0)
+    assert ledger.holds["a"].over_nano == 0
     assert ledger.settle("a", state, 7) == charged
     again: list[Settled] = ["posted", "voided", "uncertain"]
     assert [ledger.settle("a", other, 9) for other in again] == [charged] * 3
     assert ledger.balance("org:o") == ledger.balance("key:k") == Balance(charged, 0)
+    assert ledger.holds["a"].over_nano == 0  # none of them is above the grant
 
 
 def test_a_bill_above_the_grant_is_counted_and_marked() -> None:

@@ -52,6 +52,10 @@ def test_a_step_is_out_with_its_last_brace_and_the_next_counts_from_its_first() 
     assert reader.opened == 2
 
 
+def test_a_step_that_begins_with_an_empty_name_ends_where_it_ends() -> None:
+    assert PlanReader().feed('{"steps": [{"": 1}, {"worker": "}"}]}') == [{"": 1}, {"worker": "}"}]
+
+
 def test_several_steps_in_one_delta() -> None:
     assert PlanReader().feed('{"steps": [{"worker": "a"}, {"worker": "b"}]}') == [{"worker": "a"}, {"worker": "b"}]
 

@@ -143,6 +143,8 @@ def test_the_schema_hash_tells_grammars_apart() -> None:
     assert schema_hash(plan_schema(FIRST)) == schema_hash(plan_schema(FIRST))
     reordered = Allowed(HANDLES[::-1], FIRST.steps_max)
     assert schema_hash(plan_schema(reordered)) == schema_hash(plan_schema(FIRST))
+    schema = plan_schema(FIRST)
+    assert schema_hash(dict(reversed(schema.items()))) == schema_hash(schema)  # however it was put together
 
 
 # ---------------------------------------------------------------- decisions
