@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.core.ledger import SCOPE_CHARS_MAX, Balance, Ledger, Scope, Settled
+from gateway.core.ledger import SCOPE_CHARS_MAX, SCOPES_MAX, SETTLED_KEPT_S, Balance, Ledger, Scope, Settled
 from gateway.core.money import NANO_MAX
 from gateway.errors import BudgetExceeded, Conflict, NotFound
 
@@ -187,3 +187,17 @@ def test_a_lease_is_over_at_its_very_end_and_a_scope_may_have_a_name_of_one_lett
     ledger = Ledger()
     ledger.hold("a", 1, 1, [Scope("o", 1)], 10)
     assert (ledger.expired(9, 5), ledger.expired(10, 5)) == ([], ["a"])
+
+
+def test_the_bounds_themselves_are_taken() -> None:
+    ledger = Ledger()
+    scopes = [Scope(f"{n:x<{SCOPE_CHARS_MAX}}", None) for n in range(SCOPES_MAX)]
+    assert ledger.hold("a", 5, 5, scopes, 0) == 5
+    assert set(ledger.held.values()) == {5}
+    assert (SCOPES_MAX, SCOPE_CHARS_MAX, SETTLED_KEPT_S) == (16, 1024, 24 * 60 * 60)
+
+
+def test_a_hold_that_is_put_back_is_held_in_full_where_nothing_was() -> None:
+    ledger = Ledger()
+    ledger.restore("a", 30, ["key:k"], 0)
+    assert ledger.balance("key:k") == Balance(0, 30)
