@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.body import NESTING_MAX, OBJECTS_MAX, PROPERTIES_MAX, TEXTS_MAX, VALUES_MAX, decoded
+from gateway.core.body import NESTING_MAX, OBJECTS_MAX, PROPERTIES_MAX, TEXTS_MAX, VALUES_MAX, decoded, outside_texts
 from gateway.core.chat import parse_request
 from gateway.core.shapes import PARTS_MAX
 from gateway.core.shapes import PROPERTIES_MAX as KNOWN_MAX
@@ -29,6 +30,12 @@ def test_what_is_written_is_read(data: Any, ascii_only: bool) -> None:
     assert decoded(bytearray(json.dumps(data, ensure_ascii=ascii_only).encode("utf-8", "replace"))) is not None or (
         data is None
     )
+
+
+@given(DATA, st.booleans())
+def test_texts_are_told_from_what_stands_around_them(data: Any, ascii_only: bool) -> None:
+    written = json.dumps(data, ensure_ascii=ascii_only).encode("utf-8", "replace")
+    assert outside_texts(bytearray(written)) == re.sub(rb'"(?:[^"\\]|\\.)*"', b"", written)
 
 
 def test_the_bytes_are_let_go() -> None:
