@@ -82,8 +82,8 @@ async def test_every_refused_name_in_every_place_is_a_400_and_reaches_nobody(pla
 
 
 async def test_another_spelling_is_refused_too() -> None:
-    spelt = sum(len(spellings(name)) for name in NAMES)
-    measured("S1", f"{len(NAMES)} names x {len(PLACES)} places = {len(NAMES) * len(PLACES)} cases, {spelt} spellings")
+    ways = sum(len(spellings(name)) for name in NAMES)
+    measured("S1", f"{len(NAMES)} names x {len(PLACES)} places = {len(NAMES) * len(PLACES)} cases, {ways} spellings")
     kit = Kit()
     async with served(kit) as gateway:
         for name in NAMES:

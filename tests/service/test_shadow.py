@@ -153,9 +153,9 @@ async def test_a_full_journal_ends_the_shadow_and_nothing_else(tmp_path: Path) -
     kit = await two(tmp_path, plan(("atlas", None, [])))
     real = kit.journal.append
 
-    async def full_for_shadows(event: Event) -> None:
-        kit.journal.full = event.kind == "shadow"
-        await real(event)
+    async def full_for_shadows(*events: Event) -> None:
+        kit.journal.full = any(event.kind == "shadow" for event in events)
+        await real(*events)
 
     kit.journal.append = full_for_shadows  # type: ignore[method-assign]
     assert (await kit.serve()).record.status == "done"
