@@ -201,3 +201,10 @@ def test_a_hold_that_is_put_back_is_held_in_full_where_nothing_was() -> None:
     ledger = Ledger()
     ledger.restore("a", 30, ["key:k"], 0)
     assert ledger.balance("key:k") == Balance(0, 30)
+
+
+def test_a_charge_that_was_never_held_here_has_no_grant() -> None:
+    ledger = Ledger()
+    ledger.count("a", 7, ["key:k"])
+    assert (ledger.holds["a"].granted_nano, ledger.holds["a"].over_nano) == (0, 7)
+    assert ledger.balance("key:k") == Balance(7, 0)
