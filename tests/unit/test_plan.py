@@ -99,6 +99,12 @@ def test_the_wire_form_of_an_accepted_plan_is_accepted_as_itself(seed: int, allo
     assert validate(json.dumps(plan.as_json(), ensure_ascii=False).encode(), allowed) == plan
 
 
+@pytest.mark.parametrize("task", ["\ud7ff", "\ue000", "x" * TASK_CHARS_MAX])
+def test_a_task_up_to_its_bounds_is_taken(task: str) -> None:
+    step = {"worker": FIRST.handles[0], "task": task, "see": []}
+    assert validate({"steps": [step]}, FIRST).steps[0].task == task
+
+
 def test_a_plan_of_exactly_the_bound_is_read() -> None:
     text = json.dumps(valid_plan(Random(1), FIRST)).ljust(PLAN_BYTES_MAX)
     assert validate(text, FIRST) == validate(text.encode(), FIRST) == validate(text.strip(), FIRST)
