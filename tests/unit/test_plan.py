@@ -105,6 +105,17 @@ def test_a_task_up_to_its_bounds_is_taken(task: str) -> None:
     assert validate({"steps": [step]}, FIRST).steps[0].task == task
 
 
+@pytest.mark.parametrize("allowed", [FIRST, LATER], ids=["first", "later"])
+def test_a_step_names_what_it_sees_as_often_as_the_grammar_lets_it_and_no_oftener(allowed: Allowed) -> None:
+    most = allowed.first_index + allowed.steps_max - 1
+    first: dict[str, Any] = {"worker": allowed.handles[0], "task": None, "see": []}
+    second = {**first, "see": [allowed.first_index] * most}
+    assert validate({"steps": [first, second]}, allowed).steps[1].see == (allowed.first_index,)
+    with pytest.raises(PlanRefused) as refused:
+        validate({"steps": [first, {**first, "see": [allowed.first_index] * (most + 1)}]}, allowed)
+    assert refused.value.reason == "bad_see"
+
+
 def test_a_plan_of_exactly_the_bound_is_read() -> None:
     text = json.dumps(valid_plan(Random(1), FIRST)).ljust(PLAN_BYTES_MAX)
     assert validate(text, FIRST) == validate(text.encode(), FIRST) == validate(text.strip(), FIRST)
