@@ -165,6 +165,7 @@ def test_nano_dollars_as_text() -> None:
 def test_what_is_not_said_of_a_usage_is_not_so_and_sums_keep_what_is() -> None:
     assert not Usage(1, 2).estimated
     assert not Usage(1, 2).unreported
+    assert Usage(1, 2, True, True) == Usage(1, 2, True), "who counted is not what was counted"
     for left, right in ((False, True), (True, False), (True, True), (False, False)):
         total = Usage(1, 2, left, right) + Usage(3, 4, right, left)
         assert (total.prompt_tokens, total.completion_tokens) == (4, 6)
