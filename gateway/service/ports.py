@@ -216,8 +216,8 @@ class RateLimits(Protocol):
 class Journal(Protocol):
     """The write-ahead journal on this host's disk."""
 
-    async def append(self, event: Event) -> None:
-        """Return once the event is on disk (group fsync). Raises SpoolFull."""
+    async def append(self, *events: Event) -> None:
+        """Return once the events are on disk, in this order, all or none of them (group fsync). Raises SpoolFull."""
         ...
 
     async def shipped(self) -> None:
