@@ -51,15 +51,22 @@ class HoldRecord:
         if self._written is None:
             self._written = asyncio.ensure_future(self._journal.append(self._event, *events))
             await asyncio.shield(self._written)
+        elif self._written.done():
+            self._written.result()
+            await self._journal.append(*events)
         else:
             await asyncio.gather(asyncio.shield(self._written), self._journal.append(*events))
 
-    async def close(self, *events: Event) -> None:
-        """The last records of the request, which find room also where the hold's own did not."""
+    async def close(self, settle: Event, *rest: Event) -> None:
+        """The last records of the request, which find room also where the hold's own did not. A hold that is in no
+        journal has no end there either."""
         if self._written is None:
-            await self.append(*events)
-        else:
-            await self._journal.append(*events)
+            await self.append(settle, *rest)
+            return
+        await asyncio.wait({self._written})
+        lost = self._written.cancelled() or self._written.exception() is not None
+        if last := rest if lost else (settle, *rest):
+            await self._journal.append(*last)
 
 
 @dataclass(slots=True)

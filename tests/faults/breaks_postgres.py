@@ -18,7 +18,7 @@ from tests.faults.site import Site
 from tests.faults.sizes import SIZE
 from tests.servers_pg import PostgresServer
 
-CONNECTIONS_MAX = 30
+CONNECTIONS_MAX = 60  # more than three gateways take
 DISK_FULL = """
 CREATE FUNCTION no_space() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$;
@@ -70,6 +70,16 @@ async def _frozen(world: World) -> Heal:
 
 async def _too_many_clients(world: World) -> Heal:
     """Every connection is taken; the gateway's own are ended."""
+    await asyncio.to_thread(_take_all, world)
+
+    def back() -> None:
+        while world.taken:
+            world.taken.pop().close()
+
+    return back
+
+
+def _take_all(world: World) -> None:
     end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'baton'"
     first = psycopg.connect(world.url, autocommit=True)
     world.taken.append(first)
@@ -78,12 +88,6 @@ async def _too_many_clients(world: World) -> Heal:
         with suppress(psycopg.OperationalError):
             while len(world.taken) < CONNECTIONS_MAX:
                 world.taken.append(psycopg.connect(world.url))
-
-    def back() -> None:
-        while world.taken:
-            world.taken.pop().close()
-
-    return back
 
 
 async def _slow(world: World) -> Heal:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -65,7 +66,9 @@ def _money(found: Found, scope: str, limit_nano: int | None, truthful: bool) -> 
         assert posted <= limit_nano, f"I1: {posted} posted of {limit_nano}"
         assert found.redis_posted.get(scope, 0) <= limit_nano, "I1"
     holds, ends = found.of_kind("hold"), found.of_kind("posted", "voided", "uncertain")
-    assert sorted(row["hold_id"] for row in holds) == sorted(row["hold_id"] for row in ends), "I2: holds and their ends"
+    held, ended = Counter(row["hold_id"] for row in holds), Counter(row["hold_id"] for row in ends)
+    odd = {*(held - ended), *(ended - held)}
+    assert not odd, f"I2: holds and their ends: {[row for row in found.ledger if row['hold_id'] in odd]}"
     assert found.redis_held == {}, f"I2: still held: {found.redis_held}"
     assert found.redis_posted.get(scope, 0) == posted, f"I2: Redis {found.redis_posted}, ledger {posted}"
     if truthful:

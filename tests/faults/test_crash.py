@@ -7,7 +7,7 @@ import random
 from tests.faults.checker import check
 from tests.faults.client import Client, good
 from tests.faults.killpoints import KILLED, POINTS
-from tests.faults.site import Site
+from tests.faults.site import PATIENT, Site
 from tests.faults.sizes import SIZE, held
 
 SEEDS = {"ci": 3, "long": 50}[SIZE]
@@ -42,6 +42,7 @@ async def test_f1_a_gateway_killed_anywhere_loses_doubles_and_overspends_nothing
 async def test_f2_a_rolling_restart_fails_no_request_and_loses_no_row(here: Site) -> None:
     """Three gateways behind a client that goes to one that is ready; each is ended by SIGTERM and started again."""
     here.upstream.delay_s = 0.05
+    here.settings |= PATIENT
     for _ in range(3):
         await here.gateway()
     await here.new_key()

@@ -15,7 +15,7 @@ from tests.faults.breaks_postgres import World, capture_rate, healed, shipped, s
 from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.pace import Paced
-from tests.faults.site import Site, Zygote, site, through
+from tests.faults.site import PATIENT, Site, Zygote, site, through
 from tests.faults.sizes import SIZE, held
 from tests.faults.witness import connected
 
@@ -24,7 +24,6 @@ PER_S = {"ci": 20.0, "long": 100.0}[SIZE]
 GATEWAYS = {"ci": 1, "long": 2}[SIZE]
 GONE_WITHIN_S, ROWS_PER_S_MIN = 60.0, {"ci": 0, "long": 5_000}[SIZE]
 AS_INSTALLED = {"BATON_MONEY_LEASE_S": "60", "BATON_MONEY_SWEEP_S": "15"}
-PATIENT = {"BATON_REDIS_TIMEOUT_S": "5"}  # a stall of a busy machine is not what is asked about here
 ROWS = """
 SELECT (SELECT count(*) FROM rollouts) + (SELECT count(*) FROM rounds) + (SELECT count(*) FROM steps)
     + (SELECT count(*) FROM ledger)

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.breaks_postgres import FAULTS, World, capture_rate, healed, shipped
 from tests.faults.checker import check
 from tests.faults.client import Client, good
-from tests.faults.site import Zygote, site, through
+from tests.faults.site import PATIENT, Zygote, site, through
 from tests.faults.sizes import SIZE, held
 
 AWAY_S = {"ci": 1.5, "long": 45.0}[SIZE]
@@ -20,7 +20,7 @@ AWAY_S = {"ci": 1.5, "long": 45.0}[SIZE]
 
 @pytest.mark.timeout(900)
 async def test_f3_postgres_breaks_in_six_ways_and_no_request_notices(world: World, place: Path, zygote: Zygote) -> None:
-    async with site(place, zygote, world.url) as here:
+    async with site(place, zygote, world.url, **PATIENT) as here:
         await here.gateway(DATABASE_URL=through(world.url, world.proxy.port), BATON_DB_CONNECT_S="2")
         await here.new_key()
         client, shipped_s = Client(here), []

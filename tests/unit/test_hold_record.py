@@ -78,7 +78,10 @@ async def test_a_call_that_is_cancelled_takes_neither_back() -> None:
     assert journal.appends == [(HOLD, CALLS[0]), (CALLS[1],)]
 
 
-async def test_no_call_leaves_under_a_hold_that_found_no_room_and_its_end_is_written_all_the_same() -> None:
+@pytest.mark.parametrize("rest", [[], [event("rollout", {"id": "h"})]])
+async def test_no_call_leaves_under_a_hold_that_found_no_room_and_the_journal_has_no_end_without_a_hold(
+    rest: list[Event],
+) -> None:
     journal = SlowJournal()
     journal.full = True
     journal.let_go.set()
@@ -86,5 +89,20 @@ async def test_no_call_leaves_under_a_hold_that_found_no_room_and_its_end_is_wri
     for call in CALLS[:2]:
         with pytest.raises(SpoolFull):
             await record.append(call)
-    await record.close(SETTLE)
-    assert journal.appends[-1] == (SETTLE,)
+    await record.close(SETTLE, *rest)
+    assert journal.appends == [tuple(rest)][: len(rest)]
+
+
+async def test_the_end_of_a_hold_that_is_being_written_waits_for_it() -> None:
+    journal = SlowJournal()
+    record = HoldRecord(journal, HOLD)
+    call = asyncio.create_task(record.append(CALLS[0]))
+    await asyncio.sleep(0)
+    call.cancel()
+    closing = asyncio.create_task(record.close(SETTLE))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert journal.appends == [(HOLD, CALLS[0])]
+    journal.let_go.set()
+    await closing
+    assert journal.appends == [(HOLD, CALLS[0]), (SETTLE,)]
