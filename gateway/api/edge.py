@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.api.pressure import Places
 from gateway.core.body import decoded
 from gateway.core.ids import random_hex
 from gateway.core.redact import scrub
@@ -33,16 +34,18 @@ T = TypeVar("T")
 class Edge:
     """Outermost layer: gives every reply its `x-request-id`, and refuses at once what cannot be served now.
 
-    There is no queue: a request is served, or told when to come back, before its body is read. `spending_max` bounds
-    the requests that may spend money; on top of them a share of `RESERVED` is kept for all others, so that outcomes,
-    health and rollouts go on under any load.
+    A request is taken, or told when to come back, before its body is read. `spending_max` bounds the requests taken
+    that may spend money; of those, `Places` says how many are worked on at once. On top of them a share of `RESERVED`
+    is kept for all others, so that outcomes, health and rollouts go on under any load.
     """
 
     def __init__(self, app: ASGIApp, spending_max: int = 512) -> None:
         self._app = app
         self._spending_max = spending_max
+        self._places = Places(spending_max)
         self._open_max = round(spending_max / (1 - RESERVED))
         self._open = self._spending = 0
+        self._refusal = reply(overloaded())  # made once: under load it is what is said most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -66,15 +69,28 @@ class Edge:
 
         spends = scope["method"] == "POST" and not scope["path"].endswith(FREE_POSTS)
         if self._open >= self._open_max or (spends and self._spending >= self._spending_max):
-            await reply(overloaded())(scope, receive, stamped)
+            await self._refusal(scope, receive, stamped)
             return
         self._open += 1
         self._spending += spends
         try:
-            await self._app(scope, receive, stamped)
+            if spends:
+                await self._in_turn(scope, receive, stamped)
+            else:
+                await self._app(scope, receive, stamped)
         finally:
             self._open -= 1
             self._spending -= spends
+
+    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Once there is a place for it; refused where there was none for long."""
+        if not await self._places.take():
+            await self._refusal(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._places.give()
 
 
 def overloaded() -> Unavailable:

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import ConfigError
 
 PORTS_TRIED = 20
 BACKLOG = 2048
+ACCEPTORS = 32  # libuv accepts one connection a turn and socket: under load newcomers would wait for seconds
 HEADER_OVERHEAD = 4  # colon, space and the end of the line
 IDLE_S = 30  # a connection without a request
 HEAD_TOO_LARGE = (
@@ -141,7 +143,9 @@ class Listener(uvicorn.Server):
 
     async def open(self) -> None:
         """Return once connections are accepted."""
-        self._task = asyncio.create_task(self.serve(sockets=[self.sock]), name="listener")
+        doubled = isinstance(asyncio.get_running_loop(), uvloop.Loop)  # asyncio's own accepts many a turn by itself
+        sockets = [self.sock, *(self.sock.dup() for _ in range(ACCEPTORS - 1 if doubled else 0))]
+        self._task = asyncio.create_task(self.serve(sockets=sockets), name="listener")
         opened = asyncio.create_task(self._opened.wait())
         await asyncio.wait((opened, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():

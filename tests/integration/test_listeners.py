@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
 import uvicorn
+import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from gateway.cli.listeners import BoundedProtocol, Listener, bind, url
 from gateway.errors import ConfigError
 
 HEAD_BYTES_MAX = 4096
+NEWCOMERS = 40
 
 
 async def _answer(request: Request) -> PlainTextResponse:
@@ -69,6 +73,27 @@ async def test_a_host_that_is_not_ours_is_named() -> None:
 async def test_the_url_is_one_that_works_here(host: str, shown: str) -> None:
     with bind(host, 0, strict=True) as sock:
         assert url(sock) == f"http://{shown}:{sock.getsockname()[1]}"
+
+
+def test_many_newcomers_are_let_in_by_one_turn_of_the_loop() -> None:
+    async def turns() -> int:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            """Never asked."""
+
+        one = Listener(app, bind("127.0.0.1", 0, strict=True), drain_s=1, head_bytes_max=HEAD_BYTES_MAX)
+        await one.open()
+        with ExitStack() as stack:
+            for _ in range(NEWCOMERS):
+                stack.enter_context(socket.create_connection(one.sock.getsockname()))
+            counted = 0
+            while len(one.server_state.connections) < NEWCOMERS:
+                await asyncio.sleep(0)
+                counted += 1
+        await one.close()
+        await asyncio.sleep(0.01)  # sockets are closed in the loop's next turns
+        return counted
+
+    assert uvloop.run(turns()) < NEWCOMERS // 2  # one a turn is what the loop does by itself
 
 
 async def test_a_request_is_answered_and_the_head_of_the_next_is_counted_anew(listener: Listener) -> None:
