@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LINES, SUMMARY = ROOT / "build" / "faults.jsonl", ROOT / "build" / "faults.json"
 FAULTS = "tests/faults"
 ROWS: dict[str, tuple[str, ...]] = {
+    "L1": (f"{FAULTS}/test_load.py::test_l1_single_steps_under_budgets_of_four_scopes",),
     "L2": (f"{FAULTS}/test_latency.py",),
+    "L3": (f"{FAULTS}/test_load.py::test_l3_single_steps_through_litellm",),
+    "L4": (f"{FAULTS}/test_load.py::test_l4_a_plan_of_three_steps_and_a_merge",),
+    "L5": (f"{FAULTS}/test_load.py::test_l5_open_streams_lose_and_reorder_nothing",),
+    "L6": (f"{FAULTS}/test_overload.py",),
     "L7": (f"{FAULTS}/test_money.py::test_l7_a_hot_budget_is_exact_over_three_gateway_processes",),
     "L7 holds": (f"{FAULTS}/test_money.py::test_l7_a_hot_budget_is_exact_over_three_clients_of_redis",),
     "L8": (f"{FAULTS}/test_soak.py",),

@@ -208,7 +208,8 @@ class Crowd:
             self.overhead_ms.append(float(one.header(OVERHEAD) or 0))
             self.each_second[int(one.idle_since_s - self.until_s + self.order["seconds"])] += 1
             return
-        self.examples.setdefault(status, one.body[:400].decode(errors="replace"))
+        at_s = one.idle_since_s - self.until_s + self.order["seconds"]
+        self.examples.setdefault(status, f"at {at_s:.2f} s: {one.body[:400].decode(errors='replace')}")
         if one.status in (429, 503) and not one.header(RETRY):
             self.no_retry_after += 1
 

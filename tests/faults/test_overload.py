@@ -1,0 +1,118 @@
+"""L6: five times what two gateways can do. What they take they serve, what they refuse they refuse at once and say when
+to come back, and what spends nothing goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.faults.checker import check
+from tests.faults.load import drive, gateways, lasts_s, limited_key, most_mib, percentile, pool, report, settle, worker
+from tests.faults.site import Gateway, Site
+from tests.faults.sizes import SIZE
+
+LONG = SIZE == "long"
+SECONDS = {"ci": 2.0, "long": 300.0}[SIZE]
+CAPACITY_S = {"ci": 1.5, "long": 20.0}[SIZE]
+IN_FLIGHT = {"ci": 16, "long": 128}[SIZE]
+TIMES = 5
+PROBES_PAUSE_S = 0.1
+RSS_MIB_MAX = 600
+
+
+@dataclass(slots=True)
+class Probes:
+    """What an operator and a grader ask for meanwhile."""
+
+    here: Site
+    rollout_id: str
+    took_ms: list[float] = field(default_factory=list)
+    wrong: Counter[str] = field(default_factory=Counter)
+
+    async def run(self) -> None:
+        """In turns, until it is cancelled."""
+        number = 0
+        while True:
+            for one in self.here.gateways:
+                number += 1
+                for name, asked in self._all(one, number).items():
+                    began_s = time.monotonic()
+                    try:
+                        async with asked as reply:
+                            if reply.status >= 300:
+                                self.wrong[f"{name}: {reply.status} {(await reply.text())[:200]}"] += 1
+                    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                        self.wrong[f"{name}: {error!r}"] += 1
+                    self.took_ms.append((time.monotonic() - began_s) * 1000)
+            await asyncio.sleep(PROBES_PAUSE_S)
+
+    def _all(self, one: Gateway, number: int) -> dict[str, Any]:
+        http, facts = self.here.http, one.facts
+        operator = {"authorization": f"Bearer {facts['admin_key']}"}
+        client = {"authorization": f"Bearer {self.here.key}"}
+        judged = {"rollout_id": self.rollout_id, "value": True, "source": f"probe-{number}"}
+        return {
+            "ready": http.get(f"{facts['admin_url']}/{'readyz' if LONG else 'livez'}"),  # the first has a deadline
+            "live": http.get(f"{facts['base_url'].removesuffix('/v1')}/livez"),
+            "key": http.get(f"{facts['admin_url']}/admin/keys/{self.here.key_id}", headers=operator),
+            "models": http.get(f"{facts['base_url']}/models", headers=client),
+            "outcome": http.post(f"{facts['base_url']}/outcomes", json=judged, headers=client),
+        }
+
+
+@asynccontextmanager
+async def meanwhile(work: Awaitable[Any]) -> AsyncIterator[asyncio.Future[Any]]:
+    """The work goes on in the block, and is cancelled at its end."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.timeout(1800)
+async def test_l6_overload_is_refused_at_once_and_what_is_taken_is_served(here: Site) -> None:
+    async with worker() as upstream:
+        here.worker_url = upstream.url
+        pool(here, {"name": "alpha", "model": "m"})
+        serving = await gateways(here, 2 if LONG else 1, {} if LONG else {"BATON_IN_FLIGHT_MAX": str(IN_FLIGHT)})
+        await limited_key(here)
+        capacity = await drive(here, upstream, in_flight=IN_FLIGHT, seconds=CAPACITY_S)
+        assert capacity.errors() == 0, capacity.examples
+        watching = asyncio.create_task(most_mib(serving))
+        probes = Probes(here, capacity.ids[0])
+        async with meanwhile(probes.run()):
+            told = await drive(here, upstream, rate=TIMES * capacity.rps, seconds=lasts_s(SECONDS))
+        watching.cancel()
+        calls, rss_mib = await settle(here, upstream), await watching
+        found = await check(here, [capacity.client(here), told.client(here)])
+    goodput, refused_ms = told.rps / capacity.rps, told.ms(99, "503")
+    numbers = {
+        "capacity_rps": round(capacity.rps),
+        "asked_rps": round(TIMES * capacity.rps),
+        "goodput": f"{goodput:.0%}",
+    }
+    numbers |= {
+        "refused": told.statuses.get("503", 0),
+        "refused_ms_p50": told.ms(50, "503"),
+        "refused_ms_p99": refused_ms,
+    }
+    numbers |= {"served_ms_p50": told.ms(50, "200"), "served_ms_p99": told.ms(99, "200")}
+    numbers |= {"probes": len(probes.took_ms), "probes_failed": probes.wrong.total()}
+    report("L6", told, **numbers, probes_ms_p99=percentile(probes.took_ms, 99), rss_mib=rss_mib)
+    assert told.errors("503") == 0, (told.statuses, told.examples, here.complaints())
+    assert "overloaded" in told.examples["503"]
+    assert told.no_retry_after == 0
+    assert probes.wrong == {}
+    assert len(found.rollouts) == len(capacity.ids) + len(told.ids) == calls
+    assert rss_mib <= RSS_MIB_MAX
+    assert not LONG or (goodput >= 0.9 and refused_ms <= 50)
