@@ -83,10 +83,8 @@ class Edge:
             self._spending -= spends
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Once there is a place for it; refused where there was none for long."""
-        if not await self._places.take():
-            await self._refusal(scope, receive, send)
-            return
+        """Once there is a place for it."""
+        await self._places.take()
         try:
             await self._app(scope, receive, send)
         finally:

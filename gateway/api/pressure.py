@@ -17,7 +17,7 @@ TURN_S = 0.03
 SMOOTHING = 0.3  # weight of the newest turn: one long turn alone is a hiccup
 LEAST = 32  # at once, however long turns are: they may be long because of what else this machine does
 CUT, GROWTH = 0.8, 1.1  # a measurement: from LEAST to 512 in a second and a half
-WAIT_S_MAX = 10.0
+WAIT_S_MAX = 3.0  # then it is worked on all the same: what runs may be streams that take minutes and no processor
 
 
 class Places:
@@ -32,14 +32,13 @@ class Places:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._watching = False
 
-    async def take(self) -> bool:
-        """Return once there is a place, first come first served; False: there was none for WAIT_S_MAX."""
+    async def take(self) -> None:
+        """Return once there is a place, first come first served, or after WAIT_S_MAX without one."""
         if self.running < self.limit and not self._waiting:
             self.running += 1
-        elif not await self._given():
-            return False
+        else:
+            await self._given()
         self._watch()
-        return True
 
     def give(self) -> None:
         """Back, what was taken."""
@@ -55,7 +54,7 @@ class Places:
         elif self.running <= self.limit:  # else the last cut has not come to bear yet
             self.limit = min(self._most, max(LEAST, int(self.running * CUT)))
 
-    async def _given(self) -> bool:
+    async def _given(self) -> None:
         """Wait for a place; who gives it has counted it."""
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
@@ -65,7 +64,8 @@ class Places:
             if not place.cancel():  # given at that very moment
                 self.give()
             raise
-        return not place.cancel()
+        if place.cancel():
+            self.running += 1
 
     def _admit(self) -> None:
         while self._waiting and self.running < self.limit:

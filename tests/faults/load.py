@@ -136,10 +136,10 @@ def pool(here: Site, *workers: Mapping[str, object]) -> None:
     (here.place / "pool.yaml").write_text(f"workers:{''.join(lines)}\npools: {{main: [{names}]}}\ndefault: main\n")
 
 
-def report(row: str, told: Told, **numbers: object) -> None:
+def report(row: str, told: Told, *allowed: str, **numbers: object) -> None:
     """What a row has measured, and what it was measured beside: percent of one processor, by who took it."""
     shares = {f"cpu_percent_{name}": share for name, share in told.shares.items()}
-    every = {"seconds": round(told.seconds), "requests": sum(told.statuses.values()), "errors": told.errors("503")}
+    every = {"seconds": round(told.seconds), "requests": sum(told.statuses.values()), "errors": told.errors(*allowed)}
     held(row, **every, **numbers, **shares)
 
 

@@ -108,7 +108,7 @@ async def test_l6_overload_is_refused_at_once_and_what_is_taken_is_served(here: 
     }
     numbers |= {"served_ms_p50": told.ms(50, "200"), "served_ms_p99": told.ms(99, "200")}
     numbers |= {"probes": len(probes.took_ms), "probes_failed": probes.wrong.total()}
-    report("L6", told, **numbers, probes_ms_p99=percentile(probes.took_ms, 99), rss_mib=rss_mib)
+    report("L6", told, "503", **numbers, probes_ms_p99=percentile(probes.took_ms, 99), rss_mib=rss_mib)
     assert told.errors("503") == 0, (told.statuses, told.examples, here.complaints())
     assert "overloaded" in told.examples["503"]
     assert told.no_retry_after == 0
