@@ -75,7 +75,7 @@ class JobStore:
         """Newest first."""
         query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(min(limit, JOBS_MAX))
         if policy is not None:
-            query = query.where(jobs.c.policy == policy)
+            query = query.where(jobs.c.policy == clean(policy))  # as it was stored
         async with self._begin() as connection:
             return [_job(row) for row in (await connection.execute(query)).mappings()]
 

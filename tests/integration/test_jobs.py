@@ -108,6 +108,10 @@ def read(path: str | None) -> Any:
     return json.loads(Path(str(path)).read_text())
 
 
+async def test_a_policy_that_no_database_can_hold_has_no_jobs(scene: Scene) -> None:
+    assert await scene.store.list("a\x00b") == []
+
+
 async def test_a_job_ends_as_a_shadow_version_with_its_log_and_lineage(scene: Scene) -> None:
     async with working(scene.settings):
         job = await scene.ended(await scene.submit())
