@@ -12,11 +12,11 @@ import asyncio
 import time
 from collections import deque
 
-EVERY_S = 0.05  # a turn is measured so often, while anything runs
+EVERY_S = 0.02  # a turn is measured so often, while anything runs
 TURN_S = 0.03
 SMOOTHING = 0.3  # weight of the newest turn: one long turn alone is a hiccup
 LEAST = 32  # at once, however long turns are: they may be long because of what else this machine does
-CUT, GROWTH = 0.8, 1.1  # a measurement: from LEAST to 512 in a second and a half
+CUT, GROWTH = 0.8, 1.15  # a measurement: from LEAST to 512 in less than half a second
 WAIT_S_MAX = 3.0  # then it is worked on all the same: what runs may be streams that take minutes and no processor
 
 
