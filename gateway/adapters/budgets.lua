@@ -142,6 +142,27 @@ function op.count()
   return { 'ok' }
 end
 
+-- id and charge in turns, as the ledger has them: where two have settled a hold, it is the ledger's charge that counts.
+-- Holds that are open or unknown are left alone. Returns how many were changed.
+function op.correct()
+  local changed = 0
+  for i = 3, #ARGV, 2 do
+    local hold, charged = HOLD .. ARGV[i], nano(ARGV[i + 1])
+    local known = redis.call('HMGET', hold, 'state', 'charged', 'granted', 'n')
+    local before = known[1] and known[1] ~= 'open' and tonumber(known[2])
+    if before and before ~= charged then
+      for j = 1, tonumber(known[4]) do
+        local scope = redis.call('HGET', hold, 's' .. j)
+        redis.call('HSET', POSTED, scope, math.min(NANO_MAX, get(POSTED, scope) + charged - before))
+      end
+      local over = math.max(0, charged - tonumber(known[3]))
+      redis.call('HSET', hold, 'state', 'posted', 'charged', charged, 'over', over)
+      changed = changed + 1
+    end
+  end
+  return { 'ok', changed }
+end
+
 -- id, posted | voided | uncertain, actual
 function op.settle()
   local charged = settle(HOLD, ARGV[3], ARGV[4], nano(ARGV[5]))

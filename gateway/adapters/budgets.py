@@ -142,6 +142,13 @@ class RedisBudgets:
     async def count(self, settlements: Sequence[Settlement]) -> None:
         await self._count(settlements, None)
 
+    async def correct(self, charges: Mapping[str, int]) -> int:
+        changed = 0
+        for some in _chunks(charges.items()):
+            parts = [part for hold_id, charged in some for part in (hold_id, check_nano(charged))]
+            changed += (await self._run("correct", *parts))[1]
+        return changed
+
     async def join(self) -> bool:
         async with self._loading:
             status, *joined = await self._run("join")
@@ -170,8 +177,8 @@ class RedisBudgets:
             self.confirm(ours)
             await self._put_back(epoch)
 
-    def unconfirmed(self) -> Sequence[str]:
-        return list(self._settled)
+    def unconfirmed(self) -> Mapping[str, int]:
+        return {hold_id: settled.charged_nano for hold_id, settled in self._settled.items()}
 
     def confirm(self, hold_ids: Sequence[str]) -> None:
         for hold_id in hold_ids:

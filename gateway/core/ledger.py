@@ -130,6 +130,19 @@ class Ledger:
         self.restore(hold_id, 0, scopes, 0)
         self.settle(hold_id, "posted", charged_nano)
 
+    def correct(self, hold_id: str, charged_nano: int) -> bool:
+        """Two have settled this hold, and in the book of record it is at this charge: the balances follow. False where
+        they have it so already; an open or unknown hold is left alone."""
+        check_nano(charged_nano)
+        entry = self.holds.get(hold_id)
+        if entry is None or entry.state == "open" or entry.charged_nano == charged_nano:
+            return False
+        for name in entry.scopes:
+            self.posted[name] = min(NANO_MAX, self.posted.get(name, 0) + charged_nano - entry.charged_nano)
+        entry.state, entry.charged_nano = "posted", charged_nano
+        entry.over_nano = max(0, charged_nano - entry.granted_nano)
+        return True
+
     def renew(self, hold_id: str, lease_until_ms: int) -> bool:
         """Move the lease; False when the hold is unknown or settled."""
         entry = self.holds.get(hold_id)

@@ -83,6 +83,11 @@ class Budgets(Protocol):
         """Charges of holds that ended where this store did not hear of it: each is posted unless it is settled."""
         ...
 
+    async def correct(self, charges: Mapping[str, int]) -> int:
+        """What holds were charged by the ledger, where two have settled one and this store may have heard the other:
+        the balances follow the ledger. Open and unknown holds are left alone. Returns how many were changed."""
+        ...
+
     async def balance(self, scope: str) -> Balance: ...
 
     def fence(self) -> str:
@@ -120,8 +125,8 @@ class Budgets(Protocol):
         lost, or another gateway has rebuilt) it is joined, and nothing of the above is used."""
         ...
 
-    def unconfirmed(self) -> Sequence[str]:
-        """Holds that this process has settled and of which `confirm` was not called."""
+    def unconfirmed(self) -> Mapping[str, int]:
+        """Holds that this process has settled and of which `confirm` was not called, with what it charged."""
         ...
 
     def confirm(self, hold_ids: Sequence[str]) -> None:

@@ -53,6 +53,7 @@ class Recovery:
         self._sweep_s = sweep_s
         self._beat_at_s = 0.0
         self._rebuilding: asyncio.Task[bool] | None = None
+        self._judged: dict[str, int] = {}  # abandoned holds decided here, with their charge, not yet seen in the ledger
         self._doubted: dict[str, float] = {}  # hold → since when nobody keeps it, on the monotonic clock
         self.first = asyncio.Event()  # set once balances were there for the first time
 
@@ -80,7 +81,7 @@ class Recovery:
         MoneyUnavailable, Unavailable."""
         if await self._budgets.join():
             return
-        ours = self._budgets.unconfirmed()
+        ours = list(self._budgets.unconfirmed())
         await self._rest_shipped()
         books = await self._store.books(SETTLED_MAX)
         others = self.first.is_set() or bool(books.open_holds)  # at a first start there is nobody to wait for
@@ -91,12 +92,27 @@ class Recovery:
         log.info("balances rebuilt from the ledger")
 
     async def confirm(self) -> None:
-        """Have settlements forgotten that the ledger has, once the balances of now are seen to be younger."""
-        ours = self._budgets.unconfirmed()
-        if ours:
-            await self._rest_shipped()
-            if await self._budgets.ready():
-                self._budgets.confirm(ours)
+        """Have settlements forgotten that the ledger has, once the balances of now are seen to be younger and to hold
+        the same charges."""
+        ours, judged = self._budgets.unconfirmed(), dict(self._judged)
+        if not ours and not judged:
+            return
+        await self._rest_shipped()
+        if await self._budgets.ready():
+            await self._agree({**ours, **judged})
+            self._budgets.confirm(list(ours))
+            for hold_id in judged:
+                self._judged.pop(hold_id, None)
+
+    async def _agree(self, charges: Mapping[str, int]) -> None:
+        """A gateway that was held up for longer than a lease and the one that decided its hold have both settled it.
+        The ledger took the first it was told, the balances perhaps the other; the ledger's counts."""
+        counted = await self._budgets.settled(list(charges))
+        doubtful = [hold_id for hold_id, charged in charges.items() if counted.get(hold_id) not in (None, charged)]
+        known = {hold_id: await self._store.settled_nano(hold_id) for hold_id in doubtful}
+        changed = await self._budgets.correct({hold_id: nano for hold_id, nano in known.items() if nano is not None})
+        if changed:
+            log.warning("%d holds were settled twice; the balances have what the ledger has", changed)
 
     async def sweep(self) -> int:
         """Decide the holds that nobody has kept for a lease and a half; returns how many."""
@@ -119,7 +135,9 @@ class Recovery:
         been rebuilt without it. Settlements are known there for a day."""
         await self._rest_shipped()
         since = self._clock.now() - timedelta(seconds=SETTLED_KEPT_S / 2)
-        await self._budgets.count(await self._store.settled_latest(SETTLED_MAX, since))
+        latest = await self._store.settled_latest(SETTLED_MAX, since)
+        await self._budgets.count(latest)
+        await self._budgets.correct({each.hold_id: each.charged_nano for each in latest})
 
     async def _sweeping(self, sleep: Sleep) -> None:
         await self.first.wait()
@@ -167,6 +185,7 @@ class Recovery:
             "scopes": hold["scopes"],
         }
         await self._journal.append(Event(uuid7(now_us // 1000), "settle", now_us, payload))
+        self._judged[hold_id] = charged
         await self._budgets.count([Settlement(hold_id, charged, tuple(str(name) for name, _ in hold["scopes"]))])
         log.warning("hold %s was abandoned and is now %s", hold_id, state)
 

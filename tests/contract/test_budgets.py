@@ -303,6 +303,19 @@ async def test_a_settlement_the_ledger_has_is_not_counted_again(shared: Shared, 
     assert list(budgets.unconfirmed()) == []
 
 
+async def test_balances_follow_the_ledger_where_two_have_settled_a_hold(budgets: Budgets) -> None:
+    for hold_id in ("late", "early", "open"):
+        await budgets.hold(hold_id, 10, 10, [KEY, ORG], LEASE_S)
+    await budgets.uncertain("late")
+    await budgets.post("early", 3)
+    charges = {"late": 4, "early": 10, "open": 1, "never": 1}
+    assert await budgets.correct(charges) == 2
+    assert await budgets.balance("key:k") == await budgets.balance("org:o") == Balance(14, 10)
+    assert await budgets.correct(charges) == 0
+    assert await budgets.post("late", 9) == 4
+    assert dict(await budgets.settled(["late", "early", "open"])) == {"late": 4, "early": 10, "open": None}
+
+
 async def test_a_confirmed_settlement_is_not_put_back(shared: Shared, budgets: Budgets) -> None:
     await budgets.hold("a", 10, 10, [KEY], LEASE_S)
     await budgets.post("a", 5)

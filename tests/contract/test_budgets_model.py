@@ -137,6 +137,10 @@ class Agreement(RuleBasedStateMachine):
         charge = Settlement(hold_id, charged, tuple(names))
         self.both(lambda: self.ledger.count(hold_id, charged, names), self.gateways[g].count([charge]))
 
+    @rule(g=st.integers(0, 2), hold_id=ids, charged=amounts)
+    def correct(self, g: int, hold_id: str, charged: int) -> None:
+        self.both(lambda: int(self.ledger.correct(hold_id, charged)), self.gateways[g].correct({hold_id: charged}))
+
     @rule(g=st.integers(0, 2))
     def redis_comes_back_empty(self, g: int) -> None:
         """One gateway rebuilds from a ledger that knows everything; the others join."""
@@ -153,6 +157,7 @@ class Agreement(RuleBasedStateMachine):
             assert self.run(gateway.join())
         for _, entry in entries:
             entry.lease_until_ms = LONG_MS if is_open(entry) else 0
+            entry.scopes = entry.scopes if is_open(entry) else ()  # they are in the totals, as the ledger has them
         self.same_balances()
 
     @rule()

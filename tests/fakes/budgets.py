@@ -106,6 +106,9 @@ class FakeBudgets:
         for each in settlements:
             self._ledger().count(each.hold_id, each.charged_nano, each.scopes)
 
+    async def correct(self, charges: Mapping[str, int]) -> int:
+        return sum(self._ledger().correct(hold_id, charged) for hold_id, charged in charges.items())
+
     async def join(self) -> bool:
         self._reached()
         if self.store.epoch == 0:
@@ -133,8 +136,8 @@ class FakeBudgets:
             self.confirm(ours)
         await self.join()
 
-    def unconfirmed(self) -> Sequence[str]:
-        return list(self._settled)
+    def unconfirmed(self) -> Mapping[str, int]:
+        return {hold_id: settled.charged_nano for hold_id, settled in self._settled.items()}
 
     def confirm(self, hold_ids: Sequence[str]) -> None:
         for hold_id in hold_ids:

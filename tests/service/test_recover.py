@@ -202,6 +202,52 @@ async def test_a_settlement_is_forgotten_once_the_ledger_has_it_and_the_balances
     assert list(world.budgets.unconfirmed()) == []
 
 
+async def test_a_late_settlement_that_reached_the_ledger_first_is_what_counts_in_the_end(
+    world: World,
+) -> None:
+    """A gateway was held up for longer than a lease; another one charged its hold in full meanwhile."""
+    hold_id = await world.hold(500)
+    other = FakeBudgets(world.redis)
+    await other.join()
+    await other.uncertain(hold_id)
+    await world.event("settle", hold_id, state="posted", charged_nano=120)
+    assert await world.budgets.post(hold_id, 120) == 500
+    assert await world.balance() == (500, 0)
+    await world.recovery.confirm()
+    assert await world.balance() == (120, 0)
+
+
+async def test_a_decision_that_reached_the_ledger_first_is_what_counts_in_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway that was held up is back while another one writes its decision down."""
+    hold_id = await world.hold(500)
+    await world.event("dispatch", hold_id, step_id="1.0", attempt=1, worker="w", bound_nano=500)
+    world.pass_s(LEASE_S)
+    late, write = FakeBudgets(world.redis), world.journal.append
+    await late.join()
+
+    async def meanwhile(*events: Event) -> None:
+        await late.post(hold_id, 120)
+        await write(*events)
+
+    monkeypatch.setattr(world.journal, "append", meanwhile)
+    assert await world.sweep_twice() == 1
+    assert await world.balance() == (120, 0)
+    await world.recovery.confirm()
+    assert await world.balance() == (500, 0)
+
+
+async def test_a_gateway_that_starts_sees_to_it_that_the_balances_have_what_the_ledger_has(world: World) -> None:
+    hold_id = await world.hold(500)
+    await world.event("settle", hold_id, state="posted", charged_nano=120)
+    other = FakeBudgets(world.redis)
+    await other.join()
+    await other.uncertain(hold_id)
+    await world.recovery.count_left()
+    assert await world.balance() == (120, 0)
+
+
 async def test_balances_another_gateway_made_are_joined_without_the_ledger(world: World) -> None:
     other = FakeBudgets(world.redis)
     world.redis.flush()
