@@ -153,7 +153,8 @@ function op.correct()
     if before and before ~= charged then
       for j = 1, tonumber(known[4]) do
         local scope = redis.call('HGET', hold, 's' .. j)
-        redis.call('HSET', POSTED, scope, math.min(NANO_MAX, get(POSTED, scope) + charged - before))
+        local sum = get(POSTED, scope) + (charged - before) -- in this order no part of it passes 2^53
+        redis.call('HSET', POSTED, scope, math.max(0 - NANO_MAX, math.min(NANO_MAX, sum)))
       end
       local over = math.max(0, charged - tonumber(known[3]))
       redis.call('HSET', hold, 'state', 'posted', 'charged', charged, 'over', over)

@@ -138,7 +138,8 @@ class Ledger:
         if entry is None or entry.state == "open" or entry.charged_nano == charged_nano:
             return False
         for name in entry.scopes:
-            self.posted[name] = min(NANO_MAX, self.posted.get(name, 0) + charged_nano - entry.charged_nano)
+            posted = self.posted.get(name, 0) + charged_nano - entry.charged_nano
+            self.posted[name] = max(-NANO_MAX, min(NANO_MAX, posted))
         entry.state, entry.charged_nano = "posted", charged_nano
         entry.over_nano = max(0, charged_nano - entry.granted_nano)
         return True
