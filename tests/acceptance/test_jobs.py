@@ -27,7 +27,7 @@ QUESTION = "How many grams are there in 51 kilograms?"
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="baton-jobs-") as path:
+    with tempfile.TemporaryDirectory(prefix="baton-jobs-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

@@ -20,12 +20,13 @@ import pytest
 from tests.acceptance.test_serve import CHAT, ROOT, Gateway, serving
 from tests.tiny_model import write_tiny_model
 
+SHIPPED_S = 10.0
 SWAP_FAILURES = {"conductor_refused", "conductor_down", "conductor_slow"}  # others: what a tiny model plans
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="baton-policy-") as path:
+    with tempfile.TemporaryDirectory(prefix="baton-policy-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 
@@ -139,13 +140,22 @@ def test_published_canaried_promoted_and_rolled_back_under_traffic(gateway: Gate
     each_was_on_one_version(gateway)
 
 
+def shipped(admin: httpx.Client) -> list[dict[str, Any]]:
+    """The conductor's rollouts, once the last of them had time to reach the database."""
+    until_s = time.monotonic() + SHIPPED_S
+    while len(lines := admin.get("/admin/rollouts?limit=200&policy=baton/conductor").json()["data"]) < 25:
+        assert time.monotonic() < until_s, len(lines)
+        time.sleep(0.1)
+    found: list[dict[str, Any]] = lines
+    return found
+
+
 def each_was_on_one_version(gateway: Gateway) -> None:
     """What the log says of that traffic."""
     headers = {"authorization": f"Bearer {gateway.facts['admin_key']}"}
     versions = set()
     with httpx.Client(base_url=gateway.facts["admin_url"], headers=headers, timeout=30) as admin:
-        lines = admin.get("/admin/rollouts?limit=200&policy=baton/conductor").json()["data"]
-        assert len(lines) >= 25
+        lines = shipped(admin)
         for line in lines:
             tree = admin.get(f"/admin/rollouts/{line['id']}").json()
             if tree["fallback"] is not None:

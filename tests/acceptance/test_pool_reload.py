@@ -228,7 +228,7 @@ def rows(url: str, query: str, **given: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="baton-pools-") as path:
+    with tempfile.TemporaryDirectory(prefix="baton-pools-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

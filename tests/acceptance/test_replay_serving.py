@@ -19,7 +19,7 @@ RIGHT = {"steady": 10, "uneven": 4}  # of the recorded questions
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="baton-replay-") as path:
+    with tempfile.TemporaryDirectory(prefix="baton-replay-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

@@ -106,7 +106,7 @@ def gone(pids: list[int], limit_s: float = 15.0) -> bool:
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
     """Not pytest's own directory: its root is closed to PostgreSQL's user whenever another pytest starts."""
-    with tempfile.TemporaryDirectory(prefix="baton-serve-") as path:
+    with tempfile.TemporaryDirectory(prefix="baton-serve-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

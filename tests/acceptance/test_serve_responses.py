@@ -18,7 +18,7 @@ QUESTION = "How many grams are there in 51 kilograms?"
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
     """Not pytest's own directory, as in test_serve."""
-    with tempfile.TemporaryDirectory(prefix="baton-responses-") as path:
+    with tempfile.TemporaryDirectory(prefix="baton-responses-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

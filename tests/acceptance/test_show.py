@@ -48,7 +48,7 @@ def show(place: Path, *arguments: str) -> Shown:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="baton-show-") as path:
+    with tempfile.TemporaryDirectory(prefix="baton-show-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

@@ -19,7 +19,7 @@ WAIT_S = 30.0
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="baton-turns-") as path:
+    with tempfile.TemporaryDirectory(prefix="baton-turns-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -118,7 +119,7 @@ WRITE_EVERYWHERE = (
         ("import sys\nsys.exit(0)", "SystemExit"),
         ("import os\nos._exit(0)", "without a result of its own"),
         (WRITE_EVERYWHERE + 'b\'{"result": {"passed": [true]}}\\n\')', "without a result of its own"),
-        (WRITE_EVERYWHERE + "b'x' * 200_000)", "killed by SIGKILL"),
+        (WRITE_EVERYWHERE + "b'x' * 200_000)", "killed by SIGKILL|without a result"),  # or it ended before the kill
         ("def f(): f()\nf()", "RecursionError"),
         ("raise BaseException('x' * 10**6)", "BaseException"),
         ("x = '\\ud800'\nraise ValueError(x)", "ValueError"),
@@ -128,7 +129,7 @@ async def test_hostile_code_is_wrong_and_bounded(attempt: str, outcome: str) -> 
     before = time.monotonic()
     found = await judged(attempt)
     assert found.value == 0.0
-    assert outcome in found.detail
+    assert re.search(outcome, found.detail)
     assert len(found.detail) < 400
     assert time.monotonic() - before < 4
 
