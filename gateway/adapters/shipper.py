@@ -119,6 +119,8 @@ class Shipper:
                 await self._deliver(batch.payloads)
             if batch.damaged:
                 position = await self.spool.set_aside(batch.position)
+            elif batch.position == position:
+                return  # nothing to read although something was written: looked at again, not in circles
             else:
                 position = batch.position
                 await self.spool.acknowledge(position)
