@@ -29,10 +29,10 @@ from gateway.api.responses import ResponsesApi
 from gateway.api.texts import TextsApi
 from gateway.core import body, shapes
 from gateway.core.caps import CAP_HEADERS
+from gateway.core.outcome import FIELDS as OUTCOME_FIELDS
 from gateway.core.refused import REFUSED, REFUSED_PREFIXES
 from gateway.core.rollout import RolloutRecord
 from gateway.errors import BatonError
-from gateway.service.outcomes import FIELDS as OUTCOME_FIELDS
 from gateway.service.ports import RateState
 from gateway.service.running import reply_headers
 from scripts import chat_table

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from gateway.core.events import Event, Kind
 from gateway.core.ids import uuid7
+from gateway.core.outcome import Judgement, Outcome
 from gateway.core.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
 
 T0_US = 1_760_000_000_123_456
@@ -95,6 +97,19 @@ def a_rollout(**changes: Any) -> RolloutRecord:
     record = filled | changes
     record.setdefault("completion_id", f"chatcmpl-{record['id']}")
     return RolloutRecord(**record)
+
+
+def an_outcome(rollout_id: str, value: float | None = 1.0, **changes: Any) -> Outcome:
+    """An outcome of kind number, unless `changes` say otherwise; they name fields of Outcome and of Judgement."""
+    of_outcome = {name: changes.pop(name) for name in Outcome.__slots__ if name in changes}
+    judgement = Judgement(**({"kind": "number", "value": value} | changes))
+    filled: dict[str, Any] = {
+        "id": new_id(),
+        "rollout_id": rollout_id,
+        "key_id": "key1",
+        "created_at": datetime.now(UTC),
+    }
+    return Outcome(**(filled | {"judgement": judgement} | of_outcome))
 
 
 def event(kind: Kind, payload: Any, ts_us: int = T0_US) -> Event:

@@ -14,10 +14,7 @@ from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore, insert_rows
 from gateway.core.events import Event
 from tests.fakes.store import FakeStore
-from tests.records import (
-    a_rollout,
-    rollout_event,
-)
+from tests.records import a_rollout, an_outcome, rollout_event
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 123456, tzinfo=UTC)
 
@@ -34,12 +31,12 @@ class World:
         await self.ingest(rollout_event(record))
         return record.id
 
-    async def judge(self, rollout_id: str, value: float, at: datetime = NOW, **changes: Any) -> tuple[str, bool]:
-        row = {"rollout_id": rollout_id, "key_id": "key1", "kind": "number", "value": value, "created_at": at}
-        return await self.outcome(**(row | changes))
-
-    async def outcome(self, **row: Any) -> tuple[str, bool]:
-        result: tuple[str, bool] = await self.store.outcome_insert(row)
+    async def judge(
+        self, rollout_id: str, value: float | None = 1.0, at: datetime = NOW, **changes: Any
+    ) -> tuple[str, bool]:
+        result: tuple[str, bool] = await self.store.outcome_insert(
+            an_outcome(rollout_id, value, **({"created_at": at} | changes))
+        )
         return result
 
 

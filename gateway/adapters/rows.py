@@ -16,11 +16,11 @@ from gateway.adapters import tables
 from gateway.core import grading
 from gateway.core.events import Event
 from gateway.core.experience import embed, question_text
+from gateway.core.outcome import Judgement, Outcome
 from gateway.errors import BadRequest
 
 Row = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-IDEMPOTENCY_CHARS_MAX = 200
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # PostgreSQL's text and jsonb refuse both
 _UNCLEAN = (b"\\u0000", b"\xed", b"NaN", b"Infinity")  # NUL, the first byte of a surrogate, no numbers of JSON's
 _LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged_nano", "state", "scopes"}
@@ -40,7 +40,6 @@ class Rows:
     rounds: list[Row] = field(default_factory=list)
     steps: list[Row] = field(default_factory=list)
     ledger: list[Row] = field(default_factory=list)
-    outcomes: list[Row] = field(default_factory=list)
     policy_shadows: list[Row] = field(default_factory=list)
     gradings: list[Row] = field(default_factory=list)
     continuations: list[Row] = field(default_factory=list)
@@ -72,16 +71,13 @@ def at(us: int | None) -> datetime | None:
 
 
 def event_rows(event: Event, *, is_clean: bool = False) -> Rows:
-    """The rows of one event. Raises ValueError, TypeError or KeyError on a payload that is none of the six kinds."""
+    """The rows of one event. Raises ValueError, TypeError or KeyError on a payload that is none of the five kinds."""
     payload = event.payload if is_clean else clean(event.payload)
     if event.kind == "rollout":
         return _rollout_rows(payload, event.payload)
     if event.kind == "shadow":
         record = {**payload, "id": uuid_text(event.id), "at": at(event.ts_us)}
         return Rows(policy_shadows=[_table_row(tables.policy_shadows, record)])
-    if event.kind == "outcome":
-        row = outcome_row({"id": event.id, "created_at": at(event.ts_us), **event.payload})
-        return Rows(outcomes=[row | {"id": uuid_text(row["id"])}])
     return Rows(ledger=[_ledger_row(event, payload)])
 
 
@@ -149,36 +145,11 @@ def _ledger_row(event: Event, payload: Mapping[str, Any]) -> Row:
     }
 
 
-def outcome_row(given: Mapping[str, Any]) -> Row:
-    """A row of `outcomes` from what a client or grader sent. Raises BadRequest naming the field.
-
-    `kind` number: `value` in [0, 1]; boolean: `value` true or false; label, comment, demonstration: the field so named.
-    """
-    kind = given.get("kind")
-    if kind not in tables.OUTCOME_KINDS:
-        raise BadRequest(f"kind must be one of {', '.join(tables.OUTCOME_KINDS)}", param="kind")
-    value = given.get("value")
-    if kind in tables.JUDGED:
-        value = _judgement(kind, value)
-    elif value is not None:
-        raise BadRequest(f"an outcome of kind {kind} has no value; send kind number", param="value")
-    elif given.get(kind) is None:
-        raise BadRequest(f"an outcome of kind {kind} needs `{kind}`", param=kind)
-    key = given.get("idempotency_key")
-    if key is not None and not (isinstance(key, str) and 0 < len(key) <= IDEMPOTENCY_CHARS_MAX):
-        raise BadRequest(f"idempotency_key must have 1 to {IDEMPOTENCY_CHARS_MAX} characters", param="idempotency_key")
-    row = {column.name: clean(given.get(column.name)) for column in tables.outcomes.columns}
-    return row | {"value": value, "source": clean(given.get("source") or "client")}
-
-
-def _judgement(kind: str, value: Any) -> float:
-    if kind == "boolean" and (isinstance(value, bool) or value in (0, 1)):
-        return float(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "number" and is_number and 0 <= value <= 1:
-        return float(value)
-    wanted = "true or false" if kind == "boolean" else "a number from 0 to 1"
-    raise BadRequest(f"value must be {wanted} for an outcome of kind {kind}", param="value")
+def outcome_row(outcome: Outcome) -> Row:
+    """The row of `outcomes`."""
+    record = {name: getattr(outcome, name) for name in ("id", "rollout_id", "key_id", "idempotency_key", "created_at")}
+    record |= {name: clean(getattr(outcome.judgement, name)) for name in Judgement.__slots__}
+    return record
 
 
 def grading_row(rollout: Row) -> Row | None:

@@ -6,10 +6,10 @@ time. What the shipper inserts too is in `store_inserts`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +27,7 @@ from gateway.adapters.tables import SETTLED, experience, keys, ledger, outcomes,
 from gateway.adapters.tables_admin import orgs
 from gateway.adapters.tables_jobs import gradings
 from gateway.core.experience import HALF_LIFE, NEAR, NEAREST, SPREAD_MIN, TASK_TYPE_SIMILARITY, WEIGHT_MIN
-from gateway.core.ids import uuid7
+from gateway.core.outcome import Outcome
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports import Books, KeyRow, Settlement, WorkerExperience
 
@@ -148,34 +148,22 @@ class PostgresStore:
             }
         return rows.tree(root, sorted(map(dict, found), key=lambda r: (r["created_at"], r["id"])), parts)
 
-    async def recent_rollouts(self, key_id: str, limit: int) -> Sequence[Mapping[str, Any]]:
-        """Summaries of the key's latest top-level rollouts, newest first."""
-        query = select(*(rollouts.c[name] for name in rows.SUMMARY))
-        query = query.where(rollouts.c.key_id == key_id, rollouts.c.depth == 0)
-        query = query.order_by(rollouts.c.created_at.desc(), rollouts.c.id.desc()).limit(limit)
-        async with self.begin() as connection:
-            return [rows.summary(row) for row in (await connection.execute(query)).mappings()]
-
-    async def outcome_insert(self, row: Mapping[str, Any]) -> tuple[str, bool]:
+    async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
         """Judge a rollout (`rollout_id`: its id or its completion id) as its owner `key_id`.
 
         Returns (outcome id, True), or the first one's id and False when (key, idempotency key) is known. A judgement in
-        [0, 1] becomes experience of the rollout's workers at once. Raises NotFound for an unknown or foreign rollout,
-        BadRequest for a value that does not fit its kind.
+        [0, 1] becomes experience of the rollout's workers at once. Raises NotFound for an unknown or foreign rollout.
         """
-        new = rows.outcome_row(row)
-        new["created_at"] = new["created_at"] or datetime.now(UTC)
-        new["id"] = new["id"] or uuid7(time.time_ns() // 1_000_000)
         async with self.begin() as connection:
-            rollout = await connection.scalar(_owned(str(row["rollout_id"]), str(row["key_id"])))
+            rollout = await connection.scalar(_owned(outcome.rollout_id, outcome.key_id))
             if rollout is None:
-                raise NotFound(f"no rollout `{row['rollout_id']}` of this key", param="rollout_id")
-            if await connection.run_sync(insert_outcome, new | {"rollout_id": rollout}):
-                return str(new["id"]), True
+                raise NotFound(f"no rollout `{outcome.rollout_id}` of this key", param="rollout_id")
+            if await connection.run_sync(insert_outcome, replace(outcome, rollout_id=str(rollout))):
+                return outcome.id, True
             first = select(outcomes.c.id).where(
-                outcomes.c.key_id == new["key_id"], outcomes.c.idempotency_key == new["idempotency_key"]
+                outcomes.c.key_id == outcome.key_id, outcomes.c.idempotency_key == outcome.idempotency_key
             )
-            return str(await connection.scalar(first) or new["id"]), False
+            return str(await connection.scalar(first) or outcome.id), False
 
     async def outcome_count(self, pool: str) -> int:
         """Judged rollouts of a pool, counted up to 10,000."""

@@ -22,6 +22,7 @@ from gateway.adapters.tables import rollouts
 from gateway.adapters.tables_jobs import gradings
 from gateway.core.grading import SOURCE
 from gateway.core.ids import uuid7
+from gateway.core.outcome import Judgement, Outcome
 
 DETAIL_CHARS_MAX = 500
 
@@ -63,21 +64,15 @@ class GradingStore:
 
     async def graded(self, one: Waiting, value: float, version: str, detail: str) -> bool:
         """Attach the outcome. False: it was there already."""
-        now = datetime.now(UTC)
-        outcome = rows.outcome_row(
-            {
-                "id": uuid7(time.time_ns() // 1_000_000),
-                "rollout_id": one.rollout_id,
-                "key_id": one.key_id,
-                "kind": "number",
-                "value": value,
-                "source": SOURCE,
-                "grader_version": version,
-                "idempotency_key": f"{SOURCE}:{one.rollout_id}",
-                "created_at": now,
-            }
+        outcome = Outcome(
+            id=uuid7(time.time_ns() // 1_000_000),
+            rollout_id=one.rollout_id,
+            key_id=one.key_id,
+            created_at=datetime.now(UTC),
+            judgement=Judgement(kind="number", value=value, source=SOURCE, grader_version=version),
+            idempotency_key=f"{SOURCE}:{one.rollout_id}",
         )
-        done = {"state": "graded", "detail": _short(detail), "outcome_id": outcome["id"]}
+        done = {"state": "graded", "detail": _short(detail), "outcome_id": outcome.id}
         mine = (gradings.c.rollout_id == one.rollout_id) & (gradings.c.state == "waiting")
         async with transaction(self._engine) as connection:
             if not (await connection.execute(update(gradings).where(mine).values(**done))).rowcount:

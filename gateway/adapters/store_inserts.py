@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from math import isfinite
@@ -33,6 +33,7 @@ from gateway.adapters.tables import MODEL_KINDS, experience, ledger, outcomes, p
 from gateway.adapters.tables_jobs import gradings
 from gateway.adapters.tables_turns import continuations
 from gateway.core.credit import Tried, credits
+from gateway.core.outcome import Outcome
 
 _INDICES: Any = ARRAY(Integer)
 
@@ -48,8 +49,6 @@ def insert_rows(connection: Connection, new: rows.Rows) -> None:
     if new.continuations:
         new.continuations.sort(key=lambda row: (row["key_id"], row["mark"]))
         connection.execute(_CONTINUE, new.continuations)
-    for row in sorted(new.outcomes, key=lambda row: str(row["id"])):
-        insert_outcome(connection, row)
 
 
 def _insert_all(connection: Connection, table: Table, values: Sequence[rows.Row]) -> None:
@@ -86,11 +85,13 @@ def _all_of(table: str, names: tuple[str, ...]) -> TextClause:
     return text(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {source} ON CONFLICT DO NOTHING")  # noqa: S608
 
 
-def insert_outcome(connection: Connection, row: Mapping[str, Any]) -> bool:
-    """Insert an outcome, and with it the experience of the rollout's workers. False: it was there already."""
-    added = connection.execute(pg.insert(outcomes).on_conflict_do_nothing().returning(outcomes.c.id), dict(row)).first()
-    if added and row["value"] is not None:
-        _credit(connection, row["rollout_id"], row["value"], row["created_at"])
+def insert_outcome(connection: Connection, outcome: Outcome) -> bool:
+    """Insert an outcome, and with it the experience of the rollout's workers. Returns False where it, or another one
+    under its idempotency key, is stored already."""
+    statement = pg.insert(outcomes).on_conflict_do_nothing().returning(outcomes.c.id)
+    added = connection.execute(statement, rows.outcome_row(outcome)).first()
+    if added and outcome.judgement.value is not None:
+        _credit(connection, outcome.rollout_id, outcome.judgement.value, outcome.created_at)
     return added is not None
 
 

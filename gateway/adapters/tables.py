@@ -46,8 +46,6 @@ metadata = MetaData(
 )
 JSONB = postgresql.JSONB(none_as_null=True)  # a missing value is SQL NULL, never the JSON text `null`
 SETTLED = ("posted", "voided", "uncertain")
-JUDGED = ("number", "boolean")
-OUTCOME_KINDS = (*JUDGED, "label", "comment", "demonstration")
 MODEL_KINDS = ("openai", "litellm")
 # Tables with a part for each month, by the column that says which; `months.*_rest` have what is of none of those. Parts
 # of the latter two refer to the same month's of the first, with ON DELETE CASCADE (docs/adr/0018).
@@ -217,6 +215,7 @@ outcomes = Table(
     Column("demonstration", JSONB),
     _need("source", Text),
     Column("grader_version", Text),
+    Column("metadata", JSONB),
     Column("idempotency_key", Text),
     _at("created_at", nullable=False),
     ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),

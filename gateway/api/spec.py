@@ -89,6 +89,7 @@ OUTCOME = _object(
     demonstration=TEXT,
     source=TEXT,
     grader_version=TEXT,
+    metadata={"type": "object", "additionalProperties": TEXT},
 )
 WHY = {"why": {"type": "string", "maxLength": 1_000}}
 CREDIT = _object(

@@ -35,6 +35,7 @@ from gateway.core.shapes import (
     number,
     one_of,
     refuse_if_dangerous,
+    string_pairs,
     text,
 )
 from gateway.errors import BadRequest
@@ -44,15 +45,6 @@ Endpoint = Literal["chat", "completions", "embeddings"]
 TOKENS_MAX = 10_000_000
 MEDIA_BYTES_MAX = 8 << 20
 HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may do without them
-
-
-def _metadata(v: Any) -> str | None:
-    if code := mapping(v):
-        return code
-    pair = text(64), text(512)
-    wrong = (check(item) for entry in v.items() for check, item in zip(pair, entry, strict=True))
-    too_many = "object_above_max_properties" if len(v) > 16 else None
-    return next((code for code in wrong if code), too_many)
 
 
 def _logit_bias(v: Any) -> str | None:
@@ -69,7 +61,7 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "messages": ("read", array(0, 2**31), "a list of messages"),
     "stream": ("read", *FLAG),
     "stream_options": ("read", *OBJECT),
-    "metadata": ("read", _metadata, "up to 16 pairs of strings (64 / 512 characters)"),
+    "metadata": ("read", string_pairs, "up to 16 pairs of strings (64 / 512 characters)"),
     "user": ("read", text(512), "a string"),
     "safety_identifier": ("read", text(512), "a string"),
     "store": ("read", *FLAG),

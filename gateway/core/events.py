@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["hold", "dispatch", "settle", "rollout", "outcome", "shadow"]
+Kind = Literal["hold", "dispatch", "settle", "rollout", "shadow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,6 @@ class Event:
       settle   {hold_id, rollout_id, state: posted|voided|uncertain, charged_nano, scopes}
       rollout  the whole tree of DESIGN §6 (see `core/rollout.py`)
       shadow   {rollout_id, version, live_version, refusal, agrees, latency_ms, …}   a shadow's plan, without its text
-      outcome  {…}                                                             a judgement made by a grader in code
     """
 
     id: str

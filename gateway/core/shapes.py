@@ -81,6 +81,16 @@ def mapping(value: Any) -> str | None:
     return None if isinstance(value, dict) else WRONG_TYPE
 
 
+def string_pairs(value: Any) -> str | None:
+    """OpenAI's `metadata`: up to 16 pairs of strings, of 64 and 512 characters."""
+    if code := mapping(value):
+        return code
+    pair = text(64), text(512)
+    codes = (check(item) for entry in value.items() for check, item in zip(pair, entry, strict=True))
+    too_many = "object_above_max_properties" if len(value) > 16 else None
+    return next((code for code in codes if code), too_many)
+
+
 def boolean(value: Any) -> str | None:
     """true or false."""
     return None if isinstance(value, bool) else WRONG_TYPE

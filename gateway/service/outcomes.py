@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gateway.core.ids import uuid7
 from gateway.core.keys import Principal
+from gateway.core.outcome import TEXT_CHARS_MAX, Judgement, Outcome, check_idempotency_key, requested
 from gateway.core.redact import Redactor
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import NotFound
 from gateway.service.ports import Clock, Journal, Store
 
-KINDS = ("number", "boolean", "label", "comment", "demonstration")
-FIELDS = frozenset(
-    {
-        "rollout_id",
-        "completion_id",
-        "value",
-        "label",
-        "comment",
-        "demonstration",
-        "source",
-        "grader_version",
-        "metadata",
-    }
-)
 NOT_KEPT = "[not kept]"
-TEXT_CHARS_MAX = 20_000
-LABEL_CHARS_MAX = 128
 
 
 class Outcomes:
@@ -41,28 +27,33 @@ class Outcomes:
 
     async def add(self, principal: Principal, body: object, idempotency_key: str | None) -> dict[str, Any]:
         """Attach one outcome. Raises BadRequest naming the field, NotFound for a rollout that is not this key's."""
-        row = _row(body)
-        rollout = await self._rollout(row.pop("target"), principal)
+        target, judgement = requested(body)
+        key = check_idempotency_key(idempotency_key)
+        rollout = await self._rollout(target, principal)
         now = self._clock.now()
-        row |= self._texts(row, principal.log_mode)
-        row |= {
-            "id": uuid7(int(now.timestamp() * 1000)),
-            "rollout_id": str(rollout["id"]),
-            "key_id": principal.public_id,
-            "idempotency_key": _idempotency(idempotency_key),
-            "created_at": now,
-        }
-        outcome_id, new = await self._store.outcome_insert(row)
-        return {"id": outcome_id, "object": "baton.outcome", "rollout_id": row["rollout_id"], "created": new}
+        outcome = Outcome(
+            id=uuid7(int(now.timestamp() * 1000)),
+            rollout_id=str(rollout["id"]),
+            key_id=principal.public_id,
+            created_at=now,
+            judgement=self._scrubbed(judgement, principal.log_mode),
+            idempotency_key=key,
+        )
+        outcome_id, new = await self._store.outcome_insert(outcome)
+        return {"id": outcome_id, "object": "baton.outcome", "rollout_id": outcome.rollout_id, "created": new}
 
-    def _texts(self, row: Mapping[str, Any], mode: str) -> dict[str, Any]:
-        """What the client wrote, as its key's log mode lets it be kept."""
-        names = ("label", "comment", "demonstration", "source", "grader_version")
-        given = {name: row[name] for name in names if row[name] is not None}
-        kept = {name: self._redactor.scrub_text(text, personal=mode != "full") for name, text in given.items()}
+    def _scrubbed(self, judgement: Judgement, mode: str) -> Judgement:
+        """The judgement with the client's texts as its key's log mode lets them be stored."""
+        texts = {name: self._scrub(text, mode) for name in TEXT_CHARS_MAX if (text := getattr(judgement, name))}
+        pairs = {self._scrub(name, mode): self._scrub(text, mode) for name, text in (judgement.metadata or {}).items()}
         if mode not in ("full", "redacted"):
-            kept |= {name: NOT_KEPT for name in ("comment", "demonstration") if name in given}
-        return kept
+            texts |= {name: NOT_KEPT for name in ("comment", "demonstration") if name in texts}
+            pairs = {}
+        changes: dict[str, Any] = {**texts, "metadata": pairs or None}
+        return replace(judgement, **changes)
+
+    def _scrub(self, text: str, mode: str) -> str:
+        return self._redactor.scrub_text(text, personal=mode != "full")
 
     async def rollout(self, principal: Principal, rollout_id: str) -> Mapping[str, Any]:
         """The whole tree of one rollout. Raises NotFound."""
@@ -85,57 +76,3 @@ class Outcomes:
             raise NotFound(
                 "the log is still on its way to the database; ask again", code="rollout_not_found", headers=headers
             ) from None
-
-
-def _row(body: object) -> dict[str, Any]:
-    """A request body → the columns of an outcome, with `target`. Raises BadRequest."""
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object", code="invalid_type")
-    unknown = sorted(set(body) - FIELDS)
-    if unknown:
-        raise BadRequest(f"Unknown parameter: '{unknown[0]}'.", param=unknown[0], code="unknown_parameter")
-    target = body.get("rollout_id") or body.get("completion_id")
-    if not isinstance(target, str) or not target or len(target) > 128:
-        raise BadRequest("give `rollout_id` or `completion_id`, as the reply carried it", param="rollout_id")
-    kind, judgement = _judgement(body)
-    return {
-        "target": target,
-        "kind": kind,
-        "value": judgement if kind in ("number", "boolean") else None,
-        "label": judgement if kind == "label" else None,
-        "comment": judgement if kind == "comment" else None,
-        "demonstration": judgement if kind == "demonstration" else None,
-        "source": _text(body, "source", LABEL_CHARS_MAX) or "client",
-        "grader_version": _text(body, "grader_version", LABEL_CHARS_MAX),
-    }
-
-
-def _judgement(body: Mapping[str, Any]) -> tuple[str, Any]:
-    given = [name for name in ("value", "label", "comment", "demonstration") if body.get(name) is not None]
-    if len(given) != 1:
-        raise BadRequest(
-            "give exactly one of `value`, `label`, `comment`, `demonstration`", param=(given or ["value"])[-1]
-        )
-    if given[0] != "value":
-        return given[0], _text(body, given[0], LABEL_CHARS_MAX if given[0] == "label" else TEXT_CHARS_MAX)
-    value = body["value"]
-    if isinstance(value, bool):
-        return "boolean", float(value)
-    if isinstance(value, int | float) and 0 <= value <= 1:
-        return "number", float(value)
-    raise BadRequest("`value` must be true, false or a number from 0 to 1", param="value", code="invalid_type")
-
-
-def _text(body: Mapping[str, Any], name: str, chars_max: int) -> str | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value or len(value) > chars_max:
-        raise BadRequest(f"`{name}` must be a string of 1 to {chars_max} characters", param=name, code="invalid_type")
-    return value
-
-
-def _idempotency(key: str | None) -> str | None:
-    if key is not None and not 0 < len(key) <= 255:
-        raise BadRequest("`Idempotency-Key` must have 1 to 255 characters", param="Idempotency-Key")
-    return key

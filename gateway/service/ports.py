@@ -17,6 +17,7 @@ from gateway.core.ledger import Balance as Balance
 from gateway.core.ledger import Hold as Hold
 from gateway.core.ledger import Scope as Scope
 from gateway.core.money import Usage
+from gateway.core.outcome import Outcome
 from gateway.core.parts import Media, Part
 from gateway.core.pool import WorkerSpec
 from gateway.core.rollout import RolloutRecord
@@ -258,8 +259,9 @@ class Store(Protocol):
         """Rollout with rounds, steps, outcomes and ledger rows as one JSON-able tree; by rollout or completion id."""
         ...
 
-    async def outcome_insert(self, row: Mapping[str, Any]) -> tuple[str, bool]:
-        """Insert unless (key, idempotency key) exists; returns (outcome id, whether it is new)."""
+    async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
+        """Insert unless (key, idempotency key) exists; returns (outcome id, whether it is new). Raises NotFound for a
+        rollout that is not the key's."""
         ...
 
     async def experience_near(

@@ -25,9 +25,9 @@ except ModuleNotFoundError:  # the extra is not installed: said by name when a f
 from gateway.errors import ConfigError
 from policy.dataset.row import Row, StepRow
 
-VERSION = "1"
+VERSION = "2"
 ROW_GROUP_ROWS = 1_000
-JSON_COLUMNS = ("pool", "tags", "request_messages", "plan", "sampling")
+JSON_COLUMNS = ("pool", "tags", "request_messages", "plan", "sampling", "outcome_metadata")
 
 
 def require() -> None:

@@ -162,6 +162,7 @@ def _joined(connection: Connection, batch: Sequence[Record], selection: Selectio
             outcome_n=outcome.n,
             outcome_sources=outcome.sources,
             grader_versions=outcome.grader_versions,
+            outcome_metadata=outcome.metadata,
             cost_nano=request["cost_nano"],
             latency_ms=_ms(request["created_at"], request["finished_at"]),
         )
@@ -214,7 +215,7 @@ def _steps(
 
 def _judgements(connection: Connection, roots: set[str]) -> Mapping[str, list[Judgement]]:
     here = outcomes.c
-    query = select(here.rollout_id, here.value, here.source, here.grader_version)
+    query = select(here.rollout_id, here.value, here.source, here.grader_version, here.metadata)
     query = query.where(here.rollout_id.in_(roots), here.value.is_not(None)).order_by(here.created_at, here.id)
     judged: dict[str, list[Judgement]] = defaultdict(list)
     for rollout_id, *judgement in connection.execute(query):

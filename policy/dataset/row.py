@@ -7,7 +7,7 @@ share its outcome, cost and latency, since nobody judges a child loop by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ class Judgement:
     value: float
     source: str
     grader_version: str | None = None
+    metadata: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,12 @@ class Outcome:
     n: int = 0  # judgements behind the value
     sources: tuple[str, ...] = ()  # theirs, sorted
     grader_versions: tuple[str, ...] = ()  # theirs, sorted
+    metadata: Mapping[str, str] = field(default_factory=dict)  # theirs; where two name the same pair, the latest
 
 
 def settle(judgements: Sequence[Judgement], sources: Sequence[str] = ()) -> Outcome:
-    """The mean of the judgements of the first source that has any. With `sources`, those alone count, in that order;
-    without, people come first, then the client, then all other sources (graders) together."""
+    """The mean of the judgements, oldest first, of the first source that has any. With `sources`, those alone count, in
+    that order; without, people come first, then the client, then all other sources (graders) together."""
     others = tuple(sorted({one.source for one in judgements} - {"person", "client"}))
     ranks: Sequence[Sequence[str]] = [(name,) for name in sources] or [("person",), ("client",), others]
     for rank in ranks:
@@ -47,6 +49,7 @@ def settle(judgements: Sequence[Judgement], sources: Sequence[str] = ()) -> Outc
                 len(decisive),
                 tuple(sorted({one.source for one in decisive})),
                 tuple(sorted({one.grader_version for one in decisive if one.grader_version})),
+                {name: text for one in decisive for name, text in (one.metadata or {}).items()},
             )
     return Outcome()
 
@@ -107,6 +110,7 @@ class Row:
     outcome_n: int
     outcome_sources: tuple[str, ...]
     grader_versions: tuple[str, ...]
+    outcome_metadata: Mapping[str, str]
     cost_nano: int  # of the request
     latency_ms: float | None  # of the request; None where it never ended
     status: str

@@ -50,7 +50,7 @@ async def test_what_another_version_of_a_worker_did_does_not_count(world: World)
 
 async def test_labels_and_comments_are_no_experience(world: World) -> None:
     rollout_id = await world.rollout()
-    await world.outcome(rollout_id=rollout_id, key_id="key1", kind="label", label="good")
+    await world.judge(rollout_id, None, kind="label", label="good")
     assert await near(world) == {}
     assert await world.store.outcome_count("default") == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from gateway.adapters.tables import MODEL_KINDS, SETTLED
 from gateway.core.credit import Tried, credits
 from gateway.core.events import Event
 from gateway.core.experience import HALF_LIFE, TASK_TYPE_SIMILARITY, WEIGHT_MIN, freshness, likeness, nearness
-from gateway.core.ids import uuid7
+from gateway.core.outcome import Outcome
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports import Books, KeyRow, OrgRow, Settlement, WorkerExperience
 
@@ -28,6 +27,7 @@ class FakeStore:
         self.keys: dict[str, KeyRow] = {}
         self.orgs: dict[str, OrgRow] = {}
         self.rows = rows.Rows()
+        self.outcomes: list[Row] = []
         self.experience: dict[tuple[str, int, int], Row] = {}
         self.away = False
         self.half_life = HALF_LIFE
@@ -41,10 +41,7 @@ class FakeStore:
                 return
         if any(self._settled(row["hold_id"]) for row in new.ledger if row["kind"] in SETTLED):
             return
-        judged, new.outcomes = new.outcomes, []
         self.rows.extend(new)
-        for row in judged:
-            self._judge(row)
 
     def _settled(self, hold_id: str) -> bool:
         return any(row["hold_id"] == hold_id and row["kind"] in SETTLED for row in self.rows.ledger)
@@ -83,7 +80,7 @@ class FakeStore:
         }
         parts = {
             name: sorted(
-                (r for r in getattr(self.rows, name) if r["rollout_id"] in ids),
+                (r for r in self._table(name) if r["rollout_id"] in ids),
                 key=lambda r, order=order: tuple(r[c] for c in order),  # type: ignore[misc]
             )
             for name, order in orders.items()
@@ -91,22 +88,22 @@ class FakeStore:
         found = [r for r in self.rows.rollouts if r["id"] in ids]
         return rows.tree(root, sorted(found, key=lambda r: (r["created_at"], r["id"])), parts)
 
-    async def outcome_insert(self, row: Mapping[str, Any]) -> tuple[str, bool]:
-        new = rows.outcome_row(row)
+    def _table(self, name: str) -> list[Row]:
+        return self.outcomes if name == "outcomes" else getattr(self.rows, name)
+
+    async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
         self._up()
-        rollout = self._owned(str(row["rollout_id"]), str(row["key_id"]))
+        rollout = self._owned(outcome.rollout_id, outcome.key_id)
         if rollout is None:
-            raise NotFound(f"no rollout `{row['rollout_id']}` of this key", param="rollout_id")
-        new["created_at"] = new["created_at"] or datetime.now(UTC)
-        new["id"] = new["id"] or uuid7(time.time_ns() // 1_000_000)
-        return self._judge(new | {"rollout_id": rollout})
+            raise NotFound(f"no rollout `{outcome.rollout_id}` of this key", param="rollout_id")
+        return self._judge(rows.outcome_row(outcome) | {"rollout_id": rollout})
 
     def _judge(self, new: Row) -> tuple[str, bool]:
-        for old in self.rows.outcomes:
+        for old in self.outcomes:
             same_key = new["idempotency_key"] is not None and old["idempotency_key"] == new["idempotency_key"]
             if old["id"] == new["id"] or (same_key and old["key_id"] == new["key_id"]):
                 return str(old["id"]), False
-        self.rows.outcomes.append(new)
+        self.outcomes.append(new)
         if new["value"] is not None:
             self._credit(new)
         return str(new["id"]), True
@@ -191,12 +188,6 @@ class FakeStore:
             for name, _ in row["scopes"] if sign else ():
                 totals[name] = totals.get(name, 0) + sign * row["amount_nano"]
         return totals
-
-    async def recent_rollouts(self, key_id: str, limit: int) -> Sequence[Mapping[str, Any]]:
-        self._up()
-        own = [r for r in self.rows.rollouts if r["key_id"] == key_id and r["depth"] == 0]
-        own.sort(key=lambda r: (r["created_at"], r["id"]), reverse=True)
-        return [rows.summary(r) for r in own[:limit]]
 
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
         self._up()

@@ -266,16 +266,18 @@ async def test_models_are_what_the_key_may_use() -> None:
 async def test_outcomes_and_rollouts_belong_to_their_owner() -> None:
     async with served(Kit(workers={"alpha": Says("42")})) as gateway:
         made = await gateway.sdk.chat.completions.create(**ask(metadata={"task_type": "sums"}))
-        judged = {"completion_id": made.id, "value": True, "source": "unit-test"}
-        first = await gateway.http.post("/v1/outcomes", json=judged, headers={"idempotency-key": "one"})
-        again = await gateway.http.post("/v1/outcomes", json=judged, headers={"idempotency-key": "one"})
+        judged = {"completion_id": made.id, "value": True, "source": "unit-test", "metadata": {"page": "7"}}
+        keyed = {"idempotency-key": "k" * 255}
+        first = await gateway.http.post("/v1/outcomes", json=judged, headers=keyed)
+        again = await gateway.http.post("/v1/outcomes", json=judged, headers=keyed)
         assert (first.status_code, again.status_code) == (201, 200)
         assert first.json()["id"] == again.json()["id"]
         rollout_id = first.json()["rollout_id"]
         rollout = (await gateway.http.get(f"/v1/rollouts/{rollout_id}")).json()
         assert rollout["status"] == "done"
         assert len(rollout["steps"]) == 1
-        assert len(rollout["outcomes"]) == 1
+        (outcome,) = rollout["outcomes"]
+        assert (outcome["metadata"], outcome["idempotency_key"]) == ({"page": "7"}, "k" * 255)
         _, stranger = await gateway.keys.create_key("stranger")
         other = {"authorization": f"Bearer {stranger}"}
         for reply in (

@@ -18,7 +18,7 @@ from policy.gate.logged import LoggedSource, read, rows_of
 from policy.gate.scoring import opened
 from policy.serve.manifest import read_manifest
 from tests.policy.gate_rows import arena_episodes
-from tests.records import event, new_id
+from tests.records import an_outcome, event
 
 
 def test_the_log_is_scored_as_it_was_sampled(database_url: str) -> None:
@@ -31,8 +31,8 @@ def test_the_log_is_scored_as_it_was_sampled(database_url: str) -> None:
                 payload = as_payload(replace(loop, finished_us=loop.created_us + 1))
                 insert_rows(connection, rows.event_rows(event("rollout", payload)))
             root = episode.record
-            judged = {"id": new_id(), "rollout_id": root.id, "key_id": root.key_id, "kind": "number", "value": at % 2}
-            insert_outcome(connection, rows.outcome_row(judged | {"created_at": rows.EPOCH}))
+            judged = an_outcome(root.id, float(at % 2), key_id=root.key_id, created_at=rows.EPOCH)
+            insert_outcome(connection, judged)
         connection.commit()
     engine.dispose()
     log = read(rows_of(LoggedSource(database_url=database_url)), read_manifest(SHIPPED).prompt_hash)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from gateway.core.jobs import Job, read_spec
 from gateway.errors import Conflict, NotFound
 from policy.jobs.worker import Worker, WorkerSettings
 from tests.jobs_kit import fake_python, runs, until
-from tests.records import a_rollout, new_id, rollout_event
+from tests.records import a_rollout, an_outcome, rollout_event
 from tests.servers_pg import PostgresServer
 from tests.tiny_model import write_tiny_model
 
@@ -329,11 +328,9 @@ async def test_what_was_left_without_an_entry_in_the_queue_is_found(scene: Scene
 
 async def test_the_worker_looks_at_the_schedule_by_itself(scene: Scene, pg_engine: AsyncEngine) -> None:
     record = a_rollout()
-    judged = {"id": new_id(), "rollout_id": record.id, "key_id": "key1", "kind": "number", "value": 1.0}
-    outcome = rows.outcome_row(judged | {"created_at": datetime.now(UTC)})
     async with pg_engine.begin() as connection:
         await connection.run_sync(insert_rows, rows.event_rows(rollout_event(record)))
-        await connection.run_sync(insert_outcome, outcome)
+        await connection.run_sync(insert_outcome, an_outcome(record.id))
     asked = {"retrain_outcomes_min": 1, "retrain_arguments": ["--env", "arena"]}
     async with working(scene.settings.model_copy(update=asked)):
         for _ in range(1200):

@@ -26,7 +26,7 @@ from gateway.adapters.store_inserts import insert_rows
 from gateway.errors import BadRequest, Conflict, Unavailable, VersionRefused
 from gateway.service.rounds import close_record
 from tests.policies import write_policy, write_weights
-from tests.records import T0_US, a_rollout, a_round, event, new_id, rollout_event
+from tests.records import T0_US, a_rollout, a_round, an_outcome, event, new_id, rollout_event
 from tests.servers_pg import PostgresServer
 
 PASSED = {"passed": True, "refusals": []}
@@ -320,8 +320,7 @@ async def test_figures_are_what_the_log_says(registry: Registry, pg_engine: Asyn
     store = PostgresStore(pg_engine)
     for value, at_s in ((0.0, 1), (1.0, 2)):  # the latest judgement stands
         at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=at_s)
-        outcome = {"rollout_id": counted[0].id, "key_id": "key1", "kind": "number", "value": value, "created_at": at}
-        await store.outcome_insert(outcome)
+        await store.outcome_insert(an_outcome(counted[0].id, value, created_at=at))
     since = rows.EPOCH + timedelta(microseconds=T0_US)
     found = await registry.figures("conductor@7", since=since, until=None, latest=100)
     assert (found.requests, found.valid, found.failed, found.judged) == (4, 3, 1, 1)

@@ -11,13 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters import rows
 from gateway.adapters.reports import PostgresReports
-from gateway.adapters.store import insert_rows
 from gateway.adapters.store_admin import PostgresAdmin
+from gateway.adapters.store_inserts import insert_outcome, insert_rows
 from gateway.core.audit import Act
 from gateway.core.rollout import AttemptRecord, RolloutRecord
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports import KeyRow, RolloutsQuery
-from tests.records import T0_US, a_rollout, a_round, a_step, event, new_id, rollout_event
+from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, new_id, rollout_event
 from tests.servers_pg import PostgresServer
 
 T0 = rows.EPOCH + timedelta(microseconds=T0_US)
@@ -192,9 +192,9 @@ async def test_any_keys_rollout_is_found_by_either_id_with_all_its_parts(
     top = taking(900, key_id="somebody", rounds=[a_round(plan_logprobs=[-0.1, float("-inf"), -1.0])])
     child = taking(500, key_id="somebody", parent_id=top.id, depth=1)
     await add(pg_engine, top, child)
-    judged = {"rollout_id": top.id, "key_id": "somebody", "kind": "boolean", "value": True, "source": "person"}
+    judged = an_outcome(top.id, kind="boolean", key_id="somebody", source="person")
     async with pg_engine.begin() as connection:
-        await connection.run_sync(insert_rows, rows.event_rows(event("outcome", judged)))
+        await connection.run_sync(insert_outcome, judged)
     for name in (top.id, top.completion_id, top.id.upper()):
         found = await reports.rollout_any(name)
         assert found is not None

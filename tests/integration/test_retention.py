@@ -19,7 +19,7 @@ from gateway.core.audit import Act
 from gateway.service.housekeeping import Retention
 from gateway.service.ports import OrgRow
 from tests.contract.test_admin_store import KEY
-from tests.records import a_rollout, hold_event, rollout_event, settle_event
+from tests.records import a_rollout, an_outcome, hold_event, rollout_event, settle_event
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 ANN = Act("local:ann", "because")
@@ -63,8 +63,7 @@ async def logged(pg_engine: AsyncEngine) -> AsyncEngine:
                     settle_event(record.id, record.id, "posted", 7, f"key:{name}"),
                 ):
                     await connection.run_sync(insert_rows, rows.event_rows(event))
-            judged = {"rollout_id": record.id, "key_id": name, "kind": "number", "value": 1.0}
-            await store.outcome_insert(judged)
+            await store.outcome_insert(an_outcome(record.id, key_id=name))
     return pg_engine
 
 

@@ -26,7 +26,7 @@ from gateway.core.ids import uuid7
 from gateway.core.months import Month
 from gateway.service.ports_admin import Swept
 from tests.contract.test_admin_store import KEY
-from tests.records import a_rollout, hold_event, rollout_event, settle_event
+from tests.records import a_rollout, an_outcome, hold_event, rollout_event, settle_event
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 JUNE, JULY = datetime(2026, 6, 15, tzinfo=UTC), datetime(2026, 7, 15, tzinfo=UTC)
@@ -60,8 +60,7 @@ class Log:
                 await connection.run_sync(insert_rows, rows.event_rows(event))
             for table, row in _hanging(record.id, key, at).items():
                 await connection.execute(insert(metadata.tables[table]).values(**row))
-        judged = {"rollout_id": record.id, "key_id": key, "kind": "number", "value": 1.0}
-        await PostgresStore(self.engine).outcome_insert(judged)
+        await PostgresStore(self.engine).outcome_insert(an_outcome(record.id, key_id=key))
         return record.id
 
     async def keep_for_ever(self, key: str) -> None:
@@ -231,8 +230,8 @@ async def test_what_a_rollout_is_told_while_its_month_is_dropped_goes_too(
 
     async def told(connection: AsyncConnection) -> None:
         while untold:
-            row = {"rollout_id": untold.pop(), "key_id": "plain", "kind": "comment", "comment": "late"}
-            await PostgresStore(log.engine).outcome_insert(row)
+            late = an_outcome(untold.pop(), None, key_id="plain", kind="comment", comment="late")
+            await PostgresStore(log.engine).outcome_insert(late)
         await alone(connection)
 
     monkeypatch.setattr(store_months, "_alone", told)

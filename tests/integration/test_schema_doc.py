@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters import rows, tables
 from gateway.adapters.store import PostgresStore, insert_rows
 from gateway.core.rollout import RolloutRecord
-from tests.records import T0_US, a_rollout, a_step, hold_event, rollout_event, settle_event
+from tests.records import T0_US, a_rollout, a_step, an_outcome, hold_event, rollout_event, settle_event
 
 DOC = Path(__file__).parents[2] / "docs" / "schema.md"
 BLOCKS = re.findall(r"```sql\n(.*?)```", DOC.read_text(), re.DOTALL)
@@ -35,8 +35,7 @@ async def record(pg_engine: AsyncEngine) -> RolloutRecord:
     async with pg_engine.begin() as connection:
         for one in events:
             await connection.run_sync(insert_rows, rows.event_rows(one))
-    row = {"rollout_id": record.id, "key_id": "key1", "kind": "number", "value": 1}
-    await PostgresStore(pg_engine).outcome_insert(row)
+    await PostgresStore(pg_engine).outcome_insert(an_outcome(record.id))
     return record
 
 

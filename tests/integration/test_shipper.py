@@ -21,9 +21,9 @@ from gateway.adapters.segments import Position, segment_path
 from gateway.adapters.shipper import Shipper, ShipperLimits
 from gateway.adapters.spool import Quiet, Spool, SpoolLimits
 from gateway.adapters.store import PostgresStore
-from gateway.adapters.tables import dead_letters, ledger, outcomes, rollouts, steps
+from gateway.adapters.tables import dead_letters, ledger, rollouts, steps
 from gateway.core.events import Event, canonical
-from tests.records import a_rollout, a_step, event, hold_event, new_id, rollout_event, settle_event
+from tests.records import a_rollout, event, hold_event, new_id, rollout_event, settle_event
 from tests.servers_pg import PostgresServer
 
 FAST = ShipperLimits(backoff_first_s=0.02, backoff_max_s=0.1)
@@ -131,16 +131,6 @@ async def test_an_idle_shipper_wakes_at_once(log: Log) -> None:
     assert min(took_s) < 0.05
 
 
-async def test_a_judgement_in_the_journal_becomes_experience(log: Log, pg_engine: AsyncEngine) -> None:
-    log.start()
-    record = a_rollout(steps=[a_step(0)])
-    judged = {"rollout_id": record.id, "key_id": "key1", "kind": "boolean", "value": True, "source": "grader"}
-    await log.append(event("outcome", judged), rollout_event(record))  # one batch: order within it does not matter
-    await log.spool.shipped()
-    (alpha,) = await PostgresStore(pg_engine).experience_near(None, [], {"alpha": "1"}, 5)
-    assert (alpha.n, alpha.success_mean) == (1, 1.0)
-
-
 async def test_batches_are_bounded(log: Log, pg_engine: AsyncEngine) -> None:
     await log.append(*holds(1_050))
     log.start()
@@ -154,8 +144,7 @@ async def test_a_crash_between_insert_and_mark_repeats_nothing(
     log: Log, pg_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = a_rollout()
-    judged = {"rollout_id": record.id, "key_id": "key1", "kind": "number", "value": 1, "source": "grader"}
-    await log.append(rollout_event(record), event("outcome", judged), *holds(20))
+    await log.append(rollout_event(record), *holds(20))
 
     inserted = asyncio.Event()
 
@@ -172,8 +161,8 @@ async def test_a_crash_between_insert_and_mark_repeats_nothing(
     assert log.spool.acknowledged == Position(0, 0)
     log.start()
     await log.spool.shipped()
-    sizes = [await count(pg_engine, table) for table in (rollouts, steps, outcomes, ledger)]
-    assert sizes == [1, 2, 1, 20]
+    sizes = [await count(pg_engine, table) for table in (rollouts, steps, ledger)]
+    assert sizes == [1, 2, 20]
 
 
 async def test_shipping_goes_on_after_a_restart(log: Log, pg_engine: AsyncEngine) -> None:
@@ -246,8 +235,6 @@ POISON: list[tuple[str, dict[str, Any]]] = [
     ("hold", {}),
     ("hold", []),  # type: ignore[list-item]
     ("party", {"hold_id": "h"}),
-    ("outcome", {"kind": "number", "value": 7}),
-    ("outcome", {"kind": "number", "value": 1, "rollout_id": "00000000-0000-7000-8000-000000000000", "key_id": "k"}),
     ("rollout", {"id": "not a uuid", "rounds": [], "steps": []}),
     ("rollout", {"id": "00000000-0000-7000-8000-000000000000", "rounds": 4, "steps": []}),
 ]

@@ -32,7 +32,7 @@ from policy.dataset.read import read, rows_of, snapshot
 from policy.dataset.row import Row, StepRow
 from policy.dataset.rules import FIXES, Rules
 from policy.dataset.select import Selection
-from tests.records import T0_US, a_rollout, a_round, a_step, event, new_id
+from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, event, new_id
 from tests.servers_pg import PostgresServer
 
 T0 = rows.EPOCH + timedelta(microseconds=T0_US)
@@ -71,8 +71,8 @@ def add(connection: Connection) -> Add:
 
 
 def judge(connection: Connection, record: RolloutRecord, value: float, **more: Any) -> None:
-    given = {"id": new_id(), "rollout_id": record.id, "key_id": record.key_id, "kind": "number", "value": value}
-    insert_outcome(connection, rows.outcome_row(given | {"created_at": T0} | more))
+    given = {"key_id": record.key_id, "created_at": T0} | more
+    insert_outcome(connection, an_outcome(record.id, value, **given))
     connection.commit()
 
 
@@ -226,6 +226,18 @@ def test_too_large_a_selection_is_refused(database_url: str, add: Add) -> None:
 # ---------------------------------------------------------------- files
 
 
+def test_what_a_client_said_of_its_outcome_is_exported(
+    database_url: str, connection: Connection, add: Add, tmp_path: Path
+) -> None:
+    record = add(0.0)
+    judge(connection, record, 1.0, metadata={"page": "7", "lang": "de"}, created_at=T0 + timedelta(seconds=1))
+    judge(connection, record, 1.0, metadata={"page": "8"}, created_at=T0 + timedelta(seconds=2))
+    out = tmp_path / "traces.parquet"
+    export(database_url, Selection(), Rules(key_share_max=1.0, validation_share=0.0), out)
+    (row,) = parquet.read(out)
+    assert row.outcome_metadata == {"page": "8", "lang": "de"}
+
+
 def test_parquet_holds_every_row_for_arrow_and_duckdb(database_url: str, add: Add, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="the train extra is not installed")
     for index in range(5):
@@ -246,7 +258,7 @@ def test_parquet_holds_every_row_for_arrow_and_duckdb(database_url: str, add: Ad
     assert json.loads(table["plan"].to_pylist()[0]) == rows_read[0].plan
     assert table["split"].to_pylist() == ["train"] * 3 + ["validation"] * 2
     about = {key.decode(): value.decode() for key, value in pq.read_schema(out).metadata.items()}
-    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("1", "parquet")
+    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("2", "parquet")
     assert json.loads(about["baton.traces.report"])["train"] == report.train == 3
     assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")

@@ -24,7 +24,7 @@ from gateway.core.jobs import JobSpec
 from gateway.errors import ConfigError
 from policy.jobs.schedule import Schedule, check, schedule_of
 from policy.jobs.worker import WorkerSettings, read_settings
-from tests.records import a_rollout, new_id, rollout_event
+from tests.records import a_rollout, an_outcome, rollout_event
 
 POOL = """
 workers:
@@ -104,8 +104,7 @@ async def judged(engine: AsyncEngine, n: int) -> None:
     """That many new outcomes."""
     for _ in range(n):
         record = a_rollout()
-        row = {"id": new_id(), "rollout_id": record.id, "key_id": "key1", "kind": "number", "value": 1.0}
-        outcome = rows.outcome_row(row | {"created_at": datetime.now(UTC) + timedelta(milliseconds=1)})
+        outcome = an_outcome(record.id, created_at=datetime.now(UTC) + timedelta(milliseconds=1))
         async with engine.begin() as connection:
             await connection.run_sync(insert_rows, rows.event_rows(rollout_event(record)))
             await connection.run_sync(insert_outcome, outcome)

@@ -15,15 +15,24 @@ from gateway.adapters.migrate import downgrade, upgrade
 from gateway.adapters.store_inserts import insert_rows
 from gateway.core.ids import uuid7
 from gateway.core.months import Month
-from tests.records import a_rollout, event, rollout_event
+from tests.records import a_rollout, new_id, rollout_event
 
-BEFORE = "0006"
+BEFORE, MONTHS = "0006", "0007"
 TIMES = (
     datetime(2025, 12, 31, 23, 59, 59, 999_000, UTC),
     datetime(2026, 1, 1, tzinfo=UTC),
     datetime(2026, 5, 5, tzinfo=UTC),
 )
 NO_MONTH = ("00000000-0000-0000-0000-000000000000", "ffffffff-ffff-4fff-bfff-ffffffffffff")
+JUDGE = text(
+    "INSERT INTO outcomes (id, rollout_id, key_id, kind, value, source, created_at) "
+    "VALUES (:id, :rollout, 'key1', 'number', 1, 'client', :at)"
+)
+CREDIT = text(
+    "INSERT INTO experience (rollout_id, round, step, worker, worker_version, pool_name, success, cost_nano, "
+    "latency_ms, at) SELECT rollout_id, round, step, worker, worker_version, 'default', 1, cost_nano, 100, :at "
+    "FROM steps WHERE rollout_id = :rollout"
+)
 LOG = ("rollouts", "rounds", "steps", "outcomes", "experience", "gradings", "continuations", "policy_shadows", "ledger")
 
 
@@ -37,9 +46,9 @@ def old(empty_database_url: str) -> Iterator[Engine]:
         for rollout_id in (*ids, *NO_MONTH):
             tags = {"grader": "exact", "reference": "4"}
             insert_rows(connection, rows.event_rows(rollout_event(a_rollout(id=rollout_id, tags=tags))))
-            judged = {"rollout_id": rollout_id, "key_id": "key1", "kind": "number", "value": 1.0}
-            new = rows.event_rows(event("outcome", judged | {"id": uuid7(1), "created_at": TIMES[0].isoformat()}))
-            insert_rows(connection, new)
+            judged = {"id": new_id(), "rollout": rollout_id, "at": TIMES[0]}
+            connection.execute(JUDGE, judged)
+            connection.execute(CREDIT, judged)
     yield engine
     engine.dispose()
 
@@ -75,7 +84,7 @@ def indexes(engine: Engine) -> set[str]:
 def test_every_row_goes_to_its_month_and_back(old: Engine, empty_database_url: str) -> None:
     before, referring, indexed = contents(old), references(old), indexes(old)
     assert all(before[name] for name in LOG[:6])
-    upgrade(empty_database_url)
+    upgrade(empty_database_url, MONTHS)
     assert contents(old) == before
     now = Month.of(datetime.now(UTC)).table("").removeprefix("_")
     assert (
@@ -83,12 +92,12 @@ def test_every_row_goes_to_its_month_and_back(old: Engine, empty_database_url: s
     )
     assert parts(old, "steps") == {name: 2 * n for name, n in parts(old, "rollouts").items()}
     assert indexes(old) == indexed
-    upgrade(empty_database_url)  # nothing left to do
+    upgrade(empty_database_url, MONTHS)  # nothing left to do
     downgrade(empty_database_url, BEFORE)
     assert contents(old) == before
     assert (references(old), indexes(old)) == (referring, indexed)
     assert not {"months", "was"} & set(inspect(old).get_schema_names())
-    upgrade(empty_database_url)
+    upgrade(empty_database_url, MONTHS)
     assert contents(old) == before
 
 
@@ -97,18 +106,18 @@ def test_it_is_all_or_nothing(old: Engine, empty_database_url: str) -> None:
     with old.begin() as connection:
         connection.execute(text("CREATE VIEW mine AS SELECT count(*) FROM rollouts"))  # dropping what it reads fails
     with pytest.raises(DBAPIError, match="view mine depends on"):
-        upgrade(empty_database_url)
+        upgrade(empty_database_url, MONTHS)
     assert contents(old) == before
     assert inspect(old).get_pk_constraint("rollouts")["name"] == "rollouts_pkey"
     with old.begin() as connection:
         assert connection.scalar(text("SELECT version_num FROM alembic_version")) == BEFORE
         connection.execute(text("DROP VIEW mine"))
-    upgrade(empty_database_url)
+    upgrade(empty_database_url, MONTHS)
     assert contents(old) == before
 
 
 def test_what_was_unique_is_and_what_referred_does(old: Engine, empty_database_url: str) -> None:
-    upgrade(empty_database_url)
+    upgrade(empty_database_url, MONTHS)
     again = uuid7(round((TIMES[1] + timedelta(days=1)).timestamp() * 1000))
     with old.begin() as connection:
         insert_rows(connection, rows.event_rows(rollout_event(a_rollout(id=again))))

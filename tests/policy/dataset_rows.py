@@ -55,6 +55,7 @@ ROW: dict[str, Any] = {
     "policy_version": "conductor@7",
     "steps": (StepRow(**STEP),),
     "outcome": 1.0,
+    "outcome_metadata": {"page": "7"},
     "outcome_n": 1,
     "outcome_sources": ("client",),
     "grader_versions": (),

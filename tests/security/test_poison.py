@@ -17,7 +17,7 @@ from policy.dataset.export import export
 from policy.dataset.read import read
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
-from tests.records import T0_US, a_rollout, a_round, a_step, event, new_id
+from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, event
 from tests.security.gateway import Gateway, ask
 from tests.security.report import measured
 
@@ -33,9 +33,8 @@ def test_a_key_that_floods_half_of_the_log_gets_a_twentieth_of_the_batch(databas
         for n, (key, value) in enumerate(honest + eve):
             asked = {"model": "baton", "messages": [{"role": "user", "content": f"Question {n}?"}]}
             record = a_rollout(key_id=key, request=asked, created_us=T0_US + n, steps=[a_step(0)], rounds=[a_round()])
-            given = {"id": new_id(), "rollout_id": record.id, "key_id": key, "kind": "number", "value": value}
             insert_rows(connection, rows.event_rows(event("rollout", as_payload(record))))
-            insert_outcome(connection, rows.outcome_row(given | {"created_at": rows.at(T0_US)}))
+            insert_outcome(connection, an_outcome(record.id, value, key_id=key, created_at=rows.at(T0_US)))
     engine.dispose()
     report = export(database_url, Selection(), Rules(), tmp_path / "batch.parquet")
     batch = Counter(row.key_id for row in load(database_url, Selection(), Rules()).train)
