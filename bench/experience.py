@@ -34,10 +34,11 @@ from bench.serving import percentile
 from bench.stack import gateway, temporary_directory
 from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore
-from gateway.core.experience import HALF_LIFE, WEIGHT_MIN, embed, freshness, likeness, nearness
+from gateway.core.experience import HALF_LIFE, WEIGHT_MIN, embed
 from policy.arena.tasks import Split, Task, grade, make_task
 from policy.arena.workers import STANDARD, Worker, with_builtins
 from policy.arena.world import run_plan
+from tests.models.experience import freshness, likeness, nearness
 
 ASKED = 300
 K_THEN, K_NOW = 50, 200

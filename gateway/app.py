@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
 
 from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
@@ -49,7 +48,6 @@ from gateway.app_requests import attempts_of, idempotency_of, media_of, openai_o
 from gateway.config import HASHING, Services, Settings, environment
 from gateway.config_outside import listed
 from gateway.core.experience import RuleWeights
-from gateway.core.pool import Price
 from gateway.core.redact import Redactor
 from gateway.service.admit import no_version
 from gateway.service.auth import Authenticator
@@ -69,7 +67,6 @@ READY_S_MAX = 30.0
 SWEEP_S = 60.0
 EMBEDDING_SHARE = 0.8  # of the time that a look-up of experience has; the rest is for the search
 REPORT_CONNECTIONS_MAX = 2
-FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 PEPPER_VERSION = 1
 EXIT_JOURNAL_BROKEN = 70
 

@@ -86,14 +86,6 @@ class Report:
     refused: tuple[str, ...]
 
 
-def decision_log_weights(
-    new: Sequence[Sequence[float]], logged: Sequence[Sequence[float]], decisions: Sequence[Sequence[bool]]
-) -> Floats:
-    """log π_new/π_logged of each plan [n], summed over the tokens that are decisions (ragged rows)."""
-    rows = zip(new, logged, decisions, strict=True)
-    return np.array([sum(a - b for a, b, use in zip(*row, strict=True) if use) for row in rows], dtype=float)
-
-
 def terms(logged: Logged, settings: OpeSettings) -> dict[str, tuple[Floats, Floats]]:
     """Numerator and denominator of each estimator a row [n]; the estimate is Σ numerators ÷ Σ denominators."""
     weights, ones = logged.weights, np.ones(len(logged.rewards))

@@ -156,21 +156,3 @@ def moa(observed: Sequence[Observed], usd_weight: float = 0.0, drafts: int = 3) 
     """The best worker aggregates, the next best draft."""
     best, *others = ranked(observed, usd_weight)
     return MoaPlanner(others[:drafts] or [best], best)
-
-
-def cross_fitted(outcomes: Sequence[Mapping[str, Sequence[float]]]) -> float:
-    """Mean outcome of an oracle over sampled outcomes, prompt → worker → one outcome a draw: for each draw the worker
-    is chosen by its mean over the *other* draws (ties to the name), so luck is not taken for knowledge. Raises
-    ValueError on fewer than two draws, or on workers with different numbers of them."""
-    scores: list[float] = []
-    for drawn in outcomes:
-        sizes = {len(draws) for draws in drawn.values()}
-        if len(sizes) != 1 or min(sizes) < 2:
-            raise ValueError("an oracle over samples needs two or more draws, as many of every worker")
-        names = sorted(drawn)
-        for held_out in range(sizes.pop()):
-            best = max(names, key=lambda name: sum(drawn[name]) - drawn[name][held_out])
-            scores.append(drawn[best][held_out])
-    if not scores:
-        raise ValueError("no outcomes to choose by")
-    return fmean(scores)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from scripts import api_reference, config_reference, metrics_reference, pool_schema, responses_reference
+from scripts import (
+    api_reference,
+    config_reference,
+    metrics_reference,
+    pool_schema,
+    responses_reference,
+    training_reference,
+)
 
-PAGES = (config_reference, pool_schema, api_reference, metrics_reference, responses_reference)
+PAGES = (config_reference, pool_schema, api_reference, metrics_reference, responses_reference, training_reference)
 
 
 def main() -> int:

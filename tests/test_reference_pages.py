@@ -11,7 +11,7 @@ import pytest
 from gateway.adapters.metrics import PrometheusMetrics
 from gateway.api.openai import _CHAT_DOC
 from gateway.core.chat import FIELDS
-from scripts import api_reference, chat_table, metrics_reference, reference, responses_reference
+from scripts import api_reference, chat_table, metrics_reference, reference, responses_reference, training_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -27,6 +27,10 @@ def test_the_metrics_page_is_current() -> None:
 
 def test_the_responses_page_is_current() -> None:
     assert responses_reference.PAGE.read_text(encoding="utf-8") == responses_reference.render(), "run `make docs`"
+
+
+def test_the_settings_on_the_training_page_are_current() -> None:
+    assert training_reference.PAGE.read_text(encoding="utf-8") == training_reference.render(), "run `make docs`"
 
 
 def test_every_metric_is_on_its_page() -> None:

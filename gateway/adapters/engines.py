@@ -1,4 +1,4 @@
-"""Several engines as one, and an engine's memory after a restart.
+"""Several engines as one.
 
 Which engine for what: `engines_embedded` (policy.serve on CPU), `engines_vllm` (LoRA by name on vLLM),
 `engines_reload` (full weights in place on vLLM).
@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.errors import BatonError
 from gateway.service.ports import PolicyEngine
 
 log = logging.getLogger("gateway.engines")
@@ -67,17 +66,3 @@ async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
-
-
-async def restore(engine: PolicyEngine, wanted: Mapping[str, Path]) -> dict[str, BatonError]:
-    """Load what of `wanted` (version → directory, bases before their adapters) the engine has lost. Returns what could
-    not be loaded, with the reason: those versions must get no traffic. Raises EngineDown where nothing answers."""
-    lost = [version for version in wanted if version not in await engine.loaded()]
-    failed: dict[str, BatonError] = {}
-    for version in lost:
-        try:
-            await engine.load(version, wanted[version])
-        except BatonError as error:
-            log.error("%s is not back: %s", version, error)
-            failed[version] = error
-    return failed

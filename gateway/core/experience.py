@@ -3,8 +3,9 @@
 The default embedding is signed feature hashing (Weinberger et al. 2009) of words, word pairs and character
 trigrams into 256 dimensions, L2-normalised; digits become 0, so that two sums with other numbers are alike.
 
-A worker's past steps count by how near their question was (`nearness`), and half as much for every `half_life` newer
-ones like it (`freshness`): what was true once is forgotten, but not because the worker did other things since.
+A worker's past steps count by how near their question was, and half as much for every `half_life` newer ones like it:
+what was true once is forgotten, but not because the worker did other things since. tests/models/experience.py states
+both as formulas.
 """
 
 from __future__ import annotations
@@ -59,28 +60,6 @@ def fitted(vector: Sequence[float], salt: str) -> list[float]:
         found[place % EMBEDDING_DIM] += vector[index] / norm * draw.choice((1.0, -1.0))
     norm = math.sqrt(sum(x * x for x in found))
     return [x / norm for x in found]
-
-
-def likeness(similarities: Sequence[float]) -> list[float]:
-    """Where past tasks stand by their similarities to the question: 0 no nearer than their mean, 1 the nearest of all.
-    Free of the embedding's scale and offset; all alike, all are nearest."""
-    if not similarities:
-        return []
-    mean = math.fsum(similarities) / len(similarities)
-    spread = max(similarities) - mean
-    if spread <= SPREAD_MIN:
-        return [1.0] * len(similarities)
-    return [max(0.0, (each - mean) / spread) for each in similarities]
-
-
-def nearness(alike: float) -> float:
-    """What a step counts for by the likeness of its task: nothing up to NEAR, in full from NEAREST on."""
-    return min(1.0, max(0.0, (alike - NEAR) / (NEAREST - NEAR)))
-
-
-def freshness(newer: float, half_life: float) -> float:
-    """What a step counts for, in (0, 1], after newer ones of the same worker whose likeness adds up to `newer`."""
-    return float(0.5 ** (newer / half_life))
 
 
 def question_text(messages: Any) -> str:

@@ -7,7 +7,6 @@ a test holds the two together. Whether a reference can be graded against is for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from gateway.errors import BadRequest
 
@@ -20,7 +19,6 @@ GRADERS: Mapping[str, str] = {
     "python": "1",
     "judge": "1",
 }
-GradingState = Literal["waiting", "graded", "ungraded"]
 SOURCE = "grader"  # of the outcomes that come of it
 
 

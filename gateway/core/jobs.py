@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from gateway.core.versions import PLAIN_NAME
 from gateway.errors import BadRequest
 
 JobState = Literal["queued", "running", "done", "refused", "failed", "cancelled"]
 Stage = Literal["select", "train", "gate", "publish", "shadow"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
 ACTIVE: tuple[JobState, ...] = ("queued", "running")
 RESUMABLE: tuple[JobState, ...] = ("failed", "cancelled")
 ENVIRONMENTS = ("arena", "replay", "logged", "live")

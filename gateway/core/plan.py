@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,8 +280,3 @@ def decision_mask(tokens: Sequence[str]) -> list[bool]:
         mask.append(not any(begin <= start < stop and end <= stop for begin, stop in free))
         start = end
     return mask
-
-
-def workers_named(plan: Mapping[str, Any]) -> Collection[str]:
-    """Handles a wire-form plan calls, in order, with repeats."""
-    return [step["worker"] for step in plan["steps"]]

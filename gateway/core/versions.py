@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from gateway.core.plan import Plan
 from gateway.core.prompt import PROMPT_VERSION, QUALITY_MAX, Profile, profile_of, prompt_hash
 from gateway.errors import BadRequest, Conflict
 
 State = Literal["candidate", "shadow", "canary", "live", "retired"]
-STATES: tuple[State, ...] = get_args(State)
 SERVED: tuple[State, ...] = ("shadow", "canary", "live")  # held by every engine
 PERCENTS = (1, 5, 25, 100)
 MOVES: Mapping[State, tuple[State, ...]] = {

@@ -89,7 +89,7 @@ class PolicyEngine(Protocol):
     """The side of a conductor's server that holds policy versions. A request names its version as its model.
 
     A version is one directory for ever: never changed in place, not deleted before `unload`. An engine forgets
-    everything when it restarts; `adapters.engines.restore` loads again what should be there.
+    everything when it restarts; `service.versions` loads again what should be there.
     """
 
     async def load(self, version: str, directory: Path) -> None:

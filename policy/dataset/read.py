@@ -73,14 +73,6 @@ def _explained(error: DBAPIError) -> BatonError:
     return Unavailable(f"PostgreSQL is away: {what}; check --database-url and the server, then run this again")
 
 
-def read(database_url: str, selection: Selection) -> Iterator[Row]:
-    """Every selected planning call, oldest first. Raises as `snapshot`."""
-    with snapshot(database_url) as connection:
-        for row in rows_of(connection, selection):
-            if row.outcome_n >= selection.min_outcomes:
-                yield row
-
-
 def rows_of(connection: Connection, selection: Selection, batch_rows: int = BATCH_ROWS) -> Iterator[Row]:
     """As `read` in a snapshot that is open already, without asking for outcomes."""
     chosen = (

@@ -31,7 +31,6 @@ FILE = Path(__file__).with_name("injections.json")
 DRAWS = 3  # orders of the pool in which each conversation is put
 CONTROL = "control"
 TYPICAL_CALL = Usage(400, 300)  # what a step is taken to cost: a plan is priced without running it
-WANTS = ("dear", "target", "steps", "loops", "invalid")
 OnCount = Callable[[str, int, int], None]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from gateway.core.reply import reply_text
 from policy.graders import GraderError, GraderFailed, Tools, grade
 from policy.graders.base import Ask
 
-log = logging.getLogger("policy.jobs")
 BATCH = 16
 LEASE_S = 120.0  # longer than any grading takes
 AT_ONCE = 4

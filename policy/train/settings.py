@@ -183,12 +183,3 @@ def _read(value: str) -> Any:
         return json.loads(value)
     except ValueError:
         return None if value == "none" else value
-
-
-def table() -> str:
-    """Every setting for docs/training.md, as Markdown."""
-    rows = ["| setting | default | what, and where the default comes from |", "|---|---|---|"]
-    for name, field in Settings.model_fields.items():
-        default = "none" if field.default is None else json.dumps(field.default).strip('"')
-        rows.append(f"| `{name}` | {default} | {field.description} |")
-    return "\n".join(rows)

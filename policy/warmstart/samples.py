@@ -31,7 +31,6 @@ _HANDLE = re.compile(r'(?<="worker":")([a-z0-9]+)')
 PROFILE: Profile = "compact"
 KIND_SHARES = (("first", 0.79), ("child", 0.10), ("later", 0.06), ("general", 0.04), ("long", 0.01))
 STEPS_MAX_SHARES = ((5, 0.85), (4, 0.05), (3, 0.05), (2, 0.03), (1, 0.02))
-DEPTH_MAX = 2
 REWORDED_SHARE = 0.85
 DOUBLE_SHARE = 0.05  # of arena questions are double ones, beside those that the arena draws
 FAILED_SHARE = 0.35  # of later rounds, the last step has failed

@@ -16,11 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from redis.asyncio import Redis
 
 from gateway.adapters.budgets import RedisBudgets
-from gateway.core.ledger import Entry, Hold, Ledger, Scope, Settled
+from gateway.core.ledger import Hold, Scope, Settled
 from gateway.core.money import NANO_MAX
 from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports import Settlement
 from tests.faults.sizes import SIZE, held
+from tests.models.ledger import Entry, Ledger
 from tests.servers import RedisServer
 
 NAMES = ("org:o", "key:a", "key:b", "user:k:ü")

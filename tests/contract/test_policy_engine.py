@@ -16,7 +16,6 @@ from bench.engines import EngineProcess
 from bench.policies import SPOILS, spoil
 from gateway.adapters.breaker import Breaker
 from gateway.adapters.conductor import HttpConductor
-from gateway.adapters.engines import restore
 from gateway.adapters.engines_embedded import EmbeddedEngine
 from gateway.adapters.engines_http import EngineApi
 from gateway.adapters.engines_vllm import VllmLora
@@ -165,7 +164,7 @@ async def test_loads_at_the_same_time_all_arrive(scene: Scene) -> None:
     assert await scene.engine.loaded() == scene.at_start | set(versions)
 
 
-async def test_a_restart_forgets_and_restore_brings_back(scene: Scene) -> None:
+async def test_a_restart_forgets_and_loading_again_brings_back(scene: Scene) -> None:
     wanted = {names(): scene.make(seed) for seed in (1, 2)}
     spoiled = scene.make(3)
     for version, directory in wanted.items():
@@ -174,8 +173,11 @@ async def test_a_restart_forgets_and_restore_brings_back(scene: Scene) -> None:
     assert await scene.engine.loaded() == scene.at_start
     spoil(spoiled, "NaN weights")
     lost = names()
-    failed = await restore(scene.engine, {**wanted, lost: spoiled})
-    assert {name: getattr(error, "reason", "") for name, error in failed.items()} == {lost: "not_finite"}
+    with pytest.raises(VersionRefused) as refused:
+        await scene.engine.load(lost, spoiled)
+    assert refused.value.reason == "not_finite"
+    for version, directory in wanted.items():
+        await scene.engine.load(version, directory)
     assert await scene.engine.loaded() == scene.at_start | set(wanted)
     for version, directory in wanted.items():
         assert await scene.engine.probe(version, probe_of(directory)) <= DRIFT_MAX
@@ -187,7 +189,7 @@ async def test_an_engine_that_is_gone_is_said_to_be_down_at_once(scene: Scene) -
     scene.stop()
     began_s = time.monotonic()
     calls = [scene.engine.loaded(), scene.engine.load("a@1", directory), scene.engine.unload("a@1")]
-    for call in [*calls, scene.engine.probe("a@1", probe_of(directory)), restore(scene.engine, {"a@1": directory})]:
+    for call in [*calls, scene.engine.probe("a@1", probe_of(directory))]:
         with pytest.raises(EngineDown):
             await call
     assert time.monotonic() - began_s < 5.0

@@ -28,10 +28,11 @@ from policy.dataset import cli, parquet, shapes
 from policy.dataset import read as reading
 from policy.dataset.curate import curated, load
 from policy.dataset.export import export
-from policy.dataset.read import read, rows_of, snapshot
+from policy.dataset.read import rows_of, snapshot
 from policy.dataset.row import Row, StepRow
 from policy.dataset.rules import FIXES, Rules
 from policy.dataset.select import Selection
+from tests.policy.dataset_rows import read
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, event, new_id
 from tests.servers_pg import PostgresServer
 

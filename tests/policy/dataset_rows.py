@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from policy.dataset.read import rows_of, snapshot
 from policy.dataset.row import Row, StepRow
 from policy.dataset.rules import Mark
+from policy.dataset.select import Selection
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 STEP: dict[str, Any] = {
@@ -83,3 +86,11 @@ def a_mark(index: int, key: str = "key1", **changes: Any) -> Mark:
         "outcome": float(index % 2),
     }
     return Mark(**(filled | changes))
+
+
+def read(database_url: str, selection: Selection) -> Iterator[Row]:
+    """Every selected planning call that has enough outcomes, oldest first."""
+    with snapshot(database_url) as connection:
+        for row in rows_of(connection, selection):
+            if row.outcome_n >= selection.min_outcomes:
+                yield row

@@ -186,17 +186,6 @@ def test_choices_from_nothing_are_refused() -> None:
     assert tuning.moa([Observed("q", "c", {"a": result})]).name == "moa"
 
 
-def test_the_cross_fitted_oracle_takes_no_luck_for_knowledge() -> None:
-    coin = Random(0)
-    noise = [{name: [float(coin.random() < 0.5) for _ in range(8)] for name in "abcd"} for _ in range(400)]
-    assert abs(tuning.cross_fitted(noise) - 0.5) < 0.03  # the best of four on the same draws would show 0.69
-    knowing = [{"a": [1.0, 1.0, 0.0, 1.0], "b": [0.0, 0.0, 0.0, 1.0]}] * 10
-    assert tuning.cross_fitted(knowing) == 0.75
-    for bad in ([], [{"a": [1.0]}], [{"a": [1.0, 1.0], "b": [1.0, 1.0, 1.0]}]):
-        with pytest.raises(ValueError, match=r"no outcomes|two or more draws"):
-            tuning.cross_fitted(bad)
-
-
 async def test_the_arena_can_be_observed_too() -> None:
     env = ArenaEnvironment()
     observed = await tuning.observe(env, env.prompts("train", 60, 0))

@@ -15,7 +15,6 @@ from policy.ope import (
     Logged,
     OpeSettings,
     RewardTable,
-    decision_log_weights,
     effective_sample_size,
     estimate,
     fold_of,
@@ -66,15 +65,6 @@ def test_effective_sample_size() -> None:
     assert effective_sample_size(np.full(7, -900.0)) == pytest.approx(7)  # scale does not show: read mean weight too
     assert effective_sample_size(np.log([1.0, 1e-9, 1e-9])) == pytest.approx(1)
     assert effective_sample_size(np.full(3, -math.inf)) == 0.0
-
-
-def test_only_decision_tokens_weigh() -> None:
-    found = decision_log_weights(
-        [[-1.0, -9.0, -0.5], [-2.0]], [[-1.5, -0.1, -0.5], [-1.0]], [[True, False, True], [True]]
-    )
-    assert found.tolist() == [0.5, -1.0]
-    with pytest.raises(ValueError, match="zip"):
-        decision_log_weights([[-1.0]], [[-1.0, -2.0]], [[True]])
 
 
 def test_the_verdict_names_each_reason() -> None:

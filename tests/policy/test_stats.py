@@ -19,8 +19,6 @@ from policy.stats import (
     bootstrap_ratios,
     cost_at_quality,
     cpt,
-    cross_fitted_oracle,
-    cross_fitted_table,
     frontier,
     mcnemar,
     routerarena_score,
@@ -186,45 +184,3 @@ def test_routerarena_by_hand() -> None:
     for accuracy, cost in ((1.1, 1), (-0.1, 1), (0.5, -1), (0.5, math.nan)):
         with pytest.raises(ValueError, match="accuracy"):
             routerarena_score(accuracy, cost)
-
-
-# ---------------------------------------------------------------- oracles
-
-
-def test_the_oracle_by_hand() -> None:
-    skilled = [[[1, 1], [0, 0]]]
-    assert cross_fitted_oracle(skilled).tolist() == [1.0]
-    lucky = [[[1, 0], [0, 1]]]  # any worker right: 1; the one that was right before: 0
-    assert cross_fitted_oracle(lucky).tolist() == [0.0]
-    tied = [[[1, 0], [1, 0]]]
-    assert cross_fitted_oracle(tied).tolist() == [0.5]
-
-
-def test_the_oracle_does_not_take_luck_for_skill() -> None:
-    rng = np.random.default_rng(1)
-    coins = (rng.random((400, 7, 8)) < 0.5).astype(float)
-    assert coins[:, :, 0].max(axis=1).mean() > 0.98
-    assert abs(cross_fitted_oracle(coins).mean() - 0.5) < 0.02
-    skill = np.where(np.arange(7) == rng.integers(7, size=(400, 1)), 0.9, 0.2)
-    known = (rng.random((400, 7, 8)) < skill[:, :, None]).astype(float)
-    assert 0.8 < cross_fitted_oracle(known).mean() < 0.91
-
-
-def test_the_oracle_needs_something_to_hold_out() -> None:
-    for shape in ((3, 2), (3, 2, 1), (0, 2, 2)):
-        with pytest.raises(ValueError, match="samples ≥ 2"):
-            cross_fitted_oracle(np.zeros(shape))
-
-
-def test_the_table_picks_by_category_without_seeing_the_question() -> None:
-    categories = ["a", "b"] * 50
-    outcomes = np.array([[1.0, 0.0] if kind == "a" else [0.0, 1.0] for kind in categories])
-    assert cross_fitted_table(outcomes, categories).tolist() == [0, 1] * 50
-    alone = np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-    assert cross_fitted_table(alone, ["odd", "x", "x", "x"])[0] == 0  # its own outcome would have said 1
-    noise = (np.random.default_rng(2).random((600, 5)) < 0.5).astype(float)
-    chosen = cross_fitted_table(noise, [str(n) for n in range(600)])
-    assert abs(noise[np.arange(600), chosen].mean() - 0.5) < 0.06
-    for bad in (np.zeros((1, 2)), np.zeros((3, 2)), np.zeros(2)):
-        with pytest.raises(ValueError, match="category each"):
-            cross_fitted_table(bad, ["a", "b"])

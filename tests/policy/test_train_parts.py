@@ -28,7 +28,7 @@ from policy.train.curriculum import Curriculum
 from policy.train.masks import Masks, OutsideGrammar
 from policy.train.parcels import parcels
 from policy.train.rows import Row, RowRefused, grouped, require_outcomes, row_of, schema_of, told
-from policy.train.settings import Settings, settings_of, table
+from policy.train.settings import Settings, settings_of
 from policy.train.spec import TrainSpec, chosen, plain_filters, read_spec
 
 SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-3"
@@ -301,11 +301,6 @@ def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> Non
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
     metrics.MetricsFile(path, 2).add({"step": 3, "reward": 0.5})
     assert [json.loads(text)["step"] for text in path.read_text().splitlines()] == [1, 2, 3]
-
-
-def test_the_docs_list_every_setting_as_it_is() -> None:
-    docs = Path(__file__).resolve().parents[2] / "docs" / "training.md"
-    assert f"\n{table()}\n<!-- end of settings -->" in docs.read_text()
 
 
 def test_the_command_needs_no_torch_until_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from gateway.adapters.store_inserts import insert_outcome, insert_rows
 from gateway.core.rollout import as_payload
 from policy.dataset.curate import load
 from policy.dataset.export import export
-from policy.dataset.read import read
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
+from tests.policy.dataset_rows import read
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, event
 from tests.security.gateway import Gateway, ask
 from tests.security.report import measured

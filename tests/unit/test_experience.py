@@ -20,13 +20,11 @@ from gateway.core.experience import (
     content_text,
     embed,
     fitted,
-    freshness,
-    likeness,
-    nearness,
     question_text,
     rule_utility,
     smoothed_success,
 )
+from tests.models.experience import freshness, likeness, nearness
 
 WEIGHTS = RuleWeights()
 

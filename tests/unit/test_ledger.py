@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.core.ledger import SCOPE_CHARS_MAX, SCOPES_MAX, SETTLED_KEPT_S, Balance, Ledger, Scope, Settled
+from gateway.core.ledger import SCOPE_CHARS_MAX, SCOPES_MAX, SETTLED_KEPT_S, Balance, Scope, Settled
 from gateway.core.money import NANO_MAX
 from gateway.errors import BudgetExceeded, Conflict, NotFound
+from tests.models.ledger import Ledger
 
 ORG, KEY = Scope("org:o", 100), Scope("key:k", 50)
 

@@ -24,7 +24,6 @@ from gateway.core.plan import (
     Step,
     validate,
     validate_step,
-    workers_named,
 )
 from gateway.errors import PlanRefused
 from tests.faults.sizes import SIZE, held
@@ -257,8 +256,3 @@ def test_a_step_by_itself_is_judged_like_one_in_its_plan() -> None:
     assert validate_step(raw, FIRST, 2) == Step("quill", "Check.", (0, 1))
     with pytest.raises(PlanRefused, match="before 1"):
         validate_step(raw, FIRST, 1)
-
-
-def test_workers_named_are_in_order_with_repeats() -> None:
-    steps = tuple(Step(handle, None) for handle in ("atlas", "quill", "atlas"))
-    assert list(workers_named(Plan(steps).as_json())) == ["atlas", "quill", "atlas"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,6 @@ from gateway.core.prompt import PROMPT_VERSION, prompt_hash
 from gateway.core.versions import (
     MOVES,
     PERCENTS,
-    STATES,
     Pick,
     Standing,
     State,
@@ -31,6 +30,7 @@ from gateway.core.versions import (
 from gateway.errors import BadRequest, Conflict
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STATES: tuple[State, ...] = get_args(State)
 IDS = [f"request-{n}" for n in range(20_000)]
 MANIFEST = {"prompt_version": f"compact-{PROMPT_VERSION}", "prompt_hash": prompt_hash("compact")}
 

@@ -1,0 +1,142 @@
+"""Two-phase money as a pure state machine: the model that the budget store is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.core.ledger import (
+    Balance,
+    Scope,
+    Settled,
+    State,
+    budget_exceeded,
+    check_hold,
+    check_nano,
+    check_total,
+    hold_closed,
+    hold_unknown,
+)
+from gateway.core.money import NANO_MAX
+
+
+@dataclass(slots=True)
+class Entry:
+    """One hold as the ledger keeps it. `over_nano` is what a provider billed above the grant."""
+
+    granted_nano: int
+    scopes: tuple[str, ...]
+    lease_until_ms: int
+    state: State = "open"
+    charged_nano: int = 0
+    over_nano: int = 0
+
+
+class Ledger:
+    """Posted and held nano-dollars by scope, and the holds that explain them."""
+
+    def __init__(self, posted: Mapping[str, int] | None = None) -> None:
+        self.posted: dict[str, int] = {name: check_total(amount) for name, amount in (posted or {}).items()}
+        self.held: dict[str, int] = {}
+        self.holds: dict[str, Entry] = {}
+
+    def hold(
+        self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_until_ms: int
+    ) -> int:
+        """Grant min(amount, smallest headroom) if that is at least `amount_min_nano`; returns the grant.
+
+        The same id again returns the first grant. Raises BudgetExceeded (first scope that cannot), Conflict when the
+        hold is already settled, ValueError on amounts or scopes out of bounds.
+        """
+        check_hold(amount_nano, amount_min_nano, scopes)
+        if (entry := self.holds.get(hold_id)) is not None:
+            if entry.state != "open":
+                raise hold_closed(hold_id)
+            return entry.granted_nano
+        granted = amount_nano
+        for scope in scopes:
+            left = self.left(scope)
+            if left < amount_min_nano:
+                raise budget_exceeded(scope, left, amount_min_nano)
+            granted = min(granted, left)
+        self.restore(hold_id, granted, [scope.name for scope in scopes], lease_until_ms)
+        return granted
+
+    def restore(self, hold_id: str, granted_nano: int, scopes: Sequence[str], lease_until_ms: int) -> None:
+        """Put back a hold granted before a rebuild, whatever the headroom is now. A known id is left alone."""
+        if hold_id in self.holds:
+            return
+        self.holds[hold_id] = Entry(granted_nano, tuple(scopes), lease_until_ms)
+        for name in scopes:
+            self.held[name] = self.held.get(name, 0) + granted_nano
+
+    def settle(self, hold_id: str, state: Settled, actual_nano: int = 0) -> int:
+        """Close a hold; returns what was charged (then, or the first time). `actual_nano` counts for `posted` only.
+        Raises NotFound for an id that was never held, or settled more than a day ago."""
+        check_nano(actual_nano)
+        entry = self.holds.get(hold_id)
+        if entry is None:
+            raise hold_unknown(hold_id)
+        if entry.state == "open":
+            charged = {"posted": actual_nano, "voided": 0, "uncertain": entry.granted_nano}[state]
+            for name in entry.scopes:
+                self.held[name] -= entry.granted_nano
+                if charged:
+                    self.posted[name] = min(NANO_MAX, self.posted.get(name, 0) + charged)
+            entry.state, entry.charged_nano = state, charged
+            entry.over_nano = max(0, charged - entry.granted_nano)
+        return entry.charged_nano
+
+    def count(self, hold_id: str, charged_nano: int, scopes: Sequence[str]) -> None:
+        """A hold that ended elsewhere at this charge: settled if it is open here, posted if it was never heard of,
+        and left alone if it is settled already."""
+        self.restore(hold_id, 0, scopes, 0)
+        self.settle(hold_id, "posted", charged_nano)
+
+    def correct(self, hold_id: str, charged_nano: int) -> bool:
+        """Two have settled this hold, and in the book of record it is at this charge: the balances follow. False where
+        they have it so already; an open or unknown hold is left alone."""
+        check_nano(charged_nano)
+        entry = self.holds.get(hold_id)
+        if entry is None or entry.state == "open" or entry.charged_nano == charged_nano:
+            return False
+        for name in entry.scopes:
+            posted = self.posted.get(name, 0) + charged_nano - entry.charged_nano
+            self.posted[name] = max(-NANO_MAX, min(NANO_MAX, posted))
+        entry.state, entry.charged_nano = "posted", charged_nano
+        entry.over_nano = max(0, charged_nano - entry.granted_nano)
+        return True
+
+    def renew(self, hold_id: str, lease_until_ms: int) -> bool:
+        """Move the lease; False when the hold is unknown or settled."""
+        entry = self.holds.get(hold_id)
+        if entry is None or entry.state != "open":
+            return False
+        entry.lease_until_ms = lease_until_ms
+        return True
+
+    def expired(self, now_ms: int, limit: int) -> list[str]:
+        """Open holds whose lease ran out, longest ago first."""
+        ids = [(e.lease_until_ms, i) for i, e in self.holds.items() if e.state == "open" and e.lease_until_ms <= now_ms]
+        return [hold_id for _, hold_id in sorted(ids)[:limit]]
+
+    def credit(self, amount_nano: int, scopes: Sequence[str]) -> None:
+        """Give money back to each of the scopes; below zero it is room beyond the limit."""
+        check_nano(amount_nano)
+        for name in scopes:
+            self.posted[name] = max(-NANO_MAX, self.posted.get(name, 0) - amount_nano)
+
+    def forget(self, scopes: Sequence[str]) -> int:
+        """Drop the posted balances of scopes in which nothing is held; how many."""
+        free = [name for name in scopes if name in self.posted and not self.held.get(name)]
+        for name in free:
+            del self.posted[name]
+        return len(free)
+
+    def balance(self, scope: str) -> Balance:
+        return Balance(self.posted.get(scope, 0), self.held.get(scope, 0))
+
+    def left(self, scope: Scope) -> int:
+        """Headroom in nano-dollars; negative where a provider billed above its bound."""
+        limit = NANO_MAX if scope.limit_nano is None else scope.limit_nano
+        return min(NANO_MAX, limit - self.posted.get(scope.name, 0)) - self.held.get(scope.name, 0)
