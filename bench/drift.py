@@ -35,7 +35,7 @@ from bench.database import Database
 from bench.drift_figures import Phase, Trial, drawn, markdown
 from bench.serving import REQUEST_S
 from bench.stack import Gateway, gateway, temporary_directory
-from gateway.core.pool import PoolFile
+from gateway.core.pool.workers import PoolFile
 from policy.arena.poolfile import worker_entry
 from policy.arena.server import ArenaSpeaker
 from policy.arena.tasks import Task, grade, make_family_task

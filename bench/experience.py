@@ -4,7 +4,7 @@ In the arena (a simulator: docs/arena.md) the truth is known. `--outcomes` tasks
 one worker drawn at random, alone, and are judged. Then, for 300 other tasks, each worker's experience is taken
 
     then   over its 50 most similar steps, as Baton did at first
-    now    as `core.experience` says, and the store's query
+    now    as `core.loop.experience` says, and the store's query
 
 and compared with how often that worker alone is right on such a task. *Kind*: share of what counted that was of the
 task's own kind. *Shown*: share of workers that are shown with experience at all. *Error*: mean absolute difference
@@ -34,7 +34,7 @@ from bench.serving import percentile
 from bench.stack import gateway, temporary_directory
 from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore
-from gateway.core.experience import HALF_LIFE, WEIGHT_MIN, embed
+from gateway.core.loop.experience import HALF_LIFE, WEIGHT_MIN, embed
 from policy.arena.tasks import Split, Task, grade, make_task
 from policy.arena.workers import STANDARD, Worker, with_builtins
 from policy.arena.world import run_plan

@@ -36,10 +36,10 @@ from gateway.adapters.migrate import upgrade
 from gateway.adapters.store_inserts import insert_rows
 from gateway.adapters.store_retention import PostgresRetention
 from gateway.adapters.tables import metadata
-from gateway.core.audit import Act
-from gateway.core.events import Event
-from gateway.core.ids import uuid7
-from gateway.core.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
+from gateway.core.access.audit import Act
+from gateway.core.log.events import Event
+from gateway.core.log.ids import uuid7
+from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
 
 BEFORE = "0006"
 BATCH = 500

@@ -29,7 +29,7 @@ from typing import Any
 from bench.arena_serving import add_common, check_common, names, served_at
 from bench.serving import Outcome, Question, Row, Run, report, run
 from bench.stack import Gateway, output_of, program, temporary_directory
-from gateway.core.digest import extract_answer, normalise
+from gateway.core.loop.digest import extract_answer, normalise
 
 SEVEN = (
     "gpt-4o-2024-05-13,claude-3-opus-20240229,gpt-4o-mini-2024-07-18,gemini-1.5-flash,claude-3-haiku-20240307,"

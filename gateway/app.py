@@ -47,8 +47,8 @@ from gateway.app_pools import pool_parts
 from gateway.app_requests import attempts_of, idempotency_of, media_of, openai_of, policies_of, responses_of, sticky_of
 from gateway.config import HASHING, Services, Settings, environment
 from gateway.config_outside import listed
-from gateway.core.experience import RuleWeights
-from gateway.core.redact import Redactor
+from gateway.core.log.redact import Redactor
+from gateway.core.loop.experience import RuleWeights
 from gateway.service.admit import no_version
 from gateway.service.auth import Authenticator
 from gateway.service.catalog import Catalog

@@ -22,10 +22,10 @@ from gateway.adapters.metrics import PrometheusMetrics
 from gateway.adapters.registry import Registry
 from gateway.adapters.workers import PooledWorkers
 from gateway.config import Services, Settings, environment
-from gateway.core.money import usd_to_nano
-from gateway.core.pool import PoolFile, Price
-from gateway.core.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
-from gateway.core.watch import Margins
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
+from gateway.core.money.amounts import usd_to_nano
+from gateway.core.policies.watch import Margins
+from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import ConductorError, ConfigError
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.policies import PolicyAdmin

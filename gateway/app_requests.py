@@ -17,7 +17,7 @@ from gateway.api.openai import OpenAIApi
 from gateway.api.responses import ResponsesApi
 from gateway.config import Services, Settings
 from gateway.config_outside import listed
-from gateway.core.caps import Caps
+from gateway.core.loop.caps import Caps
 from gateway.service.admit import LEASE_SLACK_S, Policies
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.auth import Authenticator

@@ -20,9 +20,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.config_outside import Outside
 from gateway.config_turns import Turns
-from gateway.core.experience import HALF_LIFE
-from gateway.core.money import usd_to_nano
-from gateway.core.pool import SecretRef
+from gateway.core.loop.experience import HALF_LIFE
+from gateway.core.money.amounts import usd_to_nano
+from gateway.core.pool.workers import SecretRef
 from gateway.errors import ConfigError
 
 PREFIX = "BATON_"

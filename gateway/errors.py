@@ -85,7 +85,7 @@ class BadRequest(BatonError):
 
 
 class PlanRefused(BadRequest):
-    """A plan that `core.plan.validate` will not let run. `reason` is a stable name used as a metric label."""
+    """A plan that `core.loop.plan.validate` will not let run. `reason` is a stable name used as a metric label."""
 
     code = "plan_refused"
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 
-from gateway.core.experience import embed, question_text
-from gateway.core.money import Usage, cost_nano
-from gateway.core.pool import WorkerSpec
+from gateway.core.loop.experience import embed, question_text
+from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.pool.workers import WorkerSpec
 from policy.environments.base import (
     SHIP,
     EarlyStart,

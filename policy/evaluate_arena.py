@@ -18,9 +18,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gateway.core.compose import step_messages
-from gateway.core.plan import Allowed, plan_schema, validate
-from gateway.core.prompt import PromptInput, Seen, ShownWorker, price_tier, prompt_hash, render
+from gateway.core.loop.compose import step_messages
+from gateway.core.loop.plan import Allowed, plan_schema, validate
+from gateway.core.loop.prompt import PromptInput, Seen, ShownWorker, price_tier, prompt_hash, render
 from gateway.errors import PlanRefused
 from policy.arena.oracle import STEPS_MAX, oracle_plan
 from policy.arena.tasks import Split, Task, grade, make_task

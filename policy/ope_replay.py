@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.core.pool import NANO_PER_USD
+from gateway.core.pool.workers import NANO_PER_USD
 from policy.ope import Logged, OpeSettings, Report, RewardTable, estimate, fold_of
 from policy.replay import LINE_BYTES_MAX, QUESTIONS_MAX, BadRecording
 from policy.reward import RewardSettings, reward

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from gateway.core.pool import PoolFile
+from gateway.core.pool.workers import PoolFile
 from policy.arena.workers import HANDLES
 from policy.openai_server import Refused, Said, WorkerServer, choices_of, last_user_text, serve
 

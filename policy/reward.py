@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.core.pool import NANO_PER_USD
-from gateway.core.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.pool.workers import NANO_PER_USD
 
 DIAL = (*(400.0 * 0.5**place for place in range(QUALITY_MAX)), 0.0)  # reward lost per dollar at each of its places
 
@@ -52,8 +52,8 @@ class RewardSettings:
 
 
 def at_quality(settings: RewardSettings, quality: int | None) -> RewardSettings:
-    """The settings at a place of the dial (gateway.core.prompt): a dollar is dear at 0 and cheaper at each place above,
-    and at the dial's end money does not count. None: as they are.
+    """The settings at a place of the dial (gateway.core.loop.prompt): a dollar is dear at 0 and cheaper at each place
+    above, and at the dial's end money does not count. None: as they are.
 
     With `DIAL` the whole default penalty is reached at $0.75 per 1,000 questions at 0, at $96 at 7. Where workers cost
     something else, a conductor has a dial of its own (`taught_dial`).

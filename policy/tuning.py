@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 from statistics import fmean
 
-from gateway.core.digest import extract_answer, normalise
-from gateway.core.experience import question_text
-from gateway.core.pool import NANO_PER_USD
+from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.loop.experience import question_text
+from gateway.core.pool.workers import NANO_PER_USD
 from policy.baselines import CascadePlanner, Categories, Ladder, MoaPlanner, TablePlanner, VotePlanner, fixed
 from policy.environments.base import MODEL_KINDS, Environment, Prompt
 from policy.environments.sampling import Progress, sample

@@ -27,11 +27,11 @@ from gateway.api.policies import PoliciesApi
 from gateway.api.pools import PoolsApi
 from gateway.api.responses import ResponsesApi
 from gateway.api.texts import TextsApi
-from gateway.core import body, shapes
-from gateway.core.caps import CAP_HEADERS
-from gateway.core.outcome import FIELDS as OUTCOME_FIELDS
-from gateway.core.refused import REFUSED, REFUSED_PREFIXES
-from gateway.core.rollout import RolloutRecord
+from gateway.core.log.outcome import FIELDS as OUTCOME_FIELDS
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.loop.caps import CAP_HEADERS
+from gateway.core.openai import body, shapes
+from gateway.core.openai.refused import REFUSED, REFUSED_PREFIXES
 from gateway.errors import BatonError
 from gateway.service.ports import RateState
 from gateway.service.running import reply_headers

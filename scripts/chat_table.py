@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.core.chat import FIELDS
+from gateway.core.openai.chat import FIELDS
 
 FATES = {"read": "Baton acts on it", "last": "goes to the worker that answers", "refused": "a 400"}
 NOTES = {

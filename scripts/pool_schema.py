@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway.core.pool import PoolFile
+from gateway.core.pool.workers import PoolFile
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pool.schema.json"
 

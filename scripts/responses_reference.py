@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.core.responses import FIELDS, MOVED
-from gateway.core.responses_items import KINDS
+from gateway.core.openai.responses.items import KINDS
+from gateway.core.openai.responses.request import FIELDS, MOVED
 from scripts.api_reference import code, table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "responses.md"

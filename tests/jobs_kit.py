@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.core.jobs import Job
+from gateway.core.policies.jobs import Job
 
 FAKE = """#!{python}
 import json, os, pathlib, shutil, signal, sys, time

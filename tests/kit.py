@@ -11,13 +11,13 @@ from decimal import Decimal
 from typing import Any
 
 from gateway.adapters.embedder import HashingEmbedder
-from gateway.core.caps import Caps
-from gateway.core.chat import parse_request
-from gateway.core.experience import RuleWeights
-from gateway.core.keys import Principal
-from gateway.core.pool import PoolFile, Price, WorkerSpec
-from gateway.core.redact import Redactor
-from gateway.core.rollout import RolloutRecord
+from gateway.core.access.keys import Principal
+from gateway.core.log.redact import Redactor
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.experience import RuleWeights
+from gateway.core.openai.chat import parse_request
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.service.admit import Asked, Policies
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.calls import NO_TOKENIZER

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from gateway.core.plan import PLAN_BYTES_MAX, TASK_CHARS_MAX, Allowed
+from gateway.core.loop.plan import PLAN_BYTES_MAX, TASK_CHARS_MAX, Allowed
 
 HANDLES = ("quill", "atlas", "slate")
 FIRST = Allowed(HANDLES, steps_max=4, depth_capped=frozenset({"maestro"}))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.core.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
 
 
 def write_weights(path: Path, values: Sequence[float]) -> None:

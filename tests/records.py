@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.core.events import Event, Kind
-from gateway.core.ids import uuid7
-from gateway.core.outcome import Judgement, Outcome
-from gateway.core.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
+from gateway.core.log.events import Event, Kind
+from gateway.core.log.ids import uuid7
+from gateway.core.log.outcome import Judgement, Outcome
+from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
 
 T0_US = 1_760_000_000_123_456
 _ms: Iterator[int] = itertools.count(T0_US // 1000)

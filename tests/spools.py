@@ -11,7 +11,7 @@ from typing import Any
 from gateway.adapters import segments
 from gateway.adapters.segments import Position, segment_path
 from gateway.adapters.spool import Quiet, Spool
-from gateway.core.events import Event, parse
+from gateway.core.log.events import Event, parse
 from tests.records import event
 
 MORE = {"records_max": 10_000, "bytes_max": 2**30}

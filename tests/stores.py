@@ -12,7 +12,7 @@ import pytest
 from gateway.adapters import rows
 from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore, insert_rows
-from gateway.core.events import Event
+from gateway.core.log.events import Event
 from tests.fakes.store import FakeStore
 from tests.records import a_rollout, an_outcome, rollout_event
 

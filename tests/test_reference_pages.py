@@ -10,7 +10,7 @@ import pytest
 
 from gateway.adapters.metrics import PrometheusMetrics
 from gateway.api.openai import _CHAT_DOC
-from gateway.core.chat import FIELDS
+from gateway.core.openai.chat import FIELDS
 from scripts import api_reference, chat_table, metrics_reference, reference, responses_reference, training_reference
 
 ROOT = Path(__file__).resolve().parents[1]

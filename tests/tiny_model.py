@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gateway.core.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
 from policy.serve.graph import write_graph
 from policy.serve.manifest import Manifest, write_manifest
 from policy.serve.shape import Shape

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from gateway.core.audit import Anchor
+from gateway.core.access.audit import Anchor
 
 ANCHORS = "audit.anchors"  # in the data directory
 READ_BYTES_MAX = 64 << 20

@@ -1,4 +1,4 @@
--- Money over several scopes in one atomic step. Model: core/ledger.py. Reasons: docs/adr/0003.
+-- Money over several scopes in one atomic step. Model: core/money/ledger.py. Reasons: docs/adr/0003.
 --
 -- KEYS  1 epoch   hash: epoch, run (the server's run id at the rebuild), wait (ms of the server's clock until which
 --                 other gateways may still put their own holds back), or loading while a rebuild is under way

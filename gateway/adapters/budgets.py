@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from gateway.adapters.redis_script import RedisAway, RedisScript
-from gateway.core.ledger import (
+from gateway.core.money.ledger import (
     Balance,
     Hold,
     Scope,

@@ -2,8 +2,8 @@
 
 A dialect says how the server takes the schema. `vllm` (vLLM and the embedded server) also gives token ids and
 behaviour log-probs, which learning needs. `json_schema` and `json_object` are OpenAI's two ways; `none` sends no
-schema and leaves all checking to `core.plan`. What a hosted model refuses (log-probs, a seed, a temperature) is left
-out from then on.
+schema and leaves all checking to `core.loop.plan`. What a hosted model refuses (log-probs, a seed, a temperature) is
+left out from then on.
 
 Bounds: every wait ends at the call's deadline, the text at `text_bytes_max`, a stream event at `EVENT_BYTES_MAX`.
 """
@@ -25,9 +25,9 @@ from gateway.adapters.breaker import Breaker
 from gateway.adapters.sse import DONE, SseError, SseParser
 from gateway.adapters.upstream import transport_error
 from gateway.adapters.workers_http import http_client
-from gateway.core.money import Usage
-from gateway.core.plan import portable_schema
-from gateway.core.usage import billed_usage, read_usage
+from gateway.core.loop.plan import portable_schema
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.usage import billed_usage, read_usage
 from gateway.errors import ConductorError
 from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 

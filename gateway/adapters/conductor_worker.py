@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
-from gateway.core.money import Usage
-from gateway.core.plan import portable_schema
-from gateway.core.pool import WorkerSpec
-from gateway.core.usage import read_usage
+from gateway.core.loop.plan import portable_schema
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.usage import read_usage
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, ConductorError, UpstreamError, UpstreamTimeout
 from gateway.service.ports import ConductorCall, ConductorChunk, ConductorEnd, WorkerCall, Workers
 

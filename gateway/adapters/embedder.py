@@ -17,7 +17,7 @@ import httpx
 from gateway.adapters.breaker import Breaker
 from gateway.adapters.upstream import bounded_body, parse_object
 from gateway.adapters.workers_http import http_client
-from gateway.core.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed, fitted
+from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed, fitted
 from gateway.errors import Unavailable, UpstreamProtocol
 from gateway.service.ports import Embedder
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines_tensors import FIX, Tensor, check_finite, read_header
-from gateway.core.prompt import PROMPT_VERSION, profile_of, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, profile_of, prompt_hash
 from gateway.errors import VersionRefused
 
 MANIFEST_FILE = "manifest.json"

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gateway.core.parts import Kind, Media, Part, as_media, audio_type
+from gateway.core.openai.parts import Kind, Media, Part, as_media, audio_type
 from gateway.errors import BadRequest
 
 HTTPS_PORT = 443

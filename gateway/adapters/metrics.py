@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from gateway.core.pool import NANO_PER_USD
-from gateway.core.rollout import RolloutRecord
-from gateway.core.versions import Standing
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.policies.versions import Standing
+from gateway.core.pool.workers import NANO_PER_USD
 
 log = logging.getLogger("baton")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

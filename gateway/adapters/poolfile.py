@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from gateway.adapters import tokens
 from gateway.adapters.workers_litellm import offline_price
 from gateway.adapters.yamlfile import Document, Loc, read
-from gateway.core.pool import PoolFile, Price, WorkerSpec
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import ConfigError
 
 SECRET_BYTES_MAX = 16_384

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gateway.adapters import poolfile
-from gateway.core.pool import PoolFile
+from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
 from gateway.service.ports_pools import Loaded
 

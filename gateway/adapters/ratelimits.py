@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from gateway.adapters.redis_script import RedisAway, RedisScript
-from gateway.core.durations import go_duration
+from gateway.core.openai.durations import go_duration
 from gateway.errors import RateLimited, TooLarge, Unavailable
 from gateway.service.ports import RateState
 

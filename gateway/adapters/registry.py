@@ -25,8 +25,8 @@ from gateway.adapters import policy_files, store_audit
 from gateway.adapters.engines_files import MANIFEST_FILE, read_object
 from gateway.adapters.policy_files import Incoming
 from gateway.adapters.tables import outcomes, policy_events, policy_shadows, policy_versions, rollouts
-from gateway.core.audit import Act
-from gateway.core.publishing import (
+from gateway.core.access.audit import Act
+from gateway.core.policies.publishing import (
     WHY_CHARS_MAX,
     check_gate,
     check_report,
@@ -35,7 +35,7 @@ from gateway.core.publishing import (
     number_for,
     parent_of,
 )
-from gateway.core.versions import (
+from gateway.core.policies.versions import (
     CODE,
     PERCENTS,
     SERVED,
@@ -47,7 +47,7 @@ from gateway.core.versions import (
     picked,
     standing,
 )
-from gateway.core.watch import Figures
+from gateway.core.policies.watch import Figures
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
 
 LOCK_CLASS = 0x706F6C  # "pol": a class of advisory locks of our own

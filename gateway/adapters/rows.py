@@ -13,10 +13,10 @@ from uuid import UUID
 from sqlalchemy import Table
 
 from gateway.adapters import tables
-from gateway.core import grading
-from gateway.core.events import Event
-from gateway.core.experience import embed, question_text
-from gateway.core.outcome import Judgement, Outcome
+from gateway.core.log.events import Event
+from gateway.core.log.outcome import Judgement, Outcome
+from gateway.core.loop.experience import embed, question_text
+from gateway.core.policies import grading
 from gateway.errors import BadRequest
 
 Row = dict[str, Any]

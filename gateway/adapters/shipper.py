@@ -27,7 +27,7 @@ from gateway.adapters.segments import Position
 from gateway.adapters.spool import MIB, LogWatch, Quiet, Spool
 from gateway.adapters.store import insert_rows
 from gateway.adapters.tables import dead_letters, metadata
-from gateway.core.events import parse
+from gateway.core.log.events import parse
 from gateway.errors import BatonError
 
 log = logging.getLogger("gateway.shipper")

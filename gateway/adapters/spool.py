@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from gateway.adapters import segments
 from gateway.adapters.segments import NoSpace, Position, Segment
-from gateway.core.events import Event, canonical
+from gateway.core.log.events import Event, canonical
 from gateway.errors import SpoolFull, TooLarge, Unavailable
 
 log = logging.getLogger("gateway.spool")

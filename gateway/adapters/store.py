@@ -26,8 +26,15 @@ from gateway.adapters.store_inserts import insert_rows as insert_rows
 from gateway.adapters.tables import SETTLED, experience, keys, ledger, outcomes, rollouts, rounds, steps
 from gateway.adapters.tables_admin import orgs
 from gateway.adapters.tables_jobs import gradings
-from gateway.core.experience import HALF_LIFE, NEAR, NEAREST, SPREAD_MIN, TASK_TYPE_SIMILARITY, WEIGHT_MIN
-from gateway.core.outcome import Outcome
+from gateway.core.log.outcome import Outcome
+from gateway.core.loop.experience import (
+    HALF_LIFE,
+    NEAR,
+    NEAREST,
+    SPREAD_MIN,
+    TASK_TYPE_SIMILARITY,
+    WEIGHT_MIN,
+)
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports import Books, KeyRow, Settlement, WorkerExperience
 
@@ -42,8 +49,8 @@ POSTED_TOTALS = text(
     "WHERE kind IN ('posted', 'uncertain', 'credit') GROUP BY 1"
 )
 ORG_COLUMNS = tuple(column.label(f"org_{column.name}") for column in orgs.columns)
-# Each worker's latest `recent` judged steps, by how near and how new they are; `core.experience` says what that means.
-# The question is a sub-select so that a prepared statement turns the array into a vector once, not once a row.
+# Each worker's latest `recent` judged steps, by how near and how new they are; `core.loop.experience` says what that
+# means. The question is a sub-select so that a prepared statement turns the array into a vector once, not once a row.
 EXPERIENCE_NEAR = """
 WITH wanted AS (
   SELECT worker, version, coalesce((SELECT at FROM experience AS e WHERE e.worker = named.worker

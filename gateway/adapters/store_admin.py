@@ -17,7 +17,7 @@ from gateway.adapters.rows import clean
 from gateway.adapters.store_credits import credit_insert, credit_list
 from gateway.adapters.tables import keys
 from gateway.adapters.tables_admin import orgs
-from gateway.core.audit import Act
+from gateway.core.access.audit import Act
 from gateway.errors import BadRequest, Conflict
 from gateway.service.ports_admin import Credit, CreditAsked
 from gateway.service.ports_keys import KeyRow, OrgRow

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.database import transaction
 from gateway.adapters.rows import clean
 from gateway.adapters.tables_admin import audit
-from gateway.core.audit import FIRST, Act, Anchor, Entry, Link, link, plain
+from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain
 
 LOCK_KEY = 0x6175646974  # "audit": one chain, so one writer at a time
 PAGE_MAX = 1_000

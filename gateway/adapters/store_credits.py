@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.adapters import store_audit
 from gateway.adapters.rows import clean
 from gateway.adapters.tables import SETTLED, ledger
-from gateway.core.audit import Act
-from gateway.core.money import NANO_MAX, nano_to_usd
+from gateway.core.access.audit import Act
+from gateway.core.money.amounts import NANO_MAX, nano_to_usd
 from gateway.errors import Conflict, NotFound
 from gateway.service.ports_admin import Credit, CreditAsked
 

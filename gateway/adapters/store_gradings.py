@@ -20,9 +20,9 @@ from gateway.adapters.database import transaction
 from gateway.adapters.store_inserts import insert_outcome
 from gateway.adapters.tables import rollouts
 from gateway.adapters.tables_jobs import gradings
-from gateway.core.grading import SOURCE
-from gateway.core.ids import uuid7
-from gateway.core.outcome import Judgement, Outcome
+from gateway.core.log.ids import uuid7
+from gateway.core.log.outcome import Judgement, Outcome
+from gateway.core.policies.grading import SOURCE
 
 DETAIL_CHARS_MAX = 500
 

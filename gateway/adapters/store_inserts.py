@@ -32,8 +32,8 @@ from gateway.adapters import rows
 from gateway.adapters.tables import MODEL_KINDS, experience, ledger, outcomes, policy_shadows, rollouts, rounds, steps
 from gateway.adapters.tables_jobs import gradings
 from gateway.adapters.tables_turns import continuations
-from gateway.core.credit import Tried, credits
-from gateway.core.outcome import Outcome
+from gateway.core.log.outcome import Outcome
+from gateway.core.loop.credit import Tried, credits
 
 _INDICES: Any = ARRAY(Integer)
 

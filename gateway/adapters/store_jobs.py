@@ -25,9 +25,9 @@ from gateway.adapters.rows import clean
 from gateway.adapters.tables import outcomes
 from gateway.adapters.tables_jobs import policy_job_lines as lines
 from gateway.adapters.tables_jobs import policy_jobs as jobs
-from gateway.core.audit import Act
-from gateway.core.ids import uuid7
-from gateway.core.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage
+from gateway.core.access.audit import Act
+from gateway.core.log.ids import uuid7
+from gateway.core.policies.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage
 from gateway.errors import BadRequest, Conflict, NotFound
 
 JOBS_MAX = 200  # of one list

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.adapters.tables import MONTHLY, experience, outcomes, policy_shadows, rollouts
 from gateway.adapters.tables_jobs import gradings
 from gateway.adapters.tables_turns import continuations
-from gateway.core.months import Month
+from gateway.core.log.months import Month
 
 SCHEMA = "months"
 BOUND = (gradings, continuations, outcomes, experience)  # in the order in which the shipper writes them

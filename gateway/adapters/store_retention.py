@@ -20,8 +20,8 @@ from gateway.adapters.database import transaction
 from gateway.adapters.store_months import Held, within
 from gateway.adapters.tables import dead_letters, keys, policy_shadows, rollouts, rounds, steps
 from gateway.adapters.tables_admin import orgs
-from gateway.core.audit import Act
-from gateway.core.months import Month
+from gateway.core.access.audit import Act
+from gateway.core.log.months import Month
 from gateway.service.ports_admin import MonthGone, Swept
 
 log = logging.getLogger("gateway.retention")

@@ -1,6 +1,6 @@
 """The tables of the log, as SQLAlchemy Core describes them. `migrations/` creates them; a test holds the two together.
 
-Columns are named after the fields of `core/rollout.py`. Two conversions, everywhere: `*_us` (microseconds since the
+Columns are named after the fields of `core/log/rollout.py`. Two conversions, everywhere: `*_us` (microseconds since the
 epoch) becomes `*_at` (timestamptz, which keeps the microseconds), and a nested record becomes jsonb.
 """
 
@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from gateway.core.experience import EMBEDDING_DIM
+from gateway.core.loop.experience import EMBEDDING_DIM
 
 metadata = MetaData(
     naming_convention={

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from gateway.core.pool import MODEL_KINDS, WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import ConfigError
 
 COUNT_S_MAX = 2.0  # a reply is never kept waiting for longer: bytes are counted then

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from gateway.adapters.workers_http import HttpWorkers, http_client
 from gateway.adapters.workers_litellm import LiteLLMWorkers
 from gateway.adapters.workers_tool import ToolWorkers
-from gateway.core.pool import PoolFile, revision_of
+from gateway.core.pool.workers import PoolFile, revision_of
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout
 from gateway.service.ports import WorkerCall, WorkerReply, Workers
 from gateway.service.ports_pools import Loaded

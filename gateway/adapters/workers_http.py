@@ -20,11 +20,11 @@ from httpx_aiohttp import AiohttpTransport
 
 from gateway.adapters import upstream
 from gateway.adapters.sse import DONE, SseError, SseEvent, SseParser
-from gateway.core import depth
-from gateway.core.chat import Endpoint
-from gateway.core.money import Usage
-from gateway.core.texts import as_chat, checked_embeddings, chunk_as_chat
-from gateway.core.usage import billed_usage, read_usage, text_bytes, usage_body
+from gateway.core.loop import depth
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.chat import Endpoint
+from gateway.core.openai.texts import as_chat, checked_embeddings, chunk_as_chat
+from gateway.core.openai.usage import billed_usage, read_usage, text_bytes, usage_body
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports import WorkerCall, WorkerReply
 

@@ -25,11 +25,11 @@ import httpx
 
 from gateway.adapters import upstream
 from gateway.adapters.workers_http import StreamTally, checked_reply, request_body, said_bytes
-from gateway.core.chat import FIELDS, HINTS
-from gateway.core.pool import Price
-from gateway.core.reply import chunks_of
-from gateway.core.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
-from gateway.core.usage import billed_usage, read_usage, usage_body
+from gateway.core.openai.chat import FIELDS, HINTS
+from gateway.core.openai.reply import chunks_of
+from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
+from gateway.core.openai.usage import billed_usage, read_usage, usage_body
+from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports import WorkerCall, WorkerReply
 

@@ -16,10 +16,10 @@ import httpx
 
 from gateway.adapters import upstream
 from gateway.adapters.workers_http import http_client
-from gateway.core import depth
-from gateway.core.digest import majority
-from gateway.core.money import Usage
-from gateway.core.usage import read_usage, usage_body
+from gateway.core.loop import depth
+from gateway.core.loop.digest import majority
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.usage import read_usage, usage_body
 from gateway.errors import UpstreamProtocol, UpstreamRefused
 from gateway.service.ports import WorkerCall, WorkerReply
 

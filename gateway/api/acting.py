@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 
 from gateway.api.edge import read_json
-from gateway.core.audit import Act
+from gateway.core.access.audit import Act
 from gateway.errors import BadRequest
 from gateway.service import limits
 from gateway.service.auth import Authenticator

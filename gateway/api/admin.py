@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.acting import asked, operator, required
-from gateway.core.money import nano_to_usd
-from gateway.core.scopes import WINDOWS, key_scope, user_scope, windows
+from gateway.core.money.amounts import nano_to_usd
+from gateway.core.money.scopes import WINDOWS, key_scope, user_scope, windows
 from gateway.service import limits
 from gateway.service.admin import CREATABLE, GRACE_S, KeyAdmin, describe
 from gateway.service.auth import Authenticator

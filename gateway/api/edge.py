@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.pressure import Places
-from gateway.core.body import decoded
-from gateway.core.ids import random_hex
-from gateway.core.redact import scrub
-from gateway.core.reply import json_bytes
+from gateway.core.log.ids import random_hex
+from gateway.core.log.redact import scrub
+from gateway.core.openai.body import decoded
+from gateway.core.openai.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, NotFound, TooLarge, Unavailable
 
 log = logging.getLogger("baton")

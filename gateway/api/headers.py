@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from gateway.core.durations import go_duration
+from gateway.core.openai.durations import go_duration
 from gateway.service.ports import RateState
 from gateway.service.running import Running, reply_headers
 

@@ -20,7 +20,7 @@ from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.edge import reply, unless_gone
-from gateway.core.idempotency import (
+from gateway.core.access.idempotency import (
     CHARS_MAX,
     HEADER,
     REPLAY_HEADER,
@@ -29,7 +29,7 @@ from gateway.core.idempotency import (
     is_final,
     kept_headers,
 )
-from gateway.core.keys import Principal
+from gateway.core.access.keys import Principal
 from gateway.errors import BadRequest, BatonError, Conflict, Unavailable
 from gateway.service.ports_turns import KeptReply, Replies, Slot
 

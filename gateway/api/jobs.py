@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge import read_json
-from gateway.core.jobs import read_policy, read_spec
+from gateway.core.policies.jobs import read_policy, read_spec
 from gateway.errors import BadRequest
 from gateway.service.auth import Authenticator
 from gateway.service.ports_jobs import Jobs

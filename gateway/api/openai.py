@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.edge import Json, read_json, unless_gone
 from gateway.api.headers import headers_of
 from gateway.api.idempotency import Idempotency
-from gateway.core.caps import CAP_HEADERS, caps_from_headers
-from gateway.core.chat import FIELDS, MEDIA_BYTES_MAX, ChatRequest, parse_request
-from gateway.core.depth import HEADER, verify
-from gateway.core.keys import Principal
-from gateway.core.prompt import QUALITY_MAX
+from gateway.core.access.keys import Principal
+from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
+from gateway.core.loop.depth import HEADER, verify
+from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.openai.chat import FIELDS, MEDIA_BYTES_MAX, ChatRequest, parse_request
 from gateway.errors import BadRequest, NotFound, Unavailable
 from gateway.service.admit import Asked
 from gateway.service.auth import Authenticator

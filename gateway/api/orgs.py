@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from gateway.api.acting import asked, operator, required, whole
 from gateway.api.admin import balances
-from gateway.core.scopes import org_scope, user_scope
+from gateway.core.money.scopes import org_scope, user_scope
 from gateway.service.auditing import Auditor, describe_entry
 from gateway.service.auth import Authenticator
 from gateway.service.crediting import Crediting, describe_credit

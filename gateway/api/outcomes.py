@@ -10,8 +10,8 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge import read_json
-from gateway.core.keys import Principal
-from gateway.core.reply import finite
+from gateway.core.access.keys import Principal
+from gateway.core.openai.reply import finite
 from gateway.service.auth import Authenticator
 from gateway.service.outcomes import Outcomes
 

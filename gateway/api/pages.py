@@ -15,7 +15,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from gateway.core.keys import Principal
+from gateway.core.access.keys import Principal
 from gateway.errors import BadRequest, NotFound
 from gateway.service.auth import Authenticator
 from gateway.service.ports import STATUSES, Clock, Reports, RolloutsQuery

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.edge import Json, read_json
 from gateway.api.openai import OWN_HEADERS, OpenAIApi
-from gateway.core.caps import CAP_HEADERS
-from gateway.core.idempotency import HEADER
-from gateway.core.keys import Principal
-from gateway.core.responses import FIELDS, INCLUDABLE
-from gateway.core.responses_reply import ended
+from gateway.core.access.idempotency import HEADER
+from gateway.core.access.keys import Principal
+from gateway.core.loop.caps import CAP_HEADERS
+from gateway.core.openai.responses.reply import ended
+from gateway.core.openai.responses.request import FIELDS, INCLUDABLE
 from gateway.errors import BadRequest
 from gateway.service.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepared, Responses
 from gateway.service.responses_stream import ResponseFrames

@@ -10,11 +10,17 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.edge import read_json
 from gateway.api.openai import OpenAIApi
-from gateway.core.caps import CAP_HEADERS
-from gateway.core.chat import ChatRequest
-from gateway.core.idempotency import HEADER
-from gateway.core.keys import Principal
-from gateway.core.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS, Fields, parse_completion, parse_embedding
+from gateway.core.access.idempotency import HEADER
+from gateway.core.access.keys import Principal
+from gateway.core.loop.caps import CAP_HEADERS
+from gateway.core.openai.chat import ChatRequest
+from gateway.core.openai.texts import (
+    COMPLETION_FIELDS,
+    EMBEDDING_FIELDS,
+    Fields,
+    parse_completion,
+    parse_embedding,
+)
 from gateway.service.stream_texts import TextFrames
 
 OWN_HEADERS = ("x-baton-pool", "x-baton-keepalive")

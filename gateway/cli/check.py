@@ -13,7 +13,7 @@ from gateway import config
 from gateway.adapters import poolfile
 from gateway.adapters.database import driver_url
 from gateway.cli.services import conductor_directory
-from gateway.core.pool import PoolFile
+from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.cli.adminapi import AdminClient
 from gateway.cli.show import table
-from gateway.core.scopes import WINDOWS
+from gateway.core.money.scopes import WINDOWS
 
 ROUTE = "/admin/credits"
 COLUMNS = ("id", "at", "usd", "charge", "scopes", "by", "why")

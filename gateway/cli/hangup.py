@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 
-from gateway.core.audit import Act
+from gateway.core.access.audit import Act
 from gateway.errors import BatonError
 from gateway.service.pools import Pools
 

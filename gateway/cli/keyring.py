@@ -20,9 +20,9 @@ from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_retention import PostgresRetention
 from gateway.cli.datadir import JUDGE, KEYS, DataDir
 from gateway.config import Services
-from gateway.core import keys
-from gateway.core.audit import Act
-from gateway.core.keys import KeyClass
+from gateway.core.access import keys
+from gateway.core.access.audit import Act
+from gateway.core.access.keys import KeyClass
 from gateway.service import limits
 from gateway.service.admin import KeyAdmin
 from gateway.service.auditing import Auditor

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from types import TracebackType
 
-from gateway.core.redact import Redactor
+from gateway.core.log.redact import Redactor
 
 FORM = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 QUIET = ("alembic", "httpx", "httpcore", "uvicorn")

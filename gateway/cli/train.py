@@ -20,7 +20,7 @@ from typing import Any
 
 from gateway import config
 from gateway.cli.adminapi import AdminClient
-from gateway.core.jobs import ACTIVE
+from gateway.core.policies.jobs import ACTIVE
 from gateway.errors import BadRequest, ConfigError
 
 COMMAND = ("-m", "policy", "train")

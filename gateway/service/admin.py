@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, get_args
 
-from gateway.core import keys
-from gateway.core.audit import Act
-from gateway.core.caps import Caps
-from gateway.core.keys import KeyClass
+from gateway.core.access import keys
+from gateway.core.access.audit import Act
+from gateway.core.access.keys import KeyClass
+from gateway.core.loop.caps import Caps
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service import limits
 from gateway.service.limits import bad as _bad

@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.core.caps import Caps
-from gateway.core.chat import ChatRequest
-from gateway.core.events import Event
-from gateway.core.ids import uuid7
-from gateway.core.keys import Principal
-from gateway.core.meter import Meter
-from gateway.core.money import nano_to_usd, worst_case_nano
-from gateway.core.parts import media_parts
-from gateway.core.pool import MODEL_KINDS, Price, WorkerSpec, pool_hash
-from gateway.core.rollout import RolloutRecord
-from gateway.core.scopes import scopes_of
-from gateway.core.structured import shape_of
-from gateway.core.versions import Pick
+from gateway.core.access.keys import Principal
+from gateway.core.log.events import Event
+from gateway.core.log.ids import uuid7
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.meter import Meter
+from gateway.core.money.amounts import nano_to_usd, worst_case_nano
+from gateway.core.money.scopes import scopes_of
+from gateway.core.openai.chat import ChatRequest
+from gateway.core.openai.parts import media_parts
+from gateway.core.openai.structured import shape_of
+from gateway.core.policies.versions import Pick
+from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, CapReached
 from gateway.service.calls import OUTPUT_TOKENS_MIN, price_of
 from gateway.service.catalog import Choice
@@ -62,7 +62,7 @@ class Asked:
     caps: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
     rounds: int | None = None
-    quality: int | None = None  # the dial, see core/prompt.py
+    quality: int | None = None  # the dial, see core/loop/prompt.py
     depth: int = 0
     sticky: bool = True  # whether the turn may go back to the worker that asked (service/sticky.py)
     progress: bool = False  # its stream tells of plans and steps as they happen

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential, wait_random
 
-from gateway.core.rollout import AttemptRecord
+from gateway.core.log.rollout import AttemptRecord
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.ports import Clock, WorkerCall, WorkerReply, Workers
 

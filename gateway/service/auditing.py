@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from gateway.core.audit import Anchor, Fault, Link, Verifier
+from gateway.core.access.audit import Anchor, Fault, Link, Verifier
 from gateway.service.ports import Clock
 from gateway.service.ports_admin import Anchors, AuditLog
 

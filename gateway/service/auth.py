@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from gateway.core import keys
-from gateway.core.keys import Allowance, KeyClass, Organisation, ParsedKey, Principal
+from gateway.core.access import keys
+from gateway.core.access.keys import Allowance, KeyClass, Organisation, ParsedKey, Principal
 from gateway.errors import Unauthorized, Unavailable
 from gateway.service.ports import Clock, KeyRow, OrgRow, Store
 

@@ -11,15 +11,21 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar, cast
 
-from gateway.core.chat import HINTS, choices_in
-from gateway.core.counting import answered, asked
-from gateway.core.meter import Draw
-from gateway.core.money import Usage, cost_nano, input_tokens_bound, output_tokens_that_fit, worst_case_nano
-from gateway.core.pool import Price, WorkerSpec
-from gateway.core.reply import Collected
-from gateway.core.rollout import AttemptRecord
-from gateway.core.texts import TOKENS_DEFAULT
-from gateway.core.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes
+from gateway.core.log.rollout import AttemptRecord
+from gateway.core.loop.meter import Draw
+from gateway.core.money.amounts import (
+    Usage,
+    cost_nano,
+    input_tokens_bound,
+    output_tokens_that_fit,
+    worst_case_nano,
+)
+from gateway.core.openai.chat import HINTS, choices_in
+from gateway.core.openai.counting import answered, asked
+from gateway.core.openai.reply import Collected
+from gateway.core.openai.texts import TOKENS_DEFAULT
+from gateway.core.openai.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes
+from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, DeadlineExceeded, Unpriced, UpstreamProtocol
 from gateway.service.attempts import Attempts
 from gateway.service.job import Job, StepRun

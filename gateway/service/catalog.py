@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.core.chat import Endpoint
-from gateway.core.keys import Principal
-from gateway.core.pool import PoolFile, Task, WorkerSpec, revision_of
-from gateway.core.versions import Pick
+from gateway.core.access.keys import Principal
+from gateway.core.openai.chat import Endpoint
+from gateway.core.policies.versions import Pick
+from gateway.core.pool.workers import PoolFile, Task, WorkerSpec, revision_of
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.job import Planner
 from gateway.service.routers import FixedPlanner

@@ -10,17 +10,17 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.core import grading
-from gateway.core.events import Event
-from gateway.core.experience import question_text
-from gateway.core.ids import uuid7
-from gateway.core.money import Usage, input_tokens_bound
-from gateway.core.parts import remote_parts, with_media
-from gateway.core.pool import MODEL_KINDS
-from gateway.core.redact import Redactor, apply_mode
-from gateway.core.rollout import as_payload
-from gateway.core.texts import reply_of, to_log
-from gateway.core.versions import Pick
+from gateway.core.log.events import Event
+from gateway.core.log.ids import uuid7
+from gateway.core.log.redact import Redactor, apply_mode
+from gateway.core.log.rollout import as_payload
+from gateway.core.loop.experience import question_text
+from gateway.core.money.amounts import Usage, input_tokens_bound
+from gateway.core.openai.parts import remote_parts, with_media
+from gateway.core.openai.texts import reply_of, to_log
+from gateway.core.policies import grading
+from gateway.core.policies.versions import Pick
+from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
 from gateway.service.admit import Admission, Asked, Policies, able, no_version
 from gateway.service.calls import all_or_first_error

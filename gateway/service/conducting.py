@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict, dataclass
 
-from gateway.core.meter import Draw, Meter
-from gateway.core.money import Usage, cost_nano, input_tokens_bound, worst_case_nano
-from gateway.core.plan import Plan, PlanReader, decision_mask, plan_schema, schema_hash, validate, validate_step
-from gateway.core.pool import Price
-from gateway.core.prompt import PROMPT_VERSION, Profile, PromptInput, prompt_hash, render
-from gateway.core.rollout import RoundRecord
+from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.meter import Draw, Meter
+from gateway.core.loop.plan import (
+    Plan,
+    PlanReader,
+    decision_mask,
+    plan_schema,
+    schema_hash,
+    validate,
+    validate_step,
+)
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, PromptInput, prompt_hash, render
+from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
+from gateway.core.pool.workers import Price
 from gateway.errors import ConductorError
 from gateway.service.job import EarlyStart, Situation
 from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd, Sampling

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from gateway.core.audit import Act
-from gateway.core.ids import uuid7
-from gateway.core.money import nano_to_usd
-from gateway.core.scopes import WINDOWS, key_scope, org_scope, windows
+from gateway.core.access.audit import Act
+from gateway.core.log.ids import uuid7
+from gateway.core.money.amounts import nano_to_usd
+from gateway.core.money.scopes import WINDOWS, key_scope, org_scope, windows
 from gateway.errors import BadRequest, MoneyUnavailable
 from gateway.service import limits
 from gateway.service.admin import ITSELF

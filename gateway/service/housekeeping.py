@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gateway.core.audit import Act
-from gateway.core.scopes import is_past
+from gateway.core.access.audit import Act
+from gateway.core.money.scopes import is_past
 from gateway.errors import BatonError
 from gateway.service.admin import ITSELF
 from gateway.service.auditing import Auditor

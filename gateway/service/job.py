@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.core.caps import Caps
-from gateway.core.chat import Endpoint
-from gateway.core.events import Event
-from gateway.core.meter import Meter
-from gateway.core.plan import Allowed, Plan, Step
-from gateway.core.pool import WorkerSpec
-from gateway.core.prompt import ShownReply, ShownWorker
-from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
-from gateway.core.structured import Shape
-from gateway.core.versions import Pick
+from gateway.core.log.events import Event
+from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Allowed, Plan, Step
+from gateway.core.loop.prompt import ShownReply, ShownWorker
+from gateway.core.openai.chat import Endpoint
+from gateway.core.openai.structured import Shape
+from gateway.core.policies.versions import Pick
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
 from gateway.service.ports import Journal, WorkerExperience
 
@@ -122,7 +122,7 @@ class Situation:
     before_spending: BeforeSpending = nothing_to_write  # awaited before a planning call that may cost so many nano
     task_type: str | None = None  # as the client names it
     final: bool = False  # no round follows: this one's reply is the answer
-    quality: int | None = None  # the request's dial, see core/prompt.py
+    quality: int | None = None  # the request's dial, see core/loop/prompt.py
     version: Pick | None = None  # the policy version that plans; None: the conductor's only one
     rollout_id: str | None = None  # of a request; None in a child loop
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from gateway.core.money import nano_to_usd, usd_to_nano
+from gateway.core.money.amounts import nano_to_usd, usd_to_nano
 from gateway.errors import BadRequest
 from gateway.service.ports_keys import KeyRow, OrgRow
 

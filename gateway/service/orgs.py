@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.audit import Act
+from gateway.core.access.audit import Act
 from gateway.errors import NotFound
 from gateway.service import limits
 from gateway.service.admin import ITSELF

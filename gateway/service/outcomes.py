@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gateway.core.ids import uuid7
-from gateway.core.keys import Principal
-from gateway.core.outcome import TEXT_CHARS_MAX, Judgement, Outcome, check_idempotency_key, requested
-from gateway.core.redact import Redactor
+from gateway.core.access.keys import Principal
+from gateway.core.log.ids import uuid7
+from gateway.core.log.outcome import TEXT_CHARS_MAX, Judgement, Outcome, check_idempotency_key, requested
+from gateway.core.log.redact import Redactor
 from gateway.errors import NotFound
 from gateway.service.ports import Clock, Journal, Store
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gateway.core.versions import Version
-from gateway.core.watch import Figures
+from gateway.core.policies.versions import Version
+from gateway.core.policies.watch import Figures
 from gateway.errors import BadRequest
 from gateway.service.ports_policies import PolicyRegistry
 from gateway.service.versions import Versions

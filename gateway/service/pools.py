@@ -15,9 +15,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from gateway.core.audit import Act
-from gateway.core.pool import PoolFile, canonical, revision_of
-from gateway.core.pool_changes import changes, stranded, told
+from gateway.core.access.audit import Act
+from gateway.core.pool.changes import changes, stranded, told
+from gateway.core.pool.workers import PoolFile, canonical, revision_of
 from gateway.errors import BatonError, ConfigError, NotFound
 from gateway.service.admin import ITSELF
 from gateway.service.ports import Clock

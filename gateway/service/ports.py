@@ -11,16 +11,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from gateway.core.chat import Endpoint
-from gateway.core.events import Event
-from gateway.core.ledger import Balance as Balance
-from gateway.core.ledger import Hold as Hold
-from gateway.core.ledger import Scope as Scope
-from gateway.core.money import Usage
-from gateway.core.outcome import Outcome
-from gateway.core.parts import Media, Part
-from gateway.core.pool import WorkerSpec
-from gateway.core.rollout import RolloutRecord
+from gateway.core.log.events import Event
+from gateway.core.log.outcome import Outcome
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.money.amounts import Usage
+from gateway.core.money.ledger import Balance as Balance
+from gateway.core.money.ledger import Hold as Hold
+from gateway.core.money.ledger import Scope as Scope
+from gateway.core.openai.chat import Endpoint
+from gateway.core.openai.parts import Media, Part
+from gateway.core.pool.workers import WorkerSpec
 from gateway.service.ports_keys import KeyRow as KeyRow
 from gateway.service.ports_keys import OrgRow as OrgRow
 from gateway.service.ports_money import LEASE_S as LEASE_S
@@ -130,7 +130,9 @@ class WorkerCall:
     step_id: str
     depth: int = 0
     saw: Sequence[tuple[str, str, str]] = ()
-    endpoint: Endpoint = "chat"  # completions come back in the shape of chat (core/texts.py), embeddings as they are
+    endpoint: Endpoint = (
+        "chat"  # completions come back in the shape of chat (core/openai/texts.py), embeddings as they are
+    )
     revision: str = ""  # of the pool that the request began with; empty: the one in use now
 
 

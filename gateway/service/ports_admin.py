@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from gateway.core.audit import Act, Anchor, Link
+from gateway.core.access.audit import Act, Anchor, Link
 from gateway.service.ports_keys import KeyRow, OrgRow
 
 

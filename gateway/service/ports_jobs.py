@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.core.jobs import Job, JobSpec
+from gateway.core.policies.jobs import Job, JobSpec
 
 
 class Jobs(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class OrgRow:
-    """One organisation as stored. Nano-dollars by window as in `core.keys.Allowance`. None: not limited."""
+    """One organisation as stored. Nano-dollars by window as in `core.access.keys.Allowance`. None: not limited."""
 
     name: str
     created_at: datetime

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.core.ledger import Balance, Hold, Scope
+from gateway.core.money.ledger import Balance, Hold, Scope
 
 LEASE_S = 60.0  # a hold whose gateway was not heard of for so long may be abandoned
 
@@ -31,7 +31,7 @@ class Books:
 
 
 class Budgets(Protocol):
-    """Two-phase money over all scopes atomically (`core/ledger.py` is the model). Every call but `ready` raises
+    """Two-phase money over all scopes atomically (`core/money/ledger.py` is the model). Every call but `ready` raises
     MoneyUnavailable when the store is away, or was emptied or restarted and waits for `load`."""
 
     @property

@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from gateway.core.versions import Standing, State, Version
-from gateway.core.watch import Figures
+from gateway.core.policies.versions import Standing, State, Version
+from gateway.core.policies.watch import Figures
 
 
 class PolicyRegistry(Protocol):

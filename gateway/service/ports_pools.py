@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from gateway.core.audit import Act
-from gateway.core.pool import PoolFile
+from gateway.core.access.audit import Act
+from gateway.core.pool.workers import PoolFile
 from gateway.service.ports_keys import KeyRow
 
 

@@ -55,7 +55,7 @@ class Replies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Who answered, under every mark by which a later turn of the conversation will be known (core/turns.py)."""
+    """Who answered, under every mark by which a later turn of the conversation will be known (core/loop/turns.py)."""
 
     key_id: str
     rollout_id: str

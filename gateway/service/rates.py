@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.core.keys import Principal
-from gateway.core.scopes import org_scope
+from gateway.core.access.keys import Principal
+from gateway.core.money.scopes import org_scope
 from gateway.service.ports import RateLimits, RateState
 
 

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from gateway.core.events import Event
-from gateway.core.ids import uuid7
-from gateway.core.ledger import SETTLED_KEPT_S
-from gateway.core.scopes import is_past
+from gateway.core.log.events import Event
+from gateway.core.log.ids import uuid7
+from gateway.core.money.ledger import SETTLED_KEPT_S
+from gateway.core.money.scopes import is_past
 from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports import LEASE_S, Budgets, Clock, Hold, Journal, Scope, Settlement, Store
 

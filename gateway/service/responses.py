@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.chat import ChatRequest
-from gateway.core.keys import Principal
-from gateway.core.reply import json_bytes
-from gateway.core.responses import Places, ResponsesRequest, chat_request, parse_responses_request
-from gateway.core.responses_items import Item, no_such_item, references, response_of, to_input_items
-from gateway.core.responses_reply import (
+from gateway.core.access.keys import Principal
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.openai.chat import ChatRequest
+from gateway.core.openai.reply import json_bytes
+from gateway.core.openai.responses.items import Item, no_such_item, references, response_of, to_input_items
+from gateway.core.openai.responses.reply import (
     Head,
     begun,
     conversation_of_log,
@@ -26,7 +26,12 @@ from gateway.core.responses_reply import (
     response_name,
     to_log,
 )
-from gateway.core.rollout import RolloutRecord
+from gateway.core.openai.responses.request import (
+    Places,
+    ResponsesRequest,
+    chat_request,
+    parse_responses_request,
+)
 from gateway.errors import BadRequest, NotFound, TooLarge, Unavailable
 from gateway.service.ports import Journal
 from gateway.service.ports_responses import LoggedResponse, ResponseStore

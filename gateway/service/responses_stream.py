@@ -11,10 +11,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.reply import json_bytes
-from gateway.core.responses import Places
-from gateway.core.responses_events import Events
-from gateway.core.responses_reply import Head
+from gateway.core.openai.reply import json_bytes
+from gateway.core.openai.responses.events import Events
+from gateway.core.openai.responses.reply import Head
+from gateway.core.openai.responses.request import Places
 from gateway.service.running import Running, reply_headers
 from gateway.service.stream import KEEP_ALIVE, OBFUSCATION_BYTES
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gateway.core.digest import digest
-from gateway.core.ids import uuid7
-from gateway.core.plan import Allowed, Plan, Step
-from gateway.core.pool import WorkerSpec
-from gateway.core.prompt import Seen, ShownReply, ShownWorker, price_tier
-from gateway.core.reply import reply_text
-from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
-from gateway.core.turns import asks
+from gateway.core.log.ids import uuid7
+from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.loop.digest import digest
+from gateway.core.loop.plan import Allowed, Plan, Step
+from gateway.core.loop.prompt import Seen, ShownReply, ShownWorker, price_tier
+from gateway.core.loop.turns import asks
+from gateway.core.openai.reply import reply_text
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import (
     BatonError,
     CapReached,

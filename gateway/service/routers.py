@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from gateway.core.experience import RuleWeights, rule_utility, smoothed_success
-from gateway.core.meter import Meter
-from gateway.core.money import Usage, cost_nano
-from gateway.core.plan import Plan, Step
-from gateway.core.pool import MODEL_KINDS, NANO_PER_USD, WorkerSpec
-from gateway.core.rollout import RoundRecord
+from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.experience import RuleWeights, rule_utility, smoothed_success
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
+from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, WorkerSpec
 from gateway.errors import BatonError, PlanRefused
 from gateway.service.calls import price_of
 from gateway.service.job import EarlyStart, Planner, Situation

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.chat import ChatRequest
-from gateway.core.clocks import covered_us
-from gateway.core.keys import Principal
-from gateway.core.money import Usage, nano_to_usd
-from gateway.core.reply import about
-from gateway.core.rollout import RolloutRecord
+from gateway.core.access.keys import Principal
+from gateway.core.log.clocks import covered_us
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.money.amounts import Usage, nano_to_usd
+from gateway.core.openai.chat import ChatRequest
+from gateway.core.openai.reply import about
 from gateway.errors import BatonError
 from gateway.service.ports import RateState, Scope
 

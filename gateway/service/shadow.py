@@ -12,15 +12,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.core.caps import Caps
-from gateway.core.events import Event, Kind
-from gateway.core.ids import uuid7
-from gateway.core.meter import Meter
-from gateway.core.money import input_tokens_bound, worst_case_nano
-from gateway.core.plan import Plan, Step
-from gateway.core.prompt import render
-from gateway.core.rollout import RoundRecord
-from gateway.core.versions import Pick, in_share, same_route
+from gateway.core.log.events import Event, Kind
+from gateway.core.log.ids import uuid7
+from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
+from gateway.core.loop.prompt import render
+from gateway.core.money.amounts import input_tokens_bound, worst_case_nano
+from gateway.core.policies.versions import Pick, in_share, same_route
 from gateway.errors import BatonError, ConductorError, PlanRefused
 from gateway.service.conducting import ConductorPlanner, ConductorSettings, prompt_input
 from gateway.service.job import EarlyStart, Situation, nothing_to_write

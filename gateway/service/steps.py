@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.core.compose import SeenStep, step_messages
-from gateway.core.events import Event
-from gateway.core.ids import uuid7
-from gateway.core.parts import without_media
-from gateway.core.pool import MODEL_KINDS
-from gateway.core.reply import chunks_of, merged, one_call, reply_text
+from gateway.core.log.events import Event
+from gateway.core.log.ids import uuid7
+from gateway.core.loop.compose import SeenStep, step_messages
+from gateway.core.openai.parts import without_media
+from gateway.core.openai.reply import chunks_of, merged, one_call, reply_text
+from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, UpstreamInvalid
 from gateway.service.attempts import Attempts
 from gateway.service.calls import PassOn, Saw, StepCall, all_or_first_error, fan_out, step_body

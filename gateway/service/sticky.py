@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.meter import Meter
-from gateway.core.plan import Plan, Step
-from gateway.core.pool import WorkerSpec
-from gateway.core.rollout import RolloutRecord, RoundRecord
-from gateway.core.turns import Marker
+from gateway.core.log.rollout import RolloutRecord, RoundRecord
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
+from gateway.core.loop.turns import Marker
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
 from gateway.service.job import EarlyStart, Job, Situation, StepRun
 from gateway.service.ports import Metrics

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.core.reply import chunk, json_bytes, usage_json
+from gateway.core.openai.reply import chunk, json_bytes, usage_json
 from gateway.service.running import Progress, Running, Said, reply_headers
 
 DONE = b"data: [DONE]\n\n"

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.reply import json_bytes, usage_json
-from gateway.core.texts import text_chunk
+from gateway.core.openai.reply import json_bytes, usage_json
+from gateway.core.openai.texts import text_chunk
 from gateway.service.running import Running, reply_headers
 from gateway.service.stream import DONE, KEEP_ALIVE
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from gateway.core.versions import SERVED, Pick, Standing, Version, pick, picked
+from gateway.core.policies.versions import SERVED, Pick, Standing, Version, pick, picked
 from gateway.errors import BatonError, Conflict, EngineDown, VersionRefused
 from gateway.service.ports import Clock, PolicyEngine
 from gateway.service.ports_policies import PolicyMetrics, PolicyRegistry

@@ -1,7 +1,7 @@
 """Automatic rollback: compares the canary with the live version, and a fresh live version with the one before it.
 
-Each look takes the latest requests of both from the log and asks `core/watch.py`. Several gateways may look at once:
-the registry takes the first rollback and calls the others illegal moves.
+Each look takes the latest requests of both from the log and asks `core/policies/watch.py`. Several gateways may look
+at once: the registry takes the first rollback and calls the others illegal moves.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from gateway.core.versions import Version
-from gateway.core.watch import Figures, Margins, Verdict, judge
+from gateway.core.policies.versions import Version
+from gateway.core.policies.watch import Figures, Margins, Verdict, judge
 from gateway.errors import BatonError, Conflict
 from gateway.service.ports import Clock
 from gateway.service.ports_policies import PolicyMetrics, PolicyRegistry

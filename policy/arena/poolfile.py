@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from gateway.core.pool import PoolFile
+from gateway.core.pool.workers import PoolFile
 from policy.arena.workers import HELD_OUT, SELF_WORKER, STANDARD, VOTE_TOOL, Pool, Worker
 
 TYPICAL_REPLY_TOKENS = 30

@@ -11,7 +11,7 @@ from functools import lru_cache
 from random import Random
 from typing import Literal
 
-from gateway.core.digest import extract_answer, normalise
+from gateway.core.loop.digest import extract_answer, normalise
 from policy.arena import chains, hard, singles
 from policy.arena.family import Family, Shape
 from policy.arena.phrasing import Values, squeeze

@@ -9,8 +9,8 @@ from functools import lru_cache
 from random import Random
 from typing import Literal
 
-from gateway.core.money import Usage, cost_nano
-from gateway.core.pool import Price
+from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.pool.workers import Price
 from policy.arena.family import SKILLS
 from policy.arena.phrasing import split_words
 

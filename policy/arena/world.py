@@ -16,8 +16,8 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from gateway.core.digest import extract_answer, majority, normalise
-from gateway.core.money import Usage
+from gateway.core.loop.digest import extract_answer, majority, normalise
+from gateway.core.money.amounts import Usage
 from policy.arena.family import GOODS, Kind
 from policy.arena.oracle import oracle_plan
 from policy.arena.phrasing import split_words

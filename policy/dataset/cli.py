@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from gateway.core.pool import PoolFile
+from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
 from policy.dataset.export import FORMATS, export, summary
 from policy.dataset.rules import Rules

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.adapters.database import sync_engine
 from gateway.adapters.tables import keys, outcomes, rollouts, rounds, steps
-from gateway.core.experience import question_text
+from gateway.core.loop.experience import question_text
 from gateway.errors import BatonError, ConfigError, Unavailable
 from policy.dataset.row import Judgement, Row, StepRow, settle
 from policy.dataset.select import Selection

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.core.pool import NANO_PER_USD
+from gateway.core.pool.workers import NANO_PER_USD
 from policy.dataset.row import Row
 from policy.reward import RewardSettings, reward
 

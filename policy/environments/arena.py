@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from gateway.core.experience import content_text
-from gateway.core.plan import validate
-from gateway.core.pool import WorkerSpec
+from gateway.core.loop.experience import content_text
+from gateway.core.loop.plan import validate
+from gateway.core.pool.workers import WorkerSpec
 from policy.arena.messages import read_prompt
 from policy.arena.oracle import oracle_plan
 from policy.arena.poolfile import worker_entry

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal, Protocol
 
-from gateway.core.meter import Meter as Meter
-from gateway.core.plan import Plan as Plan
-from gateway.core.plan import Step as Step
-from gateway.core.pool import WorkerSpec
-from gateway.core.prompt import PromptInput
-from gateway.core.rollout import RolloutRecord
-from gateway.core.rollout import RoundRecord as RoundRecord
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.log.rollout import RoundRecord as RoundRecord
+from gateway.core.loop.meter import Meter as Meter
+from gateway.core.loop.plan import Plan as Plan
+from gateway.core.loop.plan import Step as Step
+from gateway.core.loop.prompt import PromptInput
+from gateway.core.pool.workers import WorkerSpec
 from gateway.service.conducting import ConductorPlanner as ConductorPlanner
 from gateway.service.conducting import ConductorSettings as ConductorSettings
 from gateway.service.conducting import prompt_input as prompt_input

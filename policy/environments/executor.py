@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from gateway.core.caps import Caps
-from gateway.core.events import Event
-from gateway.core.ids import uuid7
-from gateway.core.meter import Meter
-from gateway.core.plan import REASONS, Plan, validate
-from gateway.core.pool import pool_hash
-from gateway.core.reply import reply_text
-from gateway.core.rollout import RolloutRecord, RoundRecord
+from gateway.core.log.events import Event
+from gateway.core.log.ids import uuid7
+from gateway.core.log.rollout import RolloutRecord, RoundRecord
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import REASONS, Plan, validate
+from gateway.core.openai.reply import reply_text
+from gateway.core.pool.workers import pool_hash
 from gateway.errors import BatonError, PlanRefused, UpstreamError
 from gateway.service.attempts import Attempts, RetryBudget
 from gateway.service.conducting import prompt_input

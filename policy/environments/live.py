@@ -14,10 +14,16 @@ from typing import Any
 
 import httpx
 
-from gateway.core.money import cost_nano, input_tokens_bound, nano_to_usd, usd_to_nano, worst_case_nano
-from gateway.core.pool import Price
-from gateway.core.reply import chunks_of
-from gateway.core.usage import billed_usage, read_usage, usage_body
+from gateway.core.money.amounts import (
+    cost_nano,
+    input_tokens_bound,
+    nano_to_usd,
+    usd_to_nano,
+    worst_case_nano,
+)
+from gateway.core.openai.reply import chunks_of
+from gateway.core.openai.usage import billed_usage, read_usage, usage_body
+from gateway.core.pool.workers import Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports import WorkerCall, WorkerReply
 from policy.environments.base import Episode, PlanSource, Prompt, Split, fraction, split_of

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from gateway.core.plan import REASONS
-from gateway.core.reply import reply_text
-from gateway.core.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord
+from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord
+from gateway.core.loop.plan import REASONS
+from gateway.core.openai.reply import reply_text
 from policy.environments.base import Episode, PlanSource, Posed, Prompt, Split, fraction, split_of
 from policy.environments.replay import VALIDATION_SHARE
 from policy.environments.spend import Spend
@@ -121,7 +121,8 @@ def _whole(planned: RoundRecord) -> bool:
 
 
 def read_record(payload: Mapping[str, Any]) -> RolloutRecord:
-    """The inverse of `core.rollout.as_payload`: a journal's payload → the record. Raises TypeError on other keys."""
+    """The inverse of `core.log.rollout.as_payload`: a journal's payload → the record. Raises TypeError on other
+    keys."""
     rounds = [RoundRecord(**planned) for planned in payload["rounds"]]
     steps = [
         StepRecord(**{**step, "attempts": [AttemptRecord(**attempt) for attempt in step["attempts"]]})

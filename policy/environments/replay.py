@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.core.digest import extract_answer, normalise
-from gateway.core.money import Usage, cost_nano
-from gateway.core.pool import PoolFile, Price
+from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.pool.workers import PoolFile, Price
 from policy.environments.base import MODEL_KINDS, Prompt, Split, WorkerExperience, fraction, rng_for, split_of
 from policy.environments.executed import ExecutedEnvironment
 from policy.environments.executor import Executor, TimedWorkers

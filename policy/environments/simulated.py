@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from gateway.core.digest import majority
-from gateway.core.money import Usage
-from gateway.core.reply import chunks_of
-from gateway.core.usage import read_usage, usage_body
+from gateway.core.loop.digest import majority
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.reply import chunks_of
+from gateway.core.openai.usage import read_usage, usage_body
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports import WorkerCall, WorkerReply
 from policy.openai_server import Refused, Speaker, completion, cuts_of, seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.money import nano_to_usd
+from gateway.core.money.amounts import nano_to_usd
 
 
 class SpendCapped(Exception):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.core.rollout import RolloutRecord, StepRecord
+from gateway.core.log.rollout import RolloutRecord, StepRecord
 
 Seconds = Mapping[tuple[str, str], float]  # (rollout id, `round.step`) → seconds its calls took
 

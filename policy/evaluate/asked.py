@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gateway.core.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
 
 ROUNDS = 3

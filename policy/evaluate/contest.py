@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gateway import __version__
-from gateway.core.pool import NANO_PER_USD
+from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
 from policy.baselines import fixed
 from policy.environments.base import Episode, Planner, PlanSource, Prompt

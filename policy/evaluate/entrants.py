@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import policy
-from gateway.core.experience import RuleWeights
+from gateway.core.loop.experience import RuleWeights
 from gateway.errors import ConfigError
 from policy import tuning
 from policy.baselines import CheapestPlanner, Once, RandomPlanner

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from gateway.core.pool import NANO_PER_USD
+from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
 from policy.evaluate.asked import Asked
 from policy.evaluate.contest import Row

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from decimal import Decimal
 from pathlib import Path
 
-from gateway.core.money import Usage
-from gateway.core.pool import Price
-from gateway.core.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
+from gateway.core.money.amounts import Usage
+from gateway.core.pool.workers import Price
 from gateway.errors import ConductorError, ConfigError
 from policy.environments.base import (
     ConductorCall,

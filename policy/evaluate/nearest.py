@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gateway.core.experience import embed
+from gateway.core.loop.experience import embed
 from policy.environments.base import WorkerExperience
 from policy.tuning import Observed
 

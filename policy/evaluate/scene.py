@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from gateway.core.experience import question_text
-from gateway.core.pool import Price
+from gateway.core.loop.experience import question_text
+from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError
 from policy import tuning
 from policy.arena.workers import HANDLES

@@ -19,9 +19,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gateway.core.caps import Caps
-from gateway.core.money import Usage, cost_nano
-from gateway.core.pool import WorkerSpec
+from gateway.core.loop.caps import Caps
+from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
 from policy.environments.base import MODEL_KINDS, Meter, Plan, Planner, Posed, Prompt, RoundRecord, Step, rng_for
 from policy.environments.executed import ExecutedEnvironment

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.core.plan import Allowed, Plan, plan_schema, schema_hash, validate
-from gateway.core.pool import NANO_PER_USD
+from gateway.core.loop.plan import Allowed, Plan, plan_schema, schema_hash, validate
+from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError, PlanRefused
 from policy.dataset import parquet
 from policy.dataset.curate import load

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gateway.core.plan import Plan
+from gateway.core.loop.plan import Plan
 from policy.gate.checks import Check, Thresholds, Verdict, bounded, cannot_say, not_worse
 from policy.gate.logged import Call, Log, Request
 from policy.gate.scoring import LoggedPlan, Scorer, spread

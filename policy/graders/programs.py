@@ -17,7 +17,7 @@ from typing import Any
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
-from gateway.core.digest import extract_answer
+from gateway.core.loop.digest import extract_answer
 from policy.graders.base import BadReference, GraderFailed, Judged, Limits, Tools, fields, object_in, shorten
 from policy.graders.sandbox import Ran, run
 

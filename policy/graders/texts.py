@@ -1,7 +1,7 @@
 r"""Graders of a final answer: exact, numeric, choice. Pure and total over replies; none of them guesses.
 
-The answer is what `core/digest.py` extracts, so that a vote counts what a grader compares. Known traps, each with a
-test: `$18.90`, `\boxed{…}`, `1,234`, `12{,}345`, `−3`, `3/4` and `\frac{3}{4}`, `50\%`, `(B) Paris`, "B or C", the
+The answer is what `core/loop/digest.py` extracts, so that a vote counts what a grader compares. Known traps, each with
+a test: `$18.90`, `\boxed{…}`, `1,234`, `12{,}345`, `−3`, `3/4` and `\frac{3}{4}`, `50\%`, `(B) Paris`, "B or C", the
 article in "A dog".
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gateway.core.digest import extract_answer, normalise
+from gateway.core.loop.digest import extract_answer, normalise
 from policy.graders.base import BadReference, Judged, fields, shorten
 
 # ---------------------------------------------------------------- exact

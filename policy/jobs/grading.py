@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from gateway.adapters.store_gradings import GradingStore, Waiting
-from gateway.core.reply import reply_text
+from gateway.core.openai.reply import reply_text
 from policy.graders import GraderError, GraderFailed, Tools, grade
 from policy.graders.base import Ask
 

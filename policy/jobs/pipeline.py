@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from gateway.adapters.store_jobs import JobStore
-from gateway.core.jobs import Job, JobSpec, Stage, option, read_spec
-from gateway.core.versions import State, Version
+from gateway.core.policies.jobs import Job, JobSpec, Stage, option, read_spec
+from gateway.core.policies.versions import State, Version
 from gateway.errors import BatonError, Conflict, Unavailable
 from policy.jobs import child
 from policy.jobs.select import changed, write_json

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.adapters.store_jobs import JobStore
-from gateway.core.jobs import Job, JobSpec, read_spec
+from gateway.core.policies.jobs import Job, JobSpec, read_spec
 from gateway.errors import Conflict
 
 log = logging.getLogger("policy.jobs")

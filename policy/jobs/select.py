@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gateway.core.jobs import option
+from gateway.core.policies.jobs import option
 from gateway.errors import ConfigError
 from policy.dataset.cli import add_filters, add_rules, rules_of, selection_of
 from policy.dataset.export import export, summary

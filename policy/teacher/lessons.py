@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from gateway.core.experience import question_text
-from gateway.core.plan import Plan
-from gateway.core.prompt import Profile, PromptInput, render
+from gateway.core.loop.experience import question_text
+from gateway.core.loop.plan import Plan
+from gateway.core.loop.prompt import Profile, PromptInput, render
 from policy.environments.base import Environment, Prompt, prompt_input
 from policy.environments.sampling import Progress, sample
 from policy.evaluate.nearest import Nearest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.core.prompt import most_agreeing
+from gateway.core.loop.prompt import most_agreeing
 from policy.environments.base import (
     MODEL_KINDS,
     SHIP,

@@ -16,8 +16,8 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from gateway.core.pool import NANO_PER_USD
-from gateway.core.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.pool.workers import NANO_PER_USD
 from policy.reward import DIAL
 from policy.tuning import Observed, Result, voted, workers_in
 

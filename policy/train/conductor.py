@@ -16,7 +16,7 @@ from random import Random
 
 import torch
 
-from gateway.core.money import Usage
+from gateway.core.money.amounts import Usage
 from gateway.errors import ConductorError
 from policy.environments.base import ConductorCall, ConductorChunk, ConductorEnd, rng_for
 from policy.serve.tokens import BadSchema, TextStream, Tokens

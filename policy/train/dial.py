@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 
-from gateway.core.pool import NANO_PER_USD
-from gateway.core.prompt import QUALITY_MAX, Profile
+from gateway.core.loop.prompt import QUALITY_MAX, Profile
+from gateway.core.pool.workers import NANO_PER_USD
 from policy.environments.base import ConductorPlanner, ConductorSettings
 from policy.environments.sampling import sample
 from policy.evaluate.inprocess import FREE

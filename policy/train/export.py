@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from gateway import __version__
-from gateway.core.plan import Allowed, plan_schema
-from gateway.core.prompt import Profile, PromptInput, ShownWorker, render
+from gateway.core.loop.plan import Allowed, plan_schema
+from gateway.core.loop.prompt import Profile, PromptInput, ShownWorker, render
 from policy import grpo
 from policy.environments.base import rng_for
 from policy.serve.manifest import ADAPTER_FILES, REQUIRED_FILES, Manifest, sha256_of, write_manifest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.core.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
 from gateway.errors import ConfigError
 from policy.serve.manifest import Manifest, read_manifest
 from policy.serve.shape import ModelError, Shape, load_shape

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.core.money import usd_to_nano
-from gateway.core.pool import PoolFile, WorkerSpec
+from gateway.core.money.amounts import usd_to_nano
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import ConfigError
 from policy import graders
 from policy.environments.base import Prompt

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gateway.core.rollout import RoundRecord
+from gateway.core.log.rollout import RoundRecord
 from gateway.errors import ConfigError
 from policy.dataset import curate, parquet
 from policy.dataset import row as dataset
@@ -26,7 +26,9 @@ from policy.train.sampled import Batch
 from policy.train.spec import chosen
 
 EXPORT_ROWS_MAX = 1_000_000
-_DIAL = re.compile(r"^(?:steps \d.* quality (\d)$|Quality wanted: (\d) of )", re.MULTILINE)  # as core/prompt.py says it
+_DIAL = re.compile(
+    r"^(?:steps \d.* quality (\d)$|Quality wanted: (\d) of )", re.MULTILINE
+)  # as core/loop/prompt.py says it
 
 
 @dataclass(frozen=True, slots=True)

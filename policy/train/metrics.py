@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from gateway.core.money import nano_to_usd
-from gateway.core.pool import NANO_PER_USD
+from gateway.core.money.amounts import nano_to_usd
+from gateway.core.pool.workers import NANO_PER_USD
 from policy.environments.base import Episode
 
 Value = float | int | str | dict[str, float]

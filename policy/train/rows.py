@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from gateway.core.plan import Allowed, plan_schema, schema_hash
-from gateway.core.rollout import RolloutRecord, RoundRecord
+from gateway.core.log.rollout import RolloutRecord, RoundRecord
+from gateway.core.loop.plan import Allowed, plan_schema, schema_hash
 from gateway.errors import ConfigError
 from policy.environments.base import Episode
 

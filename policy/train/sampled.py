@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.core.prompt import Profile
+from gateway.core.loop.prompt import Profile
 from gateway.errors import BatonError
 from policy.environments.base import ConductorPlanner, ConductorSettings, Episode, Planner, Prompt, rng_for
 from policy.environments.sampling import Progress, Sampled, sample

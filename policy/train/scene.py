@@ -10,7 +10,7 @@ from statistics import fmean
 
 from pydantic import ValidationError
 
-from gateway.core.experience import question_text
+from gateway.core.loop.experience import question_text
 from gateway.errors import ConfigError
 from policy import tuning
 from policy.environments.arena import ArenaEnvironment, Truth

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gateway.core.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
 from policy.reward import DIAL, RewardSettings
 

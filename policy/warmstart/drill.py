@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from gateway.core.prompt import PromptInput, ShownWorker, render
+from gateway.core.loop.prompt import PromptInput, ShownWorker, render
 from policy.arena.family import SKILLS
 from policy.arena.oracle import VOTERS_MAX
 from policy.warmstart.config import WORKERS_MIN

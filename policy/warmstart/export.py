@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from gateway.core.prompt import PROMPT_VERSION, Profile, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, prompt_hash
 from policy.serve.graph import write_graph
 from policy.serve.manifest import Manifest, write_manifest
 from policy.serve.shape import Array

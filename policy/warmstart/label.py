@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.prompt import ShownWorker
+from gateway.core.loop.prompt import ShownWorker
 from policy.arena.oracle import PRICE_WEIGHT_PER_USD, oracle_plan, step
 from policy.arena.tasks import JOIN_SKILL, Problem, focus
 from policy.arena.workers import HARD_SKILLS, Pool, Worker

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from gateway.core.compose import step_messages
-from gateway.core.digest import digest
-from gateway.core.plan import Allowed
-from gateway.core.prompt import Profile, PromptInput, ShownReply, ShownWorker, render
+from gateway.core.loop.compose import step_messages
+from gateway.core.loop.digest import digest
+from gateway.core.loop.plan import Allowed
+from gateway.core.loop.prompt import Profile, PromptInput, ShownReply, ShownWorker, render
 from policy.arena.tasks import INSTRUCTIONS, Task, make_task
 from policy.arena.workers import Pool
 from policy.arena.world import run_plan

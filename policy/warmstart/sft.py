@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
-from gateway.core.plan import validate
+from gateway.core.loop.plan import validate
 from gateway.errors import PlanRefused
 from policy.arena.world import solve_rate
 from policy.warmstart.config import WORKERS_MAX, ModelConfig, TrainConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from string import ascii_lowercase, digits
 
-from gateway.core.prompt import Seen, ShownWorker, price_tier
+from gateway.core.loop.prompt import Seen, ShownWorker, price_tier
 from policy.arena.workers import HANDLES, SELF_WORKER, VOTE_TOOL, Pool, Worker, random_pool
 from policy.warmstart.label import MAJORITY, PLANNER
 

@@ -18,8 +18,8 @@ from sqlalchemy import Connection
 from gateway.adapters import rows, tables, tables_jobs
 from gateway.adapters.database import sync_engine
 from gateway.adapters.store import insert_rows
-from gateway.core.ids import uuid7
-from gateway.core.rollout import AttemptRecord
+from gateway.core.log.ids import uuid7
+from gateway.core.log.rollout import AttemptRecord
 from tests.acceptance.test_serve import Gateway, serving
 from tests.browser import Page, browser, executable
 from tests.records import T0_US, a_rollout, a_round, a_step, rollout_event

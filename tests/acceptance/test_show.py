@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
 from policy.serve.graph import write_graph
 from policy.serve.manifest import Manifest, write_manifest
 from tests.tiny_model import write_tiny_model

@@ -15,8 +15,8 @@ from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore, insert_rows
 from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
-from gateway.core.audit import Act, Verifier
-from gateway.core.events import Event
+from gateway.core.access.audit import Act, Verifier
+from gateway.core.log.events import Event
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.ports import KeyRow, OrgRow
 from gateway.service.ports_admin import CreditAsked

@@ -10,8 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.adapters.budgets import RedisBudgets
-from gateway.core.ledger import Balance, Hold, Scope
-from gateway.core.money import NANO_MAX
+from gateway.core.money.amounts import NANO_MAX
+from gateway.core.money.ledger import Balance, Hold, Scope
 from gateway.errors import BudgetExceeded, Conflict, MoneyUnavailable, NotFound
 from gateway.service.ports import Budgets, Settlement
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from redis.asyncio import Redis
 
 from gateway.adapters.budgets import RedisBudgets
-from gateway.core.ledger import Hold, Scope, Settled
-from gateway.core.money import NANO_MAX
+from gateway.core.money.amounts import NANO_MAX
+from gateway.core.money.ledger import Hold, Scope, Settled
 from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports import Settlement
 from tests.faults.sizes import SIZE, held

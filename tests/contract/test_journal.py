@@ -11,7 +11,7 @@ import pytest
 
 from gateway.adapters import segments
 from gateway.adapters.spool import Spool, SpoolLimits
-from gateway.core.events import Event, parse
+from gateway.core.log.events import Event, parse
 from gateway.errors import SpoolFull
 from gateway.service.ports import Journal
 from tests.fakes.journal import FakeJournal

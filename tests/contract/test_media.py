@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.adapters.media import WebMedia
-from gateway.core.parts import Media, Part
+from gateway.core.openai.parts import Media, Part
 from gateway.errors import BadRequest
 from gateway.service.ports import MediaSource
 from tests.fakes.media import FakeMedia

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.database import async_engine
 from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_pools import PostgresPools
-from gateway.core.audit import Verifier
-from gateway.core.pool import canonical, revision_of
+from gateway.core.access.audit import Verifier
+from gateway.core.pool.workers import canonical, revision_of
 from gateway.errors import Unavailable
 from gateway.service.ports_pools import PoolRevision
 from tests.fakes.admin import FakeAdmin

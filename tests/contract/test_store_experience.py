@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.experience import HALF_LIFE, embed
+from gateway.core.loop.experience import HALF_LIFE, embed
 from tests.models.experience import freshness
 from tests.records import (
     a_step,

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.adapters import tokens
 from gateway.adapters.tokens import ENCODINGS, PIECE_CHARS, Tokenizers, check, tokenizer_of
-from gateway.core.pool import WorkerSpec
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError
 from gateway.service.ports import TokenCounter
 from tests.fakes.tokens import WordCounter

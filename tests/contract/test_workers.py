@@ -11,8 +11,8 @@ from typing import Any, Protocol, cast
 import pytest
 
 from gateway.adapters.workers_http import HttpWorkers
-from gateway.core.money import Usage
-from gateway.core.pool import WorkerSpec
+from gateway.core.money.amounts import Usage
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import (
     UpstreamError,
     UpstreamProtocol,

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.adapters.workers_http import HttpWorkers
 from gateway.adapters.workers_litellm import LiteLLMWorkers
-from gateway.core.money import Usage
+from gateway.core.money.amounts import Usage
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports import WorkerCall, Workers
 from tests.contract.test_workers import KEY, a_spec

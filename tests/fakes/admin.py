@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.adapters.tables import SETTLED
-from gateway.core.audit import FIRST, Act, Anchor, Entry, Link, link, plain
+from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.ports_admin import Credit, CreditAsked
 from gateway.service.ports_keys import KeyRow, OrgRow

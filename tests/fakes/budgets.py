@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gateway.core.ledger import Balance, Hold, Scope, Settled, check_nano
+from gateway.core.money.ledger import Balance, Hold, Scope, Settled, check_nano
 from gateway.errors import MoneyUnavailable
 from gateway.service.ports import LEASE_S, Settlement
 from tests.models.ledger import Entry, Ledger

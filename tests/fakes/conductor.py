@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from gateway.core.money import Usage
+from gateway.core.money.amounts import Usage
 from gateway.errors import ConductorError
 from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.core.events import Event, canonical, parse
+from gateway.core.log.events import Event, canonical, parse
 from gateway.errors import SpoolFull
 
 

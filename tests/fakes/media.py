@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from gateway.core.parts import Media, Part, as_media
+from gateway.core.openai.parts import Media, Part, as_media
 from gateway.errors import BadRequest
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.pool import PoolFile
+from gateway.core.pool.workers import PoolFile
 from gateway.errors import BatonError
 from gateway.service.ports_pools import Loaded, PoolRevision, by
 from tests.fakes.admin import FakeAdmin

@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines_files import MANIFEST_FILE, read_object
-from gateway.core.publishing import check_gate, check_report, is_same, number_for, parent_of
-from gateway.core.versions import CODE, PERCENTS, Standing, State, Version, check_move, parse, standing
-from gateway.core.watch import Figures
+from gateway.core.policies.publishing import check_gate, check_report, is_same, number_for, parent_of
+from gateway.core.policies.versions import (
+    CODE,
+    PERCENTS,
+    Standing,
+    State,
+    Version,
+    check_move,
+    parse,
+    standing,
+)
+from gateway.core.policies.watch import Figures
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from gateway.adapters import rows
 from gateway.adapters.tables import MODEL_KINDS, SETTLED
-from gateway.core.credit import Tried, credits
-from gateway.core.events import Event
-from gateway.core.experience import HALF_LIFE, TASK_TYPE_SIMILARITY, WEIGHT_MIN
-from gateway.core.outcome import Outcome
+from gateway.core.log.events import Event
+from gateway.core.log.outcome import Outcome
+from gateway.core.loop.credit import Tried, credits
+from gateway.core.loop.experience import HALF_LIFE, TASK_TYPE_SIMILARITY, WEIGHT_MIN
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports import Books, KeyRow, OrgRow, Settlement, WorkerExperience
 from tests.models.experience import freshness, likeness, nearness

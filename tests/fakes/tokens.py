@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.core.pool import WorkerSpec
+from gateway.core.pool.workers import WorkerSpec
 
 
 class WordCounter:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.money import Usage
-from gateway.core.texts import inputs_of
-from gateway.core.usage import usage_body
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.texts import inputs_of
+from gateway.core.openai.usage import usage_body
 from gateway.errors import UpstreamProtocol
 from gateway.service.ports import WorkerCall, WorkerReply
 

@@ -9,7 +9,7 @@ import secrets
 import pytest
 
 from gateway.adapters.budgets import RedisBudgets
-from gateway.core.ledger import Balance, Scope
+from gateway.core.money.ledger import Balance, Scope
 from gateway.errors import BudgetExceeded
 from tests.faults.breaks_redis import FAULTS
 from tests.faults.checker import READY_S, check

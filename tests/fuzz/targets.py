@@ -14,11 +14,11 @@ from pathlib import Path
 
 from gateway.adapters import segments
 from gateway.adapters.sse import SseError, SseEvent, SseParser
-from gateway.core.body import decoded
-from gateway.core.chat import parse_request
-from gateway.core.money import input_tokens_bound
-from gateway.core.plan import Allowed, PlanReader, validate
-from gateway.core.responses import parse_responses_request
+from gateway.core.loop.plan import Allowed, PlanReader, validate
+from gateway.core.money.amounts import input_tokens_bound
+from gateway.core.openai.body import decoded
+from gateway.core.openai.chat import parse_request
+from gateway.core.openai.responses.request import parse_responses_request
 from gateway.errors import BatonError
 
 ALLOWED = Allowed(("atlas", "birch", "self"), steps_max=5, depth_capped=frozenset({"self"}))

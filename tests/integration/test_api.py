@@ -23,7 +23,7 @@ from gateway.api.outcomes import OutcomesApi
 from gateway.api.responses import ResponsesApi
 from gateway.api.texts import TextsApi
 from gateway.cli.listeners import Listener
-from gateway.core.money import Usage
+from gateway.core.money.amounts import Usage
 from gateway.errors import BudgetExceeded, UpstreamError, UpstreamRateLimited
 from gateway.service.admin import KeyAdmin
 from gateway.service.auth import Authenticator
@@ -326,7 +326,7 @@ async def test_caps_by_header_are_held_and_bad_ones_named() -> None:
 
 
 async def test_a_request_from_another_gateway_counts_its_depth_on() -> None:
-    from gateway.core.depth import sign
+    from gateway.core.loop.depth import sign
 
     async with served(Kit()) as gateway:
         deep = await gateway.http.post("/v1/chat/completions", json=ask(), headers={"x-baton-depth": sign(2, b"depth")})

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from gateway.api import edge
 from gateway.api.pools import PoolsApi
-from gateway.core.pool import revision_of
+from gateway.core.pool.workers import revision_of
 from gateway.errors import ConfigError
 from gateway.service.admin import KeyAdmin
 from gateway.service.auth import Authenticator

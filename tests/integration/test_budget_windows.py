@@ -14,8 +14,8 @@ from gateway.adapters import rows
 from gateway.adapters.budgets import RedisBudgets
 from gateway.adapters.store import PostgresStore, insert_rows
 from gateway.adapters.store_admin import PostgresAdmin
-from gateway.core.keys import Allowance, Organisation, Principal
-from gateway.core.scopes import is_past, scopes_of, windows
+from gateway.core.access.keys import Allowance, Organisation, Principal
+from gateway.core.money.scopes import is_past, scopes_of, windows
 from gateway.errors import BudgetExceeded
 from gateway.service.crediting import Crediting
 from tests.records import hold_event, new_id, settle_event

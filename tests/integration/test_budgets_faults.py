@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.adapters.budgets import RedisBudgets
-from gateway.core.ledger import Balance, Scope
+from gateway.core.money.ledger import Balance, Scope
 from gateway.errors import MoneyUnavailable
 from tests.servers import RedisServer, free_port, start_redis
 

@@ -10,7 +10,7 @@ from gateway.adapters.database import sync_engine
 from gateway.adapters.metrics import PrometheusMetrics
 from gateway.adapters.shipper import Shipper
 from gateway.adapters.spool import Spool, SpoolLimits
-from gateway.core.events import Event
+from gateway.core.log.events import Event
 from tests.records import a_rollout, new_id, rollout_event
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from gateway.adapters.tokens import Tokenizers, check
 from gateway.adapters.workers_http import HttpWorkers
-from gateway.core.counting import TOKENS_PER_CHOICE, TOKENS_PER_TURN
-from gateway.core.money import TOKENS_PER_REQUEST
-from gateway.core.pool import PoolFile
+from gateway.core.money.amounts import TOKENS_PER_REQUEST
+from gateway.core.openai.counting import TOKENS_PER_CHOICE, TOKENS_PER_TURN
+from gateway.core.pool.workers import PoolFile
 from tests.integration.test_workers_bad import EVENTS, Behaviour, completion, event, replies, sends, serving
 from tests.kit import Kit, ask, model_worker
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from gateway.adapters.breaker import Breaker
 from gateway.adapters.embedder import HttpEmbedder
 from gateway.adapters.rows import event_rows
-from gateway.core.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed
+from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed
 from gateway.errors import Unavailable
 from tests.kit import KEY, Kit, ask
 

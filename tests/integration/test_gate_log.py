@@ -9,7 +9,7 @@ import pytest
 from gateway.adapters import rows
 from gateway.adapters.database import sync_engine
 from gateway.adapters.store_inserts import insert_outcome, insert_rows
-from gateway.core.rollout import as_payload
+from gateway.core.log.rollout import as_payload
 from gateway.errors import ConfigError, NotFound
 from policy.dataset.select import Selection
 from policy.evaluate.entrants import SHIPPED

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.core.money import Usage
+from gateway.core.money.amounts import Usage
 from gateway.errors import UpstreamError, UpstreamRefused
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served

@@ -21,7 +21,7 @@ from gateway.adapters.registry import Registry
 from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_inserts import insert_outcome, insert_rows
 from gateway.adapters.store_jobs import JobStore
-from gateway.core.jobs import Job, read_spec
+from gateway.core.policies.jobs import Job, read_spec
 from gateway.errors import Conflict, NotFound
 from policy.jobs.worker import Worker, WorkerSettings
 from tests.jobs_kit import fake_python, runs, until

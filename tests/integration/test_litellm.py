@@ -15,7 +15,7 @@ import pytest
 
 from gateway.adapters.poolfile import load
 from gateway.adapters.workers_litellm import LiteLLMWorkers, offline_price
-from gateway.core.pool import WorkerSpec
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError, UpstreamRefused
 from gateway.service.ports import WorkerCall
 from tests.upstreams.anthropic import Anthropic

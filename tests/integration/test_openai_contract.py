@@ -18,7 +18,7 @@ from gateway.adapters.workers_http import HttpWorkers
 from gateway.api import edge
 from gateway.api.headers import EXPOSED, with_cors
 from gateway.cli.listeners import BoundedProtocol, Listener
-from gateway.core.money import Usage
+from gateway.core.money.amounts import Usage
 from gateway.errors import (
     BadRequest,
     BatonError,

@@ -13,8 +13,8 @@ from gateway.adapters import rows
 from gateway.adapters.reports import PostgresReports
 from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_inserts import insert_outcome, insert_rows
-from gateway.core.audit import Act
-from gateway.core.rollout import AttemptRecord, RolloutRecord
+from gateway.core.access.audit import Act
+from gateway.core.log.rollout import AttemptRecord, RolloutRecord
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports import KeyRow, RolloutsQuery
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, new_id, rollout_event

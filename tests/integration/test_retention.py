@@ -15,7 +15,7 @@ from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_retention import PostgresRetention
 from gateway.adapters.tables import MONTHLY, experience, ledger, metadata, outcomes, rollouts, rounds, steps
-from gateway.core.audit import Act
+from gateway.core.access.audit import Act
 from gateway.service.housekeeping import Retention
 from gateway.service.ports import OrgRow
 from tests.contract.test_admin_store import KEY

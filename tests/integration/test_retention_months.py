@@ -21,9 +21,9 @@ from gateway.adapters.store_retention import PostgresRetention
 from gateway.adapters.tables import experience, ledger, metadata, outcomes, policy_shadows, rollouts, rounds, steps
 from gateway.adapters.tables_jobs import gradings
 from gateway.adapters.tables_turns import continuations
-from gateway.core.audit import Act
-from gateway.core.ids import uuid7
-from gateway.core.months import Month
+from gateway.core.access.audit import Act
+from gateway.core.log.ids import uuid7
+from gateway.core.log.months import Month
 from gateway.service.ports_admin import Swept
 from tests.contract.test_admin_store import KEY
 from tests.records import a_rollout, an_outcome, hold_event, rollout_event, settle_event

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters import rows, tables
 from gateway.adapters.store import PostgresStore, insert_rows
-from gateway.core.rollout import RolloutRecord
+from gateway.core.log.rollout import RolloutRecord
 from tests.records import T0_US, a_rollout, a_step, an_outcome, hold_event, rollout_event, settle_event
 
 DOC = Path(__file__).parents[2] / "docs" / "schema.md"

@@ -22,7 +22,7 @@ from gateway.adapters.shipper import Shipper, ShipperLimits
 from gateway.adapters.spool import Quiet, Spool, SpoolLimits
 from gateway.adapters.store import PostgresStore
 from gateway.adapters.tables import dead_letters, ledger, rollouts, steps
-from gateway.core.events import Event, canonical
+from gateway.core.log.events import Event, canonical
 from tests.records import a_rollout, event, hold_event, new_id, rollout_event, settle_event
 from tests.servers_pg import PostgresServer
 

@@ -13,7 +13,7 @@ import pytest
 from gateway.adapters import segments
 from gateway.adapters.segments import Position, encode, segment_path
 from gateway.adapters.spool import Spool, SpoolLimits
-from gateway.core.events import canonical
+from gateway.core.log.events import canonical
 from gateway.errors import SpoolFull, TooLarge, Unavailable
 from tests.spools import MORE, Watch, all_of, an_event, failing, spool_with
 

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.core.money import Usage, cost_nano
-from gateway.core.pool import WorkerSpec
+from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamRateLimited
 from tests.fakes.workers import Says
 from tests.integration.test_api import served

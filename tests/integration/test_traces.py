@@ -20,8 +20,8 @@ from gateway.adapters import rows
 from gateway.adapters.database import sync_engine
 from gateway.adapters.store_inserts import insert_outcome, insert_rows
 from gateway.adapters.tables import keys
-from gateway.core.redact import apply_mode
-from gateway.core.rollout import RolloutRecord, as_payload
+from gateway.core.log.redact import apply_mode
+from gateway.core.log.rollout import RolloutRecord, as_payload
 from gateway.errors import ConfigError, NotFound, Unavailable
 from policy.__main__ import main
 from policy.dataset import cli, parquet, shapes

@@ -20,7 +20,7 @@ from gateway.cli.datadir import JUDGE, DataDir
 from gateway.cli.keyring import judge_key, key_admin
 from gateway.cli.worker import WORKER, facts_of, tell
 from gateway.config import Services
-from gateway.core.jobs import JobSpec
+from gateway.core.policies.jobs import JobSpec
 from gateway.errors import ConfigError
 from policy.jobs.schedule import Schedule, check, schedule_of
 from policy.jobs.worker import WorkerSettings, read_settings

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gateway.adapters.workers import PooledWorkers, pooled_workers
-from gateway.core.pool import PoolFile, WorkerSpec, revision_of
+from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
 from gateway.errors import UpstreamError, UpstreamTimeout
 from gateway.service.ports import WorkerCall
 from gateway.service.ports_pools import Loaded

@@ -12,9 +12,9 @@ from aiohttp import web
 
 from gateway.adapters.workers import PooledWorkers, pooled_workers
 from gateway.adapters.workers_tool import ToolWorkers, task_text
-from gateway.core.depth import verify
-from gateway.core.money import Usage
-from gateway.core.pool import PoolFile, WorkerSpec
+from gateway.core.loop.depth import verify
+from gateway.core.money.amounts import Usage
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports import WorkerCall
 from tests.fakes.workers import FakeWorkers, Says

@@ -13,8 +13,8 @@ from gateway.adapters import rows
 from gateway.adapters.database import sync_engine
 from gateway.adapters.migrate import downgrade, upgrade
 from gateway.adapters.store_inserts import insert_rows
-from gateway.core.ids import uuid7
-from gateway.core.months import Month
+from gateway.core.log.ids import uuid7
+from gateway.core.log.months import Month
 from tests.records import a_rollout, new_id, rollout_event
 
 BEFORE, MONTHS = "0006", "0007"

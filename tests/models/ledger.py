@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.core.ledger import (
+from gateway.core.money.amounts import NANO_MAX
+from gateway.core.money.ledger import (
     Balance,
     Scope,
     Settled,
@@ -17,7 +18,6 @@ from gateway.core.ledger import (
     hold_closed,
     hold_unknown,
 )
-from gateway.core.money import NANO_MAX
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gateway.core.rollout import RolloutRecord, RoundRecord
+from gateway.core.log.rollout import RolloutRecord, RoundRecord
 from policy.dataset import parquet
 from policy.dataset.row import Row, StepRow
 from policy.environments.arena import ArenaEnvironment

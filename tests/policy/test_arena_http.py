@@ -18,8 +18,8 @@ import yaml
 from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
 
-from gateway.core.compose import SeenStep, step_messages
-from gateway.core.pool import PoolFile
+from gateway.core.loop.compose import SeenStep, step_messages
+from gateway.core.pool.workers import PoolFile
 from policy.arena.__main__ import main, with_failures
 from policy.arena.messages import read_prompt
 from policy.arena.poolfile import pool_yaml

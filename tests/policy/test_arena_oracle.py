@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from gateway.core.plan import Allowed, validate
+from gateway.core.loop.plan import Allowed, validate
 from policy.arena.measure import chain, measure, mutate, systematic, table, vote
 from policy.arena.oracle import STEPS_MAX, majority_success, oracle_plan
 from policy.arena.tasks import INSTRUCTIONS, Split, Task, make_family_task, make_task

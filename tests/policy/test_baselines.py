@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from gateway.core.caps import Caps
-from gateway.core.plan import validate
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.plan import validate
 from policy import tuning
 from policy.baselines import (
     CascadePlanner,

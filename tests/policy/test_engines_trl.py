@@ -20,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the train extra is not installed")
 pytest.importorskip("trl", reason="the trl extra is not installed")
 
-from gateway.core.plan import Allowed, plan_schema  # noqa: E402
+from gateway.core.loop.plan import Allowed, plan_schema  # noqa: E402
 from gateway.errors import BadRequest  # noqa: E402
 from policy.__main__ import main  # noqa: E402
 from policy.engines.rows import EngineRow, EngineSettings, of_training, prepare, read_rows  # noqa: E402

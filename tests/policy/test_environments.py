@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.caps import Caps
-from gateway.core.prompt import render
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.prompt import render
 from gateway.errors import ConductorError
 from policy.arena.server import salt_of
 from policy.arena.world import run_plan

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.core.caps import Caps
-from gateway.core.pool import PoolFile, Price
-from gateway.core.reply import reply_text
-from gateway.core.rollout import RolloutRecord, as_payload
+from gateway.core.log.rollout import RolloutRecord, as_payload
+from gateway.core.loop.caps import Caps
+from gateway.core.openai.reply import reply_text
+from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports import WorkerCall
 from policy.baselines import fixed

@@ -11,9 +11,9 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from gateway.adapters.workers import PooledWorkers, pooled_workers
-from gateway.core.caps import Caps
-from gateway.core.pool import PoolFile, WorkerSpec
-from gateway.core.rollout import RolloutRecord
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.loop.caps import Caps
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from policy.arena.server import ArenaSpeaker
 from policy.arena.workers import STANDARD
 from policy.baselines import CascadePlanner, Categories, Ladder

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.money import Usage
-from gateway.core.pool import Price, WorkerSpec
-from gateway.core.reply import Collected, reply_text
-from gateway.core.usage import read_usage
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.reply import Collected, reply_text
+from gateway.core.openai.usage import read_usage
+from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import BatonError, PlanRefused, UpstreamError, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports import WorkerCall
 from policy.arena.server import ArenaSpeaker

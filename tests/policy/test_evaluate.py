@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gateway.core.prompt import prompt_hash
+from gateway.core.loop.prompt import prompt_hash
 from policy.__main__ import main
 from policy.environments.base import split_of
 from policy.evaluate import contest as contest_module

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.plan import Allowed, plan_schema
+from gateway.core.loop.plan import Allowed, plan_schema
 from gateway.errors import ConductorError, ConfigError
 from gateway.service.ports import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from policy.__main__ import main

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.policies import write_adapter
-from gateway.core.prompt import render
+from gateway.core.loop.prompt import render
 from policy.__main__ import main
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import ConductorSettings

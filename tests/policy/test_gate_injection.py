@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.experience import content_text
+from gateway.core.loop.experience import content_text
 from gateway.errors import ConductorError
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import EarlyStart, Meter, Plan, RoundRecord, Situation, Step, models_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.core.plan import Allowed, plan_schema, schema_hash
+from gateway.core.loop.plan import Allowed, plan_schema, schema_hash
 from gateway.errors import ConfigError
 from policy.dataset import parquet
 from policy.dataset.row import Row

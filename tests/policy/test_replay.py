@@ -16,9 +16,9 @@ import yaml
 from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
 
-from gateway.core.compose import SeenStep, step_messages
-from gateway.core.digest import extract_answer, normalise
-from gateway.core.pool import PoolFile
+from gateway.core.loop.compose import SeenStep, step_messages
+from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.pool.workers import PoolFile
 from policy.openai_server import Refused, WorkerServer
 from policy.replay import BadRecording, ReplaySpeaker, load, main, models_in, pool_file, pool_yaml
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import QUALITY_MAX
 from policy.reward import DIAL, RewardSettings, at_quality, penalty, reward, taught_dial
 
 PLAIN = RewardSettings(cost_per_usd=10, latency_per_s=0.01, penalty_max=0.4, format_reward=0.1)

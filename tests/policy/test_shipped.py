@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import policy
-from gateway.core.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
 from policy.arena.oracle import oracle_plan
 from policy.arena.tasks import make_task
 from policy.arena.workers import STANDARD

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from gateway.core.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import QUALITY_MAX
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.plan import Allowed, plan_schema
+from gateway.core.loop.plan import Allowed, plan_schema
 from gateway.errors import ConfigError, Unavailable
 from policy.environments.base import Episode, rng_for
 from policy.environments.logged import Logged

@@ -13,7 +13,7 @@ import yaml
 
 pytest.importorskip("torch", reason="the train extra is not installed")
 
-from gateway.core.money import usd_to_nano
+from gateway.core.money.amounts import usd_to_nano
 from policy.environments.replay import ReplayEnvironment
 from policy.serve.manifest import read_manifest
 from policy.train.checkpoint import SPENT

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from gateway.core.plan import Allowed, plan_schema, schema_hash
-from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.loop.plan import Allowed, plan_schema, schema_hash
 from gateway.errors import ConfigError
 from policy.serve.shape import load_shape
 from policy.serve.tokens import Tokens

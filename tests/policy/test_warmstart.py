@@ -18,8 +18,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from gateway.core.plan import plan_schema, validate
-from gateway.core.prompt import PROMPT_VERSION, Seen, ShownWorker, prompt_hash
+from gateway.core.loop.plan import plan_schema, validate
+from gateway.core.loop.prompt import PROMPT_VERSION, Seen, ShownWorker, prompt_hash
 from policy.arena.family import SKILLS, Family
 from policy.arena.tasks import FAMILIES, INSTRUCTIONS, make_task
 from policy.arena.workers import HANDLES

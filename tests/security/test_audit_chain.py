@@ -14,7 +14,7 @@ from gateway.adapters.anchors import AnchorFile
 from gateway.adapters.clock import SystemClock
 from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
-from gateway.core.audit import FIRST, Act, hash_of
+from gateway.core.access.audit import FIRST, Act, hash_of
 from gateway.service.auditing import Auditor
 from gateway.service.orgs import OrgAdmin
 

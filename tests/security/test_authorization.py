@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.core import keys
+from gateway.core.access import keys
 from gateway.errors import Unauthorized
 from gateway.service.auth import Authenticator
 from gateway.service.ports import KeyRow

@@ -14,8 +14,8 @@ from sqlalchemy import create_engine, text
 
 from gateway.adapters.database import driver_url
 from gateway.cli.logs import Scrubbed
-from gateway.core import keys
-from gateway.core.redact import Redactor
+from gateway.core.access import keys
+from gateway.core.log.redact import Redactor
 from tests.security.gateway import PEPPER, PROVIDER_KEY, Gateway, ask
 from tests.security.report import measured
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.core.money import usd_to_nano
+from gateway.core.money.amounts import usd_to_nano
 from tests.security.attacks import obeyed, prompts
 from tests.security.gateway import PEPPER, PLAN, PROVIDER_KEY, Gateway, ask
 from tests.security.report import measured

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from gateway.adapters import rows
 from gateway.adapters.database import sync_engine
 from gateway.adapters.store_inserts import insert_outcome, insert_rows
-from gateway.core.rollout import as_payload
+from gateway.core.log.rollout import as_payload
 from policy.dataset.curate import load
 from policy.dataset.export import export
 from policy.dataset.rules import Rules

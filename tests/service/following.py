@@ -8,8 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from gateway.core.pool import Price
-from gateway.core.versions import Standing, State
+from gateway.core.policies.versions import Standing, State
+from gateway.core.pool.workers import Price
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.policies import PolicyAdmin
 from gateway.service.ports import ConductorCall

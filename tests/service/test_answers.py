@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.caps import Caps
-from gateway.core.chat import FIELDS
-from gateway.core.money import Usage, cost_nano
-from gateway.core.pool import PoolFile, WorkerSpec
+from gateway.core.loop.caps import Caps
+from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.openai.chat import FIELDS
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
 from gateway.service.ports import WorkerCall, WorkerReply
 from gateway.service.running import Progress, Running

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.adapters.conductor_worker import Structured, WorkerConductor
-from gateway.core.experience import RuleWeights
-from gateway.core.money import Usage
+from gateway.core.loop.experience import RuleWeights
+from gateway.core.money.amounts import Usage
 from gateway.errors import ConductorError, Unavailable, UpstreamError, UpstreamTimeout
 from gateway.service.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.ports import ConductorCall, ConductorChunk, ConductorEnd, Sampling

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.caps import Caps
-from gateway.core.money import Usage, worst_case_nano
+from gateway.core.loop.caps import Caps
+from gateway.core.money.amounts import Usage, worst_case_nano
 from gateway.errors import (
     BudgetExceeded,
     CapReached,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.adapters import rows
-from gateway.core.caps import Caps
-from gateway.core.rollout import as_payload
+from gateway.core.log.rollout import as_payload
+from gateway.core.loop.caps import Caps
 from gateway.service.running import reply_headers
 from tests.kit import Kit, plan
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.audit import Act
-from gateway.core.money import cost_nano
-from gateway.core.pool import Price, pool_hash, revision_of
+from gateway.core.access.audit import Act
+from gateway.core.money.amounts import cost_nano
+from gateway.core.pool.workers import Price, pool_hash, revision_of
 from gateway.errors import ConfigError, NotFound, Unavailable
 from gateway.service.admin import KeyAdmin
 from gateway.service.pools import Pools

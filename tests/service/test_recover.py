@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.events import Event
-from gateway.core.ids import uuid7
+from gateway.core.log.events import Event
+from gateway.core.log.ids import uuid7
 from gateway.errors import MoneyUnavailable
 from gateway.service.ports import Scope
 from gateway.service.recover import Recovery

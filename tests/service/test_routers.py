@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.core.caps import Caps
-from gateway.core.digest import majority
-from gateway.core.experience import RuleWeights
-from gateway.core.money import Usage
-from gateway.core.pool import Price
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.digest import majority
+from gateway.core.loop.experience import RuleWeights
+from gateway.core.money.amounts import Usage
+from gateway.core.pool.workers import Price
 from gateway.errors import UpstreamError
 from gateway.service.ports import WorkerCall, WorkerExperience
 from gateway.service.routers import CascadeRouter, RulePlanner, VoteRouter

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.adapters import rows
-from gateway.core.events import Event
-from gateway.core.plan import Plan
+from gateway.core.log.events import Event
+from gateway.core.loop.plan import Plan
 from gateway.errors import ConductorError
 from gateway.service.shadow import SCOPE, ShadowLimits
 from tests.kit import KEY, PRICE, ask, plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.keys import Principal
+from gateway.core.access.keys import Principal
 from gateway.errors import UpstreamError, UpstreamTimeout
 from gateway.service.running import Progress, Running
 from policy.dataset.select import PLANNERS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.versions import Pick
+from gateway.core.policies.versions import Pick
 from gateway.errors import ConductorError, Conflict, EngineDown, NotFound, VersionRefused
 from gateway.service.versions import VersionLimits, Versions
 from tests.fakes.registry import FakeRegistry

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.watch import Figures
+from gateway.core.policies.watch import Figures
 from gateway.errors import Conflict
 from gateway.service.watching import WatchLimits
 from tests.service.following import CANARY, LIVE, Following

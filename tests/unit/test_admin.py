@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core import keys
+from gateway.core.access import keys
 from gateway.errors import BadRequest, NotFound
 from gateway.service.admin import KeyAdmin, describe
 from tests.fakes.admin import FakeAdmin

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.pool import WorkerSpec
-from gateway.core.rollout import AttemptRecord
+from gateway.core.log.rollout import AttemptRecord
+from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import (
     DeadlineExceeded,
     UpstreamError,

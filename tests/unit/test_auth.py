@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gateway.core import keys
+from gateway.core.access import keys
 from gateway.errors import Unauthorized, Unavailable
 from gateway.service.admin import KeyAdmin
 from gateway.service.auth import Authenticator

@@ -12,8 +12,8 @@ import yaml
 from bench.drift import Changing, Plan, arguments, planned, pool_file
 from bench.drift_figures import Called, Trial, curve, drawn, markdown, share, until_first, until_half
 from bench.experience import figures, learned, table, truth, weights_now, weights_then
-from gateway.core.experience import HALF_LIFE, NEAR
-from gateway.core.pool import PoolFile
+from gateway.core.loop.experience import HALF_LIFE, NEAR
+from gateway.core.pool.workers import PoolFile
 from policy.arena.tasks import make_family_task
 from policy.arena.workers import STANDARD
 from tests.models.experience import freshness, nearness

@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.body import NESTING_MAX, OBJECTS_MAX, PROPERTIES_MAX, TEXTS_MAX, VALUES_MAX, decoded, outside_texts
-from gateway.core.chat import parse_request
-from gateway.core.shapes import PARTS_MAX
-from gateway.core.shapes import PROPERTIES_MAX as KNOWN_MAX
+from gateway.core.openai.body import (
+    NESTING_MAX,
+    OBJECTS_MAX,
+    PROPERTIES_MAX,
+    TEXTS_MAX,
+    VALUES_MAX,
+    decoded,
+    outside_texts,
+)
+from gateway.core.openai.chat import parse_request
+from gateway.core.openai.shapes import PARTS_MAX
+from gateway.core.openai.shapes import PROPERTIES_MAX as KNOWN_MAX
 from gateway.errors import BadRequest
 
 DATA = st.recursive(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.caps import CAP_HEADERS, Caps, caps_from_headers
+from gateway.core.loop.caps import CAP_HEADERS, Caps, caps_from_headers
 from gateway.errors import BadRequest
 
 NAMES = [field.name for field in fields(Caps)]

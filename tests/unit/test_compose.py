@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.compose import SeenStep, step_messages
+from gateway.core.loop.compose import SeenStep, step_messages
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "How many days are in March?"}]
 CHAT: list[dict[str, Any]] = [

@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.core.counting import TOKENS_PER_CHOICE, TOKENS_PER_TOOL_CALL, TOKENS_PER_TURN, answered, asked
-from gateway.core.money import TOKENS_PER_MEDIA_PART, TOKENS_PER_REQUEST, input_tokens_bound
+from gateway.core.money.amounts import TOKENS_PER_MEDIA_PART, TOKENS_PER_REQUEST, input_tokens_bound
+from gateway.core.openai.counting import (
+    TOKENS_PER_CHOICE,
+    TOKENS_PER_TOOL_CALL,
+    TOKENS_PER_TURN,
+    answered,
+    asked,
+)
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
 

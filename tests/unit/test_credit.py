@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.credit import Tried, credits
+from gateway.core.loop.credit import Tried, credits
 
 
 def tried(index: int, reply: str, see: Sequence[int] = (), kind: str = "openai", alone: bool = True) -> Tried:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.depth import DEPTH_MAX, sign, verify
+from gateway.core.loop.depth import DEPTH_MAX, sign, verify
 
 
 @given(st.integers(0, DEPTH_MAX), st.binary(max_size=40))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.digest import agreement, digest, extract_answer, is_refusal, majority, normalise
+from gateway.core.loop.digest import agreement, digest, extract_answer, is_refusal, majority, normalise
 
 
 @pytest.mark.parametrize(

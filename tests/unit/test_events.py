@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.adapters import rows, tables
 from gateway.adapters.segments import PAYLOAD_START
-from gateway.core.events import Event, canonical, parse
-from gateway.core.rollout import RolloutRecord, RoundRecord, StepRecord, as_payload
+from gateway.core.log.events import Event, canonical, parse
+from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord, as_payload
 from tests.records import a_rollout, rollout_event
 
 JSON = st.recursive(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.adapters.rows import grading_row
-from gateway.core import grading
+from gateway.core.policies import grading
 from gateway.errors import BadRequest
 from policy.graders import versions
 from tests.records import a_rollout

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.core.events import Event
+from gateway.core.log.events import Event
 from gateway.errors import SpoolFull
 from gateway.service.job import HoldRecord
 from tests.records import event

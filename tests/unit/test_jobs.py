@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.train import absolute, described
-from gateway.core.jobs import JobSpec, option, read_policy, read_spec
+from gateway.core.policies.jobs import JobSpec, option, read_policy, read_spec
 from gateway.errors import BadRequest, ConfigError
 from policy.jobs import watch
 from policy.jobs.child import last_words

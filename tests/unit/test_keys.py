@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core import keys
-from gateway.core.keys import BASE62, KeyClass
+from gateway.core.access import keys
+from gateway.core.access.keys import BASE62, KeyClass
 
 PEPPER = b"p" * 32
 

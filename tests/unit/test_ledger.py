@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.core.ledger import SCOPE_CHARS_MAX, SCOPES_MAX, SETTLED_KEPT_S, Balance, Scope, Settled
-from gateway.core.money import NANO_MAX
+from gateway.core.money.amounts import NANO_MAX
+from gateway.core.money.ledger import SCOPE_CHARS_MAX, SCOPES_MAX, SETTLED_KEPT_S, Balance, Scope, Settled
 from gateway.errors import BudgetExceeded, Conflict, NotFound
 from tests.models.ledger import Ledger
 

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from gateway.core.caps import Caps
-from gateway.core.meter import Draw, Meter
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.meter import Draw, Meter
 from gateway.errors import CapReached
 
 

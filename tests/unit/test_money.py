@@ -1,4 +1,4 @@
-"""Every bound of `core/money.py` holds for any usage within it, and is no larger than it must be."""
+"""Every bound of `core/money/amounts.py` holds for any usage within it, and is no larger than it must be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.money import (
+from gateway.core.money.amounts import (
     NANO_MAX,
     TOKENS_PER_MEDIA_PART,
     TOKENS_PER_MESSAGE,
@@ -22,7 +22,7 @@ from gateway.core.money import (
     usd_to_nano,
     worst_case_nano,
 )
-from gateway.core.pool import Price
+from gateway.core.pool.workers import Price
 
 usd = st.decimals(min_value=0, max_value=1000, places=7)
 prices = st.builds(Price, input_usd_per_mtok=usd, output_usd_per_mtok=usd, call_usd=usd)

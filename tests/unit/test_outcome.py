@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.outcome import Judgement, check_idempotency_key, requested
+from gateway.core.log.outcome import Judgement, check_idempotency_key, requested
 from gateway.errors import BadRequest
 
 BODY = {"rollout_id": "r1", "value": 1}

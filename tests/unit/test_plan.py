@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gateway.core.plan as plan_module
-from gateway.core.plan import (
+import gateway.core.loop.plan as plan_module
+from gateway.core.loop.plan import (
     PLAN_BYTES_MAX,
     REASONS,
     TASK_CHARS_MAX,

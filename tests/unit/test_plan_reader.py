@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.plan import PLAN_BYTES_MAX, Allowed, PlanReader, Step, validate, validate_step
+from gateway.core.loop.plan import PLAN_BYTES_MAX, Allowed, PlanReader, Step, validate, validate_step
 from gateway.errors import PlanRefused
 from tests.plans import FIRST, LATER, cuts, valid_plan
 

@@ -10,7 +10,14 @@ import pytest
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.core.plan import Allowed, decision_mask, plan_schema, portable_schema, schema_hash, validate
+from gateway.core.loop.plan import (
+    Allowed,
+    decision_mask,
+    plan_schema,
+    portable_schema,
+    schema_hash,
+    validate,
+)
 from gateway.errors import PlanRefused
 from tests.plans import FIRST, HANDLES, LATER, OBJECTS, SINGLE, cuts, valid_plan
 

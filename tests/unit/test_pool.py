@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.core.pool import PoolFile, Price, WorkerSpec, pool_hash
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
 
 PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.6"}
 

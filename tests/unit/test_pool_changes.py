@@ -6,8 +6,8 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from gateway.core.pool import PoolFile, Price, canonical, revision_of
-from gateway.core.pool_changes import changes, told
+from gateway.core.pool.changes import changes, told
+from gateway.core.pool.workers import PoolFile, Price, canonical, revision_of
 from tests.kit import model_worker, pool_file
 
 

@@ -17,8 +17,8 @@ from gateway.adapters import poolsource
 from gateway.adapters.poolsource import PoolFileSource
 from gateway.cli import hangup, logs, pools
 from gateway.cli.adminapi import AdminClient
-from gateway.core.audit import Act
-from gateway.core.redact import SECRET, Redactor
+from gateway.core.access.audit import Act
+from gateway.core.log.redact import SECRET, Redactor
 from gateway.errors import ConfigError, Unavailable
 from gateway.service.pools import Pools
 

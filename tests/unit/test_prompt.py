@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.pool import Price, WorkerSpec
-from gateway.core.prompt import (
+from gateway.core.loop.prompt import (
     ANSWER_CHARS_MAX,
     CONVERSATION_CHARS_MAX,
     Profile,
@@ -25,6 +24,7 @@ from gateway.core.prompt import (
     quoted,
     render,
 )
+from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.service.rounds import shown_worker
 
 PROFILES: tuple[Profile, ...] = ("compact", "dial", "full")

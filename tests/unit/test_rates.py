@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.keys import Organisation, Principal
+from gateway.core.access.keys import Organisation, Principal
 from gateway.errors import RateLimited
 from gateway.service.ports import RateState
 from gateway.service.rates import Rates

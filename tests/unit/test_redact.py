@@ -10,10 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.experience import question_text
-from gateway.core.keys import mint
-from gateway.core.redact import DEPTH_MAX, LONG_CHARS, SECRET, TOKEN_FIELDS, Redactor, apply_mode, luhn, scrub
-from gateway.core.rollout import as_payload
+from gateway.core.access.keys import mint
+from gateway.core.log.redact import (
+    DEPTH_MAX,
+    LONG_CHARS,
+    SECRET,
+    TOKEN_FIELDS,
+    Redactor,
+    apply_mode,
+    luhn,
+    scrub,
+)
+from gateway.core.log.rollout import as_payload
+from gateway.core.loop.experience import question_text
 from tests.records import a_rollout, a_round, a_step
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\nabc+/=\n-----END RSA PRIVATE KEY-----"

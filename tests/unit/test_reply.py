@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.money import Usage
-from gateway.core.reply import Collected, chunk, chunks_of, completion, finite, reply_text, usage_json
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.reply import (
+    Collected,
+    chunk,
+    chunks_of,
+    completion,
+    finite,
+    reply_text,
+    usage_json,
+)
 
 USAGE = Usage(7, 5)
 

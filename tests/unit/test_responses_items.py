@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.responses_items import (
+from gateway.core.openai.responses.items import (
     check_calls,
     item_id,
     no_such_item,
@@ -18,7 +18,7 @@ from gateway.core.responses_items import (
     to_input_items,
     to_messages,
 )
-from gateway.core.shapes import Reader
+from gateway.core.openai.shapes import Reader
 from gateway.errors import BadRequest
 
 HEX = "0123456789abcdef" * 2

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.core.reply import Collected, chunks_of
-from gateway.core.responses import parse_responses_request
-from gateway.core.responses_events import Events
-from gateway.core.responses_reply import (
+from gateway.core.openai.reply import Collected, chunks_of
+from gateway.core.openai.responses.events import Events
+from gateway.core.openai.responses.reply import (
     Head,
     begun,
     conversation_of_log,
@@ -23,6 +22,7 @@ from gateway.core.responses_reply import (
     response_name,
     to_log,
 )
+from gateway.core.openai.responses.request import parse_responses_request
 
 RESPONSE: TypeAdapter[Response] = TypeAdapter(Response)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

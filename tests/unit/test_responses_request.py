@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.chat import ChatRequest
-from gateway.core.responses import FIELDS, MOVED, chat_request, parse_responses_request
+from gateway.core.openai.chat import ChatRequest
+from gateway.core.openai.responses.request import FIELDS, MOVED, chat_request, parse_responses_request
 from gateway.errors import BadRequest
 
 TOOL = {"type": "function", "name": "sum", "description": "adds", "parameters": {"type": "object"}, "strict": True}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.adapters.rows import clean, event_rows, needs_cleaning
-from gateway.core.events import canonical, parse
+from gateway.core.log.events import canonical, parse
 from tests.records import a_rollout, event, rollout_event
 
 ODD = st.sampled_from(["\x00", "\ud800", "\udfff", "\\", "u0000", "\ud7c0"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.structured import NODES_MAX, Shape, check_schema, shape_of
+from gateway.core.openai.structured import NODES_MAX, Shape, check_schema, shape_of
 from gateway.errors import BadRequest
 
 POINT = {

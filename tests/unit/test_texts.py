@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from gateway.core import texts
-from gateway.core.chat import choices_in
-from gateway.core.money import Usage
-from gateway.core.texts import as_chat, checked_embeddings, chunk_as_chat, parse_completion, parse_embedding
+from gateway.core.money.amounts import Usage
+from gateway.core.openai import texts
+from gateway.core.openai.chat import choices_in
+from gateway.core.openai.texts import (
+    as_chat,
+    checked_embeddings,
+    chunk_as_chat,
+    parse_completion,
+    parse_embedding,
+)
 from gateway.errors import BadRequest, UpstreamProtocol
 
 

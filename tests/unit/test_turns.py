@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.turns import CALLS_MAX, CHOICES_MAX, MARK_CHARS, Marker, asks
+from gateway.core.loop.turns import CALLS_MAX, CHOICES_MAX, MARK_CHARS, Marker, asks
 
 MARKER = Marker(b"secret", "key1")
 ASKED: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.plan import Plan, Step
-from gateway.core.prompt import PROMPT_VERSION, prompt_hash
-from gateway.core.versions import (
+from gateway.core.loop.plan import Plan, Step
+from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.policies.versions import (
     MOVES,
     PERCENTS,
     Pick,

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.core.chat import choices_in
-from gateway.core.texts import inputs_of
+from gateway.core.openai.chat import choices_in
+from gateway.core.openai.texts import inputs_of
 from tests.upstreams.base import Seen, data, words
 from tests.upstreams.openai import OpenAI
 

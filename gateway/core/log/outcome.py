@@ -1,0 +1,109 @@
+"""An outcome: one judgement of a rollout. This is the only place that decides what a valid one is. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+from gateway.core.openai.shapes import string_pairs
+from gateway.errors import BadRequest
+
+Kind = Literal["number", "boolean", "label", "comment", "demonstration"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+VALUED = ("number", "boolean")  # kinds with a `value`
+TEXTS = ("label", "comment", "demonstration")  # kinds whose judgement is the field of that name
+FIELDS = frozenset({"rollout_id", "completion_id", "value", *TEXTS, "source", "grader_version", "metadata"})
+TARGET_CHARS_MAX = 128
+IDEMPOTENCY_CHARS_MAX = 255
+TEXT_CHARS_MAX = {"label": 128, "comment": 20_000, "demonstration": 20_000, "source": 128, "grader_version": 128}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What somebody says of a rollout. `value` in [0, 1] belongs to the kinds number and boolean (1.0 is true); each
+    other kind has the text of its own name instead. Raises BadRequest naming the field that does not fit the kind."""
+
+    kind: Kind
+    value: float | None = None
+    label: str | None = None
+    comment: str | None = None
+    demonstration: str | None = None
+    source: str = "client"
+    grader_version: str | None = None
+    metadata: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise BadRequest(f"kind must be one of {', '.join(KINDS)}", param="kind", code="invalid_value")
+        if self.kind in VALUED:
+            _check_value(self.value)
+        elif self.value is not None:
+            raise BadRequest(f"an outcome of kind {self.kind} has no value; send kind number", param="value")
+        elif getattr(self, self.kind) is None:
+            raise BadRequest(f"an outcome of kind {self.kind} needs `{self.kind}`", param=self.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A judgement of one rollout, by one key. `idempotency_key`: the store keeps the first outcome under it."""
+
+    id: str
+    rollout_id: str
+    key_id: str
+    created_at: datetime
+    judgement: Judgement
+    idempotency_key: str | None = None
+
+
+def requested(body: object) -> tuple[str, Judgement]:
+    """(rollout id or completion id, judgement) of a request's body. Raises BadRequest naming the field."""
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", code="invalid_type")
+    unknown = sorted(set(body) - FIELDS)
+    if unknown:
+        raise BadRequest(f"Unknown parameter: '{unknown[0]}'.", param=unknown[0], code="unknown_parameter")
+    target = body.get("rollout_id") or body.get("completion_id")
+    if not isinstance(target, str) or not target or len(target) > TARGET_CHARS_MAX:
+        raise BadRequest("give `rollout_id` or `completion_id`, as the reply carried it", param="rollout_id")
+    return target, _judgement(body)
+
+
+def check_idempotency_key(key: str | None) -> str | None:
+    """The header's value. Raises BadRequest where it is empty or too long."""
+    if key is not None and not 0 < len(key) <= IDEMPOTENCY_CHARS_MAX:
+        wanted = f"`Idempotency-Key` must have 1 to {IDEMPOTENCY_CHARS_MAX} characters"
+        raise BadRequest(wanted, param="Idempotency-Key")
+    return key
+
+
+def _judgement(body: Mapping[str, Any]) -> Judgement:
+    given = [name for name in ("value", *TEXTS) if body.get(name) is not None]
+    if len(given) != 1:
+        names = ", ".join(f"`{name}`" for name in ("value", *TEXTS))
+        raise BadRequest(f"give exactly one of {names}", param=(given or ["value"])[-1])
+    for name, chars_max in TEXT_CHARS_MAX.items():
+        _check_text(name, body.get(name), chars_max)
+    if body.get("metadata") is not None and (code := string_pairs(body["metadata"])):
+        wanted = "`metadata` must be up to 16 pairs of strings (64 / 512 characters)"
+        raise BadRequest(wanted, param="metadata", code=code)
+    texts = {name: body[name] for name in (*TEXT_CHARS_MAX, "metadata") if body.get(name) is not None}
+    if given != ["value"]:
+        kind: Any = given[0]
+        return Judgement(kind=kind, **texts)
+    value = body["value"]
+    kind = "boolean" if isinstance(value, bool) else "number"
+    return Judgement(kind=kind, value=float(value) if isinstance(value, bool) else value, **texts)
+
+
+def _check_value(value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not 0 <= value <= 1:  # type: ignore[arg-type, operator]
+        raise BadRequest("`value` must be true, false or a number from 0 to 1", param="value", code="invalid_type")
+
+
+def _check_text(name: str, text: object, chars_max: int) -> None:
+    if text is not None and (not isinstance(text, str) or not 0 < len(text) <= chars_max):
+        raise BadRequest(f"`{name}` must be a string of 1 to {chars_max} characters", param=name, code="invalid_type")

@@ -1,0 +1,135 @@
+"""The record of a rollout: what training and audit need (DESIGN §6), as plain frozen data. Pure.
+
+`as_payload` turns it into the journal's JSON. Field names equal the column names of `adapters/tables.py`.
+Times are microseconds since the epoch (`_us`), durations milliseconds (`_ms`), money nano-dollars (`_nano`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One try at a worker."""
+
+    started_us: int
+    finished_us: int
+    error: str | None = None  # error code, None when it worked
+    upstream_status: int | None = None
+    dispatched: bool = True  # False: it never left this host, so it cannot have cost anything
+    counted_by: str | None = None  # what stands in for a usage that did not come: tokenizer | bytes | bound
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One worker call of a plan. `saw` is exactly what its prompt held of earlier steps: (step index, handle)."""
+
+    round: int
+    step: int
+    worker: str
+    handle: str
+    kind: str
+    worker_version: str
+    task: str | None
+    see: list[int]
+    messages: list[dict[str, Any]] = field(default_factory=list)  # the prompt as sent
+    reply: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+    status: str = "pending"  # done | failed | cancelled | refused
+    error: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    usage_estimated: bool = False
+    cost_nano: int = 0
+    started_us: int = 0
+    first_byte_us: int | None = None
+    finished_us: int = 0
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    child_rollout_id: str | None = None
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One planning call and the plan that came of it. Token fields are empty when a router planned."""
+
+    round: int
+    planner: str  # conductor | rule | fixed
+    policy_version: str | None = None
+    prompt_version: str | None = None
+    prompt_hash: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    plan_token_ids: list[int] = field(default_factory=list)
+    plan_logprobs: list[float] = field(default_factory=list)
+    decision_mask: list[bool] = field(default_factory=list)  # true: a decision; false: task text
+    plan_text: str | None = None
+    plan: dict[str, Any] | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    schema_hash: str | None = None
+    refusal: str | None = None  # why the conductor's plan was not used, by name
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_nano: int = 0
+    started_us: int = 0
+    finished_us: int = 0
+
+
+@dataclass(slots=True)
+class RolloutRecord:
+    """All that was done for one request (or for one child loop: then `parent_id` and `depth` say of whom)."""
+
+    id: str
+    key_id: str
+    org: str
+    created_us: int
+    policy_requested: str
+    pool_name: str
+    pool_hash: str
+    pool: list[dict[str, Any]]  # as shown, in order: name, handle, version, price, tags, experience
+    caps: dict[str, Any]
+    request: dict[str, Any]  # the client's body, after the key's log mode
+    completion_id: str
+    parent_id: str | None = None
+    pool_revision: str | None = None  # of the whole pool file; `pool_hash` is of the workers that it might use
+    depth: int = 0
+    end_user: str | None = None
+    task_type: str | None = None
+    task_embedding: list[float] | None = None  # None: hashed from the text; empty: there is none
+    policy_used: str = ""
+    policy_version: str | None = None
+    policy_assigned: str | None = None  # the policy version asked for the first plan, whatever came of it
+    fallback: str | None = None  # why a router planned instead of the conductor
+    capped: str | None = None  # the cap that ended it early
+    status: str = "running"  # done | failed | aborted
+    error: dict[str, Any] | None = None
+    reply: dict[str, Any] | None = None
+    hold_nano: int = 0
+    cost_nano: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    overhead_ms: float = 0.0
+    finished_us: int = 0
+    stream: bool = False
+    log_mode: str = "full"
+    train: bool = True
+    tags: dict[str, str] = field(default_factory=dict)
+    answered_by: str | None = None  # the worker that the conversation goes back to
+    marks: dict[str, float] = field(
+        default_factory=dict
+    )  # by which its next turn is known (core/loop/turns.py) -> seconds
+    rounds: list[RoundRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+
+
+def as_payload(record: RolloutRecord) -> Mapping[str, Any]:
+    """The journal's payload of a rollout: nested plain dicts and lists, sharing what is plain already."""
+    steps = [_plain(step) | {"attempts": [_plain(one) for one in step.attempts]} for step in record.steps]
+    return _plain(record) | {"rounds": [_plain(one) for one in record.rounds], "steps": steps}
+
+
+def _plain(record: RolloutRecord | RoundRecord | StepRecord | AttemptRecord) -> dict[str, Any]:
+    return {one.name: getattr(record, one.name) for one in fields(record)}

@@ -1,0 +1,126 @@
+"""Money is an integer number of nano-dollars. Every bound here is an upper bound, rounded up.
+
+Redis Lua computes in doubles, so no amount may reach 2**53 nano-dollars (about $9.0 million); config, this file and
+the script each assert it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext
+from typing import Any
+
+from gateway.core.pool.workers import NANO_PER_USD, Price
+
+NANO_MAX = 2**53 - 1
+TOKENS_PER_MESSAGE = 16  # role, separators, template: more than any published chat template spends
+TOKENS_PER_REQUEST = 64
+TOKENS_PER_MEDIA_PART = 4096
+AUDIO_BYTES_PER_TOKEN = 16  # the poorest MP3 is 1,000 bytes a second, and no published model counts 60 tokens a second
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call. `estimated`: they are not the worker's word. `unreported`: it gave none, and a byte count
+    stands in for the tokenizer's."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: bool = False
+    unreported: bool = field(default=False, compare=False)
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.estimated or other.estimated,
+            self.unreported or other.unreported,
+        )
+
+
+def cost_nano(price: Price, usage: Usage) -> int:
+    """Actual cost of one call in nano-dollars, rounded up."""
+    per_million = price.input_nano_per_mtok * usage.prompt_tokens + price.output_nano_per_mtok * usage.completion_tokens
+    return -(-per_million // 1_000_000) + price.call_nano
+
+
+def worst_case_nano(price: Price, input_tokens_bound: int, output_tokens_max: int, attempts: int = 1) -> int:
+    """Most that `attempts` tries of one call can cost, in nano-dollars."""
+    return attempts * cost_nano(price, Usage(input_tokens_bound, output_tokens_max))
+
+
+def output_tokens_that_fit(price: Price, input_tokens_bound: int, budget_nano: int, attempts: int = 1) -> int:
+    """Largest output bound whose worst case fits `budget_nano`; negative where even the input does not fit."""
+    millionths = (
+        budget_nano // attempts - price.call_nano
+    ) * 1_000_000 - price.input_nano_per_mtok * input_tokens_bound
+    if millionths < 0:
+        return -1
+    if price.output_nano_per_mtok == 0:
+        return NANO_MAX
+    return millionths // price.output_nano_per_mtok
+
+
+def input_tokens_bound(messages: Iterable[Mapping[str, Any]], extra_text: str = "") -> int:
+    """Upper bound of the prompt tokens: a byte-level tokenizer spends at most one token a UTF-8 byte."""
+    total = TOKENS_PER_REQUEST + _bytes(extra_text)
+    for message in messages:
+        total += TOKENS_PER_MESSAGE + _content_bound(message.get("content"))
+        for key in ("name", "tool_call_id", "refusal"):
+            total += _bytes(str(message.get(key) or ""))
+        if message.get("tool_calls"):
+            total += _bytes(str(message["tool_calls"]))
+    return total
+
+
+def _content_bound(content: Any) -> int:
+    if content is None:
+        return 0
+    if isinstance(content, str):
+        return _bytes(content)
+    bound = 0
+    for part in content:
+        is_text = isinstance(part, Mapping) and part.get("type") in ("text", "refusal")
+        bound += _bytes(str(part)) if is_text else media_tokens_bound(part)
+    return bound
+
+
+def media_tokens_bound(part: Any) -> int:
+    """A file is text in the end, so it counts by the byte, as text does; an image by its place; sound by its length."""
+    if not isinstance(part, Mapping):
+        return TOKENS_PER_MEDIA_PART
+    file, audio = part.get("file"), part.get("input_audio")
+    tokens = _decoded(file, "file_data") + _decoded(audio, "data") // AUDIO_BYTES_PER_TOKEN
+    return max(TOKENS_PER_MEDIA_PART, tokens)
+
+
+def _decoded(body: Any, name: str) -> int:
+    """Bytes of a base64 text in `body`, at most."""
+    text = body.get(name) if isinstance(body, Mapping) else None
+    return len(text) * 3 // 4 if isinstance(text, str) else 0
+
+
+def _bytes(text: str) -> int:
+    # JSON may carry a lone surrogate (`"\ud800"`), which strict UTF-8 refuses to encode.
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def usd_to_nano(text: str | Decimal | int) -> int:
+    """Dollars as written by a person → nano-dollars, rounded up. Raises ValueError on nonsense or out of range."""
+    try:
+        usd = Decimal(str(text))
+    except InvalidOperation:
+        raise ValueError(f"`{text}` is not an amount in dollars") from None
+    if not usd.is_finite() or usd < 0:
+        raise ValueError(f"`{text}` is not an amount in dollars")
+    if usd > Decimal(NANO_MAX) / NANO_PER_USD:
+        raise ValueError(f"${text} is over the largest amount, ${NANO_MAX // NANO_PER_USD:,}")
+    with localcontext(rounding=ROUND_CEILING):
+        return int((usd * NANO_PER_USD).to_integral_value())
+
+
+def nano_to_usd(nano: int) -> str:
+    """Nano-dollars → dollars as exact text, e.g. `0.000123`."""
+    text = f"{Decimal(nano) / NANO_PER_USD:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

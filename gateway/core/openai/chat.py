@@ -1,0 +1,232 @@
+"""OpenAI's chat-completions request, as far as Baton reads it. Pure.
+
+`FIELDS` is the whole story of a request body: which properties are known, what makes a value acceptable, and what
+becomes of it. `read` Baton acts on it itself; `last` it goes to the worker whose reply the client gets; `refused` it is
+a 400, because nothing here could do what it asks. `core/openai/refused.py` has what could redirect or unlock
+something, a 400 at any depth. Anything else is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gateway.core.openai.messages import PARTS as PARTS
+from gateway.core.openai.messages import ROLES as ROLES
+from gateway.core.openai.messages import read_messages
+from gateway.core.openai.options import DEEP
+from gateway.core.openai.parts import media_kinds
+from gateway.core.openai.refused import REFUSED as REFUSED
+from gateway.core.openai.refused import REFUSED_PREFIXES as REFUSED_PREFIXES
+from gateway.core.openai.reply import TIERS
+from gateway.core.openai.shapes import (
+    FLAG,
+    OBJECT,
+    Check,
+    Reader,
+    array,
+    bad,
+    check_size,
+    either,
+    integer,
+    mapping,
+    missing,
+    number,
+    one_of,
+    refuse_if_dangerous,
+    string_pairs,
+    text,
+)
+from gateway.errors import BadRequest
+
+Fate = Literal["read", "last", "refused"]
+Endpoint = Literal["chat", "completions", "embeddings"]
+TOKENS_MAX = 10_000_000
+MEDIA_BYTES_MAX = 8 << 20
+HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may do without them
+
+
+def _logit_bias(v: Any) -> str | None:
+    if code := mapping(v):
+        return code
+    if len(v) > 4096:
+        return "object_above_max_properties"
+    return next((code for code in map(number(-100, 100), v.values()) if code), None)
+
+
+FIELDS: dict[str, tuple[Fate, Check, str]] = {
+    # name: (fate, check, what a good value is)
+    "model": ("read", text(256), "a model name, see /v1/models"),
+    "messages": ("read", array(0, 2**31), "a list of messages"),
+    "stream": ("read", *FLAG),
+    "stream_options": ("read", *OBJECT),
+    "metadata": ("read", string_pairs, "up to 16 pairs of strings (64 / 512 characters)"),
+    "user": ("read", text(512), "a string"),
+    "safety_identifier": ("read", text(512), "a string"),
+    "store": ("read", *FLAG),
+    "service_tier": ("read", one_of(*TIERS), ", ".join(TIERS[:-1]) + f" or {TIERS[-1]}"),
+    "moderation": ("refused", mapping, "left out"),
+    "prompt_cache_key": ("last", text(512), "a string"),
+    "prompt_cache_options": ("last", *OBJECT),
+    "prompt_cache_retention": ("last", one_of("in_memory", "24h"), "in_memory or 24h"),
+    "n": ("last", integer(1, 128), "an integer from 1 to 128"),
+    "max_tokens": ("last", integer(1, TOKENS_MAX), "an integer above 0"),
+    "max_completion_tokens": ("last", integer(1, TOKENS_MAX), "an integer above 0"),
+    "temperature": ("last", number(0, 2), "a number from 0 to 2"),
+    "top_p": ("last", number(0, 1), "a number from 0 to 1"),
+    "frequency_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
+    "presence_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
+    "seed": ("last", integer(-(2**63), 2**63 - 1), "an integer"),
+    "stop": ("last", either(text(10_000), array(1, 4, str)), "a string, or up to 4 of them"),
+    "logprobs": ("last", *FLAG),
+    "top_logprobs": ("last", integer(0, 20), "an integer from 0 to 20"),
+    "logit_bias": ("last", _logit_bias, "token ids to numbers from -100 to 100"),
+    "response_format": ("last", mapping, "an object whose type is text, json_object or json_schema"),
+    "tools": ("last", array(1, 128, dict), "1 to 128 tools"),
+    "tool_choice": ("last", either(one_of("none", "auto", "required"), mapping), "none, auto, required or an object"),
+    "parallel_tool_calls": ("last", *FLAG),
+    "functions": ("last", array(1, 128, dict), "1 to 128 functions"),
+    "function_call": ("last", either(one_of("none", "auto"), mapping), "none, auto or an object with a name"),
+    "reasoning_effort": (
+        "last",
+        one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        "none, minimal, low, medium, high, xhigh or max",
+    ),
+    "verbosity": ("last", one_of("low", "medium", "high"), "low, medium or high"),
+    "prediction": ("last", *OBJECT),
+    "modalities": ("last", array(1, 2, str), 'a list such as ["text"]'),
+    "audio": ("last", *OBJECT),
+    "web_search_options": ("last", *OBJECT),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request that may be served. `params` is what the last step's worker gets beside the messages."""
+
+    model: str
+    messages: tuple[Mapping[str, Any], ...]
+    params: Mapping[str, Any]
+    stream: bool = False
+    include_usage: bool = False
+    obfuscate: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    end_user: str | None = None
+    store: bool | None = None  # None: not said
+    dropped: tuple[str, ...] = ()  # unknown properties that were left out, by path
+    endpoint: Endpoint = "chat"  # the others (core/openai/texts.py) have no messages, and go to one worker as they are
+
+    @property
+    def output_tokens(self) -> int | None:
+        """The client's own bound on completion tokens, if any."""
+        bound: int | None = self.params.get("max_completion_tokens", self.params.get("max_tokens"))
+        return bound
+
+    @property
+    def choices(self) -> int:
+        """How many replies a worker makes: `n`, or `best_of`, for each prompt."""
+        return choices_in(self.params)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a worker must take to serve this: names as in a pool file's `cannot`."""
+        if self.endpoint != "chat":
+            return frozenset(self.params.keys() - {"max_tokens"})
+        adapted = ("n", "max_tokens", "max_completion_tokens", *HINTS)
+        return media_kinds(self.messages) | (self.params.keys() - set(adapted))
+
+
+def choices_in(body: Mapping[str, Any]) -> int:
+    """How many replies a body asks of a worker, in all."""
+    prompt = body.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
+    return max(int(body.get("n") or 1), int(body.get("best_of") or 1)) * prompts
+
+
+def parse_request(
+    body: object, *, messages_max: int, strict: bool = False, media_bytes_max: int = MEDIA_BYTES_MAX
+) -> ChatRequest:
+    """A decoded JSON body → ChatRequest. Raises BadRequest naming the field, and what a good value is."""
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", code="invalid_type")
+    check_size(body, None)
+    for name in body:
+        refuse_if_dangerous(name, name)
+    reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
+    known = {name: value for name, value in body.items() if name in FIELDS and value is not None}
+    _check_values(known)
+    for name in ("model", "messages"):
+        if name not in known:
+            raise missing(name)
+    messages = read_messages(known["messages"], messages_max, reader)
+    known |= {name: DEEP[name](known[name], reader) for name in DEEP if name in known}
+    for error in _conflicts(known):
+        raise error
+    if strict and reader.dropped:
+        first = reader.dropped[0]
+        raise BadRequest(f"Unknown parameter: '{first}'.", param=first, code="unknown_parameter")
+    options = known.get("stream_options", {})
+    return ChatRequest(
+        model=known["model"],
+        messages=messages,
+        params={name: value for name, value in known.items() if FIELDS[name][0] == "last"},
+        stream=known.get("stream", False),
+        include_usage=options.get("include_usage") is True,
+        obfuscate=options.get("include_obfuscation") is True,
+        metadata=known.get("metadata", {}),
+        end_user=known.get("safety_identifier") or known.get("user") or None,
+        store=known.get("store"),
+        dropped=tuple(reader.dropped),
+    )
+
+
+def _check_values(known: Mapping[str, Any]) -> None:
+    for name, value in known.items():
+        fate, check, good = FIELDS[name]
+        if fate == "refused":
+            raise BadRequest(f"`{name}` is not supported here", param=name, code="unsupported_parameter")
+        if code := check(value):
+            raise bad(name, good, code)
+
+
+def _conflicts(known: Mapping[str, Any]) -> Iterator[BadRequest]:
+    """What no property says alone: one that needs another, or may not stand beside it."""
+    for name, other, is_there in _NEEDS:
+        if name in known and not is_there(known):
+            said = f"Invalid value for '{name}': '{name}' is only allowed when {other}."
+            yield BadRequest(said, param=name, code="invalid_parameter_combination")
+    for name, other in (("max_tokens", "max_completion_tokens"), ("functions", "tools")):
+        if name in known and other in known:
+            said = f"Setting '{name}' and '{other}' at the same time is not supported."
+            yield BadRequest(said, param=name, code="invalid_parameter_combination")
+    if "audio" in known.get("modalities", ()) and "audio" not in known:
+        yield missing("audio")
+    for where, kind, name in _chosen(known):
+        if name not in {tool[kind]["name"] for tool in known.get("tools", ()) if tool["type"] == kind}:
+            yield BadRequest(f"`{where}` names `{name}`, which is not in 'tools'", param=where, code="invalid_value")
+    call = known.get("function_call")
+    if isinstance(call, dict) and call["name"] not in {function["name"] for function in known["functions"]}:
+        said = f"`function_call` names `{call['name']}`, which is not in 'functions'"
+        yield BadRequest(said, param="function_call", code="invalid_value")
+
+
+_NEEDS: tuple[tuple[str, str, Any], ...] = (
+    ("stream_options", "'stream' is true", lambda known: known.get("stream") is True),
+    ("top_logprobs", "'logprobs' is true", lambda known: known.get("logprobs") is True),
+    ("tool_choice", "'tools' are specified", lambda known: "tools" in known),
+    ("parallel_tool_calls", "'tools' are specified", lambda known: "tools" in known),
+    ("function_call", "'functions' are specified", lambda known: "functions" in known),
+)
+
+
+def _chosen(known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(path, kind, name) of every tool that `tool_choice` names."""
+    choice = known.get("tool_choice")
+    if not isinstance(choice, dict):
+        return
+    if choice["type"] != "allowed_tools":
+        yield "tool_choice", choice["type"], choice[choice["type"]]["name"]
+        return
+    for at, tool in enumerate(choice["allowed_tools"]["tools"]):
+        yield f"tool_choice.allowed_tools.tools[{at}]", tool["type"], tool[tool["type"]]["name"]

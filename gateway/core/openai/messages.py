@@ -1,0 +1,179 @@
+"""The messages of a chat request, checked to the last part, with OpenAI's paths and codes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.core.openai.parts import LINKS, check_link
+from gateway.core.openai.shapes import (
+    FREE_TEXT,
+    OBJECT,
+    WRONG_TYPE,
+    Known,
+    Reader,
+    array,
+    bad,
+    either,
+    mapping,
+    missing,
+    one_of,
+    text,
+)
+from gateway.errors import BadRequest
+
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+PARTS = ("text", "refusal", "image_url", "input_audio", "file")
+_PARTS_OF = {"user": ("text", "image_url", "input_audio", "file"), "assistant": ("text", "refusal")}
+_CALLS_MAX = 128
+_ID = text(512), "a string of at most 512 characters"
+_NAME = text(64, r"[^\s<|\\/>]+"), "1 to 64 characters without spaces or any of < | \\ / >"
+_CONTENT = either(text(2**31), array(0, 2**31)), "a string or a list of parts"
+_ROLE = one_of(*ROLES), f"one of {', '.join(ROLES)}"
+_CALLED: Known = {"name": (text(256), "a string"), "arguments": FREE_TEXT}
+_CALLED_CUSTOM: Known = {"name": (text(256), "a string"), "input": FREE_TEXT}
+_CALL: Known = {
+    "id": _ID,
+    "type": (one_of("function", "custom"), "function or custom"),
+    "function": OBJECT,
+    "custom": OBJECT,
+}
+_COMMON: Known = {"role": _ROLE, "content": _CONTENT, "name": _NAME}
+_ASSISTANT: Known = {
+    **_COMMON,
+    "refusal": FREE_TEXT,
+    "audio": OBJECT,
+    "tool_calls": (array(1, _CALLS_MAX), f"a list of 1 to {_CALLS_MAX} tool calls"),
+    "function_call": OBJECT,
+    "reasoning_content": FREE_TEXT,  # not OpenAI's: what reasoning models of others want back
+}
+_OF: Mapping[str, Known] = {
+    "assistant": _ASSISTANT,
+    "tool": {**_COMMON, "tool_call_id": _ID},
+    "function": {**_COMMON, "name": _NAME},
+}
+_BREAKPOINT: Known = {"prompt_cache_breakpoint": (mapping, "an object")}
+_PART: Mapping[str, Known] = {
+    "text": {"type": FREE_TEXT, "text": FREE_TEXT, **_BREAKPOINT},
+    "refusal": {"type": FREE_TEXT, "refusal": FREE_TEXT},
+    "image_url": {"type": FREE_TEXT, "image_url": OBJECT, **_BREAKPOINT},
+    "input_audio": {"type": FREE_TEXT, "input_audio": OBJECT, **_BREAKPOINT},
+    "file": {"type": FREE_TEXT, "file": OBJECT, **_BREAKPOINT},
+}
+_LINKED: Mapping[str, Known] = {
+    "image_url": {
+        "url": FREE_TEXT,
+        "detail": (one_of("auto", "low", "high", "original"), "auto, low, high or original"),
+    },
+    "input_audio": {"data": FREE_TEXT, "format": (one_of("wav", "mp3"), "wav or mp3")},
+    "file": {"file_data": FREE_TEXT, "filename": (text(512), "a string of at most 512 characters"), "file_id": _ID},
+}
+_NEEDED_IN = {"image_url": ("url",), "input_audio": ("data", "format"), "file": ()}
+
+
+def read_messages(raw: Sequence[Any], messages_max: int, reader: Reader) -> tuple[Mapping[str, Any], ...]:
+    """The messages as they may be passed on. Raises BadRequest with the path of the first thing that is wrong."""
+    if not raw:
+        raise BadRequest("[] is too short - 'messages'", param="messages", code="empty_array")
+    if len(raw) > messages_max:
+        said = f"`messages` holds {len(raw)}; at most {messages_max} are accepted"
+        raise BadRequest(said, param="messages", code="array_above_max_length")
+    messages = tuple(_message(message, f"messages[{at}]", reader) for at, message in enumerate(raw))
+    _check_turns(messages)
+    return messages
+
+
+def _message(raw: Any, where: str, reader: Reader) -> Mapping[str, Any]:
+    if not isinstance(raw, dict):
+        raise bad(where, "an object", WRONG_TYPE)
+    role = raw.get("role")
+    if role is None:
+        raise missing(f"{where}.role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise bad(f"{where}.role", _ROLE[1], "invalid_value")
+    needed = {"tool": ("content", "tool_call_id"), "function": ("name",), "assistant": ()}.get(role, ("content",))
+    message = reader.object(raw, where, _OF.get(role, _COMMON), needed)
+    if role == "assistant":
+        _assistant(message, where, reader)
+    content = message.get("content")
+    if isinstance(content, list):
+        kinds = _PARTS_OF.get(role, ("text",))
+        reader.count_parts(len(content), f"{where}.content")
+        message["content"] = [_part(part, f"{where}.content[{at}]", kinds, reader) for at, part in enumerate(content)]
+    return message
+
+
+def _assistant(message: dict[str, Any], where: str, reader: Reader) -> None:
+    if "tool_calls" in message:
+        calls = enumerate(message["tool_calls"])
+        message["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]", reader) for at, call in calls]
+    if "function_call" in message:
+        spot = f"{where}.function_call"
+        message["function_call"] = reader.object(message["function_call"], spot, _CALLED, ("name", "arguments"))
+    if "audio" in message:
+        message["audio"] = reader.object(message["audio"], f"{where}.audio", {"id": _ID}, ("id",))
+    said = ("content", "tool_calls", "function_call", "refusal", "audio")
+    if all(message.get(name) is None for name in said):
+        raise missing(f"{where}.content")
+
+
+def _call(raw: Any, where: str, reader: Reader) -> dict[str, Any]:
+    call = reader.object(raw, where, _CALL, ("id", "type"))
+    custom = call["type"] == "custom"
+    kind, known, needed = ("custom", _CALLED_CUSTOM, "input") if custom else ("function", _CALLED, "arguments")
+    if call.get(kind) is None:
+        raise missing(f"{where}.{kind}")
+    called = reader.object(call[kind], f"{where}.{kind}", known, ("name", needed))
+    return {"id": call["id"], "type": call["type"], kind: called}
+
+
+def _part(raw: Any, where: str, kinds: tuple[str, ...], reader: Reader) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise bad(where, "an object", WRONG_TYPE)
+    kind = raw.get("type")
+    if kind is None:
+        raise missing(f"{where}.type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise bad(f"{where}.type", " or ".join(kinds), "invalid_value")
+    part = reader.object(raw, where, _PART[kind], (kind,))
+    if kind in LINKS:
+        part[kind] = _linked(part[kind], f"{where}.{kind}", kind, reader)
+    return part
+
+
+def _linked(raw: Any, where: str, kind: str, reader: Reader) -> dict[str, Any]:
+    holder = reader.object(raw, where, _LINKED[kind], _NEEDED_IN[kind])
+    if "file_id" in holder:
+        said = f"`{where}.file_id`: Baton keeps no files; send `file_data`"
+        raise BadRequest(said, param=f"{where}.file_id", code="unsupported_parameter")
+    media, _, name = LINKS[kind]
+    if name not in holder:
+        raise missing(f"{where}.{name}")
+    check_link(media, holder[name], f"{where}.{name}", reader.media_bytes_max)
+    return holder
+
+
+def _check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Tool messages answer the calls right before them, all of them and nothing else."""
+    open_calls: set[str] = set()
+    asked_at = -1
+    for at, message in enumerate(messages):
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in open_calls:
+                said = "messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
+                raise BadRequest(f"Invalid parameter: {said}", param=f"messages[{at}].role", code="invalid_value")
+            open_calls.discard(message["tool_call_id"])
+            continue
+        _check_answered(open_calls, asked_at)
+        open_calls, asked_at = {call["id"] for call in message.get("tool_calls") or ()}, at
+    _check_answered(open_calls, asked_at)
+
+
+def _check_answered(open_calls: set[str], at: int) -> None:
+    if open_calls:
+        raise BadRequest(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+            f"'tool_call_id'. Without a response: {', '.join(sorted(open_calls))[:256]}",
+            param=f"messages[{at}].tool_calls",
+            code="invalid_value",
+        )

@@ -1,0 +1,254 @@
+"""OpenAI's chat-completions replies, whole and in chunks: a worker's choices under Baton's id and usage. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.core.money.amounts import Usage
+
+TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage object with both details present."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def completion(
+    worker_body: Mapping[str, Any], *, completion_id: str, created_s: int, model: str, usage: Usage
+) -> dict[str, Any]:
+    """The client's reply: the worker's choices under our id and model, with the whole tree's usage."""
+    return {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created_s,
+        "model": model,
+        "choices": [_whole_choice(choice, index) for index, choice in enumerate(worker_body.get("choices") or ())],
+        "usage": usage_json(usage),
+        "service_tier": "default",
+        **about(worker_body),
+    }
+
+
+def _whole_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
+    message = {"role": "assistant", "content": None, "refusal": None, **(choice.get("message") or {})}
+    if not message.get("tool_calls"):
+        message.pop("tool_calls", None)  # clients with strict schemas reject null
+    return {
+        "index": _index(choice, index),
+        "message": message,
+        "finish_reason": choice.get("finish_reason") or "stop",
+        "logprobs": choice.get("logprobs"),
+    }
+
+
+def about(worker_body: Mapping[str, Any]) -> dict[str, str]:
+    """What a completion or chunk says of itself beside its choices, as far as clients know it: a tier that OpenAI has
+    no name for is nothing that they could read."""
+    tier, fingerprint = worker_body.get("service_tier"), worker_body.get("system_fingerprint")
+    said = {"service_tier": tier} if tier in TIERS else {}
+    return said | ({"system_fingerprint": fingerprint} if isinstance(fingerprint, str) and fingerprint else {})
+
+
+def merged(bodies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Several completions as one with all of their choices, numbered in order; one alone as it is."""
+    if len(bodies) == 1:
+        return bodies[0]
+    choices = [choice for body in bodies for choice in body.get("choices") or ()]
+    return {**bodies[0], "choices": [{**choice, "index": at} for at, choice in enumerate(choices)]}
+
+
+def one_call(body: Mapping[str, Any], request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A completion or chunk without any tool call but the first of each choice, where the request wants no parallel
+    ones: not every worker heeds that."""
+    if request.get("parallel_tool_calls") is not False:
+        return body
+    return {**body, "choices": [_with_one_call(choice) for choice in body.get("choices") or ()]}
+
+
+def _with_one_call(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    for part in ("message", "delta"):
+        said = _mapping(choice.get(part))
+        calls = _mappings(said.get("tool_calls"))
+        first = calls[:1] if part == "message" else [call for call in calls if _index(call, 0) == 0]
+        if len(first) < len(calls):
+            rest = {name: value for name, value in said.items() if name != "tool_calls"}
+            return {**choice, part: {**rest, **({"tool_calls": first} if first else {})}}
+    return choice
+
+
+def reply_text(worker_body: Mapping[str, Any]) -> str:
+    """Text of the first choice: what later steps see. Empty where there is none."""
+    choices = worker_body.get("choices") or [{}]
+    content = (choices[0].get("message") or {}).get("content")
+    return content if isinstance(content, str) else ""
+
+
+def chunk(choices: Sequence[Mapping[str, Any]], *, completion_id: str, created_s: int, model: str) -> dict[str, Any]:
+    """One SSE chunk with OpenAI's keys on every choice."""
+    return {
+        "id": completion_id,
+        "object": "chat.completion.chunk",
+        "created": created_s,
+        "model": model,
+        "service_tier": "default",
+        "choices": [
+            {
+                "index": _index(choice, 0),
+                "delta": _delta(choice.get("delta") or {}),
+                "finish_reason": choice.get("finish_reason"),
+                "logprobs": choice.get("logprobs"),
+            }
+            for choice in choices
+        ],
+    }
+
+
+def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in delta.items() if value is not None or name in ("content", "refusal")}
+
+
+def chunks_of(worker_body: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """A whole completion as the choices of the chunks a stream would have carried: role, content, finish."""
+    pieces: list[list[dict[str, Any]]] = []
+    for index, choice in enumerate(worker_body.get("choices") or ()):
+        whole = _whole_choice(choice, index)
+        at, message = whole["index"], dict(whole["message"])
+        role = {"role": message.pop("role"), "content": None if message["content"] is None else "", "refusal": None}
+        calls = [{**call, "index": i} for i, call in enumerate(_mappings(message.pop("tool_calls", None)))]
+        delta = {name: value for name, value in message.items() if value is not None}
+        if calls:
+            delta["tool_calls"] = calls
+        pieces += [
+            [{"index": at, "delta": role}],
+            [{"index": at, "delta": delta, "logprobs": whole["logprobs"]}],
+            [{"index": at, "delta": {}, "finish_reason": whole["finish_reason"]}],
+        ]
+    return pieces
+
+
+class Collected:
+    """Grows one completion body out of chunks, so that a streamed reply is logged like a whole one.
+
+    Total: whatever a worker sends, pieces that are not of OpenAI's shape are left out.
+    """
+
+    def __init__(self) -> None:
+        self._choices: dict[int, dict[str, Any]] = {}
+        self._about: dict[str, Any] = {}
+
+    @property
+    def started(self) -> bool:
+        """Whether anything has come at all."""
+        return bool(self._choices)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice that began has its finish_reason."""
+        return self.started and all("finish_reason" in choice for choice in self._choices.values())
+
+    def add(self, chunk_choices: Sequence[Mapping[str, Any]]) -> None:
+        """Take in the choices of one chunk."""
+        for choice in chunk_choices:
+            kept = self._choices.setdefault(_index(choice, 0), {"message": {"role": "assistant", "content": None}})
+            _merge_message(kept["message"], _mapping(choice.get("delta")))
+            if choice.get("logprobs"):
+                _merge_logprobs(kept.setdefault("logprobs", {}), _mapping(choice["logprobs"]))
+            if choice.get("finish_reason"):
+                kept["finish_reason"] = choice["finish_reason"]
+
+    def about(self, chunk: Mapping[str, Any]) -> None:
+        """Take in what a chunk says of the reply as a whole."""
+        self._about |= about(chunk)
+
+    def body(self) -> dict[str, Any]:
+        """The completion so far."""
+        return self._about | {
+            "choices": [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
+        }
+
+
+_TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
+_CALLS_MAX = 128
+
+
+def _merge_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    _append(message, {name: delta.get(name) for name in _TEXTS})
+    for call in _mappings(delta.get("tool_calls")):
+        _merge_call(message.setdefault("tool_calls", []), call)
+    if delta.get("audio"):
+        _append(message.setdefault("audio", {}), _mapping(delta["audio"]))
+    if delta.get("function_call"):
+        _append(message.setdefault("function_call", {}), _mapping(delta["function_call"]))
+
+
+def _merge_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
+    index = _index(delta, len(calls))
+    while len(calls) <= index < _CALLS_MAX:
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    if 0 <= index < len(calls):
+        calls[index]["id"] = delta.get("id") or calls[index]["id"]
+        _append(calls[index]["function"], _mapping(delta.get("function")))
+
+
+def _merge_logprobs(kept: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    for name, items in piece.items():
+        kept.setdefault(name, None)
+        if isinstance(items, list):
+            kept[name] = kept[name] or []
+            kept[name].extend(items)
+
+
+def _append(texts: dict[str, Any], pieces: Mapping[str, Any]) -> None:
+    for name, piece in pieces.items():
+        if isinstance(piece, str):
+            texts[name] = (texts.get(name) or "") + piece
+
+
+def _index(piece: Mapping[str, Any], otherwise: int) -> int:
+    index = piece.get("index")
+    return index if isinstance(index, int) else otherwise
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON as UTF-8, compact. A number that JSON cannot say becomes null; half of a surrogate pair, which has no UTF-8,
+    goes out as the escape it came as: the other half may be in the next chunk."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(text), separators=(",", ":")).encode()
+
+
+def finite(value: Any) -> Any:
+    """JSON-able data in which no number is one that JSON cannot say: a masked token's log-prob of -inf becomes null."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

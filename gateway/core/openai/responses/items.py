@@ -1,0 +1,309 @@
+"""Items of the Responses API ↔ chat messages. Pure.
+
+A conversation is kept as chat messages, which is what workers are sent and what the log holds; items are made of them
+when a client asks. An item's id names the response it belongs to, so that a reference to it can be looked up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gateway.core.openai.shapes import (
+    FREE_TEXT,
+    OBJECT,
+    WRONG_TYPE,
+    Known,
+    Reader,
+    bad,
+    either,
+    one_of,
+    text,
+)
+from gateway.core.openai.shapes import array as list_of
+from gateway.core.openai.shapes import missing as missing_error
+from gateway.errors import BadRequest, NotFound
+
+Item = Mapping[str, Any]
+Message = dict[str, Any]
+ROLES = ("user", "system", "developer", "assistant")
+KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+PARTS = {"user": ("input_text", "input_image", "input_file"), "assistant": ("output_text", "refusal")}
+INPUT_IDS = 0x800000  # ordinals of input items begin here, those of output items at 0
+ID_CHARS_MAX = 64
+_NAME = text(ID_CHARS_MAX), f"a string of at most {ID_CHARS_MAX} characters"
+_STATUS = one_of("in_progress", "completed", "incomplete"), "in_progress, completed or incomplete"
+_CONTENT = either(text(2**31), list_of(1, 2**31)), "a string or a list of content parts"
+_ANY = (lambda value: None), "anything"
+_ITEM: Known = {"type": FREE_TEXT, "id": _NAME, "status": _STATUS}
+_ITEMS: Mapping[str, Known] = {
+    "message": {**_ITEM, "role": (one_of(*ROLES), f"one of {', '.join(ROLES)}"), "content": _CONTENT, "phase": _NAME},
+    "function_call": {
+        **_ITEM, "call_id": _NAME, "name": (text(256), "a string"), "arguments": FREE_TEXT, "caller": OBJECT,
+    },
+    "function_call_output": {
+        **_ITEM, "call_id": _NAME, "output": _CONTENT, "caller": OBJECT, "name": (text(256), "a string"),
+    },
+    "reasoning": {**_ITEM, "summary": _ANY, "content": _ANY, "encrypted_content": FREE_TEXT},
+    "item_reference": {"type": FREE_TEXT, "id": _NAME},
+}  # fmt: skip
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "item_reference": ("id",),
+}
+_PART: Known = {"type": FREE_TEXT, "prompt_cache_breakpoint": OBJECT}
+_PARTS: Mapping[str, tuple[Known, tuple[str, ...]]] = {
+    "input_text": ({**_PART, "text": FREE_TEXT}, ("text",)),
+    "input_image": ({**_PART, "image_url": FREE_TEXT, "detail": _NAME, "file_id": FREE_TEXT}, ()),
+    "input_file": (
+        {**_PART, "file_data": FREE_TEXT, "filename": (text(512), "a string of at most 512 characters"),
+         "file_id": FREE_TEXT, "file_url": FREE_TEXT, "detail": _NAME},
+        (),
+    ),
+    "output_text": ({**_PART, "text": FREE_TEXT, "annotations": _ANY, "logprobs": _ANY}, ("text",)),
+    "refusal": ({**_PART, "refusal": FREE_TEXT}, ("refusal",)),
+}  # fmt: skip
+_ID = re.compile(r"(?:msg|fc|fco|rs)_([0-9a-f]{32})[0-9a-f]{6}")
+
+
+def item_id(prefix: str, response_hex: str, ordinal: int) -> str:
+    """The id of an item: what it is, whose it is, which one it is."""
+    return f"{prefix}_{response_hex}{ordinal:06x}"
+
+
+def response_of(an_item_id: str) -> str | None:
+    """The id of the response that an item id names, None where it names none."""
+    found = _ID.fullmatch(an_item_id)
+    return f"resp_{found[1]}" if found else None
+
+
+def kind_of(item: Item) -> str:
+    """What an item is; `type` may be left out of a message and of a reference."""
+    kind = item.get("type")
+    if kind is None:
+        return "message" if "role" in item else "item_reference" if "id" in item else ""
+    return kind if isinstance(kind, str) else ""
+
+
+def parse_items(raw: Any, items_max: int, reader: Reader) -> list[Item]:
+    """`input` as items, checked as far as one can be alone; a string is one message of the user. Raises BadRequest with
+    the path of the first thing that is wrong."""
+    if isinstance(raw, str):
+        return [{"type": "message", "role": "user", "content": raw}]
+    if not isinstance(raw, list):
+        raise bad("input", "a string or a list of items", WRONG_TYPE)
+    if len(raw) > items_max:
+        said = f"`input` holds {len(raw)} items; at most {items_max} are accepted"
+        raise BadRequest(said, param="input", code="array_above_max_length")
+    return [_item(item, f"input[{at}]", reader) for at, item in enumerate(raw)]
+
+
+def _item(raw: Any, where: str, reader: Reader) -> Item:
+    if not isinstance(raw, dict):
+        raise bad(where, "an object", WRONG_TYPE)
+    kind = kind_of(raw)
+    if kind not in KINDS:
+        raise bad(f"{where}.type", f"one of {', '.join(KINDS)}", "invalid_value")
+    item = reader.object(raw, where, _ITEMS[kind], _NEEDED.get(kind, ()))
+    if kind == "message":
+        role = item["role"]
+        kinds = PARTS.get(role, ("input_text",))
+        return item | {"type": kind, "content": _parts(item["content"], f"{where}.content", kinds, reader)}
+    if kind == "function_call_output":  # workers take text as a tool's result
+        return item | {"output": _parts(item["output"], f"{where}.output", ("input_text",), reader)}
+    return item | {"type": kind}
+
+
+def _parts(content: Any, where: str, kinds: Sequence[str], reader: Reader) -> Any:
+    if isinstance(content, str):
+        return content
+    reader.count_parts(len(content), where)
+    return [_part(part, f"{where}[{at}]", kinds, reader) for at, part in enumerate(content)]
+
+
+def _part(raw: Any, where: str, kinds: Sequence[str], reader: Reader) -> Item:
+    if not isinstance(raw, dict):
+        raise bad(where, "an object", WRONG_TYPE)
+    kind = raw.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise bad(f"{where}.type", " or ".join(kinds), "invalid_value")
+    part = reader.object(raw, where, *_PARTS[kind])
+    for name in ("file_id", "file_url"):
+        if name in part:
+            spot, fix = f"{where}.{name}", "image_url" if kind == "input_image" else "file_data"
+            said = f"`{spot}`: no files are kept or fetched here; send `{fix}`"
+            raise BadRequest(said, param=spot, code="unsupported_value")
+    for name in {"input_image": ("image_url",), "input_file": ("file_data",)}.get(kind, ()):
+        if name not in part:
+            raise missing_error(f"{where}.{name}")
+    return part
+
+
+def references(items: Iterable[Item]) -> dict[int, str]:
+    """The ids that `item_reference` items point at, by index."""
+    return {at: str(item["id"]) for at, item in enumerate(items) if item["type"] == "item_reference"}
+
+
+def no_such_item(an_item_id: str, index: int) -> NotFound:
+    """The error for a reference that leads nowhere."""
+    fix = "Only items of stored responses can be referred to; send the item itself."
+    return NotFound(f"Item with id '{an_item_id[:ID_CHARS_MAX]}' not found. {fix}", param=f"input[{index}].id")
+
+
+# ---------------------------------------------------------------- items → messages
+
+
+def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
+    """The chat messages that items stand for, and for each the index of the item that began it; reasoning is left out.
+
+    Calls and text of one assistant turn are separate items and one message.
+    """
+    messages: list[Message] = []
+    places: list[int] = []
+    for index, item in enumerate(items):
+        if item["type"] == "message":
+            _add_message(messages, item)
+        elif item["type"] == "function_call":
+            _assistant(messages).setdefault("tool_calls", []).append(_call(item))
+        elif item["type"] == "function_call_output":
+            content = _input_content(item["output"])
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        places += [index] * (len(messages) - len(places))
+    return messages, places
+
+
+def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Every result belongs to a call before it and every call has its result, as workers insist. Raises BadRequest."""
+    waiting: dict[str, None] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            waiting[str(call.get("id"))] = None
+        if message.get("role") != "tool":
+            continue
+        call_id = message["tool_call_id"]
+        if call_id not in waiting:
+            said = f"No tool call found for function call output with call_id {call_id[:ID_CHARS_MAX]}."
+            raise BadRequest(said, param="input", code="tool_call_not_found")
+        del waiting[call_id]
+    for call_id in waiting:
+        said = f"No tool output found for function call {call_id[:ID_CHARS_MAX]}."
+        raise BadRequest(said, param="input", code="tool_output_not_found")
+
+
+def _assistant(messages: list[Message]) -> Message:
+    """The assistant message that is being put together, begun where there is none."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _add_message(messages: list[Message], item: Item) -> None:
+    if item["role"] != "assistant":
+        messages.append({"role": item["role"], "content": _input_content(item["content"])})
+        return
+    said = _said(item["content"])
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and last.get("tool_calls") and last.get("content") is None:
+        last.update(said)
+    else:
+        messages.append({"role": "assistant", **said})
+
+
+def _said(content: Any) -> Message:
+    """Content and refusal of an assistant message."""
+    if isinstance(content, str):
+        return {"content": content}
+    texts = [part["text"] for part in content if part["type"] == "output_text"]
+    refusals = [part["refusal"] for part in content if part["type"] == "refusal"]
+    return {"content": "".join(texts) if texts else None} | ({"refusal": "".join(refusals)} if refusals else {})
+
+
+def _input_content(content: Any) -> str | list[Message]:
+    """Content of a user's, system's or developer's message, or of a result: lone text as a string."""
+    if isinstance(content, str):
+        return content
+    parts = [_chat_part(part) for part in content]
+    return str(parts[0]["text"]) if len(parts) == 1 and parts[0].keys() == {"type", "text"} else parts
+
+
+def _chat_part(part: Item) -> Message:
+    mark = {name: part[name] for name in ("prompt_cache_breakpoint",) if name in part}
+    if part["type"] == "input_text":
+        return {"type": "text", "text": part["text"], **mark}
+    if part["type"] == "input_image":
+        detail = {"detail": part["detail"]} if "detail" in part else {}
+        return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}, **mark}
+    file = {name: part[name] for name in ("file_data", "filename") if name in part}
+    return {"type": "file", "file": file, **mark}
+
+
+def _call(item: Item) -> Message:
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+# ---------------------------------------------------------------- messages → items
+
+
+def to_input_items(messages: Iterable[Mapping[str, Any]], response_hex: str) -> list[Message]:
+    """The items that a stored conversation stands for, oldest first, with ids of that response."""
+    items: list[Message] = []
+    for message in messages:
+        for prefix, body in _bodies(message):
+            items.append({"id": item_id(prefix, response_hex, INPUT_IDS + len(items)), **body})
+    return items
+
+
+def _bodies(message: Mapping[str, Any]) -> Iterable[tuple[str, Message]]:
+    role, content = message.get("role"), message.get("content")
+    if role == "tool":
+        output = content if isinstance(content, str) else [_as_input(part) for part in content or ()]
+        call_id = message.get("tool_call_id")
+        yield "fco", {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
+    elif role == "assistant":
+        parts = said_parts(message)
+        if parts:
+            yield "msg", {"type": "message", "role": "assistant", "status": "completed", "content": parts}
+        for call in message.get("tool_calls") or ():
+            yield "fc", call_body(call, "completed")
+    else:
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        shown = [_as_input(part) for part in parts]
+        yield "msg", {"type": "message", "role": role, "status": "completed", "content": shown}
+
+
+def _as_input(part: Mapping[str, Any]) -> Message:
+    mark = {name: part[name] for name in ("prompt_cache_breakpoint",) if name in part}
+    if part.get("type") == "image_url":
+        image = part["image_url"]
+        return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail") or "auto", **mark}
+    if part.get("type") == "file":
+        return {"type": "input_file", **part["file"], **mark}
+    return {"type": "input_text", "text": part.get("text") or "", **mark}
+
+
+def said_parts(message: Mapping[str, Any]) -> list[Message]:
+    """The content parts of what an assistant said: text, refusal, both or none."""
+    parts: list[Message] = []
+    if isinstance(message.get("content"), str) and message["content"]:
+        parts.append(text_part(message["content"]))
+    if isinstance(message.get("refusal"), str) and message["refusal"]:
+        parts.append({"type": "refusal", "refusal": message["refusal"]})
+    return parts
+
+
+def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> Message:
+    """Text that was generated."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def call_body(call: Mapping[str, Any], status: str) -> Message:
+    """A chat tool call as a `function_call` item without its id."""
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    told = {"call_id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+    texts = {name: value if isinstance(value, str) else "" for name, value in told.items()}
+    return {"type": "function_call", **texts, "status": status}

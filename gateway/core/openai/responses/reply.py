@@ -1,0 +1,229 @@
+"""A chat completion as OpenAI's Response object. Pure.
+
+The log holds the completion; the object is made of it each time, for the reply as for `GET /v1/responses/{id}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.openai.responses.items import call_body, item_id, text_part
+from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs
+
+TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
+NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+REASONING = ("reasoning_content", "reasoning")  # how workers name what they thought before they spoke
+_NAME = re.compile(r"resp_[0-9a-f]{32}")
+GIVEN = (
+    *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "prompt_cache_retention"),
+    *("safety_identifier", "temperature", "top_p", "user"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a Response object says of its request. `echo`: the request's properties as given."""
+
+    id: str
+    created_s: int
+    model: str
+    instructions: str | None
+    echo: Mapping[str, Any]
+    stored: bool
+
+    @property
+    def hex(self) -> str:
+        """The id without its prefix: what its items' ids are made of."""
+        return self.id.removeprefix("resp_")
+
+
+def response_name(text: str) -> bool:
+    """Whether that can be the id of a response."""
+    return _NAME.fullmatch(text) is not None
+
+
+def to_log(asked: ResponsesRequest) -> dict[str, Any]:
+    """What the log keeps of a stored response's request beside the messages."""
+    echo = {name: value for name, value in asked.body.items() if name not in NOT_ECHOED}
+    return {**echo, "instructed": asked.instructions is not None}
+
+
+def head_of_log(request: Mapping[str, Any], response_id: str, created_s: int) -> Head:
+    """The Head of a stored response, from the request as logged."""
+    form, messages = request["response"], request["messages"]
+    instructions = messages[0]["content"] if form["instructed"] else None
+    return Head(response_id, created_s, request["model"], instructions, form, stored=True)
+
+
+def conversation_of_log(request: Mapping[str, Any], reply: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The messages of a stored response without its instructions, its own reply at the end."""
+    messages = list(request["messages"][1 if request["response"]["instructed"] else 0 :])
+    said = _message(reply or {})
+    kept = {name: said[name] for name in ("content", "refusal", "tool_calls") if said.get(name)}
+    return [*messages, {"role": "assistant", "content": None, **kept}] if kept else messages
+
+
+def begun(head: Head) -> dict[str, Any]:
+    """The object of a response that is being made."""
+    echo = head.echo
+    text, reasoning = echo.get("text") or {}, echo.get("reasoning") or {}
+    return {
+        "id": head.id,
+        "object": "response",
+        "created_at": head.created_s,
+        "status": "in_progress",
+        "background": False,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": head.instructions,
+        "model": head.model,
+        "output": [],
+        "parallel_tool_calls": echo.get("parallel_tool_calls", True),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "service_tier": "auto",
+        "store": head.stored,
+        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
+        "tool_choice": echo.get("tool_choice") or "auto",
+        "tools": [_tool(tool) for tool in echo.get("tools") or ()],
+        "top_logprobs": echo.get("top_logprobs", 0),
+        "truncation": "disabled",
+        "usage": None,
+        "metadata": dict(echo.get("metadata") or {}),
+        **{name: echo.get(name) for name in GIVEN},
+    }
+
+
+def ended(
+    head: Head, completion: Mapping[str, Any], completed_s: int, output: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The object of a response that was made. `output`: its items, where they have been told already."""
+    why = INCOMPLETE.get(_finish(completion))
+    tier = completion.get("service_tier")
+    return begun(head) | {
+        "status": "incomplete" if why else "completed",
+        "completed_at": None if why else completed_s,
+        "incomplete_details": {"reason": why} if why else None,
+        "output": list(output_items(head, completion) if output is None else output),
+        "service_tier": tier if tier in TIERS else "default",
+        "usage": _usage(completion.get("usage") or {}),
+    }
+
+
+def failed(head: Head, error: Mapping[str, Any], output: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The object of a response that could not be made; `error` as in any error reply."""
+    kind, told = error.get("type"), {"message": error.get("message") or "the response could not be made"}
+    code = "server_error"
+    if kind in ("rate_limit_error", "insufficient_quota"):
+        code = "rate_limit_exceeded"
+    elif kind == "invalid_request_error":
+        code = "invalid_prompt"
+    told |= {"code": code, "type": kind, "param": error.get("param")}
+    return begun(head) | {"status": "failed", "error": told, "output": list(output)}
+
+
+def output_items(head: Head, completion: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was generated, as items: reasoning, message, calls."""
+    choice, message = _choice(completion), _message(completion)
+    status = "incomplete" if _finish(completion) in INCOMPLETE else "completed"
+    items: list[dict[str, Any]] = []
+    thought = next((message[name] for name in REASONING if isinstance(message.get(name), str) and message[name]), "")
+    if thought:
+        items.append(reasoning_item(head, 0, thought, "completed"))
+    parts = content_parts(message, choice.get("logprobs") if wants_logprobs(head.echo) else None)
+    calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+    if parts or not (calls or thought):
+        items.append(message_item(head, 0, parts or [text_part("")], status))
+    items += [call_item(head, number, call_body(call, status)) for number, call in enumerate(calls)]
+    return items
+
+
+def content_parts(message: Mapping[str, Any], logprobs: Any) -> list[dict[str, Any]]:
+    """Text and refusal of a chat message as content parts."""
+    parts: list[dict[str, Any]] = []
+    if isinstance(message.get("content"), str) and message["content"]:
+        parts.append(text_part(message["content"], token_logprobs(logprobs)))
+    if isinstance(message.get("refusal"), str) and message["refusal"]:
+        parts.append({"type": "refusal", "refusal": message["refusal"]})
+    return parts
+
+
+def message_item(head: Head, number: int, parts: Sequence[Mapping[str, Any]], status: str) -> dict[str, Any]:
+    """The `number`th message of a response."""
+    name = item_id("msg", head.hex, number)
+    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
+
+
+def reasoning_item(head: Head, number: int, text: str, status: str) -> dict[str, Any]:
+    """The `number`th stretch of reasoning that a worker showed."""
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    name = item_id("rs", head.hex, number)
+    return {"id": name, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+def call_item(head: Head, number: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The `number`th call of a function."""
+    return {"id": item_id("fc", head.hex, number), **body}
+
+
+def token_logprobs(logprobs: Any) -> list[dict[str, Any]]:
+    """A chat choice's log-probabilities, token by token; what is not of OpenAI's shape is left out."""
+    tokens = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    return [
+        {**_token(token), "top_logprobs": [_token(one) for one in token.get("top_logprobs") or () if _is_token(one)]}
+        for token in tokens or ()
+        if _is_token(token)
+    ]
+
+
+def _is_token(token: Any) -> bool:
+    return isinstance(token, Mapping) and isinstance(token.get("token"), str) and "logprob" in token
+
+
+def _token(token: Mapping[str, Any]) -> dict[str, Any]:
+    text = token["token"]
+    spelled = token.get("bytes")
+    return {
+        "token": text,
+        "logprob": token["logprob"],
+        "bytes": spelled if isinstance(spelled, list) else list(text.encode("utf-8", "replace")),
+    }
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", **{name: tool.get(name) for name in names}}
+
+
+def _usage(chat: Mapping[str, Any]) -> dict[str, Any]:
+    into, out = chat.get("prompt_tokens") or 0, chat.get("completion_tokens") or 0
+    read, thought = chat.get("prompt_tokens_details") or {}, chat.get("completion_tokens_details") or {}
+    return {
+        "input_tokens": into,
+        "input_tokens_details": {
+            "cached_tokens": read.get("cached_tokens") or 0,
+            "cache_write_tokens": read.get("cache_write_tokens") or 0,
+        },
+        "output_tokens": out,
+        "output_tokens_details": {"reasoning_tokens": thought.get("reasoning_tokens") or 0},
+        "total_tokens": into + out,
+    }
+
+
+def _choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices = completion.get("choices") or [{}]
+    return choices[0] if isinstance(choices[0], Mapping) else {}
+
+
+def _finish(completion: Mapping[str, Any]) -> str:
+    reason = _choice(completion).get("finish_reason")
+    return reason if isinstance(reason, str) else ""
+
+
+def _message(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    message = _choice(completion).get("message")
+    return message if isinstance(message, Mapping) else {}

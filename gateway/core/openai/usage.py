@@ -1,0 +1,97 @@
+"""Tokens of one call as they will be billed: read from an OpenAI `usage` object, bounded, or estimated. Pure.
+
+A worker's word is not taken for what it cannot be: counts that are no whole numbers count as missing, and counts that
+neither the request nor the worker's context allows are cut. A bill above what was asked but within the context is
+believed and charged in full (thinking that a vendor counts beside `max_tokens`): hiding it would hide real spending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gateway.core.money.amounts import Usage, input_tokens_bound
+from gateway.core.openai.chat import choices_in
+
+BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; only ever used where the worker reports nothing
+
+
+def read_usage(body: Mapping[str, Any]) -> Usage | None:
+    """The usage a completion or chunk carries; None where it has none that can be believed."""
+    usage = body.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+    if not (_is_count(prompt) and _is_count(completion)):
+        return None
+    return Usage(
+        int(prompt or 0), int(completion or 0), usage.get("estimated") is True, usage.get("unreported") is True
+    )
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """The inverse: an OpenAI `usage` object, with `estimated` and `unreported` added where they are true."""
+    body: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    marks = {"estimated": usage.estimated, "unreported": usage.unreported}
+    return body | {name: True for name, said in marks.items() if said}
+
+
+def billed_usage(
+    reported: Usage | None, request: Mapping[str, Any], request_bytes: int, reply_bytes: int, context_tokens: int = 0
+) -> Usage:
+    """What a call counts as: the report where there is one, else bytes ÷ 4 rounded up; either cut to what is possible.
+
+    Possible is the larger of what the request allows and `context_tokens`. `request_bytes` is the size of the body
+    sent, `reply_bytes` of the text that came back, both UTF-8.
+    """
+    usage = reported or Usage(_tokens(request_bytes), _tokens(reply_bytes), estimated=True, unreported=True)
+    prompt = min(usage.prompt_tokens, max(context_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes)))
+    completion = min(usage.completion_tokens, _completion_bound(usage.completion_tokens, request, context_tokens))
+    cut = (prompt, completion) != (usage.prompt_tokens, usage.completion_tokens)
+    return Usage(prompt, completion, usage.estimated or cut, usage.unreported)
+
+
+def text_bytes(pieces: Iterable[Mapping[str, Any]]) -> int:
+    """UTF-8 bytes of generated text in messages or deltas: content, reasoning, refusal and tool arguments."""
+    return sum(_piece_bytes(piece) for piece in pieces)
+
+
+def said_texts(piece: Mapping[str, Any]) -> tuple[list[str], int]:
+    """The texts of one message or delta, and how many tool calls are among them."""
+    texts = [piece.get(key) for key in ("content", "reasoning_content", "reasoning", "refusal")]
+    calls = 0
+    for call in piece.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            texts += [function.get("name"), function.get("arguments")]
+            calls += 1
+    return [text for text in texts if isinstance(text, str)], calls
+
+
+def _piece_bytes(piece: Mapping[str, Any]) -> int:
+    return sum(len(text.encode("utf-8", "replace")) for text in said_texts(piece)[0])
+
+
+def _prompt_bound(prompt_tokens: int, request: Mapping[str, Any], request_bytes: int) -> int:
+    if prompt_tokens <= request_bytes:  # the usual case, decided without walking the messages
+        return request_bytes
+    return max(request_bytes, input_tokens_bound(request.get("messages") or ()))
+
+
+def _completion_bound(completion_tokens: int, request: Mapping[str, Any], context_tokens: int) -> int:
+    tokens_max = request.get("max_completion_tokens") or request.get("max_tokens") or context_tokens
+    if not (tokens_max and isinstance(tokens_max, int) and isinstance(request.get("n") or 1, int)):
+        return completion_tokens
+    return max(tokens_max, context_tokens) * choices_in(request)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _tokens(size_bytes: int) -> int:
+    return -(-size_bytes // BYTES_PER_TOKEN)

@@ -1,0 +1,158 @@
+"""Policy versions: their states, the moves between them, and which version plans which request. Pure.
+
+candidate → shadow → canary (1, 5, 25, 100 % of requests) → live → retired. A candidate, a shadow and a canary can be
+retired; a live version leaves by a rollback only, and then the one it replaced is live again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from gateway.core.loop.plan import Plan
+from gateway.core.loop.prompt import PROMPT_VERSION, QUALITY_MAX, Profile, profile_of, prompt_hash
+from gateway.errors import BadRequest, Conflict
+
+State = Literal["candidate", "shadow", "canary", "live", "retired"]
+SERVED: tuple[State, ...] = ("shadow", "canary", "live")  # held by every engine
+PERCENTS = (1, 5, 25, 100)
+MOVES: Mapping[State, tuple[State, ...]] = {
+    "candidate": ("shadow", "retired"),
+    "shadow": ("canary", "retired"),
+    "canary": ("canary", "live", "retired"),
+    "live": (),
+    "retired": (),
+}
+INSTEAD: Mapping[State, str] = {
+    "candidate": "a candidate is shadowed or retired",
+    "shadow": "a shadow becomes the canary or is retired",
+    "canary": "a canary is promoted or retired",
+    "live": "the live version leaves by `rollback`, or when another is promoted",
+    "retired": "a retired version comes back only as the previous one of a rollback; publish its directory again",
+}
+NAME = re.compile(r"([a-z][a-z0-9_.-]{0,62})@(0|[1-9][0-9]{0,8})")
+PLAIN_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,62}")
+BUCKETS = 10_000  # a share is kept to a hundredth of a percent
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version as the registry knows it. `previous`: the number it replaced when it became live. `percent`: of a
+    canary. `directory`: relative to the policies directory."""
+
+    name: str
+    number: int
+    state: State
+    parent: str | None
+    previous: int | None
+    percent: int | None
+    directory: str
+    manifest: Mapping[str, Any]
+    gate: Mapping[str, Any] | None
+    created_at: datetime
+    changed_at: datetime
+
+    @property
+    def id(self) -> str:
+        """Such as `conductor@7`: the model name under which it is served and logged."""
+        return f"{self.name}@{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The version a request is planned by, and how that one is asked."""
+
+    version: str
+    profile: Profile
+    quality: int | None = None  # its dial where the request sets none
+    rounds: int = 1  # plans a request may take where neither it nor a setting says more
+    by_name: bool = True  # False: the engine holds one version at a time, and answers for that one
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who serves, of one policy name. `previous`: what a rollback of the live one brings back."""
+
+    live: Version | None = None
+    previous: Version | None = None
+    canary: Version | None = None
+    shadow: Version | None = None
+
+    @property
+    def held(self) -> tuple[Version, ...]:
+        """What every engine must hold, the live one first."""
+        every = (self.live, self.canary, self.previous, self.shadow)
+        return tuple(version for version in every if version is not None)
+
+    @property
+    def asked_for(self) -> tuple[Version, ...]:
+        """What a client may ask for by number: all that plans or has planned for everybody."""
+        return tuple(version for version in (self.live, self.canary, self.previous) if version is not None)
+
+
+def parse(text: str) -> tuple[str, int]:
+    """`conductor@7` → its name and number. Raises BadRequest."""
+    found = NAME.fullmatch(text)
+    if found is None:
+        raise BadRequest(f"`{text[:64]}` is no policy version; write NAME@NUMBER, such as conductor@7", param="version")
+    return found[1], int(found[2])
+
+
+def standing(versions: Iterable[Version]) -> Standing:
+    """Who serves, from all versions of one name."""
+    known = {version.number: version for version in versions}
+    by_state = {version.state: version for version in known.values() if version.state in SERVED}
+    live = by_state.get("live")
+    previous = known.get(live.previous) if live and live.previous is not None else None
+    return Standing(live, previous, by_state.get("canary"), by_state.get("shadow"))
+
+
+def check_move(version: Version, to: State, others: Sequence[Version]) -> None:
+    """Raises Conflict(illegal_move) naming why `version` cannot become `to` now; `others`: of the same name."""
+    if to not in MOVES[version.state]:
+        raise Conflict(f"{version.id} is {version.state}, not to be made {to}; {INSTEAD[version.state]}", code=CODE)
+    if to in ("shadow", "canary") and version.state != to:
+        taken = next((other for other in others if other.state == to), None)
+        if taken is not None:
+            raise Conflict(f"{taken.id} is the {to} now; retire or promote it first", code=CODE)
+
+
+CODE = "illegal_move"
+
+
+def in_share(request_id: str, salt: str, percent: float) -> bool:
+    """Whether this request belongs to that share. The same for ever for one request, independent between salts, and
+    growing: what is in at 1 % is in at 5 %."""
+    digest = hashlib.sha256(f"{salt}\x1f{request_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % BUCKETS < percent * BUCKETS / 100
+
+
+def pick(now: Standing, usable: Mapping[str, Pick], request_id: str) -> Pick | None:
+    """Which version plans this request: the canary on its share, else the live one, else the one before it; of those
+    that the engines hold. None: none of them."""
+    canary = now.canary
+    if canary is not None and canary.id in usable and in_share(request_id, canary.id, canary.percent or 0):
+        return usable[canary.id]
+    return next((usable[one.id] for one in (now.live, now.previous) if one is not None and one.id in usable), None)
+
+
+def picked(version: Version) -> Pick | None:
+    """How a version is asked; None where this code does not render the prompt it was trained on."""
+    manifest = version.manifest
+    trained = str(manifest.get("prompt_version"))
+    profile = profile_of(trained)
+    if trained != f"{profile}-{PROMPT_VERSION}" or manifest.get("prompt_hash") != prompt_hash(profile):
+        return None
+    quality = manifest.get("quality")
+    heeded = isinstance(quality, int) and not isinstance(quality, bool) and 0 <= quality <= QUALITY_MAX
+    rounds = manifest.get("rounds")
+    return Pick(version.id, profile, quality if heeded else None, rounds if isinstance(rounds, int) else 1)
+
+
+def same_route(one: Plan, other: Plan) -> bool:
+    """Whether two plans call the same workers in the same order over the same links, whatever the task texts say."""
+    return [(step.worker, step.see) for step in one.steps] == [(step.worker, step.see) for step in other.steps]
