@@ -36,7 +36,7 @@ from gateway.adapters.engines_http import EngineApi
 from gateway.adapters.engines_reload import ReloadConductor, VllmReload
 from gateway.adapters.engines_vllm import VllmLora
 from gateway.errors import BatonError, VersionRefused
-from gateway.service.ports import Conductor, ConductorCall, ConductorEnd, PolicyEngine, Sampling
+from gateway.service.ports.request import Conductor, ConductorCall, ConductorEnd, PolicyEngine, Sampling
 
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 SEEDS = 6  # different directories; a version is a directory under a name of its own

@@ -49,18 +49,18 @@ from gateway.config import HASHING, Services, Settings, environment
 from gateway.config_outside import listed
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience import RuleWeights
-from gateway.service.admit import no_version
-from gateway.service.auth import Authenticator
-from gateway.service.catalog import Catalog
-from gateway.service.complete import Completer
-from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.job import Planner
-from gateway.service.outcomes import Outcomes
-from gateway.service.ports import Conductor
-from gateway.service.recover import Recovery
-from gateway.service.rounds import Rounds
-from gateway.service.routers import AutoPlanner, CascadeRouter, RulePlanner, VoteRouter
-from gateway.service.sweeping import Sweep, sweeping
+from gateway.service.admin.sweeping import Sweep, sweeping
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.rounds import Rounds
+from gateway.service.loop.routers import AutoPlanner, CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.loop.state import Planner
+from gateway.service.money.recover import Recovery
+from gateway.service.ports.request import Conductor
+from gateway.service.request.admit import no_version
+from gateway.service.request.auth import Authenticator
+from gateway.service.request.catalog import Catalog
+from gateway.service.request.complete import Completer
+from gateway.service.request.outcomes import Outcomes
 
 log = logging.getLogger("gateway")
 READY_S_MAX = 30.0

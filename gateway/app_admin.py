@@ -18,15 +18,15 @@ from gateway.api.orgs import OrgsApi
 from gateway.api.pools import PoolsApi
 from gateway.app_pools import PoolParts, pools_of
 from gateway.config import Services, Settings
-from gateway.service.admin import KeyAdmin
-from gateway.service.auditing import Auditor
-from gateway.service.auth import Authenticator
-from gateway.service.crediting import Crediting
-from gateway.service.housekeeping import Housekeeping, Retention
-from gateway.service.orgs import OrgAdmin
-from gateway.service.pools import Pools
-from gateway.service.ports import Budgets, Clock
-from gateway.service.ports_pools import PoolMetrics
+from gateway.service.admin.audit import Auditor
+from gateway.service.admin.housekeeping import Housekeeping, Retention
+from gateway.service.admin.keys import KeyAdmin
+from gateway.service.admin.orgs import OrgAdmin
+from gateway.service.admin.pools import Pools
+from gateway.service.money.credits import Crediting
+from gateway.service.ports.pools import PoolMetrics
+from gateway.service.ports.request import Budgets, Clock
+from gateway.service.request.auth import Authenticator
 
 CONNECTIONS_MAX = 2
 

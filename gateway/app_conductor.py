@@ -27,12 +27,12 @@ from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.watch import Margins
 from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import ConductorError, ConfigError
-from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.policies import PolicyAdmin
-from gateway.service.ports import Budgets, Clock, Conductor, Journal, PolicyEngine
-from gateway.service.shadow import ShadowedPlanner, ShadowLimits, Shadows
-from gateway.service.versions import VersionLimits, Versions
-from gateway.service.watching import Watcher, WatchLimits
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.policies.admin import PolicyAdmin
+from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
+from gateway.service.policies.versions import VersionLimits, Versions
+from gateway.service.policies.watcher import Watcher, WatchLimits
+from gateway.service.ports.request import Budgets, Clock, Conductor, Journal, PolicyEngine
 
 log = logging.getLogger("gateway")
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))

@@ -13,9 +13,9 @@ from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_pools import PostgresPools
 from gateway.adapters.workers import PooledWorkers, pooled_workers
 from gateway.config import Services, Settings, environment
-from gateway.service.pools import Pools
-from gateway.service.ports import Clock
-from gateway.service.ports_pools import Loaded, PoolMetrics
+from gateway.service.admin.pools import Pools
+from gateway.service.ports.pools import Loaded, PoolMetrics
+from gateway.service.ports.request import Clock
 
 WORKER_PREFIX = "worker:"
 KEEP_SLACK_S = 60.0

@@ -18,15 +18,15 @@ from gateway.api.responses import ResponsesApi
 from gateway.config import Services, Settings
 from gateway.config_outside import listed
 from gateway.core.loop.caps import Caps
-from gateway.service.admit import LEASE_SLACK_S, Policies
-from gateway.service.attempts import Attempts, RetryBudget
-from gateway.service.auth import Authenticator
-from gateway.service.catalog import Catalog
-from gateway.service.complete import Completer
-from gateway.service.conducting import ConductorSettings
-from gateway.service.ports import Clock, Journal, Metrics
-from gateway.service.responses import Responses
-from gateway.service.sticky import Sticky
+from gateway.service.loop.attempts import Attempts, RetryBudget
+from gateway.service.loop.conducting import ConductorSettings
+from gateway.service.ports.request import Clock, Journal, Metrics
+from gateway.service.request.admit import LEASE_SLACK_S, Policies
+from gateway.service.request.auth import Authenticator
+from gateway.service.request.catalog import Catalog
+from gateway.service.request.complete import Completer
+from gateway.service.request.responses import Responses
+from gateway.service.request.sticky import Sticky
 
 
 def attempts_of(settings: Settings, workers: PooledWorkers, clock: Clock) -> Attempts:

@@ -33,8 +33,8 @@ from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai import body, shapes
 from gateway.core.openai.refused import REFUSED, REFUSED_PREFIXES
 from gateway.errors import BatonError
-from gateway.service.ports import RateState
-from gateway.service.running import reply_headers
+from gateway.service.ports.request import RateState
+from gateway.service.request.running import reply_headers
 from scripts import chat_table
 
 ROOT = Path(__file__).resolve().parent.parent

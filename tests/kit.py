@@ -18,17 +18,17 @@ from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
-from gateway.service.admit import Asked, Policies
-from gateway.service.attempts import Attempts, RetryBudget
-from gateway.service.calls import NO_TOKENIZER
-from gateway.service.catalog import Catalog
-from gateway.service.complete import Completer
-from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.ports import Embedder, MediaSource, TokenCounter, Workers
-from gateway.service.rounds import Rounds
-from gateway.service.routers import RulePlanner
-from gateway.service.running import Running
-from gateway.service.sticky import Sticky
+from gateway.service.loop.attempts import Attempts, RetryBudget
+from gateway.service.loop.calls import NO_TOKENIZER
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.rounds import Rounds
+from gateway.service.loop.routers import RulePlanner
+from gateway.service.ports.request import Embedder, MediaSource, TokenCounter, Workers
+from gateway.service.request.admit import Asked, Policies
+from gateway.service.request.catalog import Catalog
+from gateway.service.request.complete import Completer
+from gateway.service.request.running import Running
+from gateway.service.request.sticky import Sticky
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.conductor import Script, ScriptedConductor
 from tests.fakes.journal import FakeJournal

@@ -29,7 +29,7 @@ from gateway.core.loop.plan import portable_schema
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.usage import billed_usage, read_usage
 from gateway.errors import ConductorError
-from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd
+from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 
 Structured = Literal["vllm", "json_schema", "json_object", "none"]
 Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]

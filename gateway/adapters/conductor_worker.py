@@ -14,7 +14,7 @@ from gateway.core.money.amounts import Usage
 from gateway.core.openai.usage import read_usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, ConductorError, UpstreamError, UpstreamTimeout
-from gateway.service.ports import ConductorCall, ConductorChunk, ConductorEnd, WorkerCall, Workers
+from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, WorkerCall, Workers
 
 Structured = Literal["json_schema", "json_object", "none"]
 

@@ -16,7 +16,7 @@ from gateway.adapters.database import transaction
 from gateway.adapters.redis_script import RedisAway, RedisScript
 from gateway.adapters.tables_turns import continuations
 from gateway.errors import Unavailable
-from gateway.service.ports_turns import Answered
+from gateway.service.ports.turns import Answered
 
 FOUND_MAX = 64
 

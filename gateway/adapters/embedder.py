@@ -19,7 +19,7 @@ from gateway.adapters.upstream import bounded_body, parse_object
 from gateway.adapters.workers_http import http_client
 from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed, fitted
 from gateway.errors import Unavailable, UpstreamProtocol
-from gateway.service.ports import Embedder
+from gateway.service.ports.request import Embedder
 
 REPLY_BYTES_MAX = 1 << 20
 NUMBERS_MAX = 16_384

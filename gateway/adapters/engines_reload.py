@@ -24,7 +24,7 @@ from gateway.adapters.engines_files import Base, PolicyFiles, check, check_full
 from gateway.adapters.engines_http import EngineApi
 from gateway.adapters.engines_vllm import DRIFT_MAX, check_drift
 from gateway.errors import BatonError, ConductorError, EngineDown, NotFound, VersionRefused
-from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd
+from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 
 BASE_LABEL = "default"  # what vLLM calls the weights it started with
 DRAIN_S = 60.0

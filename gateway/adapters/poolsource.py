@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.adapters import poolfile
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
-from gateway.service.ports_pools import Loaded
+from gateway.service.ports.pools import Loaded
 
 READ_S_MAX = 30.0
 

@@ -13,7 +13,7 @@ from typing import Any
 from gateway.adapters.redis_script import RedisAway, RedisScript
 from gateway.core.openai.durations import go_duration
 from gateway.errors import RateLimited, TooLarge, Unavailable
-from gateway.service.ports import RateState
+from gateway.service.ports.request import RateState
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from gateway.adapters import rows
 from gateway.adapters.store import PostgresStore, by_name
 from gateway.adapters.tables import keys, rollouts, steps
 from gateway.errors import BadRequest
-from gateway.service.ports import RolloutsQuery
+from gateway.service.ports.request import RolloutsQuery
 
 BUCKETS = 60
 GROUPS_MAX = 50

@@ -36,7 +36,7 @@ from gateway.core.loop.experience import (
     WEIGHT_MIN,
 )
 from gateway.errors import NotFound, Unavailable
-from gateway.service.ports import Books, KeyRow, Settlement, WorkerExperience
+from gateway.service.ports.request import Books, KeyRow, Settlement, WorkerExperience
 
 CHILD_DEPTH_MAX = 4
 TREE_ROLLOUTS_MAX = 256

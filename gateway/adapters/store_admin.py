@@ -19,8 +19,8 @@ from gateway.adapters.tables import keys
 from gateway.adapters.tables_admin import orgs
 from gateway.core.access.audit import Act
 from gateway.errors import BadRequest, Conflict
-from gateway.service.ports_admin import Credit, CreditAsked
-from gateway.service.ports_keys import KeyRow, OrgRow
+from gateway.service.ports.admin import Credit, CreditAsked
+from gateway.service.ports.keys import KeyRow, OrgRow
 
 KEYS_MAX = 100_000
 ORGS_MAX = 100_000

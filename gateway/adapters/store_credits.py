@@ -20,7 +20,7 @@ from gateway.adapters.tables import SETTLED, ledger
 from gateway.core.access.audit import Act
 from gateway.core.money.amounts import NANO_MAX, nano_to_usd
 from gateway.errors import Conflict, NotFound
-from gateway.service.ports_admin import Credit, CreditAsked
+from gateway.service.ports.admin import Credit, CreditAsked
 
 LOCK_KEY = 0x637265646974  # "credit": a charge is given back once, whoever asks at the same time
 CREDIT = "credit"

@@ -13,7 +13,7 @@ from gateway.adapters import store_audit
 from gateway.adapters.database import transaction
 from gateway.adapters.rows import clean
 from gateway.adapters.tables_pools import pool_revisions
-from gateway.service.ports_pools import PoolRevision, by
+from gateway.service.ports.pools import PoolRevision, by
 
 TARGET = "pools"
 

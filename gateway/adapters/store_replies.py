@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.database import transaction
 from gateway.adapters.tables_turns import idempotent_replies
 from gateway.errors import IdempotencyReused, IdempotencyRunning
-from gateway.service.ports_turns import KeptReply, Slot
+from gateway.service.ports.turns import KeptReply, Slot
 
 _c = idempotent_replies.c
 

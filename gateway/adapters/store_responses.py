@@ -13,7 +13,7 @@ from gateway.adapters.store import _descendants, _owned
 from gateway.adapters.tables import experience, rollouts, rounds, steps
 from gateway.adapters.tables_jobs import gradings
 from gateway.core.log.redact import apply_mode
-from gateway.service.ports_responses import LoggedResponse
+from gateway.service.ports.responses import LoggedResponse
 
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}

@@ -22,7 +22,7 @@ from gateway.adapters.tables import dead_letters, keys, policy_shadows, rollouts
 from gateway.adapters.tables_admin import orgs
 from gateway.core.access.audit import Act
 from gateway.core.log.months import Month
-from gateway.service.ports_admin import MonthGone, Swept
+from gateway.service.ports.admin import MonthGone, Swept
 
 log = logging.getLogger("gateway.retention")
 LOCK_KEY = 0x72657461696E  # "retain": one sweep at a time

@@ -1,4 +1,4 @@
-"""The tables of what outlives one request (service/ports_turns.py). Rows are swept when their time is over."""
+"""The tables of what outlives one request (service/ports/turns.py). Rows are swept when their time is over."""
 
 from __future__ import annotations
 

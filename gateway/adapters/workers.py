@@ -17,8 +17,8 @@ from gateway.adapters.workers_litellm import LiteLLMWorkers
 from gateway.adapters.workers_tool import ToolWorkers
 from gateway.core.pool.workers import PoolFile, revision_of
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout
-from gateway.service.ports import WorkerCall, WorkerReply, Workers
-from gateway.service.ports_pools import Loaded
+from gateway.service.ports.pools import Loaded
+from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 
 WAITING_PER_PLACE_MAX = 16
 _Chunks = AsyncGenerator[Mapping[str, Any], None]

@@ -26,7 +26,7 @@ from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.texts import as_chat, checked_embeddings, chunk_as_chat
 from gateway.core.openai.usage import billed_usage, read_usage, text_bytes, usage_body
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
-from gateway.service.ports import WorkerCall, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 
 PATHS = {"chat": "chat/completions", "completions": "completions", "embeddings": "embeddings"}
 CONNECT_TIMEOUT_S = 5.0

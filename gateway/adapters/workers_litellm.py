@@ -31,7 +31,7 @@ from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
 from gateway.core.openai.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
-from gateway.service.ports import WorkerCall, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 
 PRICE_MAP = "model_prices_and_context_window_backup.json"
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")

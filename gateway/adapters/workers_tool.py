@@ -21,7 +21,7 @@ from gateway.core.loop.digest import majority
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.usage import read_usage, usage_body
 from gateway.errors import UpstreamProtocol, UpstreamRefused
-from gateway.service.ports import WorkerCall, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 
 VOTE = "builtin:vote"
 

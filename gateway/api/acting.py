@@ -9,8 +9,8 @@ from fastapi import Request
 from gateway.api.edge import read_json
 from gateway.core.access.audit import Act
 from gateway.errors import BadRequest
-from gateway.service import limits
-from gateway.service.auth import Authenticator
+from gateway.service.admin import limits
+from gateway.service.request.auth import Authenticator
 
 
 async def operator(request: Request, authenticator: Authenticator) -> Act:

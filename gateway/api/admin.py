@@ -11,10 +11,10 @@ from fastapi.responses import JSONResponse
 from gateway.api.acting import asked, operator, required
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.scopes import WINDOWS, key_scope, user_scope, windows
-from gateway.service import limits
-from gateway.service.admin import CREATABLE, GRACE_S, KeyAdmin, describe
-from gateway.service.auth import Authenticator
-from gateway.service.ports import Budgets, Clock
+from gateway.service.admin import limits
+from gateway.service.admin.keys import CREATABLE, GRACE_S, KeyAdmin, describe
+from gateway.service.ports.request import Budgets, Clock
+from gateway.service.request.auth import Authenticator
 
 ROTATE_FIELDS = frozenset({"grace_s"})
 

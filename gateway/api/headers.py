@@ -6,8 +6,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from gateway.core.openai.durations import go_duration
-from gateway.service.ports import RateState
-from gateway.service.running import Running, reply_headers
+from gateway.service.ports.request import RateState
+from gateway.service.request.running import Running, reply_headers
 
 DROPPED_CHARS_MAX = 512
 PREFLIGHT_S = 600

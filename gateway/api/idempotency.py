@@ -31,7 +31,7 @@ from gateway.core.access.idempotency import (
 )
 from gateway.core.access.keys import Principal
 from gateway.errors import BadRequest, BatonError, Conflict, Unavailable
-from gateway.service.ports_turns import KeptReply, Replies, Slot
+from gateway.service.ports.turns import KeptReply, Replies, Slot
 
 log = logging.getLogger("baton")
 Serve = Callable[[Request], Awaitable[Response]]

@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 from gateway.api.edge import read_json
 from gateway.core.policies.jobs import read_policy, read_spec
 from gateway.errors import BadRequest
-from gateway.service.auth import Authenticator
-from gateway.service.ports_jobs import Jobs
+from gateway.service.ports.jobs import Jobs
+from gateway.service.request.auth import Authenticator
 
 FIELDS = frozenset({"policy", "arguments", "gate", "auto"})
 POLICY = "conductor"

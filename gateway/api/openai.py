@@ -19,12 +19,12 @@ from gateway.core.loop.depth import HEADER, verify
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.openai.chat import FIELDS, MEDIA_BYTES_MAX, ChatRequest, parse_request
 from gateway.errors import BadRequest, NotFound, Unavailable
-from gateway.service.admit import Asked
-from gateway.service.auth import Authenticator
-from gateway.service.catalog import Catalog
-from gateway.service.complete import Completer
-from gateway.service.running import Running, reply_headers
-from gateway.service.stream import ChatFrames, Frames, events
+from gateway.service.request.admit import Asked
+from gateway.service.request.auth import Authenticator
+from gateway.service.request.catalog import Catalog
+from gateway.service.request.complete import Completer
+from gateway.service.request.frames import ChatFrames, Frames, events
+from gateway.service.request.running import Running, reply_headers
 
 CLIENT_CLOSED_REQUEST = 499
 ROUNDS_MAX = 16

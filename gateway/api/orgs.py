@@ -10,11 +10,11 @@ from fastapi.responses import JSONResponse
 from gateway.api.acting import asked, operator, required, whole
 from gateway.api.admin import balances
 from gateway.core.money.scopes import org_scope, user_scope
-from gateway.service.auditing import Auditor, describe_entry
-from gateway.service.auth import Authenticator
-from gateway.service.crediting import Crediting, describe_credit
-from gateway.service.orgs import OrgAdmin, describe_org
-from gateway.service.ports import Budgets, Clock
+from gateway.service.admin.audit import Auditor, describe_entry
+from gateway.service.admin.orgs import OrgAdmin, describe_org
+from gateway.service.money.credits import Crediting, describe_credit
+from gateway.service.ports.request import Budgets, Clock
+from gateway.service.request.auth import Authenticator
 
 AUDIT_DEFAULT, AUDIT_MAX = 100, 1_000
 SEQ_MAX = 10**18

@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from gateway.api.edge import read_json
 from gateway.core.access.keys import Principal
 from gateway.core.openai.reply import finite
-from gateway.service.auth import Authenticator
-from gateway.service.outcomes import Outcomes
+from gateway.service.request.auth import Authenticator
+from gateway.service.request.outcomes import Outcomes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from gateway.core.access.keys import Principal
 from gateway.errors import BadRequest, NotFound
-from gateway.service.auth import Authenticator
-from gateway.service.ports import STATUSES, Clock, Reports, RolloutsQuery
+from gateway.service.ports.request import STATUSES, Clock, Reports, RolloutsQuery
+from gateway.service.request.auth import Authenticator
 
 log = logging.getLogger("baton")
 WINDOW_S_MIN, WINDOW_S_DEFAULT, WINDOW_S_MAX = 60, 3_600, 7 * 86_400

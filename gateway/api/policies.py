@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 
 from gateway.api.edge import read_json
 from gateway.errors import BadRequest, NotFound
-from gateway.service.auth import Authenticator
-from gateway.service.policies import PolicyAdmin
+from gateway.service.policies.admin import PolicyAdmin
+from gateway.service.request.auth import Authenticator
 
 PUBLISH_FIELDS = {"directory": str, "gate": dict, "force": bool, "why": str}
 MOVE_FIELDS: Mapping[str, type] = {"why": str}

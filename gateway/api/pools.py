@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse
 
 from gateway.api.acting import asked, operator, whole
 from gateway.errors import BadRequest
-from gateway.service import limits
-from gateway.service.auth import Authenticator
-from gateway.service.pools import REVISIONS_MAX, Pools
+from gateway.service.admin import limits
+from gateway.service.admin.pools import REVISIONS_MAX, Pools
+from gateway.service.request.auth import Authenticator
 
 RELOAD_FIELDS = frozenset({"dry_run"})
 REVISIONS_DEFAULT = 100

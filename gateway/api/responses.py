@@ -15,8 +15,8 @@ from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai.responses.reply import ended
 from gateway.core.openai.responses.request import FIELDS, INCLUDABLE
 from gateway.errors import BadRequest
-from gateway.service.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepared, Responses
-from gateway.service.responses_stream import ResponseFrames
+from gateway.service.request.frames_responses import ResponseFrames
+from gateway.service.request.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepared, Responses
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gateway.service.limits import COUNTS, MONEY
+from gateway.service.admin.limits import COUNTS, MONEY
 
 TEXT = {"type": "string"}
 NAME = {"type": "string", "minLength": 1, "maxLength": 128}

@@ -14,7 +14,7 @@ from typing import Any
 from gateway import config
 from gateway.cli.keyring import administration
 from gateway.cli.show import services_of, table
-from gateway.service.auditing import describe_entry
+from gateway.service.admin.audit import describe_entry
 
 COLUMNS = ("seq", "at", "actor", "act", "target", "why")
 EXIT_FAULTY = 1

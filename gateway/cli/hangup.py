@@ -9,7 +9,7 @@ import signal
 
 from gateway.core.access.audit import Act
 from gateway.errors import BatonError
-from gateway.service.pools import Pools
+from gateway.service.admin.pools import Pools
 
 ACTOR = Act("signal:SIGHUP")
 log = logging.getLogger("gateway.pools")

@@ -23,9 +23,9 @@ from gateway.config import Services
 from gateway.core.access import keys
 from gateway.core.access.audit import Act
 from gateway.core.access.keys import KeyClass
-from gateway.service import limits
-from gateway.service.admin import KeyAdmin
-from gateway.service.auditing import Auditor
+from gateway.service.admin import limits
+from gateway.service.admin.audit import Auditor
+from gateway.service.admin.keys import KeyAdmin
 
 PEPPER_VERSION = 1
 

@@ -14,7 +14,7 @@ from gateway import config
 from gateway.cli.keyring import key_admin, person
 from gateway.cli.show import ABSENT, add_limits, given, services_of, table
 from gateway.config import Services
-from gateway.service.admin import CHANGEABLE, CREATABLE, GRACE_S, describe
+from gateway.service.admin.keys import CHANGEABLE, CREATABLE, GRACE_S, describe
 
 COLUMNS = ("id", "class", "name", "org", "pools", "budget_usd", "rpm", "revoked_at")
 

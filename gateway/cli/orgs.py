@@ -13,8 +13,8 @@ from typing import Any
 from gateway import config
 from gateway.cli.keyring import administration, person
 from gateway.cli.show import add_limits, given, services_of, table
-from gateway.service.limits import FIELDS
-from gateway.service.orgs import OrgAdmin, describe_org
+from gateway.service.admin.limits import FIELDS
+from gateway.service.admin.orgs import OrgAdmin, describe_org
 
 COLUMNS = ("name", "budget_usd", "budget_month_usd", "budget_day_usd", "rpm", "retention_days", "closed_at")
 

@@ -15,7 +15,7 @@ from typing import Any
 from gateway import config
 from gateway.cli.keyring import administration, person
 from gateway.cli.show import services_of
-from gateway.service.housekeeping import Retention, describe_swept
+from gateway.service.admin.housekeeping import Retention, describe_swept
 
 
 def add(parser: argparse.ArgumentParser) -> None:

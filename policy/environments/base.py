@@ -20,27 +20,27 @@ from gateway.core.loop.plan import Plan as Plan
 from gateway.core.loop.plan import Step as Step
 from gateway.core.loop.prompt import PromptInput
 from gateway.core.pool.workers import WorkerSpec
-from gateway.service.conducting import ConductorPlanner as ConductorPlanner
-from gateway.service.conducting import ConductorSettings as ConductorSettings
-from gateway.service.conducting import prompt_input as prompt_input
-from gateway.service.job import EarlyStart as EarlyStart
-from gateway.service.job import Planner as Planner
-from gateway.service.job import Situation as Situation
-from gateway.service.ports import Conductor as Conductor
-from gateway.service.ports import ConductorCall as ConductorCall
-from gateway.service.ports import ConductorChunk as ConductorChunk
-from gateway.service.ports import ConductorEnd as ConductorEnd
-from gateway.service.ports import WorkerExperience as WorkerExperience
-from gateway.service.routers import SHIP as SHIP
-from gateway.service.routers import CascadeRouter as CascadeRouter
-from gateway.service.routers import FixedPlanner as FixedPlanner
-from gateway.service.routers import RulePlanner as RulePlanner
-from gateway.service.routers import VoteRouter as VoteRouter
-from gateway.service.routers import cascade_plan as cascade_plan
-from gateway.service.routers import models_of as models_of
-from gateway.service.routers import side_by_side as side_by_side
-from gateway.service.routers import single as single
-from gateway.service.routers import vote_plan as vote_plan
+from gateway.service.loop.conducting import ConductorPlanner as ConductorPlanner
+from gateway.service.loop.conducting import ConductorSettings as ConductorSettings
+from gateway.service.loop.conducting import prompt_input as prompt_input
+from gateway.service.loop.routers import SHIP as SHIP
+from gateway.service.loop.routers import CascadeRouter as CascadeRouter
+from gateway.service.loop.routers import FixedPlanner as FixedPlanner
+from gateway.service.loop.routers import RulePlanner as RulePlanner
+from gateway.service.loop.routers import VoteRouter as VoteRouter
+from gateway.service.loop.routers import cascade_plan as cascade_plan
+from gateway.service.loop.routers import models_of as models_of
+from gateway.service.loop.routers import side_by_side as side_by_side
+from gateway.service.loop.routers import single as single
+from gateway.service.loop.routers import vote_plan as vote_plan
+from gateway.service.loop.state import EarlyStart as EarlyStart
+from gateway.service.loop.state import Planner as Planner
+from gateway.service.loop.state import Situation as Situation
+from gateway.service.ports.request import Conductor as Conductor
+from gateway.service.ports.request import ConductorCall as ConductorCall
+from gateway.service.ports.request import ConductorChunk as ConductorChunk
+from gateway.service.ports.request import ConductorEnd as ConductorEnd
+from gateway.service.ports.request import WorkerExperience as WorkerExperience
 from policy.environments.spend import Spend
 
 Split = Literal["train", "validation"]

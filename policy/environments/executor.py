@@ -1,4 +1,4 @@
-"""Plans carried out by the gateway's own loop (`gateway.service.rounds`), in this process.
+"""Plans carried out by the gateway's own loop (`gateway.service.loop.rounds`), in this process.
 
 What is left out is what surrounds a loop when it is served: HTTP, admission, the hold, streaming, the disk. Caps, the
 meter, `see` gating, attempts, child loops, rounds and the digest are the served code itself.
@@ -22,11 +22,11 @@ from gateway.core.loop.plan import REASONS, Plan, validate
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import pool_hash
 from gateway.errors import BatonError, PlanRefused, UpstreamError
-from gateway.service.attempts import Attempts, RetryBudget
-from gateway.service.conducting import prompt_input
-from gateway.service.job import EarlyStart, HoldRecord, Job, Planner, Situation, Tree
-from gateway.service.ports import WorkerCall, WorkerReply, Workers
-from gateway.service.rounds import Rounds, close_record, pool_entry
+from gateway.service.loop.attempts import Attempts, RetryBudget
+from gateway.service.loop.conducting import prompt_input
+from gateway.service.loop.rounds import Rounds, close_record, pool_entry
+from gateway.service.loop.state import EarlyStart, HoldRecord, Job, Planner, Situation, Tree
+from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 from policy.environments.base import Episode, PlanSource, Posed, Prompt
 from policy.environments.timing import Seconds, stamp
 

@@ -25,7 +25,7 @@ from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.workers import Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
-from gateway.service.ports import WorkerCall, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 from policy.environments.base import Episode, PlanSource, Prompt, Split, fraction, split_of
 from policy.environments.executed import ExecutedEnvironment
 from policy.environments.executor import Executor, Ran, TimedWorkers

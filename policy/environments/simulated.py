@@ -14,7 +14,7 @@ from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.usage import read_usage, usage_body
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamRefused
-from gateway.service.ports import WorkerCall, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 from policy.openai_server import Refused, Speaker, completion, cuts_of, seconds
 
 VOTE = "builtin:vote"

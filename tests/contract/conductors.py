@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from gateway.adapters.breaker import Breaker
 from gateway.adapters.conductor import HttpConductor
-from gateway.service.ports import Conductor, ConductorCall, Sampling
+from gateway.service.ports.request import Conductor, ConductorCall, Sampling
 from tests.fakes.conductor import ScriptedConductor
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,13 @@ from typing import Any
 
 from bench.policies import WEIGHTS, manifest_of, reseal, write_adapter, write_full
 from gateway.adapters.conductor import HttpConductor
-from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd, PolicyEngine
+from gateway.service.ports.request import (
+    Conductor,
+    ConductorCall,
+    ConductorChunk,
+    ConductorEnd,
+    PolicyEngine,
+)
 from tests.contract.conductors import LONG_SCHEMA, planning_call
 from tests.fakes.engine import FakeEngine, fake_logprobs
 

@@ -18,8 +18,8 @@ from gateway.adapters.store_audit import PostgresAudit
 from gateway.core.access.audit import Act, Verifier
 from gateway.core.log.events import Event
 from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.service.ports import KeyRow, OrgRow
-from gateway.service.ports_admin import CreditAsked
+from gateway.service.ports.admin import CreditAsked
+from gateway.service.ports.request import KeyRow, OrgRow
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 from tests.records import hold_event, new_id, settle_event

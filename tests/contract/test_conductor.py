@@ -15,7 +15,7 @@ import pytest
 
 from gateway.adapters.conductor import HttpConductor
 from gateway.errors import ConductorError
-from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd
+from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 from tests.contract.conductors import (
     LONG_SCHEMA,
     SCHEMA,

@@ -16,7 +16,7 @@ from gateway.adapters.conversations import StoredConversations
 from gateway.adapters.database import async_engine
 from gateway.adapters.store import insert_rows
 from gateway.errors import Unavailable
-from gateway.service.ports_turns import Answered, Conversations
+from gateway.service.ports.turns import Answered, Conversations
 from tests.fakes.replies import FakeConversations
 from tests.records import a_rollout, rollout_event
 from tests.servers import RedisServer

@@ -13,7 +13,7 @@ from gateway.adapters import segments
 from gateway.adapters.spool import Spool, SpoolLimits
 from gateway.core.log.events import Event, parse
 from gateway.errors import SpoolFull
-from gateway.service.ports import Journal
+from gateway.service.ports.request import Journal
 from tests.fakes.journal import FakeJournal
 from tests.records import event, hold_event
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.adapters.media import WebMedia
 from gateway.core.openai.parts import Media, Part
 from gateway.errors import BadRequest
-from gateway.service.ports import MediaSource
+from gateway.service.ports.request import MediaSource
 from tests.fakes.media import FakeMedia
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 40

@@ -20,7 +20,7 @@ from gateway.adapters.engines_embedded import EmbeddedEngine
 from gateway.adapters.engines_http import EngineApi
 from gateway.adapters.engines_vllm import VllmLora
 from gateway.errors import ConductorError, EngineDown, NotFound, VersionRefused
-from gateway.service.ports import ConductorChunk, ConductorEnd
+from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.engines import Scene, ask, asking, close, fake_scene, maker, probe_of
 
 REAL_VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(900)])

@@ -18,7 +18,7 @@ from gateway.adapters.store_pools import PostgresPools
 from gateway.core.access.audit import Verifier
 from gateway.core.pool.workers import canonical, revision_of
 from gateway.errors import Unavailable
-from gateway.service.ports_pools import PoolRevision
+from gateway.service.ports.pools import PoolRevision
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.pools import FakePools
 from tests.fakes.store import FakeStore

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.adapters.ratelimits import RedisRateLimits
 from gateway.errors import RateLimited, TooLarge
-from gateway.service.ports import RateLimits, RateState
+from gateway.service.ports.request import RateLimits, RateState
 from tests.fakes.ratelimits import FakeRateLimits
 from tests.servers import RedisServer
 

@@ -12,7 +12,7 @@ import pytest
 from gateway.adapters.database import async_engine
 from gateway.adapters.registry import Registry
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
-from gateway.service.ports_policies import PolicyRegistry
+from gateway.service.ports.policies import PolicyRegistry
 from tests.fakes.registry import FakeRegistry
 from tests.policies import write_policy
 

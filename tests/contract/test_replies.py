@@ -12,7 +12,7 @@ import pytest
 from gateway.adapters.database import async_engine
 from gateway.adapters.store_replies import PostgresReplies
 from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
-from gateway.service.ports_turns import KeptReply, Replies, Slot
+from gateway.service.ports.turns import KeptReply, Replies, Slot
 from tests.fakes.replies import FakeReplies
 from tests.servers_pg import PostgresServer
 

@@ -12,7 +12,7 @@ from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore
 from gateway.adapters.store_responses import PostgresResponses
 from gateway.errors import Unavailable
-from gateway.service.ports_responses import ResponseStore
+from gateway.service.ports.responses import ResponseStore
 from tests.fakes.responses import FakeResponses
 from tests.fakes.store import FakeStore
 from tests.records import a_rollout, a_round, a_step, new_id, rollout_event

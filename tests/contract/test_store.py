@@ -12,7 +12,7 @@ import pytest
 from gateway.adapters.database import async_engine
 from gateway.adapters.store import PostgresStore
 from gateway.errors import NotFound, Unavailable
-from gateway.service.ports import Settlement, Store
+from gateway.service.ports.request import Settlement, Store
 from tests.fakes.store import FakeStore
 from tests.records import (
     T0_US,

@@ -15,7 +15,7 @@ from gateway.adapters import tokens
 from gateway.adapters.tokens import ENCODINGS, PIECE_CHARS, Tokenizers, check, tokenizer_of
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError
-from gateway.service.ports import TokenCounter
+from gateway.service.ports.request import TokenCounter
 from tests.fakes.tokens import WordCounter
 from tests.kit import model_worker
 

@@ -20,7 +20,7 @@ from gateway.errors import (
     UpstreamRefused,
     UpstreamTimeout,
 )
-from gateway.service.ports import WorkerCall, Workers
+from gateway.service.ports.request import WorkerCall, Workers
 from tests.fakes.workers import FakeWorkers, Says
 from tests.upstreams.anthropic import Anthropic
 from tests.upstreams.base import Script, ToolCall, Upstream

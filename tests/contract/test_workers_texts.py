@@ -12,7 +12,7 @@ from gateway.adapters.workers_http import HttpWorkers
 from gateway.adapters.workers_litellm import LiteLLMWorkers
 from gateway.core.money.amounts import Usage
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused
-from gateway.service.ports import WorkerCall, Workers
+from gateway.service.ports.request import WorkerCall, Workers
 from tests.contract.test_workers import KEY, a_spec
 from tests.fakes.workers import FakeWorkers, Says
 from tests.upstreams.base import Script

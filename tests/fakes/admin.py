@@ -10,8 +10,8 @@ from typing import Any
 from gateway.adapters.tables import SETTLED
 from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain
 from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.service.ports_admin import Credit, CreditAsked
-from gateway.service.ports_keys import KeyRow, OrgRow
+from gateway.service.ports.admin import Credit, CreditAsked
+from gateway.service.ports.keys import KeyRow, OrgRow
 from tests.fakes.store import FakeStore
 
 SECRETS = {"digest", "previous_digest", "organisation"}

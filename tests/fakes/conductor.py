@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from gateway.core.money.amounts import Usage
 from gateway.errors import ConductorError
-from gateway.service.ports import Conductor, ConductorCall, ConductorChunk, ConductorEnd
+from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 
 PIECE_CHARS = 4
 LOGPROB = -0.125

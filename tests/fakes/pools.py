@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import BatonError
-from gateway.service.ports_pools import Loaded, PoolRevision, by
+from gateway.service.ports.pools import Loaded, PoolRevision, by
 from tests.fakes.admin import FakeAdmin
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from gateway.adapters.ratelimits import check_fits, left, refusal
-from gateway.service.ports import RateState
+from gateway.service.ports.request import RateState
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
-from gateway.service.ports_turns import Answered, KeptReply, Slot
+from gateway.service.ports.turns import Answered, KeptReply, Slot
 
 
 @dataclass

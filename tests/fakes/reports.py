@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from gateway.adapters import rows
-from gateway.service.ports import RolloutsQuery
+from gateway.service.ports.request import RolloutsQuery
 from tests.fakes.store import FakeStore
 
 

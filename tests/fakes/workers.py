@@ -13,7 +13,7 @@ from gateway.core.money.amounts import Usage
 from gateway.core.openai.texts import inputs_of
 from gateway.core.openai.usage import usage_body
 from gateway.errors import UpstreamProtocol
-from gateway.service.ports import WorkerCall, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from gateway.adapters import segments, upstream
 from gateway.adapters.budgets import RedisBudgets
 from gateway.adapters.spool import Spool
 from gateway.adapters.workers_http import HttpWorkers
-from gateway.service.complete import Completer
+from gateway.service.request.complete import Completer
 
 POINTS = (
     "before the hold",

@@ -25,10 +25,10 @@ from gateway.api.texts import TextsApi
 from gateway.cli.listeners import Listener
 from gateway.core.money.amounts import Usage
 from gateway.errors import BudgetExceeded, UpstreamError, UpstreamRateLimited
-from gateway.service.admin import KeyAdmin
-from gateway.service.auth import Authenticator
-from gateway.service.outcomes import Outcomes
-from gateway.service.responses import Responses
+from gateway.service.admin.keys import KeyAdmin
+from gateway.service.request.auth import Authenticator
+from gateway.service.request.outcomes import Outcomes
+from gateway.service.request.responses import Responses
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.responses import FakeResponses
 from tests.fakes.workers import Says

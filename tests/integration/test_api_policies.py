@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from gateway.api import edge
 from gateway.api.policies import PoliciesApi
 from gateway.cli import main, policy
-from gateway.service.admin import KeyAdmin
-from gateway.service.auth import Authenticator
+from gateway.service.admin.keys import KeyAdmin
+from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 from tests.kit import TestClock

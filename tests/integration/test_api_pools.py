@@ -14,9 +14,9 @@ from gateway.api import edge
 from gateway.api.pools import PoolsApi
 from gateway.core.pool.workers import revision_of
 from gateway.errors import ConfigError
-from gateway.service.admin import KeyAdmin
-from gateway.service.auth import Authenticator
-from gateway.service.pools import Pools
+from gateway.service.admin.keys import KeyAdmin
+from gateway.service.admin.pools import Pools
+from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.pools import FakePools, FakePoolWorkers, FakeSource, SpyPoolMetrics, loaded
 from tests.fakes.store import FakeStore

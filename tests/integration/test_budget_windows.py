@@ -17,7 +17,7 @@ from gateway.adapters.store_admin import PostgresAdmin
 from gateway.core.access.keys import Allowance, Organisation, Principal
 from gateway.core.money.scopes import is_past, scopes_of, windows
 from gateway.errors import BudgetExceeded
-from gateway.service.crediting import Crediting
+from gateway.service.money.credits import Crediting
 from tests.records import hold_event, new_id, settle_event
 from tests.servers import RedisServer
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway.adapters.breaker import Breaker
 from gateway.adapters.conductor import HttpConductor, strict_schema
 from gateway.errors import ConductorError
-from gateway.service.ports import ConductorChunk, ConductorEnd
+from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.conductors import SCHEMA, planning_call
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

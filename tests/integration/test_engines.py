@@ -23,7 +23,7 @@ from gateway.adapters.engines_http import EngineApi
 from gateway.adapters.engines_reload import ReloadConductor, VllmReload
 from gateway.adapters.engines_vllm import VllmLora
 from gateway.errors import BatonError, ConductorError, EngineDown, NotFound, VersionRefused
-from gateway.service.ports import ConductorEnd
+from gateway.service.ports.request import ConductorEnd
 from tests.contract.engines import ask, asking, fake_maker, probe_of
 from tests.fakes.conductor import ScriptedConductor
 from tests.fakes.engine import FakeEngine

@@ -17,7 +17,7 @@ from gateway.adapters.poolfile import load
 from gateway.adapters.workers_litellm import LiteLLMWorkers, offline_price
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError, UpstreamRefused
-from gateway.service.ports import WorkerCall
+from gateway.service.ports.request import WorkerCall
 from tests.upstreams.anthropic import Anthropic
 from tests.upstreams.base import Script
 

@@ -32,7 +32,7 @@ from gateway.errors import (
     UpstreamRefused,
     UpstreamTimeout,
 )
-from gateway.service.ports import WorkerCall, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, ask, model_worker, plan

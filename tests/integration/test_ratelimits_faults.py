@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from gateway.adapters.ratelimits import RedisRateLimits
 from gateway.errors import RateLimited, Unavailable
-from gateway.service.ports import RateState
+from gateway.service.ports.request import RateState
 from tests.servers import RedisServer, free_port, start_redis
 
 

@@ -24,7 +24,7 @@ from gateway.adapters.registry import Registry
 from gateway.adapters.store import PostgresStore
 from gateway.adapters.store_inserts import insert_rows
 from gateway.errors import BadRequest, Conflict, Unavailable, VersionRefused
-from gateway.service.rounds import close_record
+from gateway.service.loop.rounds import close_record
 from tests.policies import write_policy, write_weights
 from tests.records import T0_US, a_rollout, a_round, an_outcome, event, new_id, rollout_event
 from tests.servers_pg import PostgresServer

@@ -16,8 +16,8 @@ from gateway.adapters.store_audit import PostgresAudit
 from gateway.adapters.store_retention import PostgresRetention
 from gateway.adapters.tables import MONTHLY, experience, ledger, metadata, outcomes, rollouts, rounds, steps
 from gateway.core.access.audit import Act
-from gateway.service.housekeeping import Retention
-from gateway.service.ports import OrgRow
+from gateway.service.admin.housekeeping import Retention
+from gateway.service.ports.request import OrgRow
 from tests.contract.test_admin_store import KEY
 from tests.records import a_rollout, an_outcome, hold_event, rollout_event, settle_event
 

@@ -24,7 +24,7 @@ from gateway.adapters.tables_turns import continuations
 from gateway.core.access.audit import Act
 from gateway.core.log.ids import uuid7
 from gateway.core.log.months import Month
-from gateway.service.ports_admin import Swept
+from gateway.service.ports.admin import Swept
 from tests.contract.test_admin_store import KEY
 from tests.records import a_rollout, an_outcome, hold_event, rollout_event, settle_event
 

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 
 from gateway.api import edge
 from gateway.api.pages import PagesApi, page_files
-from gateway.service.admin import KeyAdmin
-from gateway.service.auth import Authenticator
-from gateway.service.ports import RolloutsQuery
+from gateway.service.admin.keys import KeyAdmin
+from gateway.service.ports.request import RolloutsQuery
+from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.reports import FakeReports
 from tests.fakes.store import FakeStore

@@ -17,7 +17,7 @@ from gateway.adapters.workers_http import HttpWorkers
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
-from gateway.service.ports import WorkerCall, WorkerReply
+from gateway.service.ports.request import WorkerCall, WorkerReply
 
 KEY = "sk-test-0123456789abcdef"
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

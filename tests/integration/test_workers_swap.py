@@ -13,8 +13,8 @@ from aiohttp import web
 from gateway.adapters.workers import PooledWorkers, pooled_workers
 from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
 from gateway.errors import UpstreamError, UpstreamTimeout
-from gateway.service.ports import WorkerCall
-from gateway.service.ports_pools import Loaded
+from gateway.service.ports.pools import Loaded
+from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import FakeWorkers
 
 

@@ -16,7 +16,7 @@ from gateway.core.loop.depth import verify
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
-from gateway.service.ports import WorkerCall
+from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import FakeWorkers, Says
 
 KEY = "tool-key-123456"

@@ -18,7 +18,7 @@ from gateway.core.loop.caps import Caps
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
-from gateway.service.ports import WorkerCall
+from gateway.service.ports.request import WorkerCall
 from policy.baselines import fixed
 from policy.environments.base import Episode, Prompt
 from policy.environments.executor import Executor

@@ -14,7 +14,7 @@ from gateway.core.openai.reply import Collected, reply_text
 from gateway.core.openai.usage import read_usage
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import BatonError, PlanRefused, UpstreamError, UpstreamRateLimited, UpstreamRefused
-from gateway.service.ports import WorkerCall
+from gateway.service.ports.request import WorkerCall
 from policy.arena.server import ArenaSpeaker
 from policy.arena.workers import STANDARD, with_builtins
 from policy.baselines import VotePlanner, fixed

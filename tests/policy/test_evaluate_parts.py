@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.loop.plan import Allowed, plan_schema
 from gateway.errors import ConductorError, ConfigError
-from gateway.service.ports import ConductorCall, ConductorChunk, ConductorEnd, Sampling
+from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from policy.__main__ import main
 from policy.environments.sampling import Progress
 from policy.evaluate.contest import Kept, Say

@@ -24,7 +24,7 @@ from gateway.app import Bundle, build
 from gateway.cli.keyring import administration
 from gateway.cli.listeners import Listener, bind, url
 from gateway.config import Services
-from gateway.service.admin import KeyAdmin
+from gateway.service.admin.keys import KeyAdmin
 from tests.servers import RedisServer
 
 PEPPER = b"pepper-for-tests-0123456789"

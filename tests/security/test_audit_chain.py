@@ -15,8 +15,8 @@ from gateway.adapters.clock import SystemClock
 from gateway.adapters.store_admin import PostgresAdmin
 from gateway.adapters.store_audit import PostgresAudit
 from gateway.core.access.audit import FIRST, Act, hash_of
-from gateway.service.auditing import Auditor
-from gateway.service.orgs import OrgAdmin
+from gateway.service.admin.audit import Auditor
+from gateway.service.admin.orgs import OrgAdmin
 
 ENTRIES = 6
 EVE = "SET session_replication_role = replica"  # a superuser goes round the triggers

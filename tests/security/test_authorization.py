@@ -10,8 +10,8 @@ import pytest
 
 from gateway.core.access import keys
 from gateway.errors import Unauthorized
-from gateway.service.auth import Authenticator
-from gateway.service.ports import KeyRow
+from gateway.service.ports.request import KeyRow
+from gateway.service.request.auth import Authenticator
 from tests.fakes.store import FakeStore
 from tests.kit import TestClock
 from tests.security.gateway import Gateway

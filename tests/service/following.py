@@ -10,12 +10,12 @@ from typing import Any
 
 from gateway.core.policies.versions import Standing, State
 from gateway.core.pool.workers import Price
-from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.policies import PolicyAdmin
-from gateway.service.ports import ConductorCall
-from gateway.service.shadow import ShadowedPlanner, ShadowLimits, Shadows
-from gateway.service.versions import VersionLimits, Versions
-from gateway.service.watching import Watcher, WatchLimits
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.policies.admin import PolicyAdmin
+from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
+from gateway.service.policies.versions import VersionLimits, Versions
+from gateway.service.policies.watcher import Watcher, WatchLimits
+from gateway.service.ports.request import ConductorCall
 from tests.fakes.conductor import Line
 from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import FakeRegistry

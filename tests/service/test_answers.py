@@ -13,8 +13,8 @@ from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.openai.chat import FIELDS
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
-from gateway.service.ports import WorkerCall, WorkerReply
-from gateway.service.running import Progress, Running
+from gateway.service.ports.request import WorkerCall, WorkerReply
+from gateway.service.request.running import Progress, Running
 from tests.fakes.media import FakeMedia
 from tests.fakes.workers import Says
 from tests.kit import PRICE, Kit, ask, model_worker, plan

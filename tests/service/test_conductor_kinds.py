@@ -11,9 +11,9 @@ from gateway.adapters.conductor_worker import Structured, WorkerConductor
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.money.amounts import Usage
 from gateway.errors import ConductorError, Unavailable, UpstreamError, UpstreamTimeout
-from gateway.service.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.ports import ConductorCall, ConductorChunk, ConductorEnd, Sampling
-from gateway.service.routers import AutoPlanner, RulePlanner
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.routers import AutoPlanner, RulePlanner
+from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from tests.fakes.workers import FakeWorkers, Says
 from tests.kit import PRICE, Kit, model_worker, plan
 

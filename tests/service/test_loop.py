@@ -22,9 +22,9 @@ from gateway.errors import (
     UpstreamProtocol,
     UpstreamRefused,
 )
-from gateway.service.admit import PROMPT_TOKENS_BOUND
-from gateway.service.ports import WorkerCall
-from gateway.service.running import Progress, reply_headers
+from gateway.service.ports.request import WorkerCall
+from gateway.service.request.admit import PROMPT_TOKENS_BOUND
+from gateway.service.request.running import Progress, reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, PRICE, Kit, ask, plan
 

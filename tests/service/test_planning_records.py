@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.adapters import rows
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
-from gateway.service.running import reply_headers
+from gateway.service.request.running import reply_headers
 from tests.kit import Kit, plan
 
 

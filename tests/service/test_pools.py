@@ -13,9 +13,9 @@ from gateway.core.access.audit import Act
 from gateway.core.money.amounts import cost_nano
 from gateway.core.pool.workers import Price, pool_hash, revision_of
 from gateway.errors import ConfigError, NotFound, Unavailable
-from gateway.service.admin import KeyAdmin
-from gateway.service.pools import Pools
-from gateway.service.ports import WorkerCall
+from gateway.service.admin.keys import KeyAdmin
+from gateway.service.admin.pools import Pools
+from gateway.service.ports.request import WorkerCall
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.pools import FakePools, FakePoolWorkers, FakeSource, SpyPoolMetrics, loaded
 from tests.fakes.store import FakeStore

@@ -11,8 +11,8 @@ import pytest
 from gateway.core.log.events import Event
 from gateway.core.log.ids import uuid7
 from gateway.errors import MoneyUnavailable
-from gateway.service.ports import Scope
-from gateway.service.recover import Recovery
+from gateway.service.money.recover import Recovery
+from gateway.service.ports.request import Scope
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.journal import FakeJournal
 from tests.fakes.store import FakeStore

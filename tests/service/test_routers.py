@@ -14,8 +14,8 @@ from gateway.core.loop.experience import RuleWeights
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import Price
 from gateway.errors import UpstreamError
-from gateway.service.ports import WorkerCall, WorkerExperience
-from gateway.service.routers import CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.ports.request import WorkerCall, WorkerExperience
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, model_worker, pool_file
 

@@ -13,7 +13,7 @@ from gateway.adapters import rows
 from gateway.core.log.events import Event
 from gateway.core.loop.plan import Plan
 from gateway.errors import ConductorError
-from gateway.service.shadow import SCOPE, ShadowLimits
+from gateway.service.policies.shadow import SCOPE, ShadowLimits
 from tests.kit import KEY, PRICE, ask, plan
 from tests.service.following import LIVE, Following
 

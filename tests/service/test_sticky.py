@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.access.keys import Principal
 from gateway.errors import UpstreamError, UpstreamTimeout
-from gateway.service.running import Progress, Running
+from gateway.service.request.running import Progress, Running
 from policy.dataset.select import PLANNERS
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, plan

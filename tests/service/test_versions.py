@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.policies.versions import Pick
 from gateway.errors import ConductorError, Conflict, EngineDown, NotFound, VersionRefused
-from gateway.service.versions import VersionLimits, Versions
+from gateway.service.policies.versions import VersionLimits, Versions
 from tests.fakes.registry import FakeRegistry
 from tests.kit import KEY, TestClock, ask
 from tests.policies import write_policy, write_weights

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.policies.watch import Figures
 from gateway.errors import Conflict
-from gateway.service.watching import WatchLimits
+from gateway.service.policies.watcher import WatchLimits
 from tests.service.following import CANARY, LIVE, Following
 
 GOOD = Figures("", 400, 396, 4, 200, 160.0, 160.0, 400 * 2_000_000, 400 * 5e12)

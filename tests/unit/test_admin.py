@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.access import keys
 from gateway.errors import BadRequest, NotFound
-from gateway.service.admin import KeyAdmin, describe
+from gateway.service.admin.keys import KeyAdmin, describe
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 

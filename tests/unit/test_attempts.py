@@ -21,8 +21,8 @@ from gateway.errors import (
     UpstreamRefused,
     UpstreamTimeout,
 )
-from gateway.service.attempts import Attempts, RetryBudget
-from gateway.service.ports import WorkerCall
+from gateway.service.loop.attempts import Attempts, RetryBudget
+from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import FakeWorkers, Says, Scripted
 
 SPEC = WorkerSpec.model_validate({"name": "w", "handle": "atlas", "kind": "openai", "model": "m", "url": "http://w/v1"})

@@ -10,10 +10,10 @@ import pytest
 
 from gateway.core.access import keys
 from gateway.errors import Unauthorized, Unavailable
-from gateway.service.admin import KeyAdmin
-from gateway.service.auth import Authenticator
-from gateway.service.orgs import OrgAdmin
-from gateway.service.ports import KeyRow
+from gateway.service.admin.keys import KeyAdmin
+from gateway.service.admin.orgs import OrgAdmin
+from gateway.service.ports.request import KeyRow
+from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 

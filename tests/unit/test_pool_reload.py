@@ -20,7 +20,7 @@ from gateway.cli.adminapi import AdminClient
 from gateway.core.access.audit import Act
 from gateway.core.log.redact import SECRET, Redactor
 from gateway.errors import ConfigError, Unavailable
-from gateway.service.pools import Pools
+from gateway.service.admin.pools import Pools
 
 FILE = """
 workers:

@@ -25,7 +25,7 @@ from gateway.core.loop.prompt import (
     render,
 )
 from gateway.core.pool.workers import Price, WorkerSpec
-from gateway.service.rounds import shown_worker
+from gateway.service.loop.rounds import shown_worker
 
 PROFILES: tuple[Profile, ...] = ("compact", "dial", "full")
 # Weights are trained on exactly this rendering: a change here invalidates every trained conductor (and needs a new

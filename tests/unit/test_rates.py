@@ -8,8 +8,8 @@ import pytest
 
 from gateway.core.access.keys import Organisation, Principal
 from gateway.errors import RateLimited
-from gateway.service.ports import RateState
-from gateway.service.rates import Rates
+from gateway.service.ports.request import RateState
+from gateway.service.request.rates import Rates
 
 WHO = Principal("k", "data", "tests", "o", ("main",))
 

@@ -1,0 +1,75 @@
+"""The audit for those who read it: the latest entries, the whole chain checked, and its head written down elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from gateway.core.access.audit import Anchor, Fault, Link, Verifier
+from gateway.service.ports.admin import Anchors, AuditLog
+from gateway.service.ports.request import Clock
+
+log = logging.getLogger("gateway.audit")
+PAGE = 500
+FAULTS_MAX = 100
+
+
+class Auditor:
+    """`anchors`: outside the database, so that who can write the one cannot write the other."""
+
+    def __init__(self, entries: AuditLog, anchors: Anchors, clock: Clock) -> None:
+        self._entries = entries
+        self._anchors = anchors
+        self._clock = clock
+        self._anchored = Anchor(0, b"")
+
+    async def latest(self, limit: int, before: int | None, target: str | None) -> Sequence[Link]:
+        """Newest first."""
+        return await self._entries.latest(limit, before, target)
+
+    async def anchor(self) -> None:
+        """Write the head down, if it moved since. Raises Unavailable, OSError."""
+        head = await self._entries.head()
+        if head.seq > 0 and head != self._anchored:
+            await self._anchors.add(head, self._clock.now())
+            self._anchored = head
+            log.info("audit: entry %d has hash %s", head.seq, head.hash.hex())
+
+    async def verify(self) -> dict[str, Any]:
+        """Walk the chain from its first entry to its last: {ok, entries, head, anchors, anchored, faults}. `anchored`
+        is the last entry for which an anchor vouches: what came after it could have been cut off unseen."""
+        anchors = await self._anchors.all()
+        verifier = Verifier(anchors)
+        faults: list[Fault] = []
+        while links := await self._entries.walk(verifier.head.seq, PAGE):
+            faults += islice(verifier.walk(links), FAULTS_MAX - len(faults))
+            if len(faults) >= FAULTS_MAX:
+                break
+        else:
+            faults += verifier.end()
+        return {
+            "ok": not faults,
+            "entries": verifier.head.seq,
+            "head": verifier.head.hash.hex(),
+            "anchors": len(anchors),
+            "anchored": verifier.anchored,
+            "faults": [{"seq": fault.seq, "wrong": fault.wrong} for fault in faults],
+        }
+
+
+def describe_entry(link: Link) -> dict[str, Any]:
+    """An entry as people and scripts see it."""
+    entry = link.entry
+    return {
+        "seq": entry.seq,
+        "at": entry.at.isoformat(),
+        "actor": entry.actor,
+        "act": entry.act,
+        "target": entry.target,
+        "before": entry.before,
+        "after": entry.after,
+        "why": entry.why,
+        "hash": link.hash.hex(),
+    }

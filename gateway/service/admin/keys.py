@@ -1,0 +1,185 @@
+"""Issue, change, rotate, list and revoke API keys. A secret exists in one place: the reply to who asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar, get_args
+
+from gateway.core.access import keys
+from gateway.core.access.audit import Act
+from gateway.core.access.keys import KeyClass
+from gateway.core.loop.caps import Caps
+from gateway.errors import BadRequest, Conflict, NotFound
+from gateway.service.admin import limits
+from gateway.service.admin.limits import bad as _bad
+from gateway.service.ports.admin import AdminStore
+from gateway.service.ports.keys import KeyRow
+from gateway.service.ports.request import Clock
+
+LOG_MODES = ("full", "redacted", "metadata")
+GRACE_S_MAX = 90 * 86_400
+GRACE_S = 86_400
+CHANGEABLE = frozenset({"name", "pools", "workers", "caps", "log_mode", "train", *limits.FIELDS})
+CREATABLE = CHANGEABLE | {"key_class", "org"}
+UNLIMITED: Mapping[str, Any] = {
+    **{"pools": (), "workers": (), "caps": {}, "log_mode": "full", "train": True},
+    **{"budget_nano": None, "rpm": None, "tpm": None, "concurrency": None},
+}
+ITSELF = Act("baton")  # what the gateway does by itself
+
+T = TypeVar("T", bound=str)
+
+
+class KeyAdmin:
+    """`pools` maps the name of each pool to its workers' names; new secrets are digested under the newest pepper."""
+
+    def __init__(
+        self, store: AdminStore, peppers: Mapping[int, bytes], clock: Clock, pools: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._store = store
+        self._pepper_version = max(peppers)
+        self._pepper = peppers[self._pepper_version]
+        self._clock = clock
+        self.adopt(pools)
+
+    def adopt(self, pools: Mapping[str, Sequence[str]]) -> None:
+        """The pools that there are from now on."""
+        self._pools = pools
+
+    async def create_key(
+        self, name: str, key_class: str = "data", *, act: Act = ITSELF, **fields: Any
+    ) -> tuple[KeyRow, str]:
+        """A new key's row and its secret text. Of `fields` (CREATABLE) what is absent or None is not limited; no pools:
+        the default pool; no workers: all of its pools. Raises BadRequest naming the field and the fix, Unavailable
+        when the store is away."""
+        known_class = _one_of("key_class", key_class, get_args(KeyClass))
+        values = self._values(limits.known(fields, CREATABLE), fields.get("pools"))
+        secret, public_id = keys.mint(known_class)
+        row = KeyRow(
+            public_id=public_id,
+            key_class=known_class,
+            digest=keys.digest(secret, self._pepper),
+            pepper_version=self._pepper_version,
+            org=limits.label("org", fields.get("org", "default")),
+            created_at=self._clock.now(),
+            **{**UNLIMITED, **values, "name": limits.label("name", name)},
+        )
+        await self._store.key_insert(row, act)
+        return row, secret
+
+    async def list_keys(self) -> Sequence[KeyRow]:
+        """Every key, revoked ones too, newest first."""
+        return await self._store.key_list()
+
+    async def get_key(self, public_id: str) -> KeyRow:
+        """Raises NotFound."""
+        return _found(await self._store.key_find(public_id), public_id)
+
+    async def update_key(self, public_id: str, fields: Mapping[str, Any], act: Act = ITSELF) -> KeyRow:
+        """The key with those of CHANGEABLE changed; None lifts a limit. It counts within a second. Raises NotFound,
+        BadRequest, Conflict for a revoked key."""
+        pools = (await self.get_key(public_id)).pools if "workers" in fields and "pools" not in fields else None
+        values = self._values(limits.known(fields, CHANGEABLE), fields.get("pools", pools))
+        return _found(await self._store.key_change(public_id, values, act, "key.changed"), public_id)
+
+    async def rotate_key(self, public_id: str, grace_s: int = GRACE_S, act: Act = ITSELF) -> tuple[KeyRow, str]:
+        """A new secret for the key, which keeps its id, limits, balance and rollouts. The secret of before works for
+        `grace_s` seconds more; the one before that ends now. Raises NotFound, Conflict for a revoked key."""
+        if type(grace_s) is not int or not 0 <= grace_s <= GRACE_S_MAX:
+            raise _bad("grace_s", f"give whole seconds from 0 to {GRACE_S_MAX:,}")
+        row = await self.get_key(public_id)
+        if row.revoked_at is not None:
+            raise Conflict(f"key `{row.public_id}` was revoked; it cannot be changed", code="key_revoked")
+        secret, _ = keys.mint(_one_of("key_class", row.key_class, get_args(KeyClass)), row.public_id)
+        changes = {
+            "digest": keys.digest(secret, self._pepper),
+            "pepper_version": self._pepper_version,
+            "previous_digest": row.digest,
+            "previous_pepper_version": row.pepper_version,
+            "previous_until": self._clock.now() + timedelta(seconds=grace_s),
+        }
+        return _found(await self._store.key_change(public_id, changes, act, "key.rotated"), public_id), secret
+
+    async def revoke_key(self, public_id: str, act: Act = ITSELF) -> KeyRow:
+        """The key's row, revoked now or earlier. Raises NotFound."""
+        return _found(await self._store.key_revoke(public_id, self._clock.now(), act), public_id)
+
+    def _values(self, fields: Mapping[str, Any], pools: Any) -> dict[str, Any]:
+        """Columns from fields. `pools`: those among which the workers must be."""
+        values: dict[str, Any] = dict(limits.columns(fields))
+        if "name" in fields:
+            values["name"] = limits.label("name", fields["name"])
+        if fields.get("pools") is not None:
+            values["pools"] = tuple(self._known_pools(fields["pools"]))
+        if fields.get("workers") is not None:
+            values["workers"] = tuple(self._known_workers(fields["workers"], _names("pools", pools or ())))
+        if fields.get("caps") is not None:
+            values["caps"] = _caps(fields["caps"])
+        if "log_mode" in fields:
+            values["log_mode"] = _one_of("log_mode", fields["log_mode"], LOG_MODES)
+        if "train" in fields:
+            if type(fields["train"]) is not bool:
+                raise _bad("train", "give true or false")
+            values["train"] = fields["train"]
+        return values
+
+    def _known_pools(self, given: Any) -> list[str]:
+        names = _names("pools", given)
+        for name in names:
+            if name not in self._pools:
+                raise _bad("pools", f"no pool `{name[:64]}`; known are {', '.join(sorted(self._pools))}")
+        return names
+
+    def _known_workers(self, given: Any, pools: Sequence[str]) -> list[str]:
+        names = _names("workers", given)
+        known = {worker for pool in pools or self._pools for worker in self._pools.get(pool, ())}
+        for name in names:
+            if name not in known:
+                where = f"in {', '.join(pools)}" if pools else "in any pool"
+                raise _bad("workers", f"no worker `{name[:64]}` {where}; known are {', '.join(sorted(known))}")
+        return names
+
+
+def describe(row: KeyRow) -> dict[str, Any]:
+    """A key as people and scripts see it: JSON-able, without its digest."""
+    times = {"created_at": row.created_at, "revoked_at": row.revoked_at, "previous_until": row.previous_until}
+    return {
+        "id": row.public_id,
+        "class": row.key_class,
+        "name": row.name,
+        "org": row.org,
+        "pools": list(row.pools),
+        "workers": list(row.workers),
+        **limits.shown(row),
+        "caps": dict(row.caps),
+        "log_mode": row.log_mode,
+        "train": row.train,
+        **{name: None if at is None else at.isoformat() for name, at in times.items()},
+    }
+
+
+def _found(row: KeyRow | None, public_id: str) -> KeyRow:
+    if row is None:
+        raise NotFound(f"No key `{public_id[:64]}`; `baton keys list` shows the ids.", code="key_not_found")
+    return row
+
+
+def _one_of(field: str, value: Any, known: Sequence[T]) -> T:
+    for candidate in known:
+        if value == candidate:
+            return candidate
+    raise _bad(field, f"`{str(value)[:64]}` is not one of {', '.join(known)}")
+
+
+def _names(field: str, given: Any) -> list[str]:
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise _bad(field, "give a list of names")
+    return list(dict.fromkeys(given))
+
+
+def _caps(caps: Any) -> dict[str, Any]:
+    if not isinstance(caps, Mapping):
+        raise BadRequest("caps: give an object of caps and their largest values", param="caps", code="bad_field")
+    Caps().narrowed(caps)
+    return dict(caps)

@@ -1,0 +1,200 @@
+"""The pool in use, and how another takes its place while traffic flows: read, check, write down, swap.
+
+Everything that can fail happens before the swap, and the swap is a few assignments without an await between them: a
+request sees the pool of before or the new one, never a part of both, and ends on the one it began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from gateway.core.access.audit import Act
+from gateway.core.pool.changes import changes, stranded, told
+from gateway.core.pool.workers import PoolFile, canonical, revision_of
+from gateway.errors import BatonError, ConfigError, NotFound
+from gateway.service.admin.keys import ITSELF
+from gateway.service.ports.pools import (
+    Keys,
+    Loaded,
+    PoolMetrics,
+    PoolRevision,
+    PoolRevisions,
+    PoolSource,
+    PoolWorkers,
+)
+from gateway.service.ports.request import Clock
+
+log = logging.getLogger("gateway.pools")
+AGAIN_S = 5.0  # between two tries to write the first revision down
+REVISIONS_MAX = 1_000
+KEYS_SHOWN_MAX = 100
+PLANS_WITH = ("kind", "model", "url", "params", "context_tokens")  # what a conductor is started with, beside its price
+Learn = Callable[[Sequence[str]], None]
+Follow = Callable[[PoolFile], None]
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """The pool that requests get now."""
+
+    loaded: Loaded
+    hash: str
+    at: datetime
+
+
+class Pools:
+    """`planner`: the worker that is this gateway's conductor, if one is. `place`: the file and the host, as the audit
+    names them."""
+
+    def __init__(
+        self,
+        first: Loaded,
+        source: PoolSource,
+        revisions: PoolRevisions,
+        workers: PoolWorkers,
+        clock: Clock,
+        metrics: PoolMetrics,
+        keys: Keys,
+        *,
+        planner: str | None = None,
+        place: Mapping[str, str] | None = None,
+    ) -> None:
+        self._source = source
+        self._revisions = revisions
+        self._workers = workers
+        self._clock = clock
+        self._metrics = metrics
+        self._keys = keys
+        self._learners: list[Learn] = []
+        self._followers: list[Follow] = []
+        self._planner = planner
+        self._place = dict(place or {})
+        self._one_at_a_time = asyncio.Lock()
+        self.now = InUse(first, revision_of(first.pools), clock.now())
+        self._first = self.now
+        metrics.pool_in_use(self.now.hash, self.now.at.timestamp())
+
+    def tell(self, *, learn: Learn | None = None, follow: Follow | None = None) -> None:
+        """Who hears of the workers' keys before a request can use them, and who takes each new pool; neither fails."""
+        self._learners += [learn] if learn else []
+        self._followers += [follow] if follow else []
+
+    async def reload(self, act: Act, *, dry: bool = False) -> dict[str, Any]:
+        """Take the file as it is now: {hash, before, changed, applied, changes, keys, lines}; `keys` that name what is
+        gone. `dry`: only say what would change. A file that says the same is not audited. Raises ConfigError, and
+        Unavailable where the audit cannot be written; then the pool of before goes on."""
+        async with self._one_at_a_time:
+            try:
+                return await self._reload(act, dry)
+            except BatonError:
+                if not dry:
+                    self._metrics.pool_reloaded("refused")
+                raise
+
+    async def _reload(self, act: Act, dry: bool) -> dict[str, Any]:
+        was, loaded = self.now, await self._source.read()
+        hash_, found = revision_of(loaded.pools), self._changes(loaded)
+        self._refuse_planner(loaded, found)
+        swap = await self._workers.prepare(loaded, hash_)
+        applied = bool(found) and not dry
+        if applied:
+            await self._write_down(loaded, hash_, found, act)
+            self._take(InUse(loaded, hash_, self._clock.now()), swap)
+            log.info("pool %s took the place of %s: %s", hash_[:12], was.hash[:12], "; ".join(told(found)))
+        if not dry:
+            self._metrics.pool_reloaded("changed" if found else "unchanged")
+        said = {"hash": hash_, "before": was.hash, "changed": bool(found), "applied": applied, "changes": found}
+        keys = await self._stranded(was.loaded.pools, loaded.pools) if found else {}
+        lines = [f"key {public_id} names what is gone: {', '.join(names)}" for public_id, names in keys.items()]
+        return {**said, "keys": keys, "lines": [*told(found), *lines]}
+
+    async def _stranded(self, before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
+        """Keys that name what is gone, the newest first; none where the store cannot say."""
+        try:
+            rows = await self._keys.key_list()
+        except BatonError as error:
+            log.warning("which keys name what is gone is not known: %s", error.message)
+            return {}
+        found = stranded((row for row in rows if row.revoked_at is None), before, after)
+        return dict(islice(found.items(), KEYS_SHOWN_MAX))
+
+    def _changes(self, loaded: Loaded) -> dict[str, Any]:
+        was = self.now.loaded
+        refs = {worker.name: worker.api_key for worker in was.pools.workers}
+        rekeyed = [
+            worker.name
+            for worker in loaded.pools.workers
+            if worker.api_key != refs.get(worker.name)
+            or loaded.secrets.get(worker.name) != was.secrets.get(worker.name)
+        ]
+        return changes(was.pools, loaded.pools, rekeyed)
+
+    def _refuse_planner(self, loaded: Loaded, found: Mapping[str, Any]) -> None:
+        """The conductor was started with one worker's address, price and key; another takes a start."""
+        name = self._planner
+        if name is None:
+            return
+        fields = found.get("workers", {}).get("changed", {}).get(name, {})
+        fixed = [field for field in fields if field in PLANS_WITH or field.startswith("price.")]
+        if name in found.get("rekeyed", ()):
+            fixed.append("api_key")
+        if all(worker.name != name for worker in loaded.pools.workers):
+            fixed = ["name"]
+        if fixed:
+            raise ConfigError(
+                f"worker `{name}` is the conductor (BATON_CONDUCTOR=worker:{name}): its {', '.join(fixed)} cannot "
+                "change while the gateway runs; restart it to change the conductor",
+                param=fixed[0],
+            )
+
+    async def _write_down(self, loaded: Loaded, hash_: str, found: Mapping[str, Any], act: Act) -> None:
+        revision = PoolRevision(hash_, canonical(loaded.pools), self._clock.now(), act.actor, act.why)
+        after = {"hash": hash_, **self._place, "changes": found}
+        await self._revisions.change(revision, {"hash": self.now.hash}, after)
+
+    def _take(self, new: InUse, swap: Callable[[], None]) -> None:
+        """Here nothing awaits and nothing fails."""
+        for learn in self._learners:
+            learn(list(new.loaded.secrets.values()))
+        swap()
+        for follow in self._followers:
+            follow(new.loaded.pools)
+        self.now = new
+        self._metrics.pool_in_use(new.hash, new.at.timestamp())
+
+    # ---------------------------------------------------------------- what was
+
+    async def note_first(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Write down the pool that the gateway started with, as soon as the store can be reached."""
+        first, text = self._first, canonical(self._first.loaded.pools)
+        revision = PoolRevision(first.hash, text, first.at, ITSELF.actor)
+        while True:
+            try:
+                await self._revisions.note(revision, {"hash": first.hash, **self._place})
+                return
+            except BatonError as error:
+                log.warning("the pool's revision waits to be written down: %s", error.message)
+            await sleep(AGAIN_S)
+
+    async def revisions(self, limit: int) -> list[dict[str, Any]]:
+        """Newest first."""
+        return [self._described(one) for one in await self._revisions.list(min(limit, REVISIONS_MAX))]
+
+    async def revision(self, hash_: str) -> dict[str, Any]:
+        """One, with the whole pool as it was. Raises NotFound."""
+        found = await self._revisions.get(hash_)
+        if found is None:
+            raise NotFound(f"No pool `{hash_[:64]}`; `baton pools revisions` lists them.", code="pool_not_found")
+        return {**self._described(found), "pool": json.loads(found.file)}
+
+    def _described(self, one: PoolRevision) -> dict[str, Any]:
+        """A revision as people and scripts see it."""
+        seen = {"hash": one.hash, "at": one.at.isoformat(), "actor": one.actor, "why": one.why}
+        return {**seen, "in_use": one.hash == self.now.hash}

@@ -1,0 +1,195 @@
+"""The shadow version plans beside the one that serves: plans only, no worker is called, nobody waits for it.
+
+It is offered the first round of a share of requests, after their own plan is made. At most so many shadow plans run at
+once; more are dropped, never queued. What came of each is one event of the log. Its money is the operator's: nothing
+where planning is free, else a budget of its own, and without one there are no shadow plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gateway.core.log.events import Event, Kind
+from gateway.core.log.ids import uuid7
+from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
+from gateway.core.loop.prompt import render
+from gateway.core.money.amounts import input_tokens_bound, worst_case_nano
+from gateway.core.policies.versions import Pick, in_share, same_route
+from gateway.errors import BatonError, ConductorError, PlanRefused
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, prompt_input
+from gateway.service.loop.state import EarlyStart, Situation, nothing_to_write
+from gateway.service.policies.versions import Versions
+from gateway.service.ports.policies import PolicyMetrics
+from gateway.service.ports.request import Budgets, Clock, Journal, Scope
+
+log = logging.getLogger("baton.versions")
+SCOPE = "operator:shadow"
+LEASE_SLACK_S = 30.0
+PLENTY_NANO = 2**53 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowLimits:
+    """`share`: of requests, in [0, 1]. `parallel`: shadow plans at once. `budget_nano`: what all of them may ever cost,
+    where planning has a price."""
+
+    share: float = 0.1
+    parallel: int = 1
+    budget_nano: int = 0
+
+
+class ShadowedPlanner:
+    """`conductor`, and beside it the shadow."""
+
+    name = "conductor"
+
+    def __init__(self, learned: ConductorPlanner, shadows: Shadows) -> None:
+        self._learned = learned
+        self._shadows = shadows
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """As the planner it stands before; the shadow has its turn when that one has ended, however it did."""
+        plan: Plan | None = None
+        try:
+            plan = await self._learned.plan(situation, record, meter, early)
+            return plan
+        finally:
+            self._shadows.offer(situation, plan, record)
+
+
+class Shadows:
+    """Runs shadow plans. One for the whole process."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        learned: ConductorPlanner,
+        settings: ConductorSettings,
+        budgets: Budgets,
+        journal: Journal,
+        clock: Clock,
+        metrics: PolicyMetrics,
+        limits: ShadowLimits,
+    ) -> None:
+        self._versions = versions
+        self._learned = learned
+        self._settings = settings
+        self._budgets = budgets
+        self._journal = journal
+        self._clock = clock
+        self._metrics = metrics
+        self._limits = limits
+        self._running: set[asyncio.Task[None]] = set()
+
+    def offer(self, situation: Situation, plan: Plan | None, record: RoundRecord) -> None:
+        """Let the shadow plan this too, if it is its turn; returns at once. Plans sampled to explore are left out."""
+        shadow = self._versions.shadow
+        if shadow is None or situation.rollout_id is None or situation.round > 1 or situation.explore:
+            return
+        if not in_share(situation.rollout_id, f"shadow {shadow.version}", 100 * self._limits.share):
+            return
+        if len(self._running) >= self._limits.parallel:
+            self._metrics.policy_shadowed(shadow.version, "dropped")
+            return
+        live_ms = max(0.0, (self._now_us() - record.started_us) / 1000)
+        task = asyncio.create_task(self._run(shadow, situation, plan, record.policy_version, live_ms))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def drain(self) -> None:
+        """Stop them; what has not been logged is not."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _run(
+        self, shadow: Pick, situation: Situation, plan: Plan | None, live: str | None, live_ms: float
+    ) -> None:
+        """One shadow plan, from its money to its line in the log. Nothing depends on it, so nothing is raised."""
+        result, began_s = "unpaid", self._clock.monotonic_s()
+        made = RoundRecord(1, "conductor")
+        asked = replace(situation, version=shadow, timeout_s=self._settings.timeout_s, before_spending=nothing_to_write)
+        try:
+            refusal, planned = await self._plan(asked, made)
+            result = _result(refusal, plan, planned)
+            payload = {
+                "rollout_id": situation.rollout_id,
+                "version": shadow.version,
+                "live_version": live,
+                "refusal": refusal,
+                "agrees": {"agrees": True, "differs": False}.get(result),
+                "latency_ms": (self._clock.monotonic_s() - began_s) * 1000,
+                "live_latency_ms": live_ms,
+                "prompt_tokens": made.prompt_tokens,
+                "completion_tokens": made.completion_tokens,
+                "cost_nano": made.cost_nano,
+            }
+            await self._write("shadow", payload)
+        except BatonError as error:  # no money for it, or no room in the journal
+            log.info("no shadow plan of %s: %s", shadow.version, error.message)
+        except Exception as bug:  # boundary: a bug in what nobody waits for must still be seen
+            log.error("a shadow plan of %s met a bug", shadow.version, exc_info=bug)
+        self._metrics.policy_shadowed(shadow.version, result)
+
+    async def _plan(self, asked: Situation, made: RoundRecord) -> tuple[str | None, Plan | None]:
+        """(why its plan would not have been used, the plan). Raises BudgetExceeded, MoneyUnavailable, SpoolFull."""
+        hold_id = await self._hold(asked)
+        meter = Meter(PLENTY_NANO, Caps())
+        try:
+            return None, await self._learned.plan(asked, made, meter, _run_nothing)
+        except (ConductorError, PlanRefused) as refused:
+            return refused.reason, None
+        finally:
+            if hold_id is not None:
+                await asyncio.shield(self._settle(hold_id, meter.spent_nano))
+
+    # ------------------------------------------------------------ money
+
+    async def _hold(self, asked: Situation) -> str | None:
+        """Reserve the worst case of one plan in the operator's own scope; None where planning is free."""
+        profile = asked.version.profile if asked.version else self._settings.profile
+        bound = input_tokens_bound(render(profile, prompt_input(asked)), "")
+        most = worst_case_nano(self._settings.price, bound, self._settings.tokens_max)
+        if most == 0:
+            return None
+        hold_id = uuid7(self._now_us() // 1000)
+        scopes = [Scope(SCOPE, self._limits.budget_nano)]
+        await self._budgets.hold(hold_id, most, most, scopes, self._settings.timeout_s + LEASE_SLACK_S)
+        money = {"hold_id": hold_id, "rollout_id": hold_id}  # the client's rollout shows only the client's money
+        step = {"step_id": "shadow", "attempt": 1, "worker": "conductor", "bound_nano": most}
+        await asyncio.gather(
+            self._write("hold", {**money, "amount_nano": most, "scopes": [[SCOPE, self._limits.budget_nano]]}),
+            self._write("dispatch", {**money, **step}),
+        )
+        return hold_id
+
+    async def _settle(self, hold_id: str, nano: int) -> None:
+        state = {"state": "posted" if nano else "voided", "charged_nano": nano, "scopes": [[SCOPE, None]]}
+        await self._write("settle", {"hold_id": hold_id, "rollout_id": hold_id, **state})
+        await (self._budgets.post(hold_id, nano) if nano else self._budgets.void(hold_id))
+
+    async def _write(self, kind: Kind, payload: Mapping[str, object]) -> None:
+        now_us = self._now_us()
+        await self._journal.append(Event(uuid7(now_us // 1000), kind, now_us, payload))
+
+    def _now_us(self) -> int:
+        return int(self._clock.now().timestamp() * 1_000_000)
+
+
+def _result(refusal: str | None, live: Plan | None, shadow: Plan | None) -> str:
+    """refused: its plan would not have been used. alone: it planned where the serving version did not."""
+    if refusal is not None or shadow is None:
+        return "refused"
+    if live is None:
+        return "alone"
+    return "agrees" if same_route(live, shadow) else "differs"
+
+
+def _run_nothing(step: Step) -> None:
+    """A shadow's steps are not run."""

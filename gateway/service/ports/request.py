@@ -1,0 +1,357 @@
+"""The ports: what the use cases need from the outside world. Adapters implement them; fakes ship in `tests/fakes`.
+
+One noun each. Nothing here does anything; shapes, units and errors are the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from gateway.core.log.events import Event
+from gateway.core.log.outcome import Outcome
+from gateway.core.log.rollout import RolloutRecord
+from gateway.core.money.amounts import Usage
+from gateway.core.money.ledger import Balance as Balance
+from gateway.core.money.ledger import Hold as Hold
+from gateway.core.money.ledger import Scope as Scope
+from gateway.core.openai.chat import Endpoint
+from gateway.core.openai.parts import Media, Part
+from gateway.core.pool.workers import WorkerSpec
+from gateway.service.ports.keys import KeyRow as KeyRow
+from gateway.service.ports.keys import OrgRow as OrgRow
+from gateway.service.ports.money import LEASE_S as LEASE_S
+from gateway.service.ports.money import Books as Books
+from gateway.service.ports.money import Budgets as Budgets
+from gateway.service.ports.money import Settlement as Settlement
+
+# ---------------------------------------------------------------- conductor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a plan is decoded. `logprobs` are asked for always: without them nothing can be learned from the log."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    tokens_max: int = 512
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConductorCall:
+    """One planning call: chat messages in, JSON constrained by `schema` out, within `timeout_s`."""
+
+    messages: Sequence[Mapping[str, str]]
+    schema: Mapping[str, Any]
+    sampling: Sampling
+    timeout_s: float
+    model: str | None = None  # a policy version by name; None: the live one
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConductorChunk:
+    """A piece of the plan as it is decoded: text with its token ids and log-probs (behaviour, after mask)."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    tokens: tuple[str, ...] = ()  # text of each token, so that decisions can be told from task text
+
+
+@dataclass(frozen=True, slots=True)
+class ConductorEnd:
+    """The last item of the stream. `prompt_token_ids` is empty where the server does not say."""
+
+    model: str
+    usage: Usage
+    prompt_token_ids: tuple[int, ...] = ()
+    finish_reason: str = "stop"
+
+
+class Conductor(Protocol):
+    """A language model that decodes plans, behind the OpenAI protocol."""
+
+    def decode(self, call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
+        """Stream a plan; the last item is a ConductorEnd. Raises ConductorError(down | slow | unparseable)."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether the server answers and serves the live version."""
+        ...
+
+
+class PolicyEngine(Protocol):
+    """The side of a conductor's server that holds policy versions. A request names its version as its model.
+
+    A version is one directory for ever: never changed in place, not deleted before `unload`. An engine forgets
+    everything when it restarts; `service.policies.versions` loads again what should be there.
+    """
+
+    async def load(self, version: str, directory: Path) -> None:
+        """Check the directory, load it under `version`, prove it by its manifest's probe. Loading it again does
+        nothing. Raises VersionRefused (nothing has changed, and the engine goes on) or EngineDown."""
+        ...
+
+    async def unload(self, version: str) -> None:
+        """Serve it no longer; requests in flight finish on it. Nothing where it is not loaded. Raises EngineDown, and
+        VersionRefused(held) where the engine has no other weights to serve."""
+        ...
+
+    async def loaded(self) -> set[str]:
+        """Versions it answers for; none after a restart but those it started with. Raises EngineDown."""
+        ...
+
+    async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
+        """Largest |Δ log-prob| (natural) over `probe["token_ids"]` after `probe["prompt_ids"]`, no grammar mask,
+        temperature 1, against `probe["logprobs"]`; infinity where one is no number. Raises EngineDown, NotFound."""
+        ...
+
+
+# ---------------------------------------------------------------- workers
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCall:
+    """One attempt at one worker. `body` is a chat-completions body without `model` and `stream`.
+
+    `saw` is what the step may see, oldest first, as (handle, task, reply text): tools such as `vote` read it; for model
+    workers it is already rendered into `body["messages"]`.
+    """
+
+    worker: WorkerSpec
+    body: Mapping[str, Any]
+    timeout_s: float
+    rollout_id: str
+    step_id: str
+    depth: int = 0
+    saw: Sequence[tuple[str, str, str]] = ()
+    endpoint: Endpoint = (
+        "chat"  # completions come back in the shape of chat (core/openai/texts.py), embeddings as they are
+    )
+    revision: str = ""  # of the pool that the request began with; empty: the one in use now
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReply:
+    """A whole completion as the worker sent it (OpenAI body) with the usage that will be billed."""
+
+    body: Mapping[str, Any]
+    usage: Usage
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Workers(Protocol):
+    """Calls of workers, each one attempt: no retries, no fallbacks in here."""
+
+    async def complete(self, call: WorkerCall) -> WorkerReply:
+        """The whole reply. Raises UpstreamError and its children; cancelling closes the upstream connection."""
+        ...
+
+    def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
+        """OpenAI chunks as dicts, usage always asked for (a last chunk with empty `choices` where the worker sends
+        one). Raises as `complete`; an upstream that dies midway raises UpstreamProtocol, never ends quietly."""
+        ...
+
+
+class TokenCounter(Protocol):
+    """Counts tokens for calls whose worker did not report any."""
+
+    async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
+        """Tokens of all texts by the worker's tokenizer, `at_most` where there are more; None where it has none, or
+        where counting takes too long. Bounded in time, beside the loop; raises nothing."""
+        ...
+
+
+# ---------------------------------------------------------------- media
+
+
+class MediaSource(Protocol):
+    """Where parts of messages that are URLs are fetched from."""
+
+    def check(self, parts: Sequence[Part]) -> None:
+        """Raises BadRequest with the path of the first part that may not be fetched. Connects to nothing."""
+        ...
+
+    async def fetch(self, part: Part) -> Media:
+        """The bytes, of the type they are said to be. Raises BadRequest: not fetched, failed, too large, no such type.
+        Bounded in time."""
+        ...
+
+
+# ---------------------------------------------------------------- money and limits
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """What the x-ratelimit headers say after admission. None: not limited."""
+
+    requests_limit: int | None = None
+    requests_left: int | None = None
+    tokens_limit: int | None = None
+    tokens_left: int | None = None
+    reset_s: float | None = field(
+        default=None, compare=False
+    )  # until nothing of the window is used, if nothing more comes
+
+
+class RateLimits(Protocol):
+    """Requests and tokens a minute (sliding window), and requests in flight, per key."""
+
+    async def admit(
+        self, key_id: str, request_id: str, tokens: int, rpm: int | None, tpm: int | None, concurrency: int | None
+    ) -> RateState:
+        """Count the request in, or raise RateLimited with a true `retry_after_s`."""
+        ...
+
+    async def release(self, key_id: str, request_id: str, tokens_used: int | None) -> None:
+        """The request ended: free its place in flight, and set its tokens to what was really used."""
+        ...
+
+
+# ---------------------------------------------------------------- log and store
+
+
+class Journal(Protocol):
+    """The write-ahead journal on this host's disk."""
+
+    async def append(self, *events: Event) -> None:
+        """Return once the events are on disk, in this order, all or none of them (group fsync). Raises SpoolFull."""
+        ...
+
+    async def shipped(self) -> None:
+        """Wait until everything appended so far is in Postgres; raises TimeoutError after the adapter's bound."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExperience:
+    """What one worker did on past tasks like this one that have an outcome."""
+
+    worker: str
+    n: int  # outcomes that this is worth: near and new ones count in full
+    success_mean: float  # [0, 1]
+    cost_nano_mean: int
+    latency_ms_mean: int
+
+
+class Embedder(Protocol):
+    """What says which tasks are alike."""
+
+    @property
+    def logged(self) -> bool:
+        """Whether a rollout's record must carry the vector, because it costs something to make it again."""
+        ...
+
+    async def embed(self, text: str) -> list[float]:
+        """EMBEDDING_DIM floats of length 1; all zeros for a text without words. Raises Unavailable, in bounded time."""
+        ...
+
+
+class Store(Protocol):
+    """Named queries of Postgres. Every one that reads a rollout takes the owner and returns nothing for others."""
+
+    async def key_get(self, public_id: str) -> KeyRow | None: ...
+
+    async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
+        """Rollout with rounds, steps, outcomes and ledger rows as one JSON-able tree; by rollout or completion id."""
+        ...
+
+    async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
+        """Insert unless (key, idempotency key) exists; returns (outcome id, whether it is new). Raises NotFound for a
+        rollout that is not the key's."""
+        ...
+
+    async def experience_near(
+        self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
+    ) -> Sequence[WorkerExperience]:
+        """Per worker, over its past steps with an outcome on tasks like this one (core.experience), the latest `k` at
+        most. A shared task type makes tasks alike. `workers` maps names to versions: what another version did does not
+        count."""
+        ...
+
+    async def outcome_count(self, pool: str) -> int: ...
+
+    async def open_holds(self) -> Sequence[Mapping[str, Any]]:
+        """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
+        ...
+
+    async def settled_nano(self, hold_id: str) -> int | None:
+        """What a hold was charged, by the ledger; None while it has no settlement there."""
+        ...
+
+    async def books(self, settled_max: int) -> Books:
+        """What the budget store is rebuilt from; the latest `settled_max` settlements."""
+        ...
+
+    async def settled_latest(self, limit: int, since: datetime) -> Sequence[Settlement]:
+        """The latest settlements, newest first."""
+        ...
+
+    async def posted_totals(self) -> Mapping[str, int]:
+        """Scope name → nano-dollars posted, from the ledger: what Redis is rebuilt from."""
+        ...
+
+    async def ready(self) -> bool: ...
+
+
+STATUSES = ("done", "failed", "aborted", "fallback", "capped")  # the last two: done in a way worth knowing
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsQuery:
+    """A page of rollouts. `before`: the `next` of the page before it. `status`: one of STATUSES. None: any."""
+
+    limit: int
+    before: str | None = None
+    key: str | None = None
+    policy: str | None = None
+    status: str | None = None
+
+
+class Reports(Protocol):
+    """What the operator sees, of every key. All of it is JSON-able. Raises Unavailable when the log is away."""
+
+    async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
+        """{since, until, truncated, totals, series, by_key, by_policy, by_worker} of the `window_s` seconds to `until`:
+        requests, errors, fallbacks, nano-dollars, quantiles of latency and overhead in milliseconds."""
+        ...
+
+    async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
+        """{data, next}: lines of top-level rollouts, newest first, without any text. Raises BadRequest(before)."""
+        ...
+
+    async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
+        """`Store.rollout_get` for the operator: by rollout or completion id, whoever owns it."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, so that tests own it."""
+
+    def now(self) -> datetime: ...
+    def monotonic_s(self) -> float: ...
+
+
+class Metrics(Protocol):
+    """What the request path counts."""
+
+    def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
+        """A rollout was settled and logged."""
+        ...
+
+    def dropped(self, fields: int) -> None:
+        """So many unknown properties of a request were left out."""
+        ...
+
+    def degraded(self, what: str) -> None:
+        """Something optional was away and the request went on without it."""
+        ...
+
+    def bug(self, error: Exception) -> None:
+        """An error nobody raised on purpose."""
+        ...

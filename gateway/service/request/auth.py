@@ -1,0 +1,175 @@
+"""Who is asking: a bearer token → a Principal, or Unauthorized.
+
+Form and checksum are judged before any look-up. Rows are remembered for `cache_s`, which is therefore how long a
+revoked key may still work; while the store is failing, a row it gave within `stale_s` goes on counting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from gateway.core.access import keys
+from gateway.core.access.keys import Allowance, KeyClass, Organisation, ParsedKey, Principal
+from gateway.errors import Unauthorized, Unavailable
+from gateway.service.ports.request import Clock, KeyRow, OrgRow, Store
+
+
+@dataclass(slots=True)
+class _Cached:
+    """A row (None: no such key) as read at `read_s`; the store was last asked at `asked_s`."""
+
+    row: KeyRow | None
+    read_s: float
+    asked_s: float
+
+
+class Authenticator:
+    """`peppers` by version; a key is checked under the one it was made with. `lookup_s` bounds a look-up."""
+
+    def __init__(
+        self,
+        store: Store,
+        peppers: Mapping[int, bytes],
+        clock: Clock,
+        *,
+        cache_s: float = 1.0,
+        stale_s: float = 60.0,
+        lookup_s: float = 2.0,
+        cached_keys_max: int = 10_000,
+    ) -> None:
+        self._store = store
+        self._peppers = dict(peppers)
+        self._clock = clock
+        self._cache_s = cache_s
+        self._stale_s = stale_s
+        self._lookup_s = lookup_s
+        self._cached_keys_max = cached_keys_max
+        self._cache: OrderedDict[str, _Cached] = OrderedDict()
+        self._lookups: dict[str, asyncio.Task[KeyRow | None]] = {}
+
+    async def authenticate(self, header: str | None, key_class: KeyClass) -> Principal:
+        """The caller of a request with that Authorization header, on a listener for keys of that class.
+        Raises Unauthorized; Unavailable when the store fails and has not vouched for the key recently."""
+        parsed = _parse(header, key_class)
+        row = await self._row(parsed.public_id)
+        if row is None or not self._is_secret_of(parsed, row):
+            raise _refused("This API key is not known here. Check that it was issued by this gateway.")
+        if row.revoked_at is not None:
+            raise _refused(f"This API key (`{row.public_id}`) was revoked. Ask your operator for a new one.")
+        if row.organisation is not None and row.organisation.closed_at is not None:
+            raise _refused("The organisation of this API key was closed. Ask your operator.")
+        return principal(row)
+
+    def _is_secret_of(self, parsed: ParsedKey, row: KeyRow) -> bool:
+        """Whether it is the key's secret, or the one before it while a rotation's grace lasts."""
+        if row.key_class != parsed.key_class:
+            return False
+        if keys.matches(parsed.text, self._pepper(row, row.pepper_version), row.digest):
+            return True
+        if row.previous_digest is None or row.previous_until is None or self._clock.now() >= row.previous_until:
+            return False
+        version = row.pepper_version if row.previous_pepper_version is None else row.previous_pepper_version
+        return keys.matches(parsed.text, self._pepper(row, version), row.previous_digest)
+
+    def _pepper(self, row: KeyRow, version: int) -> bytes:
+        pepper = self._peppers.get(version)
+        if pepper is None:
+            raise Unavailable(
+                f"Key `{row.public_id}` was made under pepper version {version}, which is not configured.",
+                code="pepper_missing",
+            )
+        return pepper
+
+    async def _row(self, public_id: str) -> KeyRow | None:
+        now_s = self._clock.monotonic_s()
+        cached = self._cache.get(public_id)
+        if cached is not None and now_s - cached.asked_s < self._cache_s:
+            self._cache.move_to_end(public_id)
+            return cached.row
+        try:
+            return await self._looked_up(public_id)
+        except Exception as error:  # boundary: whatever ails the store, a row it gave lately is better than an outage
+            if cached is None or now_s - cached.read_s > self._stale_s:
+                raise Unavailable("Keys cannot be checked now; retry shortly.", code="keys_unavailable") from error
+            cached.asked_s = now_s
+            return cached.row
+
+    async def _looked_up(self, public_id: str) -> KeyRow | None:
+        """Ask the store, once for all who ask at the same time; one of them leaving does not stop the others."""
+        task = self._lookups.get(public_id)
+        if task is None:
+            task = asyncio.create_task(self._look_up(public_id))
+            self._lookups[public_id] = task
+            task.add_done_callback(lambda done: self._finished(public_id, done))
+        return await asyncio.shield(task)
+
+    async def _look_up(self, public_id: str) -> KeyRow | None:
+        started_s = self._clock.monotonic_s()
+        async with asyncio.timeout(self._lookup_s):
+            row = await self._store.key_get(public_id)
+        self._cache[public_id] = _Cached(row, started_s, started_s)
+        self._cache.move_to_end(public_id)
+        if len(self._cache) > self._cached_keys_max:
+            self._cache.popitem(last=False)
+        return row
+
+    def _finished(self, public_id: str, task: asyncio.Task[KeyRow | None]) -> None:
+        del self._lookups[public_id]
+        if not task.cancelled():
+            task.exception()  # seen, even where every caller has left
+
+
+def principal(row: KeyRow) -> Principal:
+    """What requests see of a key's row: everything but digest and dates."""
+    return Principal(
+        public_id=row.public_id,
+        key_class=cast(KeyClass, row.key_class),
+        name=row.name,
+        org=row.org,
+        pools=row.pools,
+        workers=row.workers,
+        budget_nano=row.budget_nano,
+        rpm=row.rpm,
+        tpm=row.tpm,
+        concurrency=row.concurrency,
+        caps=row.caps,
+        log_mode=row.log_mode,
+        train=row.train,
+        budget_month_nano=row.budget_month_nano,
+        budget_day_nano=row.budget_day_nano,
+        per_user=_per_user(row),
+        organisation=Organisation() if row.organisation is None else organisation(row.organisation),
+    )
+
+
+def organisation(row: OrgRow) -> Organisation:
+    """What requests see of an organisation's row."""
+    allowance = Allowance(row.budget_nano, row.budget_month_nano, row.budget_day_nano)
+    return Organisation(allowance, _per_user(row), row.rpm, row.tpm, row.concurrency)
+
+
+def _per_user(row: KeyRow | OrgRow) -> Allowance:
+    return Allowance(row.user_budget_nano, row.user_budget_month_nano, row.user_budget_day_nano)
+
+
+def _parse(header: str | None, key_class: KeyClass) -> ParsedKey:
+    if not header:
+        raise _refused(f"You didn't provide an API key: send the header `Authorization: Bearer bt_{key_class}_…`.")
+    scheme, _, text = header.strip().partition(" ")
+    if scheme.lower() != "bearer" or not text.strip():
+        raise _refused(f"The Authorization header must read `Bearer bt_{key_class}_…`.")
+    try:
+        parsed = keys.parse(text.strip())
+    except ValueError as error:
+        raise _refused(f"This is not a valid API key: {error}.") from None
+    if parsed.key_class != key_class:
+        raise _refused(f"This is a key of class `{parsed.key_class}`; this listener takes `{key_class}` keys only.")
+    return parsed
+
+
+def _refused(message: str) -> Unauthorized:
+    return Unauthorized(message, headers={"www-authenticate": "Bearer"})

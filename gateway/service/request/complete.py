@@ -1,0 +1,245 @@
+"""The way of a request, top to bottom: resolve → limits → hold → rounds → journal → settle → reply.
+
+The work runs in tasks of its own, not in the client's connection: a client that leaves cancels the worker calls, but
+what was spent is still settled and what was done is still logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gateway.core.log.events import Event
+from gateway.core.log.ids import uuid7
+from gateway.core.log.redact import Redactor, apply_mode
+from gateway.core.log.rollout import as_payload
+from gateway.core.loop.experience import question_text
+from gateway.core.money.amounts import Usage, input_tokens_bound
+from gateway.core.openai.parts import remote_parts, with_media
+from gateway.core.openai.texts import reply_of, to_log
+from gateway.core.policies import grading
+from gateway.core.policies.versions import Pick
+from gateway.core.pool.workers import MODEL_KINDS
+from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
+from gateway.service.loop.calls import all_or_first_error
+from gateway.service.loop.rounds import Rounds, close_record, pool_entry
+from gateway.service.loop.state import Job
+from gateway.service.ports.request import (
+    Budgets,
+    Clock,
+    Embedder,
+    Journal,
+    MediaSource,
+    Metrics,
+    RateLimits,
+    Scope,
+    Store,
+    WorkerExperience,
+)
+from gateway.service.request.admit import Admission, Asked, Policies, able, no_version
+from gateway.service.request.catalog import Catalog
+from gateway.service.request.rates import Rates
+from gateway.service.request.running import Running, overhead_ms
+from gateway.service.request.sticky import Sticky
+
+
+class Completer:
+    """Serves requests over the ports. One for the whole process."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        rounds: Rounds,
+        budgets: Budgets,
+        limits: RateLimits,
+        journal: Journal,
+        store: Store,
+        embedder: Embedder,
+        clock: Clock,
+        metrics: Metrics,
+        policies: Policies,
+        redactor: Redactor,
+        media: MediaSource,
+        sticky: Sticky,
+        pick: Callable[[str], Pick | None] = no_version,
+    ) -> None:
+        self._catalog = catalog
+        self._rounds = rounds
+        self._budgets = budgets
+        self._rates = Rates(limits)
+        self._store = store
+        self._embedder = embedder
+        self._clock = clock
+        self._metrics = metrics
+        self._policies = policies
+        self._redactor = redactor
+        self._sticky = sticky
+        self._media = media
+        self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
+        self._owned: set[asyncio.Task[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests admitted and not yet settled and logged."""
+        return len(self._owned)
+
+    async def start(self, asked: Asked) -> Running:
+        """Admit a request and set it going. Raises NotFound, RateLimited, BudgetExceeded, CapReached, Unavailable."""
+        policies, principal, chat = self._policies, asked.principal, asked.chat
+        choice = able(self._catalog.resolve(principal, chat.model, asked.pool, chat.endpoint), chat)
+        caps = policies.caps.narrowed(principal.caps).narrowed(asked.caps)
+        if asked.depth > caps.depth:
+            raise CapReached("depth", f"this request comes from {asked.depth} gateways deep; the cap is {caps.depth}")
+        grading.check(chat.metadata, principal.log_mode)
+        self._media.check(remote_parts(chat.messages))
+        if chat.dropped:
+            self._metrics.dropped(len(chat.dropped))
+        record = self._admission.record(asked, choice, caps)
+        input_bound = input_tokens_bound(chat.messages, str(chat.params))
+        rate = await self._rates.admit(principal, record.id, input_bound // 4)
+        try:
+            hold, held = await self._admission.hold(record, choice, caps, input_bound, chat, principal)
+        except BaseException:  # boundary: whatever stopped the hold, the place in flight is given back
+            await self._rates.release(principal, record.id, 0)
+            raise
+        record.hold_nano = hold.granted_nano
+        running = Running(record, chat, rate, principal, hold.scopes)
+        job = self._admission.job(asked, choice, caps, running, held)
+        owner = asyncio.create_task(self._own(running, job))
+        self._owned.add(owner)
+        owner.add_done_callback(self._owned.discard)
+        return running
+
+    async def drain(self, timeout_s: float) -> int:
+        """Wait for open requests; cancel those left after `timeout_s`; returns how many."""
+        _, late = await asyncio.wait(self._owned, timeout=timeout_s) if self._owned else (None, set())
+        for task in late:
+            task.cancel()  # `_own` passes it on to the work and still settles
+        if late:
+            await asyncio.wait(late, timeout=timeout_s)
+        return len(late)
+
+    # ------------------------------------------------------------ the work
+
+    async def _own(self, running: Running, job: Job) -> None:
+        """Owns one request to its very end: run, log, settle, release. Runs in its own task."""
+        running.work = asyncio.create_task(self._work(job))
+        body: Mapping[str, Any] | None = None
+        try:
+            body = await running.work
+        except BatonError as error:
+            running.error = error
+        except asyncio.CancelledError:
+            running.work.cancel()
+            await asyncio.wait({running.work})  # the tree unwinds: every upstream connection closes
+            running.error = Unavailable("the request was cancelled", code="cancelled")
+            job.record.status = "aborted"
+        except Exception as bug:  # boundary: a bug must still settle its money and leave its log
+            self._metrics.bug(bug)
+            running.error = BatonError("internal error; the request id finds it in the log")
+        await self._finish(running, job, body)
+
+    async def _work(self, job: Job) -> Mapping[str, Any]:
+        if parts := remote_parts(job.conversation):
+            media = await all_or_first_error([self._media.fetch(part) for part in parts])
+            found = {(part.kind, part.url): each for part, each in zip(parts, media, strict=True)}
+            job.conversation = with_media(job.conversation, found)
+        if (back := await self._sticky.planner(job)) is not None:
+            job.record.pool = [pool_entry(spec, None) for spec in job.workers]
+            if (body := await self._rounds.stick(job, back)) is not None:
+                return body
+        if job.fallback is not None:
+            job.experience = await self._experience(job)
+        job.record.pool = [pool_entry(spec, job.experience.get(spec.name)) for spec in job.workers]
+        return await self._rounds.run(job)
+
+    async def _experience(self, job: Job) -> Mapping[str, WorkerExperience]:
+        """What the workers did on tasks like this one; nothing when the embedder or the store is slow or away."""
+        versions = {spec.name: spec.version for spec in job.workers if spec.kind in MODEL_KINDS}
+        try:
+            async with asyncio.timeout(self._policies.experience_timeout_s):
+                near = await self._store.experience_near(
+                    job.record.task_type, await self._embedding(job), versions, self._policies.experience_k
+                )
+        except (TimeoutError, BatonError):
+            self._metrics.degraded("experience")
+            return {}
+        return {past.worker: past for past in near if past.n}
+
+    async def _embedding(self, job: Job) -> list[float]:
+        """The vector of the question. One that leaves the process to be made does so without secrets, and is logged
+        where texts are."""
+        question, record = question_text(job.conversation), job.record
+        if not self._embedder.logged:
+            return await self._embedder.embed(question)
+        personal = record.log_mode == "redacted"
+        vector = await self._embedder.embed(self._redactor.scrub_text(question, personal=personal))
+        if record.log_mode in ("full", "redacted") and any(vector):
+            record.task_embedding = vector
+        return vector
+
+    async def _finish(self, running: Running, job: Job, body: Mapping[str, Any] | None) -> None:
+        record = running.record
+        close_record(record, self._now_us())
+        record.cost_nano = job.tree.meter.spent_nano
+        if running.error is not None:
+            record.error = running.error.body()["error"]
+            record.status = record.status if record.status == "aborted" else "failed"
+        else:
+            record.status = "done"
+        record.overhead_ms = overhead_ms(record, self._now_us())
+        running.usage = Usage(record.prompt_tokens, record.completion_tokens)
+        answered = self._sticky.mark(job, body) if body is not None else None
+        if body is not None:
+            running.body = reply_of(
+                running.chat,
+                body,
+                completion_id=record.completion_id,
+                created_s=record.created_us // 1_000_000,
+                usage=running.usage,
+            )
+            record.reply = to_log(running.body)
+        try:
+            await asyncio.gather(self._log(job, running.scopes), self._sticky.remember(answered))
+        except BatonError as error:  # a reply that is not on disk is not given
+            running.error, running.body = error, None
+        await self._settle(running)
+        self._metrics.finished(record, overhead_ms(record, self._now_us()))
+        running.finished.set()
+
+    async def _log(self, job: Job, scopes: Sequence[Scope]) -> None:
+        """Everything about the request, on disk before its last byte."""
+        record = job.record
+        settle = {
+            "hold_id": record.id,
+            "rollout_id": record.id,
+            "state": "posted" if record.cost_nano else "voided",
+            "charged_nano": record.cost_nano,
+            "scopes": [[scope.name, None] for scope in scopes],
+        }
+        records = [record, *job.tree.children]
+        events = [
+            self._event("rollout", apply_mode(as_payload(each), each.log_mode, self._redactor)) for each in records
+        ]
+        await job.tree.held.close(self._event("settle", settle), *events)
+
+    async def _settle(self, running: Running) -> None:
+        """Close the hold and give back the rate limits. With Redis away the journal still says what was spent."""
+        record = running.record
+        try:
+            if record.cost_nano:
+                await self._budgets.post(record.id, record.cost_nano)
+            else:
+                await self._budgets.void(record.id)
+        except (MoneyUnavailable, NotFound):  # away, or rebuilt meanwhile: the ledger has it
+            self._metrics.degraded("settle")
+        await self._rates.release(running.principal, record.id, record.prompt_tokens + record.completion_tokens)
+
+    def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
+        now_us = self._now_us()
+        return Event(uuid7(now_us // 1000), kind, now_us, payload)
+
+    def _now_us(self) -> int:
+        return int(self._clock.now().timestamp() * 1_000_000)

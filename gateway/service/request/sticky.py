@@ -1,0 +1,118 @@
+"""Turns that go back to the worker that asked, without planning (DESIGN: one loop).
+
+A turn that brings the results of tool calls goes to whoever made the calls; one that continues a conversation inside
+the window goes to whoever answered last: the provider's prompt cache and the tools' state are warm there. Where that
+worker is gone from the pool, is not this key's any more, or fails before it has said anything, the request is planned
+like any other. Nothing here can fail a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.log.rollout import RolloutRecord, RoundRecord
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
+from gateway.core.loop.turns import Marker
+from gateway.core.pool.workers import WorkerSpec
+from gateway.errors import BatonError
+from gateway.service.loop.state import EarlyStart, Job, Situation, StepRun
+from gateway.service.ports.request import Metrics
+from gateway.service.ports.turns import Answered, Conversations
+
+MODEL_KINDS = ("openai", "litellm")
+NAME = "sticky"
+
+
+class StickyPlanner:
+    """One step: the conversation to the worker that asked."""
+
+    name = NAME
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Always the same one step."""
+        return Plan((Step(self.spec.handle, None),))
+
+
+@dataclass(frozen=True, slots=True)
+class Sticky:
+    """`window_s`: how long after a reply a conversation that goes on goes back; 0: never. `tools_s`: the same for tool
+    results, which may be long in coming. `secret`: under the marks."""
+
+    conversations: Conversations
+    metrics: Metrics
+    secret: bytes
+    window_s: float
+    tools_s: float
+    timeout_s: float
+
+    async def planner(self, job: Job) -> StickyPlanner | None:
+        """Who plans nothing but the way back; None where the turn is to be planned."""
+        if job.fallback is None or not job.sticky:  # a worker by name needs no way back
+            return None
+        marks, brings = self._marker(job.record).wanted(job.record.request["messages"], job.record.policy_requested)
+        if not marks or not (self.tools_s if brings else self.window_s):
+            return None
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                name = await self.conversations.find(job.record.key_id, marks)
+        except (TimeoutError, BatonError):
+            self.metrics.degraded(NAME)
+            return None
+        spec = next((spec for spec in job.workers if spec.name == name and spec.kind in MODEL_KINDS), None)
+        return None if spec is None else StickyPlanner(spec)
+
+    def mark(self, job: Job, body: Mapping[str, Any]) -> Answered | None:
+        """Note in the record who answered, and by which marks the next turn will know it. None where nobody can be
+        gone back to: a tool's reply, or a worker that the client named itself."""
+        record, worker = job.record, _author(job, body)
+        if worker is None or job.fallback is None:
+            return None
+        replies = [choice["message"] for choice in body.get("choices") or () if isinstance(choice.get("message"), dict)]
+        whole, calls = self._marker(record).given(record.request["messages"], record.policy_requested, replies)
+        asks = bool(calls)
+        marks = {mark: self.tools_s if asks else self.window_s for mark in whole} | dict.fromkeys(calls, self.tools_s)
+        marks = {mark: seconds for mark, seconds in marks.items() if seconds}
+        record.answered_by, record.marks = worker, marks
+        return Answered(record.key_id, record.id, worker, marks)
+
+    async def remember(self, answered: Answered | None) -> None:
+        """For the next turn. Bounded; the log has it too."""
+        if answered is None:
+            return
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self.conversations.remember(answered)
+        except (TimeoutError, BatonError):
+            self.metrics.degraded(NAME)
+
+    def _marker(self, record: RolloutRecord) -> Marker:
+        return Marker(self.secret, record.key_id)
+
+
+def _author(job: Job, body: Mapping[str, Any]) -> str | None:
+    """The model worker whose words the reply is: of a child loop's reply, the one inside it."""
+    answered = [run for run in job.runs if run.body is not None and run.error is None]
+    run = next((run for run in reversed(answered) if run.body is body), answered[-1] if answered else None)
+    return None if run is None else _worker_of(job, run)
+
+
+def _worker_of(job: Job, run: StepRun) -> str | None:
+    if run.spec.kind != "self":
+        return run.spec.name if run.spec.kind in MODEL_KINDS else None
+    child_id: str | None = run.record.child_rollout_id
+    while child_id is not None:
+        child = next((one for one in job.tree.children if one.id == child_id), None)
+        done = [step for step in child.steps if step.status == "done"] if child is not None else []
+        if not done:
+            return None
+        child_id = done[-1].child_rollout_id
+        if child_id is None:
+            return done[-1].worker if done[-1].kind in MODEL_KINDS else None
+    return None
