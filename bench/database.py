@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from bench.stack import ROOT
-from gateway.adapters.database import sync_engine
+from gateway.adapters.postgres.database import sync_engine
 
 SHIPPED_S = 60.0
 STEPS_WITH_TOKENS, TOKENS, TOGETHER = 0, 1, 2  # places of queries on the page

@@ -32,8 +32,8 @@ from sqlalchemy import text
 
 from bench.serving import percentile
 from bench.stack import gateway, temporary_directory
-from gateway.adapters.database import async_engine
-from gateway.adapters.store import PostgresStore
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.loop.experience import HALF_LIFE, WEIGHT_MIN, embed
 from policy.arena.tasks import Split, Task, grade, make_task
 from policy.arena.workers import STANDARD, Worker, with_builtins

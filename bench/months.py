@@ -29,13 +29,13 @@ from sqlalchemy import Engine, create_engine, insert, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from bench.stack import temporary_directory
-from gateway.adapters import rows
-from gateway.adapters.database import async_engine, driver_url, sync_engine
-from gateway.adapters.embedded import EmbeddedPostgres
-from gateway.adapters.migrate import upgrade
-from gateway.adapters.store_inserts import insert_rows
-from gateway.adapters.store_retention import PostgresRetention
-from gateway.adapters.tables import metadata
+from gateway.adapters.host.servers import EmbeddedPostgres
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import async_engine, driver_url, sync_engine
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.migrate import upgrade
+from gateway.adapters.postgres.retention import PostgresRetention
+from gateway.adapters.postgres.tables import metadata
 from gateway.core.access.audit import Act
 from gateway.core.log.events import Event
 from gateway.core.log.ids import uuid7

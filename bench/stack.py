@@ -1,7 +1,7 @@
 """Processes for the measurements: start, wait until they serve, end by their process id.
 
-Nothing here outlives its parent (`gateway/adapters/leash.py`), and none of the caller's own Baton settings, database or
-Redis is used: every gateway started here has its own, in a temporary directory.
+Nothing here outlives its parent (`gateway/adapters/host/leash.py`), and none of the caller's own Baton settings,
+database or Redis is used: every gateway started here has its own, in a temporary directory.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ from bench.engines import EngineProcess
 from bench.policies import SPOILS, manifest_of, spoil, write_adapter, write_full
 from bench.serving import percentile
 from bench.stack import ROOT
-from gateway.adapters.breaker import Breaker
-from gateway.adapters.conductor import HttpConductor
-from gateway.adapters.engines_embedded import EmbeddedEngine
-from gateway.adapters.engines_http import EngineApi
-from gateway.adapters.engines_reload import ReloadConductor, VllmReload
-from gateway.adapters.engines_vllm import VllmLora
+from gateway.adapters.engines.embedded import EmbeddedEngine
+from gateway.adapters.engines.http import EngineApi
+from gateway.adapters.engines.reload import ReloadConductor, VllmReload
+from gateway.adapters.engines.vllm import VllmLora
+from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.errors import BatonError, VersionRefused
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorEnd, PolicyEngine, Sampling
 

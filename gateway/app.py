@@ -17,21 +17,21 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
 
 from gateway import __version__
-from gateway.adapters import poolfile
-from gateway.adapters.budgets import RedisBudgets
-from gateway.adapters.clock import SystemClock
-from gateway.adapters.database import async_engine, sync_engine
-from gateway.adapters.embedder import HashingEmbedder, HttpEmbedder
-from gateway.adapters.metrics import PrometheusMetrics
-from gateway.adapters.queue import queue_app
-from gateway.adapters.ratelimits import RedisRateLimits
-from gateway.adapters.reports import PostgresReports
-from gateway.adapters.shipper import Shipper, ShipperLimits
-from gateway.adapters.spool import Spool, SpoolLimits
-from gateway.adapters.store import PostgresStore
-from gateway.adapters.store_jobs import JobStore
-from gateway.adapters.tokens import Tokenizers
-from gateway.adapters.workers import PooledWorkers
+from gateway.adapters.host import poolfile
+from gateway.adapters.host.clock import SystemClock
+from gateway.adapters.host.metrics import PrometheusMetrics
+from gateway.adapters.journal.shipper import Shipper, ShipperLimits
+from gateway.adapters.journal.spool import Spool, SpoolLimits
+from gateway.adapters.postgres.database import async_engine, sync_engine
+from gateway.adapters.postgres.jobs import JobStore
+from gateway.adapters.postgres.queue import queue_app
+from gateway.adapters.postgres.reports import PostgresReports
+from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.redis.budgets import RedisBudgets
+from gateway.adapters.redis.ratelimits import RedisRateLimits
+from gateway.adapters.upstream.embedder import HashingEmbedder, HttpEmbedder
+from gateway.adapters.upstream.pooled import PooledWorkers
+from gateway.adapters.upstream.tokens import Tokenizers
 from gateway.api import edge, spec
 from gateway.api.headers import with_cors
 from gateway.api.health import HealthApi

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter
 
-from gateway.adapters.anchors import ANCHORS, AnchorFile
-from gateway.adapters.database import async_engine
-from gateway.adapters.store_admin import PostgresAdmin
-from gateway.adapters.store_audit import PostgresAudit
-from gateway.adapters.store_retention import PostgresRetention
+from gateway.adapters.host.anchors import ANCHORS, AnchorFile
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.audit import PostgresAudit
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.api.admin import AdminApi
 from gateway.api.orgs import OrgsApi
 from gateway.api.pools import PoolsApi

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-from gateway.adapters import poolfile
-from gateway.adapters.conductor import HttpConductor
-from gateway.adapters.conductor_worker import Structured, WorkerConductor
-from gateway.adapters.database import async_engine
-from gateway.adapters.engines import Replicas
-from gateway.adapters.engines_embedded import EmbeddedEngine
-from gateway.adapters.engines_http import EngineApi
-from gateway.adapters.engines_reload import ReloadConductor, VllmReload
-from gateway.adapters.engines_vllm import VllmLora
-from gateway.adapters.metrics import PrometheusMetrics
-from gateway.adapters.registry import Registry
-from gateway.adapters.workers import PooledWorkers
+from gateway.adapters.engines.embedded import EmbeddedEngine
+from gateway.adapters.engines.http import EngineApi
+from gateway.adapters.engines.reload import ReloadConductor, VllmReload
+from gateway.adapters.engines.replicas import Replicas
+from gateway.adapters.engines.vllm import VllmLora
+from gateway.adapters.host import poolfile
+from gateway.adapters.host.metrics import PrometheusMetrics
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
+from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.config import Services, Settings, environment
 from gateway.core.loop.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
 from gateway.core.money.amounts import usd_to_nano

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters.poolsource import PoolFileSource
-from gateway.adapters.store_admin import PostgresAdmin
-from gateway.adapters.store_pools import PostgresPools
-from gateway.adapters.workers import PooledWorkers, pooled_workers
+from gateway.adapters.host.poolsource import PoolFileSource
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.pools import PostgresPools
+from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.config import Services, Settings, environment
 from gateway.service.admin.pools import Pools
 from gateway.service.ports.pools import Loaded, PoolMetrics

@@ -6,12 +6,12 @@ import hashlib
 import time
 from contextlib import AsyncExitStack
 
-from gateway.adapters.conversations import StoredConversations
-from gateway.adapters.media import WebMedia
-from gateway.adapters.store import PostgresStore
-from gateway.adapters.store_replies import PostgresReplies
-from gateway.adapters.store_responses import PostgresResponses
-from gateway.adapters.workers import PooledWorkers
+from gateway.adapters.postgres.replies import PostgresReplies
+from gateway.adapters.postgres.responses import PostgresResponses
+from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.redis.conversations import StoredConversations
+from gateway.adapters.upstream.media import WebMedia
+from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.idempotency import Idempotency
 from gateway.api.openai import OpenAIApi
 from gateway.api.responses import ResponsesApi

@@ -1,11 +1,11 @@
-"""Alembic's entry: runs on the connection handed over by `gateway.adapters.migrate`, never opens its own."""
+"""Alembic's entry: runs on the connection handed over by `gateway.adapters.postgres.migrate`, never opens its own."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from gateway.adapters.migrate import is_described
-from gateway.adapters.tables import metadata
+from gateway.adapters.postgres.migrate import is_described
+from gateway.adapters.postgres.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -14,7 +14,7 @@ from typing import Any, cast
 from fastapi.routing import APIRoute, APIRouter
 
 from gateway import errors
-from gateway.adapters.media import FETCH_CODES
+from gateway.adapters.upstream.media import FETCH_CODES
 from gateway.api.admin import AdminApi
 from gateway.api.headers import rate_headers
 from gateway.api.health import HealthApi

@@ -9,13 +9,13 @@ from pathlib import Path
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from gateway.adapters.metrics import PrometheusMetrics
+from gateway.adapters.host.metrics import PrometheusMetrics
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
 HEAD = """# Metrics
 
-<!-- Written by scripts/metrics_reference.py (`make docs`); change gateway/adapters/metrics.py instead. -->
+<!-- Written by scripts/metrics_reference.py (`make docs`); change gateway/adapters/host/metrics.py instead. -->
 
 `GET /metrics` on either listener, Prometheus text, no key. Labels are bounded: worker names, policies, states and
 reasons; never keys, users or rollouts. Each histogram also has `_bucket`, `_count` and `_sum`.

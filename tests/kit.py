@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from gateway.adapters.embedder import HashingEmbedder
+from gateway.adapters.upstream.embedder import HashingEmbedder
 from gateway.core.access.keys import Principal
 from gateway.core.log.redact import Redactor
 from gateway.core.log.rollout import RolloutRecord

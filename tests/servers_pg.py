@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters.database import async_engine, driver_url
-from gateway.adapters.migrate import upgrade
+from gateway.adapters.postgres.database import async_engine, driver_url
+from gateway.adapters.postgres.migrate import upgrade
 
 TEMPLATE = "baton_template"
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters import segments
-from gateway.adapters.segments import Position, segment_path
-from gateway.adapters.spool import Quiet, Spool
+from gateway.adapters.journal import segments
+from gateway.adapters.journal.segments import Position, segment_path
+from gateway.adapters.journal.spool import Quiet, Spool
 from gateway.core.log.events import Event, parse
 from tests.records import event
 

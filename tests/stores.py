@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters import rows
-from gateway.adapters.database import async_engine
-from gateway.adapters.store import PostgresStore, insert_rows
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.store import PostgresStore, insert_rows
 from gateway.core.log.events import Event
 from tests.fakes.store import FakeStore
 from tests.records import a_rollout, an_outcome, rollout_event

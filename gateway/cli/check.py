@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 from gateway import config
-from gateway.adapters import poolfile
-from gateway.adapters.database import driver_url
+from gateway.adapters.host import poolfile
+from gateway.adapters.postgres.database import driver_url
 from gateway.cli.services import conductor_directory
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError

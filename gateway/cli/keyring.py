@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway import config
-from gateway.adapters import poolfile
-from gateway.adapters.anchors import ANCHORS, AnchorFile
-from gateway.adapters.clock import SystemClock
-from gateway.adapters.database import async_engine
-from gateway.adapters.poolsource import judge_pool
-from gateway.adapters.store_admin import PostgresAdmin
-from gateway.adapters.store_audit import PostgresAudit
-from gateway.adapters.store_retention import PostgresRetention
+from gateway.adapters.host import poolfile
+from gateway.adapters.host.anchors import ANCHORS, AnchorFile
+from gateway.adapters.host.clock import SystemClock
+from gateway.adapters.host.poolsource import judge_pool
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.audit import PostgresAudit
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.cli.datadir import JUDGE, KEYS, DataDir
 from gateway.config import Services
 from gateway.core.access import keys

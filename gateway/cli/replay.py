@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from gateway import config
-from gateway.adapters.embedded import EmbeddedProgram
+from gateway.adapters.host.servers import EmbeddedProgram
 from gateway.cli.datadir import DataDir
 from gateway.cli.services import output_of
 from gateway.errors import ConfigError

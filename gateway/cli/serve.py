@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from gateway import config
-from gateway.adapters import poolfile
+from gateway.adapters.host import poolfile
 from gateway.cli import interpreter, logs
 from gateway.cli.banner import banner
 from gateway.cli.datadir import FACTS, DataDir

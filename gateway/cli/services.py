@@ -15,11 +15,17 @@ from urllib.parse import urldefrag
 from sqlalchemy.exc import OperationalError
 
 from gateway import config
-from gateway.adapters import poolfile
-from gateway.adapters.database import async_engine
-from gateway.adapters.embedded import PROGRAMS_ROOT, EmbeddedPostgres, EmbeddedProgram, EmbeddedRedis, Server
-from gateway.adapters.migrate import upgrade
-from gateway.adapters.registry import Registry
+from gateway.adapters.host import poolfile
+from gateway.adapters.host.servers import (
+    PROGRAMS_ROOT,
+    EmbeddedPostgres,
+    EmbeddedProgram,
+    EmbeddedRedis,
+    Server,
+)
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.migrate import upgrade
+from gateway.adapters.postgres.registry import Registry
 from gateway.cli.datadir import DataDir
 from gateway.config import Services, Settings
 from gateway.errors import ConfigError, Unavailable

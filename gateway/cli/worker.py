@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import config
-from gateway.adapters.embedded import Server
+from gateway.adapters.host.servers import Server
 from gateway.cli.datadir import FACTS, JUDGE, DataDir
 from gateway.cli.services import conductor_directory
 from gateway.config import Settings

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from gateway.adapters.store_jobs import JobStore
+from gateway.adapters.postgres.jobs import JobStore
 from gateway.core.policies.jobs import Job, JobSpec, Stage, option, read_spec
 from gateway.core.policies.versions import State, Version
 from gateway.errors import BatonError, Conflict, Unavailable

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.adapters.store_jobs import JobStore
+from gateway.adapters.postgres.jobs import JobStore
 from gateway.core.policies.jobs import Job, JobSpec, read_spec
 from gateway.errors import Conflict
 

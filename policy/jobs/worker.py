@@ -22,11 +22,11 @@ from procrastinate.jobs import Status
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import DBAPIError
 
-from gateway.adapters.database import async_engine
-from gateway.adapters.queue import RUN_JOB, TRAINING, UPKEEP, queue_app
-from gateway.adapters.registry import Registry
-from gateway.adapters.store_gradings import GradingStore
-from gateway.adapters.store_jobs import JobStore
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.gradings import GradingStore
+from gateway.adapters.postgres.jobs import JobStore
+from gateway.adapters.postgres.queue import RUN_JOB, TRAINING, UPKEEP, queue_app
+from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
 from policy.jobs.grading import BATCH, Grading, JudgeSettings, judge_tools
 from policy.jobs.pipeline import Releases, Workshop, carry_out

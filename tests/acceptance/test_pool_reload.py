@@ -23,7 +23,7 @@ import yaml
 from aiohttp import web
 from sqlalchemy import text
 
-from gateway.adapters.database import sync_engine
+from gateway.adapters.postgres.database import sync_engine
 from tests.acceptance.test_serve import ROOT, START_S, STOP_S
 from tests.servers import start_redis
 

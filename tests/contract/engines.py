@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.policies import WEIGHTS, manifest_of, reseal, write_adapter, write_full
-from gateway.adapters.conductor import HttpConductor
+from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.service.ports.request import (
     Conductor,
     ConductorCall,

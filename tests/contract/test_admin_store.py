@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters import rows
-from gateway.adapters.database import async_engine
-from gateway.adapters.store import PostgresStore, insert_rows
-from gateway.adapters.store_admin import PostgresAdmin
-from gateway.adapters.store_audit import PostgresAudit
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.audit import PostgresAudit
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.store import PostgresStore, insert_rows
 from gateway.core.access.audit import Act, Verifier
 from gateway.core.log.events import Event
 from gateway.errors import BadRequest, Conflict, NotFound

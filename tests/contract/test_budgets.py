@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters.budgets import RedisBudgets
+from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.amounts import NANO_MAX
 from gateway.core.money.ledger import Balance, Hold, Scope
 from gateway.errors import BudgetExceeded, Conflict, MoneyUnavailable, NotFound

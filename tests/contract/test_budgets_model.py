@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from redis.asyncio import Redis
 
-from gateway.adapters.budgets import RedisBudgets
+from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.amounts import NANO_MAX
 from gateway.core.money.ledger import Hold, Scope, Settled
 from gateway.errors import BatonError, MoneyUnavailable

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import rows
-from gateway.adapters.conversations import StoredConversations
-from gateway.adapters.database import async_engine
-from gateway.adapters.store import insert_rows
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.store import insert_rows
+from gateway.adapters.redis.conversations import StoredConversations
 from gateway.errors import Unavailable
 from gateway.service.ports.turns import Answered, Conversations
 from tests.fakes.replies import FakeConversations

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters import segments
-from gateway.adapters.spool import Spool, SpoolLimits
+from gateway.adapters.journal import segments
+from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.core.log.events import Event, parse
 from gateway.errors import SpoolFull
 from gateway.service.ports.request import Journal

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.adapters.media import WebMedia
+from gateway.adapters.upstream.media import WebMedia
 from gateway.core.openai.parts import Media, Part
 from gateway.errors import BadRequest
 from gateway.service.ports.request import MediaSource

@@ -14,11 +14,11 @@ import pytest
 
 from bench.engines import EngineProcess
 from bench.policies import SPOILS, spoil
-from gateway.adapters.breaker import Breaker
-from gateway.adapters.conductor import HttpConductor
-from gateway.adapters.engines_embedded import EmbeddedEngine
-from gateway.adapters.engines_http import EngineApi
-from gateway.adapters.engines_vllm import VllmLora
+from gateway.adapters.engines.embedded import EmbeddedEngine
+from gateway.adapters.engines.http import EngineApi
+from gateway.adapters.engines.vllm import VllmLora
+from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.errors import ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.engines import Scene, ask, asking, close, fake_scene, maker, probe_of

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway.adapters.ratelimits import RedisRateLimits
+from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.errors import RateLimited, TooLarge
 from gateway.service.ports.request import RateLimits, RateState
 from tests.fakes.ratelimits import FakeRateLimits

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.database import async_engine
-from gateway.adapters.registry import Registry
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
 from gateway.service.ports.policies import PolicyRegistry
 from tests.fakes.registry import FakeRegistry

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.database import async_engine
-from gateway.adapters.store import PostgresStore
-from gateway.adapters.store_responses import PostgresResponses
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.responses import PostgresResponses
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.errors import Unavailable
 from gateway.service.ports.responses import ResponseStore
 from tests.fakes.responses import FakeResponses
@@ -127,7 +127,7 @@ async def test_a_past_that_was_erased_is_near_to_nothing(both: Both) -> None:
         return
     from sqlalchemy import select
 
-    from gateway.adapters.tables import experience, rollouts
+    from gateway.adapters.postgres.tables import experience, rollouts
 
     async with store.begin() as connection:
         vectors = list(await connection.scalars(select(experience.c.embedding)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.database import async_engine
-from gateway.adapters.store import PostgresStore
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.request import Settlement, Store
 from tests.fakes.store import FakeStore

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters import tokens
-from gateway.adapters.tokens import ENCODINGS, PIECE_CHARS, Tokenizers, check, tokenizer_of
+from gateway.adapters.upstream import tokens
+from gateway.adapters.upstream.tokens import ENCODINGS, PIECE_CHARS, Tokenizers, check, tokenizer_of
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError
 from gateway.service.ports.request import TokenCounter

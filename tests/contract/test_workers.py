@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 import pytest
 
-from gateway.adapters.workers_http import HttpWorkers
+from gateway.adapters.upstream.http import HttpWorkers
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import (
@@ -118,7 +118,7 @@ async def a_stage(name: str) -> AsyncIterator[Stage]:
             yield ServerStage(http, upstream, a_call(a_spec("openai", "m", f"{upstream.url}/v1")))
             await http.close()
         return
-    from gateway.adapters.workers_litellm import LiteLLMWorkers
+    from gateway.adapters.upstream.litellm import LiteLLMWorkers
 
     vendor, model, path = {
         "anthropic": (Anthropic, "anthropic/claude-haiku-4-5", ""),

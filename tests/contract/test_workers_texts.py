@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.workers_http import HttpWorkers
-from gateway.adapters.workers_litellm import LiteLLMWorkers
+from gateway.adapters.upstream.http import HttpWorkers
+from gateway.adapters.upstream.litellm import LiteLLMWorkers
 from gateway.core.money.amounts import Usage
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, Workers

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.adapters.tables import SETTLED
+from gateway.adapters.postgres.tables import SETTLED
 from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.ports.admin import Credit, CreditAsked

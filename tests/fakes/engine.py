@@ -12,8 +12,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.engines_files import NEEDED, Base, PolicyFiles, check, check_full
-from gateway.adapters.engines_vllm import check_same
+from gateway.adapters.engines.files import NEEDED, Base, PolicyFiles, check, check_full
+from gateway.adapters.engines.vllm import check_same
 from gateway.errors import ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, PolicyEngine
 from tests.fakes.conductor import Script, ScriptedConductor

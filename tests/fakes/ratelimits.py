@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from gateway.adapters.ratelimits import check_fits, left, refusal
+from gateway.adapters.redis.ratelimits import check_fits, left, refusal
 from gateway.service.ports.request import RateState
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.engines_files import MANIFEST_FILE, read_object
+from gateway.adapters.engines.files import MANIFEST_FILE, read_object
 from gateway.core.policies.publishing import check_gate, check_report, is_same, number_for, parent_of
 from gateway.core.policies.versions import (
     CODE,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from gateway.adapters import rows
+from gateway.adapters.postgres import rows
 from gateway.service.ports.request import RolloutsQuery
 from tests.fakes.store import FakeStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gateway.adapters.store_responses import ERASED, erased, logged
+from gateway.adapters.postgres.responses import ERASED, erased, logged
 from gateway.service.ports.responses import LoggedResponse
 from tests.fakes.store import FakeStore
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
 
-from gateway.adapters import rows
-from gateway.adapters.tables import MODEL_KINDS, SETTLED
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.tables import MODEL_KINDS, SETTLED
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
 from gateway.core.loop.credit import Tried, credits

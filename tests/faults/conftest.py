@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.migrate import upgrade
+from gateway.adapters.postgres.migrate import upgrade
 from tests.faults.breaks_postgres import CONNECTIONS_MAX, World
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import Site, Zygote, site, socket_path

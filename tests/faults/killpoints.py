@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from gateway.adapters import segments, upstream
-from gateway.adapters.budgets import RedisBudgets
-from gateway.adapters.spool import Spool
-from gateway.adapters.workers_http import HttpWorkers
+from gateway.adapters.journal import segments
+from gateway.adapters.journal.spool import Spool
+from gateway.adapters.redis.budgets import RedisBudgets
+from gateway.adapters.upstream import client as upstream
+from gateway.adapters.upstream.http import HttpWorkers
 from gateway.service.request.complete import Completer
 
 POINTS = (

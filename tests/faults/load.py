@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import text
 
-from gateway.adapters.database import async_engine
+from gateway.adapters.postgres.database import async_engine
 from tests.faults.client import Client, Reply
 from tests.faults.processes import Shares, parent
 from tests.faults.site import ROOT, Gateway, Site

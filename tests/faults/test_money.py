@@ -8,7 +8,7 @@ import secrets
 
 import pytest
 
-from gateway.adapters.budgets import RedisBudgets
+from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.ledger import Balance, Scope
 from gateway.errors import BudgetExceeded
 from tests.faults.breaks_redis import FAULTS

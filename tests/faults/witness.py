@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.adapters.database import async_engine
+from gateway.adapters.postgres.database import async_engine
 from tests.faults.site import INPUT_NANO, OUTPUT_NANO, Site
 
 

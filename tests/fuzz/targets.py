@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.adapters import segments
-from gateway.adapters.sse import SseError, SseEvent, SseParser
+from gateway.adapters.journal import segments
+from gateway.adapters.upstream.sse import SseError, SseEvent, SseParser
 from gateway.core.loop.plan import Allowed, PlanReader, validate
 from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.body import decoded

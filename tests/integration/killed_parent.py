@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gateway.adapters.embedded import EmbeddedPostgres, EmbeddedRedis
+from gateway.adapters.host.servers import EmbeddedPostgres, EmbeddedRedis
 
 
 async def main() -> None:

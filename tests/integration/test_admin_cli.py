@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from gateway import cli
-from gateway.adapters.database import driver_url
+from gateway.adapters.postgres.database import driver_url
 from gateway.cli import credits, pools
 from gateway.cli.adminapi import AdminClient
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import rows
-from gateway.adapters.budgets import RedisBudgets
-from gateway.adapters.store import PostgresStore, insert_rows
-from gateway.adapters.store_admin import PostgresAdmin
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.store import PostgresStore, insert_rows
+from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.access.keys import Allowance, Organisation, Principal
 from gateway.core.money.scopes import is_past, scopes_of, windows
 from gateway.errors import BudgetExceeded

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters.budgets import RedisBudgets
+from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.ledger import Balance, Scope
 from gateway.errors import MoneyUnavailable
 from tests.servers import RedisServer, free_port, start_redis
@@ -166,7 +166,7 @@ async def test_a_rebuild_that_was_overtaken_changes_nothing(server: RedisServer)
 
 
 async def test_only_so_many_open_holds_are_remembered(budgets: RedisBudgets, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.adapters.budgets._OPEN_MAX", 2)
+    monkeypatch.setattr("gateway.adapters.redis.budgets._OPEN_MAX", 2)
     for n in range(3):
         await budgets.hold(f"h{n}", 1, 1, [KEY], 60)
     assert list(budgets._open) == ["h1", "h2"]

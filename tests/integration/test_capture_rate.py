@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.database import sync_engine
-from gateway.adapters.metrics import PrometheusMetrics
-from gateway.adapters.shipper import Shipper
-from gateway.adapters.spool import Spool, SpoolLimits
+from gateway.adapters.host.metrics import PrometheusMetrics
+from gateway.adapters.journal.shipper import Shipper
+from gateway.adapters.journal.spool import Spool, SpoolLimits
+from gateway.adapters.postgres.database import sync_engine
 from gateway.core.log.events import Event
 from tests.records import a_rollout, new_id, rollout_event
 

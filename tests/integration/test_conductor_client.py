@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.adapters.breaker import Breaker
-from gateway.adapters.conductor import HttpConductor, strict_schema
+from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.conductor import HttpConductor, strict_schema
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.conductors import SCHEMA, planning_call

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.adapters.tokens import Tokenizers, check
-from gateway.adapters.workers_http import HttpWorkers
+from gateway.adapters.upstream.http import HttpWorkers
+from gateway.adapters.upstream.tokens import Tokenizers, check
 from gateway.core.money.amounts import TOKENS_PER_REQUEST
 from gateway.core.openai.counting import TOKENS_PER_CHOICE, TOKENS_PER_TURN
 from gateway.core.pool.workers import PoolFile

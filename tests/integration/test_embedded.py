@@ -19,8 +19,8 @@ import psycopg
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters import embedded
-from gateway.adapters.embedded import EmbeddedPostgres, EmbeddedProgram, EmbeddedRedis
+from gateway.adapters.host import servers as embedded
+from gateway.adapters.host.servers import EmbeddedPostgres, EmbeddedProgram, EmbeddedRedis
 from gateway.errors import ConfigError, Unavailable
 
 TINY = "tests.integration.tiny_program"

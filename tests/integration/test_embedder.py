@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.adapters.breaker import Breaker
-from gateway.adapters.embedder import HttpEmbedder
-from gateway.adapters.rows import event_rows
+from gateway.adapters.postgres.rows import event_rows
+from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.embedder import HttpEmbedder
 from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed
 from gateway.errors import Unavailable
 from tests.kit import KEY, Kit, ask

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.adapters import rows
-from gateway.adapters.database import sync_engine
-from gateway.adapters.store_inserts import insert_outcome, insert_rows
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.core.log.rollout import as_payload
 from gateway.errors import ConfigError, NotFound
 from policy.dataset.select import Selection

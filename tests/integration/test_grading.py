@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import rows
-from gateway.adapters.store_gradings import GradingStore
-from gateway.adapters.store_inserts import insert_rows
-from gateway.adapters.tables_jobs import gradings
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.gradings import GradingStore
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.tables_jobs import gradings
 from policy.graders import Tools
 from policy.jobs.grading import ATTEMPTS_MAX, BATCH, Grading, JudgeSettings, judge_tools
 from tests.records import a_rollout, rollout_event

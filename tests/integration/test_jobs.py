@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import rows
-from gateway.adapters.queue import queue_app
-from gateway.adapters.registry import Registry
-from gateway.adapters.store_audit import PostgresAudit
-from gateway.adapters.store_inserts import insert_outcome, insert_rows
-from gateway.adapters.store_jobs import JobStore
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.audit import PostgresAudit
+from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
+from gateway.adapters.postgres.jobs import JobStore
+from gateway.adapters.postgres.queue import queue_app
+from gateway.adapters.postgres.registry import Registry
 from gateway.core.policies.jobs import Job, read_spec
 from gateway.errors import Conflict, NotFound
 from policy.jobs.worker import Worker, WorkerSettings

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.poolfile import load
-from gateway.adapters.workers_litellm import LiteLLMWorkers, offline_price
+from gateway.adapters.host.poolfile import load
+from gateway.adapters.upstream.litellm import LiteLLMWorkers, offline_price
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError, UpstreamRefused
 from gateway.service.ports.request import WorkerCall

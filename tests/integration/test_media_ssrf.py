@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters.media import WebMedia, is_public, resolve_by_system
+from gateway.adapters.upstream.media import WebMedia, is_public, resolve_by_system
 from gateway.errors import BadRequest
 from tests.contract.test_media import PNG, Files, Names, files, part, web
 from tests.integration.test_api import served

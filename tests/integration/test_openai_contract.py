@@ -14,7 +14,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from gateway.adapters.workers_http import HttpWorkers
+from gateway.adapters.upstream.http import HttpWorkers
 from gateway.api import edge
 from gateway.api.headers import EXPOSED, with_cors
 from gateway.cli.listeners import BoundedProtocol, Listener

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters.ratelimits import RedisRateLimits
+from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.errors import RateLimited, Unavailable
 from gateway.service.ports.request import RateState
 from tests.servers import RedisServer, free_port, start_redis

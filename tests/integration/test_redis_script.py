@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.redis_script import RedisAway, RedisScript
+from gateway.adapters.redis.script import RedisAway, RedisScript
 from tests.servers import RedisServer
 
 BALANCE = (["{t}:epoch", "{t}:posted", "{t}:held", "{t}:open", "{t}:hold:x"], ["ping", "none"])

@@ -17,12 +17,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import policy_files, rows
-from gateway.adapters.database import async_engine
-from gateway.adapters.engines_files import check
-from gateway.adapters.registry import Registry
-from gateway.adapters.store import PostgresStore
-from gateway.adapters.store_inserts import insert_rows
+from gateway.adapters.engines.files import check
+from gateway.adapters.postgres import policy_files, rows
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.errors import BadRequest, Conflict, Unavailable, VersionRefused
 from gateway.service.loop.rounds import close_record
 from tests.policies import write_policy, write_weights

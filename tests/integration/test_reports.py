@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import rows
-from gateway.adapters.reports import PostgresReports
-from gateway.adapters.store_admin import PostgresAdmin
-from gateway.adapters.store_inserts import insert_outcome, insert_rows
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
+from gateway.adapters.postgres.reports import PostgresReports
 from gateway.core.access.audit import Act
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord
 from gateway.errors import BadRequest, Unavailable

@@ -9,12 +9,23 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import rows, store_months, store_retention
-from gateway.adapters.store import PostgresStore, insert_rows
-from gateway.adapters.store_admin import PostgresAdmin
-from gateway.adapters.store_audit import PostgresAudit
-from gateway.adapters.store_retention import PostgresRetention
-from gateway.adapters.tables import MONTHLY, experience, ledger, metadata, outcomes, rollouts, rounds, steps
+from gateway.adapters.postgres import months as store_months
+from gateway.adapters.postgres import retention as store_retention
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.audit import PostgresAudit
+from gateway.adapters.postgres.retention import PostgresRetention
+from gateway.adapters.postgres.store import PostgresStore, insert_rows
+from gateway.adapters.postgres.tables import (
+    MONTHLY,
+    experience,
+    ledger,
+    metadata,
+    outcomes,
+    rollouts,
+    rounds,
+    steps,
+)
 from gateway.core.access.audit import Act
 from gateway.service.admin.housekeeping import Retention
 from gateway.service.ports.request import OrgRow

@@ -13,14 +13,25 @@ from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.adapters import rows, store_months, store_retention
-from gateway.adapters.store import PostgresStore, insert_rows
-from gateway.adapters.store_admin import PostgresAdmin
-from gateway.adapters.store_audit import PostgresAudit
-from gateway.adapters.store_retention import PostgresRetention
-from gateway.adapters.tables import experience, ledger, metadata, outcomes, policy_shadows, rollouts, rounds, steps
-from gateway.adapters.tables_jobs import gradings
-from gateway.adapters.tables_turns import continuations
+from gateway.adapters.postgres import months as store_months
+from gateway.adapters.postgres import retention as store_retention
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.audit import PostgresAudit
+from gateway.adapters.postgres.retention import PostgresRetention
+from gateway.adapters.postgres.store import PostgresStore, insert_rows
+from gateway.adapters.postgres.tables import (
+    experience,
+    ledger,
+    metadata,
+    outcomes,
+    policy_shadows,
+    rollouts,
+    rounds,
+    steps,
+)
+from gateway.adapters.postgres.tables_jobs import gradings
+from gateway.adapters.postgres.tables_turns import continuations
 from gateway.core.access.audit import Act
 from gateway.core.log.ids import uuid7
 from gateway.core.log.months import Month

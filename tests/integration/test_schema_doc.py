@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import rows, tables
-from gateway.adapters.store import PostgresStore, insert_rows
+from gateway.adapters.postgres import rows, tables
+from gateway.adapters.postgres.store import PostgresStore, insert_rows
 from gateway.core.log.rollout import RolloutRecord
 from tests.records import T0_US, a_rollout, a_step, an_outcome, hold_event, rollout_event, settle_event
 

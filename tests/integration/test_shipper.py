@@ -14,14 +14,14 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters import segments
-from gateway.adapters.database import sync_engine
-from gateway.adapters.migrate import upgrade
-from gateway.adapters.segments import Position, segment_path
-from gateway.adapters.shipper import Shipper, ShipperLimits
-from gateway.adapters.spool import Quiet, Spool, SpoolLimits
-from gateway.adapters.store import PostgresStore
-from gateway.adapters.tables import dead_letters, ledger, rollouts, steps
+from gateway.adapters.journal import segments
+from gateway.adapters.journal.segments import Position, segment_path
+from gateway.adapters.journal.shipper import Shipper, ShipperLimits
+from gateway.adapters.journal.spool import Quiet, Spool, SpoolLimits
+from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.migrate import upgrade
+from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.postgres.tables import dead_letters, ledger, rollouts, steps
 from gateway.core.log.events import Event, canonical
 from tests.records import a_rollout, event, hold_event, new_id, rollout_event, settle_event
 from tests.servers_pg import PostgresServer

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.adapters import segments
-from gateway.adapters.segments import Position, segment_path
-from gateway.adapters.spool import Spool, SpoolLimits
+from gateway.adapters.journal import segments
+from gateway.adapters.journal.segments import Position, segment_path
+from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.errors import ConfigError, Unavailable
 from tests.spools import MORE, Watch, all_of, an_event, failing, spool_with, then
 
@@ -110,7 +110,8 @@ async def test_one_process_per_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=str(tmp_path)):
         await Spool.open(tmp_path)
     code = (
-        f"import pathlib; from gateway.adapters.segments import locked\nwith locked(pathlib.Path({str(tmp_path)!r})): 1"
+        "import pathlib; from gateway.adapters.journal.segments import locked\n"
+        f"with locked(pathlib.Path({str(tmp_path)!r})): 1"
     )
     other = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
     assert other.returncode == 1

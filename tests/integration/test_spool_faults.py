@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters import segments
-from gateway.adapters.segments import Position, encode, segment_path
-from gateway.adapters.spool import Spool, SpoolLimits
+from gateway.adapters.journal import segments
+from gateway.adapters.journal.segments import Position, encode, segment_path
+from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.core.log.events import canonical
 from gateway.errors import SpoolFull, TooLarge, Unavailable
 from tests.spools import MORE, Watch, all_of, an_event, failing, spool_with

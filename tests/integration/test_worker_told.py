@@ -12,10 +12,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import config
-from gateway.adapters import rows
-from gateway.adapters.queue import queue_app
-from gateway.adapters.store_inserts import insert_outcome, insert_rows
-from gateway.adapters.store_jobs import JobStore
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
+from gateway.adapters.postgres.jobs import JobStore
+from gateway.adapters.postgres.queue import queue_app
 from gateway.cli.datadir import JUDGE, DataDir
 from gateway.cli.keyring import judge_key, key_admin
 from gateway.cli.worker import WORKER, facts_of, tell

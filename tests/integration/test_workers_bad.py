@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.workers_http import HttpWorkers
+from gateway.adapters.upstream.http import HttpWorkers
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout

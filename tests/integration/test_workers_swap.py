@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.adapters.workers import PooledWorkers, pooled_workers
+from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
 from gateway.errors import UpstreamError, UpstreamTimeout
 from gateway.service.ports.pools import Loaded

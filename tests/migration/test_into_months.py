@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from gateway.adapters import rows
-from gateway.adapters.database import sync_engine
-from gateway.adapters.migrate import downgrade, upgrade
-from gateway.adapters.store_inserts import insert_rows
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.migrate import downgrade, upgrade
 from gateway.core.log.ids import uuid7
 from gateway.core.log.months import Month
 from tests.records import a_rollout, new_id, rollout_event

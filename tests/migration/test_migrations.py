@@ -1,4 +1,4 @@
-"""The migrations make exactly what `adapters/tables.py` describes, and can be taken back."""
+"""The migrations make exactly what `adapters/postgres/tables.py` describes, and can be taken back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import OperationalError
 
-from gateway.adapters.database import sync_engine
-from gateway.adapters.migrate import VECTOR_MISSING, config_for, downgrade, is_described, upgrade, vector_in_use
-from gateway.adapters.tables import metadata
+from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.migrate import (
+    VECTOR_MISSING,
+    config_for,
+    downgrade,
+    is_described,
+    upgrade,
+    vector_in_use,
+)
+from gateway.adapters.postgres.tables import metadata
 from gateway.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
-from gateway.adapters.workers import PooledWorkers, pooled_workers
+from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
 from gateway.core.pool.workers import PoolFile, WorkerSpec

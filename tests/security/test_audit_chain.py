@@ -10,10 +10,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.adapters.anchors import AnchorFile
-from gateway.adapters.clock import SystemClock
-from gateway.adapters.store_admin import PostgresAdmin
-from gateway.adapters.store_audit import PostgresAudit
+from gateway.adapters.host.anchors import AnchorFile
+from gateway.adapters.host.clock import SystemClock
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.core.access.audit import FIRST, Act, hash_of
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.orgs import OrgAdmin

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from sqlalchemy import create_engine, text
 
-from gateway.adapters.database import driver_url
+from gateway.adapters.postgres.database import driver_url
 from gateway.cli.logs import Scrubbed
 from gateway.core.access import keys
 from gateway.core.log.redact import Redactor

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from gateway.adapters import rows
-from gateway.adapters.database import sync_engine
-from gateway.adapters.store_inserts import insert_outcome, insert_rows
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.core.log.rollout import as_payload
 from policy.dataset.curate import load
 from policy.dataset.export import export

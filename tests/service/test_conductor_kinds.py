@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.conductor_worker import Structured, WorkerConductor
+from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.money.amounts import Usage
 from gateway.errors import ConductorError, Unavailable, UpstreamError, UpstreamTimeout

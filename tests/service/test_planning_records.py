@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.adapters import rows
+from gateway.adapters.postgres import rows
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
 from gateway.service.request.running import reply_headers

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters import rows
+from gateway.adapters.postgres import rows
 from gateway.core.log.events import Event
 from gateway.core.loop.plan import Plan
 from gateway.errors import ConductorError

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gateway import config
-from gateway.adapters.engines import Replicas
-from gateway.adapters.engines_embedded import EmbeddedEngine
-from gateway.adapters.engines_reload import ReloadConductor, VllmReload
+from gateway.adapters.engines.embedded import EmbeddedEngine
+from gateway.adapters.engines.reload import ReloadConductor, VllmReload
+from gateway.adapters.engines.replicas import Replicas
 from gateway.app_conductor import engine_of
 from gateway.config import Services, Settings
 from gateway.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.adapters.breaker import Breaker
+from gateway.adapters.upstream.breaker import Breaker
 
 
 class Time:

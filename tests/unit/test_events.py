@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters import rows, tables
-from gateway.adapters.segments import PAYLOAD_START
+from gateway.adapters.journal.segments import PAYLOAD_START
+from gateway.adapters.postgres import rows, tables
 from gateway.core.log.events import Event, canonical, parse
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord, as_payload
 from tests.records import a_rollout, rollout_event

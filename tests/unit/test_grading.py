@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.adapters.rows import grading_row
+from gateway.adapters.postgres.rows import grading_row
 from gateway.core.policies import grading
 from gateway.errors import BadRequest
 from policy.graders import versions

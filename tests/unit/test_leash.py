@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters import leash
+from gateway.adapters.host import leash
 
 
 @pytest.fixture

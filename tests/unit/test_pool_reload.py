@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from gateway import cli
-from gateway.adapters import poolsource
-from gateway.adapters.poolsource import PoolFileSource
+from gateway.adapters.host import poolsource
+from gateway.adapters.host.poolsource import PoolFileSource
 from gateway.cli import hangup, logs, pools
 from gateway.cli.adminapi import AdminClient
 from gateway.core.access.audit import Act

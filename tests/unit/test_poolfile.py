@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.poolfile import load, resolve_secret, secrets
+from gateway.adapters.host.poolfile import load, resolve_secret, secrets
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import ConfigError
 from scripts.pool_schema import PAGE, render, schema

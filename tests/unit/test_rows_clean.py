@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.rows import clean, event_rows, needs_cleaning
+from gateway.adapters.postgres.rows import clean, event_rows, needs_cleaning
 from gateway.core.log.events import canonical, parse
 from tests.records import a_rollout, event, rollout_event
 

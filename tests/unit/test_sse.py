@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.adapters.sse import SseError, SseEvent, SseParser
+from gateway.adapters.upstream.sse import SseError, SseEvent, SseParser
 
 STREAM = (
     b': hello\r\n\r\ndata: one\n\nevent: error\ndata: two\ndata:three\n\nid: 4\nretry: 5\n\ndata: {"\xc3\xa9": 1}\r\r'

@@ -1,6 +1,6 @@
 """The record of a rollout: what training and audit need (DESIGN §6), as plain frozen data. Pure.
 
-`as_payload` turns it into the journal's JSON. Field names equal the column names of `adapters/tables.py`.
+`as_payload` turns it into the journal's JSON. Field names equal the column names of `adapters/postgres/tables.py`.
 Times are microseconds since the epoch (`_us`), durations milliseconds (`_ms`), money nano-dollars (`_nano`).
 """
 

@@ -1,4 +1,5 @@
-"""Two-phase money: the terms that `adapters/budgets.lua`, its callers and its model in tests/models/ledger.py share.
+"""Two-phase money: the terms that `adapters/redis/budgets.lua`, its callers and its model in tests/models/ledger.py
+share.
 
     open ──post(actual)──▶ posted       charged what was really spent, even above the grant
       ├────void──────────▶ voided       charged nothing

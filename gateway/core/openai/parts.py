@@ -1,6 +1,6 @@
 """Images, audio and files inside messages: what a `data:` URL may hold, which parts point elsewhere. Pure.
 
-Nothing is fetched here; `adapters/media.py` does that for the hosts an operator lists.
+Nothing is fetched here; `adapters/upstream/media.py` does that for the hosts an operator lists.
 """
 
 from __future__ import annotations

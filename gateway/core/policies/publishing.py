@@ -1,4 +1,4 @@
-"""What may become a policy version, and under which number. Pure; `adapters/registry.py` does it."""
+"""What may become a policy version, and under which number. Pure; `adapters/postgres/registry.py` does it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The pool: which workers exist, what they cost, what they can hold. Pure; `adapters/poolfile.py` reads the YAML."""
+"""The pool: which workers exist, what they cost, what they can hold. Pure; `adapters/host/poolfile.py` reads the
+YAML."""
 
 from __future__ import annotations
 

@@ -1,0 +1,153 @@
+"""One engine's HTTP, in vLLM's shapes: a bounded request, its models, and the log-prob of a fixed sequence.
+
+The routes that change weights ask for no key in vLLM and are unsafe to expose: an engine listens where only the
+gateway reaches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import httpx
+
+from gateway.adapters.upstream.client import bounded_body
+from gateway.adapters.upstream.http import http_client
+from gateway.errors import EngineDown, NotFound, UpstreamError, VersionRefused
+
+BODY_BYTES_MAX = 16 << 20
+MESSAGE_CHARS_MAX = 300
+HEALTH_TIMEOUT_S = 5.0
+TRANSPORT_ERRORS = (
+    *(httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError),
+    *(OSError, zlib.error, UpstreamError),
+)
+ANY_PROBE: Mapping[str, Any] = {"prompt_ids": (1,), "token_ids": (2, 3, 5, 8, 13, 21, 34, 55)}  # only: is it a number
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status, and a body: parsed JSON, or the text where it is none."""
+
+    status: int
+    body: Any
+
+    def said(self) -> str:
+        """The error's message on one line, as far as there is one."""
+        body = self.body
+        error = body.get("error", body) if isinstance(body, dict) else body
+        text = error.get("message", error.get("detail", error)) if isinstance(error, dict) else error
+        return " ".join(str(text).split())[:MESSAGE_CHARS_MAX]
+
+    def code(self) -> str:
+        """The error's code; empty where there is none."""
+        error = self.body.get("error") if isinstance(self.body, dict) else None
+        return str(error.get("code") or "") if isinstance(error, dict) else ""
+
+
+class EngineApi:
+    """The server at `url` (no `/v1`). `timeout_s` bounds every request that names no bound of its own."""
+
+    def __init__(
+        self, url: str, *, key: str | None = None, timeout_s: float = 60.0, client: httpx.AsyncClient | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._timeout_s = timeout_s
+        self._client = client or http_client()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def send(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Answer:
+        """What it answers, whatever the status. Raises EngineDown when it does not, or not in time."""
+        bound_s = timeout_s or self._timeout_s
+        try:
+            async with asyncio.timeout(bound_s):
+                request = self._client.build_request(method, self.url + path, json=body, headers=self._headers)
+                response = await self._client.send(request, stream=True)
+                try:
+                    raw = await bounded_body(response, BODY_BYTES_MAX)
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            raise EngineDown(f"the engine at {self.url} did not answer {path} within {bound_s:g} s") from None
+        except TRANSPORT_ERRORS as error:
+            what = str(error) or type(error).__name__
+            raise EngineDown(f"the engine at {self.url} does not answer {path}: {what}; is it running?") from None
+        return Answer(response.status_code, _parsed(raw))
+
+    async def do(self, path: str, body: Any = None, *, timeout_s: float | None = None) -> Answer:
+        """POST that must succeed. Raises VersionRefused(engine) when the engine says no and lives, else EngineDown."""
+        answer = await self.send("POST", path, body, timeout_s=timeout_s)
+        if answer.status == 200:
+            return answer
+        await self.check_alive()
+        raise VersionRefused(
+            "engine", f"the engine at {self.url} answered {path} with {answer.status}: {answer.said()}; see its log"
+        )
+
+    async def check_alive(self) -> None:
+        """Raises EngineDown unless it answers that it is healthy."""
+        answer = await self.send("GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
+        if answer.status != 200:
+            raise EngineDown(f"the engine at {self.url} is not healthy any more ({answer.status}); restart it")
+
+    async def models(self) -> dict[str, dict[str, Any]]:
+        """The entries of /v1/models by id. Raises EngineDown."""
+        answer = await self.send("GET", "/v1/models")
+        entries = answer.body.get("data") if isinstance(answer.body, dict) else None
+        if answer.status != 200 or not isinstance(entries, list):
+            raise EngineDown(f"the engine at {self.url} answered /v1/models with {answer.status}: {answer.said()}")
+        return {str(entry["id"]): entry for entry in entries if isinstance(entry, dict) and "id" in entry}
+
+    async def drift(self, model: str, probe: Mapping[str, Any]) -> float:
+        """`ports.PolicyEngine.probe` for the model of that name. Any sequence will do where `probe` is empty or has no
+        log-probs: then 0 where all it gives are numbers. Raises EngineDown, NotFound."""
+        probe = probe or ANY_PROBE
+        prompt_ids, token_ids = list(probe["prompt_ids"]), list(probe["token_ids"])
+        body = {"model": model, "prompt": prompt_ids + token_ids, "max_tokens": 1, "temperature": 0}
+        answer = await self.send("POST", "/v1/completions", {**body, "prompt_logprobs": 0})
+        if answer.status == 404:
+            raise NotFound(f"the engine at {self.url} does not serve {model}: {answer.said()}", code="model_not_found")
+        if answer.status == 503:
+            raise EngineDown(f"the engine at {self.url} is too busy to score the probe of {model}; try again")
+        if answer.status >= 500:  # vLLM cannot write a NaN as JSON
+            await self.check_alive()
+            return math.inf
+        if answer.status != 200:
+            raise VersionRefused("probe", f"the engine at {self.url} cannot score the probe: {answer.said()}")
+        return _drift(_scores(answer.body, token_ids), probe.get("logprobs"))
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw[:MESSAGE_CHARS_MAX].decode(errors="replace")
+
+
+def _scores(body: Any, token_ids: Sequence[int]) -> list[float]:
+    """The log-probs of the last tokens of the prompt; NaN where the reply holds none."""
+    try:
+        entries = body["choices"][0]["prompt_logprobs"][-len(token_ids) :]
+        return [float(entry[str(token)]["logprob"]) for token, entry in zip(token_ids, entries, strict=True)]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return [math.nan] * len(token_ids)
+
+
+def _drift(scores: Sequence[float], expected: Sequence[float] | None) -> float:
+    if not scores or not all(math.isfinite(score) for score in scores):
+        return math.inf
+    if not expected:
+        return 0.0
+    if len(expected) != len(scores):
+        return math.inf
+    return max(abs(score - value) for score, value in zip(scores, expected, strict=True))

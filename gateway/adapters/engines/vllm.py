@@ -1,0 +1,122 @@
+"""Versions as LoRA adapters under their own names on one vLLM: the safe hot swap.
+
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE … --enable-lora --max-lora-rank R --max-cpu-loras N
+
+Loading takes milliseconds, requests in flight finish on their version, going back is asking for the old name. The
+rules, each for a trap that was measured: never `load_inplace` (a running stream would change weights, and the prefix
+cache would keep the old ones); at most `versions_max` ≤ `--max-cpu-loras` (vLLM reloads an evicted adapter from its
+path, and dies when that is gone); so a directory is unloaded before it is deleted; and nothing is loaded unchecked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.adapters.engines.files import Base, PolicyFiles, check, check_adapter
+from gateway.adapters.engines.http import EngineApi
+from gateway.errors import VersionRefused
+
+DRIFT_MAX = 0.05  # in bfloat16 on a GPU; float32 stays under 0.001
+VERSIONS_MAX = 16
+RANK_MAX = 16
+
+
+class VllmLora:
+    """`ports.PolicyEngine`. `base`: the directory vLLM serves, where the gateway can read it; without it vLLM alone
+    judges shapes. `versions_max`, `rank_max`: its `--max-cpu-loras` and `--max-lora-rank`. `drift_max`: in nats."""
+
+    def __init__(
+        self,
+        api: EngineApi,
+        *,
+        base: Path | None = None,
+        versions_max: int = VERSIONS_MAX,
+        rank_max: int = RANK_MAX,
+        drift_max: float = DRIFT_MAX,
+    ) -> None:
+        self._api = api
+        self._base = Base(base) if base else None
+        self._versions_max = versions_max
+        self._rank_max = rank_max
+        self._drift_max = drift_max
+        self._lock = asyncio.Lock()
+        self._unproven: str | None = None
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._api.close()
+
+    async def load(self, version: str, directory: Path) -> None:
+        """As the port says."""
+        async with self._lock:
+            roots = await self._roots()
+            if version in roots:
+                check_same(version, roots[version], directory)
+                return
+            files = await asyncio.to_thread(self._checked, directory)
+            if len(roots) >= self._versions_max:
+                known = ", ".join(sorted(roots))
+                raise VersionRefused("full", f"the engine holds {len(roots)} versions ({known}); unload one first")
+            self._unproven = version
+            try:
+                await self._prove(version, files)
+            finally:
+                self._unproven = None
+
+    async def unload(self, version: str) -> None:
+        """As the port says; vLLM lets streams of it end."""
+        async with self._lock:
+            await self._drop(version)
+
+    async def loaded(self) -> set[str]:
+        """As the port says; the base model is no version."""
+        return set(await self._roots()) - {self._unproven}
+
+    async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
+        """As the port says."""
+        return await self._api.drift(version, probe)
+
+    async def _prove(self, version: str, files: PolicyFiles) -> None:
+        """Load what was checked; whatever comes between it and its proof, it does not stay."""
+        try:
+            await self._api.do("/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(files.directory)})
+        except VersionRefused:
+            if version not in await self._roots():  # else another gateway of this engine was as quick
+                raise
+        try:
+            check_drift(version, await self._api.drift(version, files.probe), self._drift_max)
+        except BaseException:  # boundary: taken back, and raised again
+            await asyncio.shield(self._drop(version))
+            raise
+
+    def _checked(self, directory: Path) -> PolicyFiles:
+        files = check(directory)
+        check_adapter(files, self._base, self._rank_max)
+        return files
+
+    async def _roots(self) -> dict[str, str]:
+        models = await self._api.models()
+        return {name: str(entry.get("root")) for name, entry in models.items() if entry.get("parent")}
+
+    async def _drop(self, version: str) -> None:
+        if version in await self._roots():
+            await self._api.do("/v1/unload_lora_adapter", {"lora_name": version})
+
+
+def check_same(version: str, root: str, directory: Path) -> None:
+    """A version is one directory for ever. Raises VersionRefused(taken)."""
+    if Path(root).resolve() != directory.resolve():
+        raise VersionRefused("taken", f"{version} is loaded from {root} already; give other weights another version")
+
+
+def check_drift(version: str, drift: float, drift_max: float) -> None:
+    """Raises VersionRefused(probe) when the loaded weights are not those that the trainer measured."""
+    if drift > drift_max:
+        raise VersionRefused(
+            "probe",
+            f"{version} gives its probe log-probs up to {drift:.4g} off (at most {drift_max:g}): these are not the "
+            "weights it was published with, or not on this base; publish it again",
+        )

@@ -1,0 +1,202 @@
+"""Reads `pool.yaml` (docs/pool.md). Every mistake is one line: `path:line: field: what is wrong; the fix`.
+
+Secrets are references (`env:NAME`, `file:/path`). They are looked up here, at start, so that a missing one stops the
+start rather than a request, and they never appear in a message.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.adapters.host.yamlfile import Document, Loc, read
+from gateway.adapters.upstream import tokens
+from gateway.adapters.upstream.litellm import offline_price
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
+from gateway.errors import ConfigError
+
+SECRET_BYTES_MAX = 16_384
+FREE = Price.model_validate({"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"})
+_TEXT_KEYS = ("name", "handle", "model", "version", "input_usd_per_mtok", "output_usd_per_mtok", "call_usd")
+_SECRET_REF = re.compile(r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")
+_SECRET_KEY = re.compile(r"(?i)(api[-_]?key|authorization|password|secret|access[-_]?token|bearer)")
+_SECRET_URL = re.compile(r"(?i)^[a-z]+://[^/]*@|[?&](api[-_]?key|key|token)=")
+_KEEP_OUT = (
+    "a secret must not stand in this file; put it in the environment and write `api_key: env:NAME` (or file:/path)"
+)
+
+
+def load(path: Path, env: Mapping[str, str]) -> PoolFile:
+    """The pool file, checked whole: shape, names, prices resolved, every secret reference found in `env` or on disk.
+
+    Raises ConfigError for the first mistake in file order.
+    """
+    document = read(path, _TEXT_KEYS)
+    if not isinstance(document.data, dict):
+        raise document.error((), "must be a mapping with `workers` and `pools`; see docs/pool.md")
+    mistakes = [*_inline_secrets(document.data), *_name_clashes(document.data)]
+    try:
+        pool = PoolFile.model_validate(document.data)
+    except ValidationError as error:
+        mistakes += [(_place(e, document), _explain(e)) for e in _telling(error.errors())]
+    if mistakes:
+        raise _first(document, mistakes)
+    workers = tuple(_priced(worker, index, document) for index, worker in enumerate(pool.workers))
+    for index, worker in enumerate(workers):
+        try:
+            _ = worker.api_key and resolve_secret(worker.api_key, env)
+        except ConfigError as error:
+            raise document.error(("workers", index, "api_key"), error.message) from None
+        try:
+            tokens.check(worker.tokenizer)
+        except ConfigError as error:
+            raise document.error(("workers", index, "tokenizer"), error.message) from None
+    return pool.model_copy(update={"workers": workers})
+
+
+def secrets(pool: PoolFile, env: Mapping[str, str]) -> dict[str, str]:
+    """Worker name → its secret, for the workers that have one. Raises ConfigError as `resolve_secret`."""
+    return {worker.name: resolve_secret(worker.api_key, env) for worker in pool.workers if worker.api_key}
+
+
+def resolve_secret(ref: str, env: Mapping[str, str]) -> str:
+    """The secret behind `env:NAME` or `file:/path`, stripped. A ConfigError names the reference, never the value."""
+    kind, _, where = ref.partition(":")
+    if kind == "env":
+        value = env.get(where, "").strip()
+        if not value:
+            raise ConfigError(f"`{ref}` is not set in the environment; export {where}=… or remove the worker")
+    elif kind == "file":
+        value = _secret_file(ref, Path(where))
+    else:
+        raise ConfigError(_KEEP_OUT)
+    if not (value.isascii() and value.isprintable()) or " " in value:
+        raise ConfigError(f"`{ref}` holds something that cannot be a key (spaces, line breaks or non-ASCII); check it")
+    return value
+
+
+def _secret_file(ref: str, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SECRET_BYTES_MAX + 1)
+        value = raw.decode().strip()
+    except OSError as error:
+        raise ConfigError(f"`{ref}` cannot be read ({error.strerror}); create the file or mend the path") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"`{ref}` is not text; it must hold the key alone") from None
+    if not value or len(raw) > SECRET_BYTES_MAX:
+        raise ConfigError(f"`{ref}` must hold the key alone: 1 to {SECRET_BYTES_MAX} bytes, not {len(raw)}")
+    return value
+
+
+def _first(document: Document, mistakes: list[tuple[Loc, str]]) -> ConfigError:
+    """The error of the mistake that stands first in the file; one about the whole file only where there is no other."""
+    loc, what = min(mistakes, key=lambda mistake: (mistake[0] == (), document.line(mistake[0])))
+    return document.error(loc, what)
+
+
+def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without the consequences: a misspelt key also makes one missing, and a bad worker also shortens the list."""
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    inner = {error["loc"][:depth] for error in errors for depth in range(len(error["loc"]))}
+    return unknown or [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
+
+
+def _workers(data: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    workers = data.get("workers")
+    return [(i, w) for i, w in enumerate(workers) if isinstance(w, dict)] if isinstance(workers, list) else []
+
+
+def _inline_secrets(data: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
+    for index, worker in _workers(data):
+        key = worker.get("api_key")
+        if key is not None and not (isinstance(key, str) and _SECRET_REF.match(key)):
+            yield ("workers", index, "api_key"), _KEEP_OUT
+        if isinstance(worker.get("url"), str) and _SECRET_URL.search(worker["url"]):
+            yield ("workers", index, "url"), _KEEP_OUT
+        params = worker.get("params")
+        for name in params if isinstance(params, dict) else ():
+            if _SECRET_KEY.search(name):
+                yield ("workers", index, "params", name), _KEEP_OUT
+
+
+def _name_clashes(data: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
+    first: dict[tuple[str, str], int] = {}
+    for index, worker in _workers(data):
+        for what in ("name", "handle"):
+            value = worker.get(what)
+            if isinstance(value, str) and first.setdefault((what, value), index) != index:
+                place = f"workers[{first[what, value]}]"
+                yield ("workers", index, what), f"`{value}` is already the {what} of {place}; make it unique"
+    names = [name for what, name in first if what == "name"]
+    pools = data.get("pools")
+    for pool, members in pools.items() if isinstance(pools, dict) else ():
+        for position, member in enumerate(members) if isinstance(members, list) else ():
+            if names and isinstance(member, str) and member not in names:
+                yield ("pools", pool, position), f"no worker is named `{member}`; {_suggest(member, names)}"
+
+
+def _place(error: ErrorDetails, document: Document) -> Loc:
+    """Pydantic's location, less the parts it adds itself (tags of unions, `[key]`)."""
+    loc: Loc = ()
+    for part in error["loc"]:
+        if (*loc, part) in document.lines or error["type"] == "missing":
+            loc = (*loc, part)
+    return loc
+
+
+def _explain(error: ErrorDetails) -> str:
+    loc = error["loc"]
+    name = str(loc[-1]) if loc else ""
+    match error["type"]:
+        case "missing":
+            return "is missing; add it (docs/pool.md)"
+        case "extra_forbidden":
+            return f"unknown key; {_suggest(name, _fields_at(loc))}"
+        case "string_pattern_mismatch" if name == "handle":
+            return "must be 2 to 16 lower-case letters and digits, starting with a letter, e.g. `atlas`"
+        case "string_pattern_mismatch" if name == "name":
+            return "must hold no spaces and not start with `/`, e.g. `claude-haiku`"
+        case "value_error":
+            return error["msg"].removeprefix("Value error, ")
+        case _:
+            return f"{error['msg'][0].lower()}{error['msg'][1:]}; see docs/pool.md"
+
+
+def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = PoolFile
+    if loc[0] == "workers" and len(loc) > 2:
+        model = Price if "price" in loc[:-1] else WorkerSpec
+    return list(model.model_fields)
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+
+
+def _priced(worker: WorkerSpec, index: int, document: Document) -> WorkerSpec:
+    """The worker with a price. Only what costs nothing by construction may leave it out."""
+    if worker.price is not None and worker.price.model_fields_set:
+        return worker
+    if worker.kind == "self" or (worker.kind == "tool" and (worker.url or "").startswith("builtin:")):
+        return worker.model_copy(update={"price": FREE})
+    loc: Loc = ("workers", index, "price")
+    if worker.kind == "tool":
+        raise document.error(loc, "is missing; add `price: {call_usd: …}` (0 where it is free)")
+    if worker.kind == "openai":
+        fix = "add `price: {input_usd_per_mtok: …, output_usd_per_mtok: …}` (0 for a model of your own)"
+        raise document.error(loc, f"is missing; {fix}")
+    try:
+        price = offline_price(worker.model or "", worker.context_tokens)
+    except ConfigError as error:
+        raise document.error(loc, error.message) from None
+    if price is None:
+        raise document.error(loc, f"LiteLLM's offline map has no price for `{worker.model}`; add `price:` yourself")
+    return worker.model_copy(update={"price": price})

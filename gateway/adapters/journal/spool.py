@@ -1,0 +1,364 @@
+"""The write-ahead journal (port `Journal`): an event is on this host's disk before `append` returns.
+
+Appenders queue; one task writes whatever is queued with one write and one fdatasync in a thread of its own, and wakes
+them all. The other side, used by the shipper: `read` from a position on, `acknowledge` what is in PostgreSQL (the mark
+is durable before any segment is deleted), `set_aside` a damaged segment.
+
+    disk full            that append raises SpoolFull; the next one tries again
+    queue or spool full  SpoolFull; new holds are refused first, so that requests under way can still be logged
+    fsync failed         broken for good: every append raises Unavailable, `on_fatal` is called once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from gateway.adapters.journal import segments
+from gateway.adapters.journal.segments import NoSpace, Position, Segment
+from gateway.core.log.events import Event, canonical
+from gateway.errors import SpoolFull, TooLarge, Unavailable
+
+log = logging.getLogger("gateway.spool")
+MIB = 2**20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolLimits:
+    """`reserve_bytes`: the last part of `total_bytes`, a quarter at most, kept for requests that already hold money."""
+
+    segment_bytes: int = 16 * MIB
+    total_bytes: int = 4096 * MIB
+    reserve_bytes: int = 64 * MIB
+    queue_records: int = 10_000
+    queue_bytes: int = 64 * MIB
+    batch_bytes: int = 4 * MIB
+    record_bytes: int = 64 * MIB
+    shipped_timeout_s: float = 5.0
+
+
+class LogWatch(Protocol):
+    """What the log tells whoever counts. Called on the event loop; must not block."""
+
+    def appended(self, records: int, bytes_: int, seconds: float) -> None: ...
+    def spool_bytes(self, bytes_: int) -> None: ...
+    def shipped(self, records: int, lag_s: float) -> None: ...
+    def rollouts_stored(self, logged_us: Sequence[int]) -> None:
+        """These rollouts of requests are in PostgreSQL: when each was logged, µs since 1970."""
+
+    def retrying(self, error: str, wait_s: float) -> None: ...
+    def dead_letter(self, kind: str | None, error: str) -> None: ...
+    def damaged(self, what: str, path: str, bytes_: int) -> None:
+        """`what`: torn (cut after a crash) | corrupt (set aside; what was behind the damage is in that file only)."""
+
+
+class Quiet:
+    """A watch that counts nothing."""
+
+    def appended(self, records: int, bytes_: int, seconds: float) -> None: ...
+    def spool_bytes(self, bytes_: int) -> None: ...
+    def shipped(self, records: int, lag_s: float) -> None: ...
+    def rollouts_stored(self, logged_us: Sequence[int]) -> None: ...
+    def retrying(self, error: str, wait_s: float) -> None: ...
+    def dead_letter(self, kind: str | None, error: str) -> None: ...
+    def damaged(self, what: str, path: str, bytes_: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Payloads in order and the position after them. `damaged`: there is no good record at that position."""
+
+    payloads: list[bytes]
+    position: Position
+    damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """What one `append` wants written, and who waits for it."""
+
+    blob: bytes
+    records: int
+    written: asyncio.Future[None]
+
+
+def _ignore(_error: BaseException) -> None: ...
+
+
+class Spool:
+    """Open with `Spool.open`. One per directory, one event loop."""
+
+    def __init__(
+        self, directory: Path, limits: SpoolLimits, watch: LogWatch, on_fatal: Callable[[BaseException], None]
+    ) -> None:
+        self.directory, self.limits, self.watch = directory, limits, watch
+        self._on_fatal = on_fatal
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._held = ExitStack()
+        self._file: Segment | None = None  # touched in the spool's thread only
+        self._next = 1
+        self._sizes: dict[int, int] = {}  # durable bytes of each segment on disk, oldest first
+        self._durable = self._acked = Position(0, 0)
+        self._queue: deque[_Queued] = deque()
+        self._queued_bytes = 0
+        self._closed = False
+        self._broken: BaseException | None = None
+        self._wake, self._grown, self._acks = asyncio.Event(), asyncio.Event(), asyncio.Condition()
+        self._wanted = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        limits: SpoolLimits | None = None,
+        watch: LogWatch | None = None,
+        on_fatal: Callable[[BaseException], None] = _ignore,
+    ) -> Spool:
+        """Lock the directory, cut a torn tail, and be ready to append. Raises ConfigError when it is in use."""
+        spool = cls(directory, limits or SpoolLimits(), watch or Quiet(), on_fatal)
+        try:
+            torn = await spool._in_thread(spool._load)
+        except BaseException:  # boundary: the thread is given back and the error goes on
+            spool._thread.shutdown()
+            raise
+        if torn:
+            log.warning("cut %d bytes of unacknowledged records at the end of the journal in %s", torn, directory)
+            spool.watch.damaged("torn", str(directory), torn)
+        spool._writer = asyncio.create_task(spool._write_loop(), name="spool-writer")
+        spool._writer.add_done_callback(spool._writer_done)
+        return spool
+
+    def _load(self) -> int:
+        self._held.enter_context(segments.locked(self.directory))
+        found, torn = segments.numbers(self.directory), 0
+        if found:
+            torn = segments.cut_torn_tail(segments.segment_path(self.directory, found[-1]))
+        self._sizes = {n: segments.segment_path(self.directory, n).stat().st_size for n in found}
+        self._acked = segments.read_mark(self.directory)
+        taken = [*found, *segments.numbers(self.directory, "bad"), self._acked.segment]
+        self._next = max(taken) + 1
+        self._durable = Position(found[-1], self._sizes[found[-1]]) if found else self._acked
+        if self._acked > self._durable or self._acked.offset > self._sizes.get(self._acked.segment, self._acked.offset):
+            self._acked = Position(0, 0)  # a mark from another life of this directory: ship all again
+        return torn
+
+    # ---------------------------------------------------------------- appending
+
+    async def append(self, *events: Event) -> None:
+        """Return once the events are durable, all or none of them. Cancelling the caller does not take them back.
+
+        Raises SpoolFull (queue, spool or disk), TooLarge, Unavailable (closed, or broken by an fsync error).
+        """
+        records = [segments.encode(canonical(event)) for event in events]
+        self._admit([len(record) for record in records], new_work=any(event.kind == "hold" for event in events))
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Queued(b"".join(records), len(records), written))
+        self._queued_bytes += len(self._queue[-1].blob)
+        self._wake.set()
+        await written
+
+    def _admit(self, sizes: Sequence[int], *, new_work: bool) -> None:
+        limits, size = self.limits, sum(sizes)
+        if self._broken is not None:
+            raise Unavailable("the journal's disk failed; this gateway must be restarted", code="journal_broken")
+        if self._closed:
+            raise Unavailable("the journal is closed: the gateway is stopping", code="shutting_down")
+        if (largest := max(sizes, default=0)) > limits.record_bytes:
+            raise TooLarge(f"a log record of {largest} bytes is over the limit of {limits.record_bytes}")
+        if len(self._queue) >= limits.queue_records or self._queued_bytes + size > limits.queue_bytes:
+            raise SpoolFull("the journal's queue is full: its disk is too slow for this load")
+        usable = limits.total_bytes - (min(limits.reserve_bytes, limits.total_bytes // 4) if new_work else 0)
+        if self.bytes_on_disk + self._queued_bytes + size > usable:
+            raise SpoolFull("the journal is full: PostgreSQL has been away for too long")
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of all segments not yet deleted."""
+        return sum(self._sizes.values())
+
+    async def _write_loop(self) -> None:
+        while not (self._closed and not self._queue):
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue and self._broken is None:
+                await self._commit(self._take())
+
+    def _take(self) -> list[_Queued]:
+        batch = [self._queue.popleft()]
+        size = len(batch[0].blob)
+        while self._queue and size + len(self._queue[0].blob) <= self.limits.batch_bytes:
+            batch.append(self._queue.popleft())
+            size += len(batch[-1].blob)
+        self._queued_bytes -= size
+        return batch
+
+    async def _commit(self, batch: list[_Queued]) -> None:
+        started = time.monotonic()
+        blob = b"".join(each.blob for each in batch)
+        try:
+            position = await self._in_thread(self._write, blob)
+        except NoSpace:
+            log.error("no space left for the journal in %s", self.directory)
+            _settle(batch, SpoolFull("no space left on the journal's disk"))
+        except OSError as error:
+            self._break(error)
+            _settle(batch, Unavailable("the journal's disk failed", code="journal_broken"))
+        else:
+            self._durable = position
+            self._sizes[position.segment] = position.offset
+            self._grown.set()
+            _settle(batch, None)
+            self.watch.appended(sum(each.records for each in batch), len(blob), time.monotonic() - started)
+            self.watch.spool_bytes(self.bytes_on_disk)
+        finally:  # whatever else went wrong, nobody waits for ever
+            _settle(batch, Unavailable("the journal's writer failed", code="journal_broken"))
+
+    def _write(self, blob: bytes) -> Position:
+        if self._file is not None and self._file.size >= self.limits.segment_bytes:
+            self._close_file()
+        if self._file is None:
+            self._file = Segment(self.directory, self._next)
+            self._next += 1
+        self._file.append(blob)
+        return Position(self._file.number, self._file.size)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _break(self, error: BaseException) -> None:
+        if self._broken is None:
+            self._broken = error
+            log.critical("the journal in %s is broken: %r", self.directory, error)
+            waiting, self._queue = list(self._queue), deque()
+            _settle(waiting, Unavailable("the journal's disk failed", code="journal_broken"))
+            self._on_fatal(error)
+
+    def _writer_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._break(task.exception() or RuntimeError("the journal's writer ended"))
+
+    def _in_thread(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    async def close(self) -> None:
+        """Write what is queued, then refuse; give the directory back. Safe to call twice."""
+        self._closed = True
+        self._wake.set()
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+            self._writer = None
+            await self._in_thread(self._close_file)
+            self._thread.shutdown()
+            self._held.close()
+
+    # ---------------------------------------------------------------- shipping
+
+    @property
+    def durable(self) -> Position:
+        """Everything before it is on disk."""
+        return self._durable
+
+    @property
+    def acknowledged(self) -> Position:
+        """Everything before it is in PostgreSQL."""
+        return self._acked
+
+    async def read(self, position: Position, *, records_max: int, bytes_max: int) -> Batch:
+        """What was written from `position` on, as far as one segment and the bounds go; empty when that is nothing.
+        Raises OSError when the disk cannot be read."""
+        start = self._readable(position)
+        if start is None:
+            return Batch([], position)
+        path, until = segments.segment_path(self.directory, start.segment), self._sizes[start.segment]
+        chunk = await asyncio.to_thread(
+            partial(segments.read, path, start.offset, until, records_max=records_max, bytes_max=bytes_max)
+        )
+        return Batch(chunk.payloads, Position(start.segment, chunk.end), chunk.bad)
+
+    def _readable(self, position: Position) -> Position | None:
+        if position.offset < self._sizes.get(position.segment, 0):
+            return position
+        later = [number for number in self._sizes if number > position.segment]
+        return Position(min(later), 0) if later else None
+
+    async def wait_unshipped(self) -> None:
+        """Wait until there is something to ship. For one reader at a time."""
+        while self._durable <= self._acked:
+            self._grown.clear()
+            await self._grown.wait()
+
+    async def wait_wanted(self, limit_s: float) -> None:
+        """Wait `limit_s`, or until somebody waits for what is written to be shipped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._wanted.wait()
+        self._wanted.clear()
+
+    async def acknowledge(self, position: Position) -> None:
+        """All before `position` is in PostgreSQL: remember that durably, then delete the segments before it."""
+        done = [number for number in self._sizes if number < position.segment]
+        await asyncio.to_thread(self._forget, position, done)
+        for number in done:
+            self._sizes.pop(number, None)
+        async with self._acks:
+            self._acked = position
+            self._acks.notify_all()
+        self.watch.spool_bytes(self.bytes_on_disk)
+
+    def _forget(self, mark: Position, done: list[int]) -> None:
+        try:
+            segments.write_mark(self.directory, mark)
+        except OSError as error:
+            # On a full disk the mark may only fit once shipped segments are gone. Without it, what is still there is
+            # shipped again after a restart, which is harmless.
+            if error.errno not in segments.NO_SPACE:
+                raise
+        for number in done:
+            segments.segment_path(self.directory, number).unlink(missing_ok=True)
+
+    async def set_aside(self, position: Position) -> Position:
+        """Rename the segment in which `position` is damaged to `.bad`; returns (and acknowledges) its end."""
+        aside = await self._in_thread(self._set_aside, position.segment)
+        size = self._sizes.pop(position.segment)
+        lost = size - position.offset
+        log.error("journal segment damaged at byte %d, %d bytes kept aside in %s", position.offset, lost, aside)
+        self.watch.damaged("corrupt", str(aside), lost)
+        end = Position(position.segment, size)
+        await self.acknowledge(end)
+        return end
+
+    def _set_aside(self, number: int) -> Path:
+        if self._file is not None and self._file.number == number:
+            self._close_file()
+        return segments.set_aside(self.directory, number)
+
+    async def shipped(self) -> None:
+        """Wait until all that was durable at the call is in PostgreSQL. Raises TimeoutError (`shipped_timeout_s`)."""
+        target = self._durable
+        self._wanted.set()
+        async with asyncio.timeout(self.limits.shipped_timeout_s), self._acks:
+            await self._acks.wait_for(lambda: self._acked >= target)
+
+
+def _settle(batch: Iterable[_Queued], error: Exception | None) -> None:
+    """Wake every appender that still waits."""
+    for each in batch:
+        if each.written.done():
+            continue
+        if error is None:
+            each.written.set_result(None)
+        else:
+            each.written.set_exception(error)

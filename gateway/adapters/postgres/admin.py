@@ -1,0 +1,176 @@
+"""Named queries of administration in PostgreSQL (port `AdminStore`): each change with its audit entry, or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Table, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.adapters.postgres import audit as store_audit
+from gateway.adapters.postgres.credits import credit_insert, credit_list
+from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.rows import clean
+from gateway.adapters.postgres.tables import keys
+from gateway.adapters.postgres.tables_admin import orgs
+from gateway.core.access.audit import Act
+from gateway.errors import BadRequest, Conflict
+from gateway.service.ports.admin import Credit, CreditAsked
+from gateway.service.ports.keys import KeyRow, OrgRow
+
+KEYS_MAX = 100_000
+ORGS_MAX = 100_000
+SECRETS = frozenset({"digest", "previous_digest"})  # never shown, also not in the audit
+Row = Mapping[Any, Any]
+
+
+class PostgresAdmin:
+    """Every call raises Unavailable when PostgreSQL is away."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+    # ---------------------------------------------------------------- keys
+
+    async def key_insert(self, key: KeyRow, act: Act) -> None:
+        values = key_values(key)
+        try:
+            async with transaction(self._engine) as connection:
+                await _open_org(connection, key.org)
+                await connection.execute(insert(keys).values(**values))
+                await store_audit.write(connection, act, "key.created", f"key:{key.public_id}", None, _shown(values))
+        except IntegrityError as error:
+            raise Conflict(f"key `{key.public_id}` exists or is malformed", code="key_conflict") from error
+
+    async def key_list(self) -> Sequence[KeyRow]:
+        query = select(keys).order_by(keys.c.created_at.desc(), keys.c.public_id).limit(KEYS_MAX)
+        async with transaction(self._engine) as connection:
+            return [key_row(row) for row in (await connection.execute(query)).mappings()]
+
+    async def key_find(self, public_id: str) -> KeyRow | None:
+        async with transaction(self._engine) as connection:
+            found = await _one(connection, keys, keys.c.public_id == str(clean(public_id)))
+        return None if found is None else key_row(found)
+
+    async def key_change(self, public_id: str, changes: Mapping[str, Any], act: Act, what: str) -> KeyRow | None:
+        async with transaction(self._engine) as connection:
+            found = await _locked(connection, keys, keys.c.public_id == str(clean(public_id)))
+            if found is None:
+                return None
+            if found["revoked_at"] is not None:
+                raise Conflict(f"key `{found['public_id']}` was revoked; it cannot be changed", code="key_revoked")
+            if "org" in changes:
+                await _open_org(connection, changes["org"])
+            became = await _change(connection, keys, found, changes, act, what, f"key:{found['public_id']}")
+        return key_row(became)
+
+    async def key_revoke(self, public_id: str, at: datetime, act: Act) -> KeyRow | None:
+        async with transaction(self._engine) as connection:
+            found = await _locked(connection, keys, keys.c.public_id == str(clean(public_id)))
+            if found is None or found["revoked_at"] is not None:
+                return None if found is None else key_row(found)
+            change = {"revoked_at": at, "previous_until": None}
+            became = await _change(connection, keys, found, change, act, "key.revoked", f"key:{found['public_id']}")
+        return key_row(became)
+
+    # ---------------------------------------------------------------- organisations
+
+    async def org_insert(self, org: OrgRow, act: Act) -> None:
+        try:
+            async with transaction(self._engine) as connection:
+                await connection.execute(insert(orgs).values(**asdict(org)))
+                await store_audit.write(connection, act, "org.created", f"org:{org.name}", None, _shown(asdict(org)))
+        except IntegrityError as error:
+            raise Conflict(f"organisation `{org.name}` exists", code="org_conflict") from error
+
+    async def org_list(self) -> Sequence[OrgRow]:
+        async with transaction(self._engine) as connection:
+            found = await connection.execute(select(orgs).order_by(orgs.c.name).limit(ORGS_MAX))
+            return [org_row(row) for row in found.mappings()]
+
+    async def org_get(self, name: str) -> OrgRow | None:
+        async with transaction(self._engine) as connection:
+            found = await _one(connection, orgs, orgs.c.name == str(clean(name)))
+        return None if found is None else org_row(found)
+
+    async def org_change(self, name: str, changes: Mapping[str, Any], act: Act, what: str) -> OrgRow | None:
+        async with transaction(self._engine) as connection:
+            found = await _locked(connection, orgs, orgs.c.name == str(clean(name)))
+            if found is None:
+                return None
+            if found["closed_at"] is not None:
+                raise Conflict(f"organisation `{found['name']}` was closed; it cannot be changed", code="org_closed")
+            became = await _change(connection, orgs, found, changes, act, what, f"org:{found['name']}")
+        return org_row(became)
+
+    # ---------------------------------------------------------------- credits
+
+    async def credit(self, asked: CreditAsked, at: datetime, act: Act) -> tuple[Credit, bool]:
+        async with transaction(self._engine) as connection:
+            return await credit_insert(connection, asked, at, act)
+
+    async def credits(self, limit: int) -> Sequence[Credit]:
+        async with transaction(self._engine) as connection:
+            return await credit_list(connection, limit)
+
+
+async def _open_org(connection: AsyncConnection, name: str) -> None:
+    """Hold an organisation open for the transaction. Raises BadRequest where there is none, or it is closed."""
+    query = select(orgs.c.closed_at).where(orgs.c.name == name).with_for_update(read=True)
+    found = (await connection.execute(query)).first()
+    if found is None or found[0] is not None:
+        what = f"there is no organisation `{name[:64]}`" if found is None else f"organisation `{name[:64]}` is closed"
+        raise BadRequest(f"org: {what}; `baton orgs list` names them all", param="org", code="unknown_org")
+
+
+async def _one(connection: AsyncConnection, table: Table, which: Any) -> Row | None:
+    return (await connection.execute(select(table).where(which))).mappings().first()
+
+
+async def _locked(connection: AsyncConnection, table: Table, which: Any) -> Row | None:
+    return (await connection.execute(select(table).where(which).with_for_update())).mappings().first()
+
+
+async def _change(
+    connection: AsyncConnection, table: Table, row: Row, changes: Mapping[str, Any], act: Act, what: str, target: str
+) -> Row:
+    """The row as it became, with the audit entry of what really changed; none where nothing did."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}
+    differs = {name: value for name, value in plain.items() if row[name] != value}
+    if not differs:
+        return row
+    (key,) = table.primary_key.columns
+    await connection.execute(update(table).where(key == row[key.name]).values(**differs))
+    before = {name: row[name] for name in differs}
+    await store_audit.write(connection, act, what, target, _shown(before), _shown(differs))
+    return {**row, **differs}
+
+
+def _shown(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in SECRETS}
+
+
+def key_values(key: KeyRow) -> dict[str, Any]:
+    """A key's columns."""
+    lists = {"pools": list(key.pools), "workers": list(key.workers), "caps": dict(key.caps)}
+    return {name: value for name, value in asdict(key).items() if name != "organisation"} | lists
+
+
+def key_row(row: Row, organisation: OrgRow | None = None) -> KeyRow:
+    """A key from its columns."""
+    lists = {"pools": tuple(row["pools"]), "workers": tuple(row["workers"]), "digest": bytes(row["digest"])}
+    before = {"previous_digest": None if row["previous_digest"] is None else bytes(row["previous_digest"])}
+    return KeyRow(**(dict(row) | lists | before), organisation=organisation)
+
+
+def org_row(row: Row) -> OrgRow:
+    """An organisation from its columns."""
+    return OrgRow(**row)

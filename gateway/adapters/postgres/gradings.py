@@ -1,0 +1,97 @@
+"""Gradings in PostgreSQL: who waits for a grade, and the grade as an outcome, once.
+
+A waiting grading is lent for a time; a worker that dies with it loses it to the next. The outcome and the end of the
+grading are one transaction, so that no crash makes two outcomes or none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.inserts import insert_outcome
+from gateway.adapters.postgres.tables import rollouts
+from gateway.adapters.postgres.tables_jobs import gradings
+from gateway.core.log.ids import uuid7
+from gateway.core.log.outcome import Judgement, Outcome
+from gateway.core.policies.grading import SOURCE
+
+DETAIL_CHARS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A rollout to grade. `reply` is the body of the reply as logged, None where there is none."""
+
+    rollout_id: str
+    key_id: str
+    grader: str
+    reference: str
+    attempts: int
+    status: str
+    reply: Mapping[str, Any] | None
+
+
+class GradingStore:
+    """Every call raises Unavailable when PostgreSQL is away."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def lend(self, limit: int, lease_s: float) -> Sequence[Waiting]:
+        """Up to `limit` that are due, the longest waiting first, for `lease_s`; nobody else gets them meanwhile."""
+        due = select(gradings.c.rollout_id).where(gradings.c.state == "waiting", gradings.c.due_at <= func.now())
+        due = due.order_by(gradings.c.due_at).limit(limit).with_for_update(skip_locked=True)
+        until = func.now() + timedelta(seconds=lease_s)
+        change = update(gradings).where(gradings.c.rollout_id.in_(due.scalar_subquery()))
+        change = change.values(attempts=gradings.c.attempts + 1, due_at=until)
+        names = ("rollout_id", "grader", "reference", "attempts")
+        async with transaction(self._engine) as connection:
+            lent = (await connection.execute(change.returning(*(gradings.c[n] for n in names)))).mappings().all()
+            ids = [row["rollout_id"] for row in lent]
+            known = select(rollouts.c.id, rollouts.c.key_id, rollouts.c.status, rollouts.c.reply)
+            found = {row.id: row for row in await connection.execute(known.where(rollouts.c.id.in_(ids)))}
+        of = [(row, found[row["rollout_id"]]) for row in lent]
+        return [Waiting(**row, key_id=r.key_id, status=r.status, reply=r.reply) for row, r in of]
+
+    async def graded(self, one: Waiting, value: float, version: str, detail: str) -> bool:
+        """Attach the outcome. False: it was there already."""
+        outcome = Outcome(
+            id=uuid7(time.time_ns() // 1_000_000),
+            rollout_id=one.rollout_id,
+            key_id=one.key_id,
+            created_at=datetime.now(UTC),
+            judgement=Judgement(kind="number", value=value, source=SOURCE, grader_version=version),
+            idempotency_key=f"{SOURCE}:{one.rollout_id}",
+        )
+        done = {"state": "graded", "detail": _short(detail), "outcome_id": outcome.id}
+        mine = (gradings.c.rollout_id == one.rollout_id) & (gradings.c.state == "waiting")
+        async with transaction(self._engine) as connection:
+            if not (await connection.execute(update(gradings).where(mine).values(**done))).rowcount:
+                return False
+            return await connection.run_sync(insert_outcome, outcome)
+
+    async def ungraded(self, one: Waiting, reason: str) -> None:
+        """There is no grade and will be none: the reason stays where the rollout is shown."""
+        await self._note(one, state="ungraded", detail=_short(reason))
+
+    async def later(self, one: Waiting, reason: str, pause_s: float) -> None:
+        """Try again after a pause."""
+        await self._note(one, detail=_short(reason), due_at=func.now() + timedelta(seconds=pause_s))
+
+    async def _note(self, one: Waiting, **values: Any) -> None:
+        mine = (gradings.c.rollout_id == one.rollout_id) & (gradings.c.state == "waiting")
+        async with transaction(self._engine) as connection:
+            await connection.execute(update(gradings).where(mine).values(**values))
+
+
+def _short(text: str) -> str:
+    return str(rows.clean(text))[:DETAIL_CHARS_MAX]

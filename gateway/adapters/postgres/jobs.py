@@ -1,0 +1,243 @@
+"""Jobs in PostgreSQL: submitting and steering them for the gateway, running them for a worker.
+
+A worker owns a job by the number of its attempt: every write of a worker names it, and one that another worker has
+overtaken raises Conflict(job_overtaken) and writes nothing.
+"""
+
+from __future__ import annotations
+
+import builtins
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Any
+
+from procrastinate import App
+from sqlalchemy import ColumnElement, Interval, Update, cast, func, insert, literal, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.adapters.postgres import audit as store_audit
+from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.queue import nudge
+from gateway.adapters.postgres.rows import clean
+from gateway.adapters.postgres.tables import outcomes
+from gateway.adapters.postgres.tables_jobs import policy_job_lines as lines
+from gateway.adapters.postgres.tables_jobs import policy_jobs as jobs
+from gateway.core.access.audit import Act
+from gateway.core.log.ids import uuid7
+from gateway.core.policies.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage
+from gateway.errors import BadRequest, Conflict, NotFound
+
+JOBS_MAX = 200  # of one list
+LINES_MAX = 1_000  # of one page of a log
+LINE_CHARS_MAX = 2_000
+ERROR_CHARS_MAX = 2_000
+OUTCOMES_COUNTED_MAX = 1_000_000
+OVERTAKEN = "job_overtaken"
+
+
+class JobStore:
+    """`app` is the queue's, opened or not. Every call raises Unavailable when PostgreSQL is away."""
+
+    def __init__(self, engine: AsyncEngine, app: App) -> None:
+        self._engine = engine
+        self._app = app
+
+    async def close(self) -> None:
+        """Close every connection of the engine."""
+        await self._engine.dispose()
+
+    # ---------------------------------------------------------------- for people
+
+    async def submit(self, policy: str, spec: JobSpec, by: str) -> Job:
+        """Queue a job. Raises Conflict naming the policy's job that is queued or running."""
+        values = {"id": uuid7(time.time_ns() // 1_000_000), "policy": policy, "spec": clean(spec.as_json()), "by": by}
+        new = insert(jobs).values(
+            **values, state="queued", progress={}, attempts=0, cancel=False, created_at=_now(), changed_at=_now()
+        )
+        try:
+            async with self._begin() as connection:
+                job = _job((await connection.execute(new.returning(jobs))).mappings().one())
+                await nudge(self._app, connection, job.id)
+                await store_audit.write(connection, Act(by), "job.submitted", f"job:{job.id}", None, spec.as_json())
+                return job
+        except IntegrityError:
+            raise await self._taken(policy) from None
+
+    async def get(self, job_id: str) -> Job:
+        """By its id, or the first eight or more characters of it. Raises NotFound, Conflict where several begin so."""
+        async with self._begin() as connection:
+            return await _found(connection, job_id)
+
+    async def list(self, policy: str | None = None, limit: int = 50) -> Sequence[Job]:
+        """Newest first."""
+        query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(min(limit, JOBS_MAX))
+        if policy is not None:
+            query = query.where(jobs.c.policy == clean(policy))  # as it was stored
+        async with self._begin() as connection:
+            return [_job(row) for row in (await connection.execute(query)).mappings()]
+
+    async def cancel(self, job_id: str, by: str = "baton") -> Job:
+        """End a queued job, ask a running one to stop after its checkpoint. Raises Conflict for one that has ended."""
+        async with self._begin() as connection:
+            job = await _found(connection, job_id, lock=True)
+            if job.state not in ACTIVE:
+                raise Conflict(f"job {job.id} is {job.state} already; there is nothing to cancel", code="job_ended")
+            change = update(jobs).where(jobs.c.id == job.id)
+            if job.state == "queued":
+                change = change.values(state="cancelled", ended_at=_now(), changed_at=_now())
+            else:
+                change = change.values(cancel=True, changed_at=_now())
+            became = await _changed(connection, change)
+            await store_audit.write(connection, Act(by), "job.cancelled", f"job:{job.id}", {"state": job.state})
+            return became
+
+    async def resume(self, job_id: str, by: str = "baton") -> Job:
+        """Queue a failed or cancelled job again; it goes on from its checkpoint. Raises Conflict for any other, and
+        where its policy has another job by now."""
+        try:
+            async with self._begin() as connection:
+                job = await _found(connection, job_id, lock=True)
+                if job.state not in RESUMABLE:
+                    raise Conflict(f"job {job.id} is {job.state}; only a failed or cancelled one is resumed")
+                change = update(jobs).where(jobs.c.id == job.id)
+                change = change.values(state="queued", cancel=False, error=None, ended_at=None, changed_at=_now())
+                queued = await _changed(connection, change)
+                await nudge(self._app, connection, job.id)
+                await store_audit.write(connection, Act(by), "job.resumed", f"job:{job.id}", {"state": job.state})
+                return queued
+        except IntegrityError:
+            raise await self._taken((await self.get(job_id)).policy) from None
+
+    async def log(self, job_id: str, after: int = 0, limit: int = LINES_MAX) -> builtins.list[Mapping[str, Any]]:
+        """Lines {n, at, line} of a job's log that come after number `after`, oldest first."""
+        async with self._begin() as connection:
+            job = await _found(connection, job_id)
+            query = select(lines.c.n, lines.c.at, lines.c.line).where(lines.c.job_id == job.id, lines.c.n > after)
+            found = await connection.execute(query.order_by(lines.c.n).limit(min(limit, LINES_MAX)))
+            return [{"n": n, "at": at.isoformat(), "line": line} for n, at, line in found]
+
+    # ---------------------------------------------------------------- for workers
+
+    async def claim(self, job_id: str, stale_s: float) -> Job | None:
+        """Take a job up: one that is queued, or whose worker has not been heard of for `stale_s`. None: neither."""
+        free = or_(jobs.c.state == "queued", (jobs.c.state == "running") & _silent(stale_s))
+        change = update(jobs).where(jobs.c.id == job_id, free)
+        change = change.values(
+            state="running", attempts=jobs.c.attempts + 1, heartbeat_at=_now(), changed_at=_now(), error=None
+        )
+        async with self._begin() as connection:
+            found = (await connection.execute(change.returning(jobs))).mappings().first()
+        return _job(found) if found else None
+
+    async def beat(
+        self, job: Job, *, stage: Stage | None = None, progress: Mapping[str, Any] | None = None, **facts: str
+    ) -> bool:
+        """Say that the job is alive, and how far. Returns whether somebody asked for it to stop. `facts`: version,
+        report."""
+        values: dict[str, Any] = {"heartbeat_at": _now(), **facts}
+        if stage is not None:
+            values |= {"stage": stage, "changed_at": _now()}
+        if progress is not None:
+            values |= {"progress": clean(progress)}
+        async with self._begin() as connection:
+            return (await self._own(connection, job, values)).cancel
+
+    async def write(self, job: Job, said: Sequence[str]) -> None:
+        """Add lines to the job's log."""
+        at = func.clock_timestamp()
+        values = [{"job_id": job.id, "line": clean(line)[:LINE_CHARS_MAX]} for line in said]
+        if values:
+            async with self._begin() as connection:
+                await connection.execute(insert(lines).values(at=at), values)
+
+    async def end(self, job: Job, state: JobState, error: str | None = None) -> Job:
+        """The job's last word: done, refused, failed or cancelled."""
+        said = clean(error)[:ERROR_CHARS_MAX] if error else None
+        async with self._begin() as connection:
+            return await self._own(connection, job, {"state": state, "error": said, **_times("changed", "ended")})
+
+    async def give_back(self, job: Job) -> None:
+        """Queue it again: this worker stops, the next one goes on from the checkpoint."""
+        async with self._begin() as connection:
+            await self._own(connection, job, {"state": "queued", **_times("changed")})
+            await nudge(self._app, connection, job.id)
+
+    async def renudge(self, stale_s: float) -> Sequence[str]:
+        """Enter in the queue again what waits or was left running by a worker not heard of for `stale_s`; their ids."""
+        waiting = (jobs.c.state == "queued") & (jobs.c.changed_at < _ago(stale_s))
+        left = (jobs.c.state == "running") & _silent(stale_s)
+        query = select(jobs.c.id).where(or_(waiting, left)).order_by(jobs.c.created_at).limit(JOBS_MAX)
+        async with self._begin() as connection:
+            found = [str(job_id) for job_id in await connection.scalars(query)]
+            for job_id in found:
+                await nudge(self._app, connection, job_id)
+        return found
+
+    async def news(self, policy: str) -> tuple[datetime | None, int]:
+        """When the policy's last job began (None: it had none), and how many judged outcomes came since."""
+        latest = select(func.max(jobs.c.created_at)).where(jobs.c.policy == policy)
+        async with self._begin() as connection:
+            since = await connection.scalar(latest)
+            judged = select(literal(1)).where(outcomes.c.value.is_not(None))
+            if since is not None:
+                judged = judged.where(outcomes.c.created_at > since)
+            some = judged.limit(OUTCOMES_COUNTED_MAX).subquery()
+            return since, int(await connection.scalar(select(func.count()).select_from(some)) or 0)
+
+    # ---------------------------------------------------------------- parts
+
+    def _begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return transaction(self._engine)
+
+    async def _own(self, connection: AsyncConnection, job: Job, values: Mapping[str, Any]) -> Job:
+        mine = (jobs.c.id == job.id) & (jobs.c.attempts == job.attempts) & (jobs.c.state == "running")
+        found = (await connection.execute(update(jobs).where(mine).values(**values).returning(jobs))).mappings().first()
+        if found is None:
+            raise Conflict(f"job {job.id} is no longer this worker's", code=OVERTAKEN)
+        return _job(found)
+
+    async def _taken(self, policy: str) -> Conflict:
+        other = next((job for job in await self.list(policy) if job.state in ACTIVE), None)
+        what = f"job {other.id} of {policy} is {other.state}" if other else f"{policy} had a job a moment ago"
+        return Conflict(f"{what}; one at a time: wait for it, or cancel it", code="job_active")
+
+
+def _job(row: Mapping[Any, Any]) -> Job:
+    return Job(**row)
+
+
+async def _found(connection: AsyncConnection, job_id: str, *, lock: bool = False) -> Job:
+    asked = job_id.lower()
+    if len(asked) < 8 or len(asked) > 36 or not set(asked) <= set("0123456789abcdef-"):
+        raise BadRequest(f"`{job_id[:64]}` is no job id; `baton train status` lists them", param="job_id")
+    text = cast(jobs.c.id, lines.c.line.type)
+    query = select(jobs).where(text.startswith(asked)).limit(2)
+    found = (await connection.execute(query.with_for_update() if lock else query)).mappings().all()
+    if not found:
+        raise NotFound(f"no job `{job_id}`; `baton train status` lists them", param="job_id", code="job_not_found")
+    if len(found) > 1:
+        raise Conflict(f"several jobs begin with `{job_id}`; give more of the id", code="job_ambiguous")
+    return _job(found[0])
+
+
+async def _changed(connection: AsyncConnection, change: Update) -> Job:
+    return _job((await connection.execute(change.returning(jobs))).mappings().one())
+
+
+def _now() -> ColumnElement[datetime]:
+    return func.clock_timestamp()
+
+
+def _times(*names: str) -> dict[str, Any]:
+    return {f"{name}_at": _now() for name in names}
+
+
+def _ago(seconds: float) -> ColumnElement[Any]:
+    return func.clock_timestamp() - cast(f"{seconds} seconds", Interval)
+
+
+def _silent(stale_s: float) -> ColumnElement[bool]:
+    return jobs.c.heartbeat_at < _ago(stale_s)

@@ -1,0 +1,376 @@
+"""The registry of policy versions in PostgreSQL, with its audit, over the directories of `policy_files`.
+
+Every change is one transaction under a lock of that policy's name: the row, who follows from it, and the event that
+says who did it and why. A row exists only for a directory that lies there whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from sqlalchemy import Double, Select, func, insert, select, update
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.adapters.engines.files import MANIFEST_FILE, read_object
+from gateway.adapters.postgres import audit as store_audit
+from gateway.adapters.postgres import policy_files
+from gateway.adapters.postgres.policy_files import Incoming
+from gateway.adapters.postgres.tables import (
+    outcomes,
+    policy_events,
+    policy_shadows,
+    policy_versions,
+    rollouts,
+)
+from gateway.core.access.audit import Act
+from gateway.core.policies.publishing import (
+    WHY_CHARS_MAX,
+    check_gate,
+    check_report,
+    check_words,
+    is_same,
+    number_for,
+    parent_of,
+)
+from gateway.core.policies.versions import (
+    CODE,
+    PERCENTS,
+    SERVED,
+    Standing,
+    State,
+    Version,
+    check_move,
+    parse,
+    picked,
+    standing,
+)
+from gateway.core.policies.watch import Figures
+from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
+
+LOCK_CLASS = 0x706F6C  # "pol": a class of advisory locks of our own
+VERSIONS_MAX = 10_000
+EVENTS_MAX = 1_000
+DEFAULT_NAME = "conductor"
+
+
+class Registry:
+    """`policies`: where the directories lie, NAME@N each. Every call raises Unavailable when PostgreSQL is away."""
+
+    def __init__(self, engine: AsyncEngine, policies: Path) -> None:
+        self._engine = engine
+        self.policies = policies.resolve()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+    def directory(self, version: Version) -> Path:
+        """Where a version lies on this host."""
+        return self.policies / version.directory
+
+    # ---------------------------------------------------------------- reading
+
+    async def list(self, name: str | None = None) -> Sequence[Version]:
+        """Newest first; of one policy, or of all."""
+        query = select(policy_versions).order_by(policy_versions.c.name, policy_versions.c.number.desc())
+        if name is not None:
+            query = query.where(policy_versions.c.name == name)
+        async with self._begin() as connection:
+            return [_version(row) for row in (await connection.execute(query.limit(VERSIONS_MAX))).mappings()]
+
+    async def get(self, version: str) -> Version:
+        """Raises NotFound, BadRequest for what is no NAME@N."""
+        name, number = parse(version)
+        async with self._begin() as connection:
+            return _one(await _of(connection, name), name, number)
+
+    async def standing(self, name: str = DEFAULT_NAME) -> Standing:
+        """Who serves, of one policy: a few rows, however many versions there were."""
+        c, live = policy_versions.c, policy_versions.alias()
+        replaced = select(live.c.previous).where(live.c.name == name, live.c.state == "live").scalar_subquery()
+        query = select(policy_versions).where(c.name == name, c.state.in_(SERVED) | (c.number == replaced))
+        async with self._begin() as connection:
+            return standing([_version(row) for row in (await connection.execute(query)).mappings()])
+
+    async def live(self, name: str = DEFAULT_NAME) -> Version | None:
+        """The version that plans by default."""
+        return (await self.standing(name)).live
+
+    async def events(self, name: str, limit: int = 100) -> Sequence[Mapping[str, Any]]:
+        """What was done to a policy (`conductor`) or to one version of it (`conductor@7`), newest first."""
+        table = policy_events.c
+        plain, number = parse(name) if "@" in name else (name, None)
+        query = select(policy_events).where(table.name == plain).order_by(table.id.desc())
+        if number is not None:
+            query = query.where(table.number == number)
+        query = query.limit(min(limit, EVENTS_MAX))
+        async with self._begin() as connection:
+            return [_event(row) for row in (await connection.execute(query)).mappings()]
+
+    async def figures(self, version: str, *, since: datetime, until: datetime | None, latest: int) -> Figures:
+        """What a version did on its `latest` top-level requests of that time, those that named it left out."""
+        async with self._begin() as connection:
+            row = (await connection.execute(_figures(version, since, until, latest))).mappings().one()
+        return Figures(version, **{**row, "cost_nano_sum": int(row["cost_nano_sum"])})
+
+    async def shadowed(self, version: str) -> Mapping[str, Any]:
+        """{n, refused, agreed, latency_ms_mean, cost_nano} of a version's shadow plans."""
+        c = policy_shadows.c
+        query = select(
+            func.count().label("n"),
+            func.count().filter(c.refusal.is_not(None)).label("refused"),
+            func.count().filter(c.agrees).label("agreed"),
+            func.avg(c.latency_ms).label("latency_ms_mean"),
+            func.coalesce(func.sum(c.cost_nano), 0).label("cost_nano"),
+        ).where(c.version == version)
+        async with self._begin() as connection:
+            row = (await connection.execute(query)).mappings().one()
+        return {**row, "cost_nano": int(row["cost_nano"])}
+
+    # ---------------------------------------------------------------- changing
+
+    async def publish(
+        self,
+        directory: Path,
+        *,
+        by: str,
+        why: str = "",
+        gate: Mapping[str, Any] | None = None,
+        forced: bool = False,
+        name: str = DEFAULT_NAME,
+    ) -> Version:
+        """Copy a policy directory in and register it as a candidate; the same directory again is the same version.
+
+        `gate`: the report of the gate; one that refused, or none at all, needs `forced`. Its number is the manifest's
+        `version` where that is a free whole number, else the next one. Raises VersionRefused, Conflict, Unavailable;
+        then nothing is published.
+        """
+        check_words(name, why)
+        check_gate(gate, forced, why)
+        incoming = await asyncio.to_thread(policy_files.take_in, directory, self.policies)
+        try:
+            check_report(gate, incoming.manifest, forced)
+            return await self._register(incoming, by, why, gate, forced, name)
+        finally:
+            await asyncio.to_thread(policy_files.discard, incoming.place)  # gone already where it was registered
+
+    async def move(self, version: str, state: State, *, by: str, why: str = "", forced: bool = False) -> Version:
+        """Shadow, promote (`live`) or retire. Raises Conflict(illegal_move) naming why not."""
+        return await self._move(version, state, None, by, why, forced)
+
+    async def canary(self, version: str, percent: int, *, by: str, why: str = "") -> Version:
+        """Give it that share of requests. Raises BadRequest for a share that is none of 1, 5, 25, 100."""
+        if percent not in PERCENTS:
+            raise BadRequest(f"a canary takes {', '.join(map(str, PERCENTS))} % of requests", param="percent")
+        return await self._move(version, "canary", percent, by, why, False)
+
+    async def rollback(self, name: str, *, by: str, why: str, cause: str = "person") -> Version:
+        """Take back a canary (`conductor@7`, or `conductor` while it has one), else the live version: the one it
+        replaced is live again. Returns what was retired. Raises Conflict where there is nothing to go back to."""
+        plain, number = parse(name) if "@" in name else (name, None)
+        check_words(plain, why)
+        async with self._changing(plain) as (connection, versions):
+            now = standing(versions)
+            wanted = _one(versions, plain, number) if number is not None else now.canary or now.live
+            if wanted is None or wanted.state not in ("canary", "live"):
+                what = f"{name} is {wanted.state}" if wanted else f"{name} has no canary and no live version"
+                raise Conflict(f"{what}; there is nothing to roll back", code=CODE)
+            if wanted.state == "live" and now.previous is None:
+                raise Conflict(f"{wanted.id} replaced no other version; there is none to go back to", code=CODE)
+            detail = {"cause": cause}
+            retired = await _set(connection, wanted, "retired", by, why, what="rolled back", detail=detail)
+            if wanted.state == "live" and now.previous is not None:
+                await _set(connection, now.previous, "live", by, why, what="restored", detail=detail)
+            return retired
+
+    async def note(self, version: Version, what: str, *, by: str, why: str) -> None:
+        """Write down something that happened to a version and changed no state (`refused`)."""
+        async with self._begin() as connection:
+            await _log(connection, version, version.state, by, why[:WHY_CHARS_MAX], what=what)
+
+    async def seed(self, directory: Path, *, insist: bool = False, name: str = DEFAULT_NAME) -> Version:
+        """The live version to start with. `directory` is published and made live where no other can be (there is none,
+        or this code does not render its prompt), and, with `insist`, where it was never registered before."""
+        live = await self.live(name)
+        usable = live is not None and picked(live) is not None
+        if usable and not (insist and await self._is_new(directory, name)):
+            return cast(Version, live)
+        by, why = "baton serve", f"what this gateway was started with ({directory.name})"
+        version = await self.publish(directory, by=by, why=why, forced=True, name=name)
+        async with self._changing(name) as (connection, versions):
+            live = standing(versions).live
+            if live is not None and live.number == version.number:  # another gateway was as quick
+                return live
+            if live is not None:
+                await _set(connection, live, "retired", by, f"replaced by {version.id}", what="replaced")
+            first = replace(version, previous=live.number if live is not None and picked(live) is not None else None)
+            return await _set(connection, first, "live", by, why, what="seeded")
+
+    async def _is_new(self, directory: Path, name: str) -> bool:
+        offered = await asyncio.to_thread(read_object, directory / MANIFEST_FILE)
+        return not any(is_same(known.manifest, offered) for known in await self.list(name))
+
+    async def _register(
+        self, incoming: Incoming, by: str, why: str, gate: Mapping[str, Any] | None, forced: bool, name: str
+    ) -> Version:
+        manifest = incoming.manifest
+        async with self._changing(name) as (connection, versions):
+            same = next((one for one in versions if one.state != "retired" and is_same(one.manifest, manifest)), None)
+            if same is not None:
+                return same
+            number = number_for(manifest, versions)
+            target = f"{name}@{number}"
+            served = {**manifest, "version": str(number)}
+            if served != manifest:
+                await asyncio.to_thread(policy_files.write_manifest, incoming.place, served)
+            await asyncio.to_thread(policy_files.settle, incoming.place, self.policies / target)
+            now = datetime.now(UTC)
+            version = Version(
+                name, number, "candidate", parent_of(manifest), None, None, target, dict(manifest), gate, now, now
+            )
+            await connection.execute(insert(policy_versions).values(**_row(version)))
+            refusals = {"refusals": (gate or {}).get("refusals", []), "gated": gate is not None}
+            await _log(connection, version, None, by, why, what="published", forced=forced, detail=refusals)
+            return version
+
+    async def _move(self, version: str, state: State, percent: int | None, by: str, why: str, forced: bool) -> Version:
+        name, number = parse(version)
+        check_words(name, why)
+        if state == "canary" and percent is None:
+            raise BadRequest("a canary needs its percent; use canary()", param="percent")
+        async with self._changing(name) as (connection, versions):
+            moving = _one(versions, name, number)
+            check_move(moving, state, versions)
+            live = standing(versions).live
+            if state == "live":
+                if live is not None:
+                    await _set(connection, live, "retired", by, f"replaced by {moving.id}", what="replaced")
+                moving = replace(moving, previous=live.number if live else None)
+            what = {"canary": "canary", "live": "promoted", "shadow": "shadowed"}.get(state, state)
+            return await _set(connection, moving, state, by, why, what=what, percent=percent, forced=forced)
+
+    @asynccontextmanager
+    async def _changing(self, name: str) -> AsyncIterator[tuple[AsyncConnection, builtins.list[Version]]]:
+        """A transaction that no other change of this policy runs beside, and its versions."""
+        async with self._begin() as connection:
+            lock = func.pg_advisory_xact_lock(LOCK_CLASS, func.hashtext(name))
+            await connection.execute(select(lock))
+            yield connection, await _of(connection, name)
+
+    @asynccontextmanager
+    async def _begin(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with self._engine.begin() as connection:
+                yield connection
+        except (OperationalError, InterfaceError, PoolTimeout) as error:
+            reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__
+            raise Unavailable(f"the registry is not available ({reason})", code="store_unavailable") from error
+
+
+# ---------------------------------------------------------------- rows
+
+
+async def _of(connection: AsyncConnection, name: str) -> list[Version]:
+    query = select(policy_versions).where(policy_versions.c.name == name).order_by(policy_versions.c.number.desc())
+    return [_version(row) for row in (await connection.execute(query.limit(VERSIONS_MAX))).mappings()]
+
+
+def _one(versions: Sequence[Version], name: str, number: int) -> Version:
+    found = next((version for version in versions if version.number == number), None)
+    if found is None:
+        raise NotFound(f"no policy version {name}@{number}; `baton policy list` names them all", param="version")
+    return found
+
+
+def _version(row: Mapping[Any, Any]) -> Version:
+    return Version(**row)
+
+
+def _row(version: Version) -> dict[str, Any]:
+    return {name: getattr(version, name) for name in Version.__slots__}
+
+
+async def _set(
+    connection: AsyncConnection,
+    version: Version,
+    state: State,
+    by: str,
+    why: str,
+    *,
+    what: str,
+    percent: int | None = None,
+    forced: bool = False,
+    detail: Mapping[str, Any] | None = None,
+) -> Version:
+    """The version in its new state, and the event; `version.previous` is kept as given."""
+    became = replace(version, state=state, percent=percent, changed_at=datetime.now(UTC))
+    table = policy_versions
+    change = update(table).where(table.c.name == version.name, table.c.number == version.number)
+    changed = {name: getattr(became, name) for name in ("state", "percent", "previous", "changed_at")}
+    await connection.execute(change.values(**changed))
+    await _log(connection, became, version.state, by, why, what=what, forced=forced, detail=detail)
+    return became
+
+
+async def _log(
+    connection: AsyncConnection,
+    version: Version,
+    was: str | None,
+    by: str,
+    why: str,
+    *,
+    what: str,
+    forced: bool = False,
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    row = {"name": version.name, "number": version.number, "what": what, "was": was, "state": version.state}
+    row |= {"percent": version.percent, "who": by, "why": why, "forced": forced, "detail": dict(detail or {})}
+    await connection.execute(insert(policy_events).values(**row, at=datetime.now(UTC)))
+    before = None if was is None else {"state": was}
+    after = {name: row[name] for name in ("state", "percent", "forced", "detail")}
+    await store_audit.write(connection, Act(by, why), f"policy.{what.replace(' ', '_')}", version.id, before, after)
+
+
+def _event(row: Mapping[Any, Any]) -> dict[str, Any]:
+    event = {name: row[name] for name in ("id", "what", "was", "state", "percent", "who", "why", "forced", "detail")}
+    return {"version": f"{row['name']}@{row['number']}", **event, "at": row["at"].isoformat()}
+
+
+def _figures(version: str, since: datetime, until: datetime | None, latest: int) -> Select[Any]:
+    c = rollouts.c
+    recent = select(c.id, c.fallback, c.status, c.cost_nano).where(
+        c.policy_assigned == version, c.depth == 0, c.created_at > since, c.policy_requested.not_like("%@%")
+    )
+    if until is not None:
+        recent = recent.where(c.created_at <= until)
+    seen = recent.order_by(c.created_at.desc()).limit(latest).cte("seen")
+    last = (
+        select(outcomes.c.value)
+        .where(outcomes.c.rollout_id == seen.c.id, outcomes.c.value.is_not(None))
+        .order_by(outcomes.c.created_at.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    each = select(seen, last.label("value")).cte("each_one")
+    e = each.c
+    cost = sql_cast(e.cost_nano, Double)
+    return select(
+        func.count().label("requests"),
+        func.count().filter(e.fallback.is_(None) | e.fallback.like("worker%")).label("valid"),
+        func.count().filter(e.status == "failed").label("failed"),
+        func.count(e.value).label("judged"),
+        func.coalesce(func.sum(e.value), 0.0).label("outcome_sum"),
+        func.coalesce(func.sum(e.value * e.value), 0.0).label("outcome_square_sum"),
+        func.coalesce(func.sum(e.cost_nano), 0).label("cost_nano_sum"),
+        func.coalesce(func.sum(cost * cost), 0.0).label("cost_nano_square_sum"),
+    ).select_from(each)

@@ -1,0 +1,191 @@
+"""Retention in PostgreSQL: texts whose time is over go, with all that hangs on them; money and audit stay.
+
+A month of which nothing is to be kept goes as a whole, by dropping its tables; what is over in others goes by row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, delete, func, literal, not_, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.adapters.postgres import audit as store_audit
+from gateway.adapters.postgres import months as store_months
+from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.months import Held, within
+from gateway.adapters.postgres.tables import dead_letters, keys, policy_shadows, rollouts, rounds, steps
+from gateway.adapters.postgres.tables_admin import orgs
+from gateway.core.access.audit import Act
+from gateway.core.log.months import Month
+from gateway.service.ports.admin import MonthGone, Swept
+
+log = logging.getLogger("gateway.retention")
+LOCK_KEY = 0x72657461696E  # "retain": one sweep at a time
+BATCH = 500  # rollouts a transaction: each brings its rounds, steps, outcomes and experience along
+BATCHES_MAX = 100_000
+TIMEOUT_S = 60.0
+MONTH_TIMEOUT_S = 600.0
+LATE = timedelta(days=1)  # after a month, until the journals have brought all of it
+HELD_MAX = timedelta(days=1)  # then a month that cannot be dropped goes by row
+
+
+class PostgresRetention:
+    """Port RetentionStore. Rounds, steps, outcomes, experience, gradings and continuations go with their rollout."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def sweep(self, now: datetime, days: int | None, act: Act, *, dry: bool = False) -> Swept:
+        if dry:
+            return await self._would(now, days)
+        for month in (Month.of(now), Month.of(now).next):
+            await self._made(month)
+        gone: list[MonthGone] = []
+        held: list[Month] = []
+        for month in await self._past(now, days):
+            try:
+                found = await self._drop(month, now, days, act)
+            except Held as why:
+                log.warning("the log of %s is over and cannot be dropped now: %s", month, why)
+                held.append(month)
+            else:
+                gone += [] if found is None else [found]
+        waits = [month for month in held if not await self._too_long(month, now, days)]
+        swept = await self._by_row(now, days, act, waits)
+        return Swept(swept.rollouts, swept.shadows, swept.dead_letters, gone, [str(month) for month in held])
+
+    async def _would(self, now: datetime, days: int | None) -> Swept:
+        months = await self._past(now, days)
+        async with transaction(self._engine, MONTH_TIMEOUT_S) as connection:
+            gone = [await _counted(connection, month) for month in months]
+            over = _over(now, days, months).subquery()
+            counted = select(over.c.key_id, func.count()).group_by(over.c.key_id)
+            by_row = {str(key): int(n) for key, n in await connection.execute(counted)}
+            return Swept(by_row, dead_letters=await _letters(connection, now, days, dry=True), months=gone)
+
+    # ---------------------------------------------------------------- by month
+
+    async def _made(self, month: Month) -> None:
+        """A month has its tables before anything is of it. Where that fails, the rest takes it."""
+        try:
+            async with transaction(self._engine, TIMEOUT_S) as connection:
+                if not await _mine(connection) or month in await store_months.existing(connection):
+                    return
+                moved = await store_months.make(connection, month)
+        except Held as why:
+            log.warning("the log of %s has no tables of its own yet: %s", month, why)
+        else:
+            log.info("the log of %s has tables of its own; %d rollouts were moved there", month, moved)
+
+    async def _past(self, now: datetime, days: int | None) -> list[Month]:
+        """Months of which nothing is to be kept, oldest first."""
+        async with transaction(self._engine, TIMEOUT_S) as connection:
+            ended = [m for m in await store_months.existing(connection) if m.next.start + LATE <= now]
+            return [month for month in ended if not await _keeps(connection, month, now, days)]
+
+    async def _drop(self, month: Month, now: datetime, days: int | None, act: Act) -> MonthGone | None:
+        """In one transaction with its entry in the audit. None: another is at it, or some came late. Raises Held."""
+        async with transaction(self._engine, MONTH_TIMEOUT_S) as connection:
+            if not await _mine(connection) or month not in await store_months.existing(connection):
+                return None
+            await store_months.fence(connection, month)
+            if await _keeps(connection, month, now, days):
+                return None
+            gone = await _counted(connection, month)
+            others = await store_months.drop(connection, month)
+            shown = {name: value for name, value in asdict(gone).items() if name != "month"} | others
+            await store_audit.write(connection, act, "retention.month_dropped", f"rollouts:{month}", None, shown)
+        return gone
+
+    async def _too_long(self, month: Month, now: datetime, days: int | None) -> bool:
+        """Whether all of a month was over long ago: what was promised does not wait for a lock."""
+        async with transaction(self._engine, MONTH_TIMEOUT_S) as connection:
+            return not await _keeps(connection, month, now - HELD_MAX, days)
+
+    # ---------------------------------------------------------------- by row
+
+    async def _by_row(self, now: datetime, days: int | None, act: Act, but: Sequence[Month]) -> Swept:
+        found: Counter[str] = Counter()
+        shadows = letters = 0
+        for _ in range(BATCHES_MAX):
+            async with transaction(self._engine, TIMEOUT_S) as connection:
+                if not await _mine(connection):
+                    break
+                batch = (await connection.execute(_over(now, days, but).limit(BATCH))).all()
+                if batch:
+                    gone, more = await _delete(connection, batch)
+                    found, shadows = found + gone, shadows + more
+                else:
+                    letters = await _letters(connection, now, days)
+                    swept = Swept(dict(found), shadows, letters)
+                    if swept.total:
+                        await store_audit.write(connection, act, "retention.swept", "rollouts", None, _shown(swept))
+                    return swept
+        return Swept(dict(found), shadows, letters)
+
+
+async def _mine(connection: AsyncConnection) -> bool:
+    """Whether no other sweep is under way, until the transaction ends."""
+    return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(LOCK_KEY))))
+
+
+_KEPT_OF = rollouts.outerjoin(keys, keys.c.public_id == rollouts.c.key_id).outerjoin(
+    orgs, orgs.c.name == rollouts.c.org
+)
+
+
+def _ends(days: int | None) -> ColumnElement[Any]:
+    """When a rollout's time is over; null: never. Those of keys that are gone follow the settings."""
+    kept = func.coalesce(keys.c.retention_days, orgs.c.retention_days, literal(days))
+    return rollouts.c.created_at + func.make_interval(0, 0, 0, kept)
+
+
+def _over(now: datetime, days: int | None, but: Sequence[Month]) -> Select[Any]:
+    """(id, key) of rollouts whose time is over, oldest first; those of the months `but` left out."""
+    kept = func.coalesce(keys.c.retention_days, orgs.c.retention_days, literal(days))
+    query = select(rollouts.c.id, rollouts.c.key_id).select_from(_KEPT_OF)
+    age = func.make_interval(0, 0, 0, kept)
+    query = query.where(kept.is_not(None), rollouts.c.created_at < literal(now) - age)
+    query = query.where(*(not_(within(rollouts.c.id, month)) for month in but))
+    return query.order_by(rollouts.c.created_at)
+
+
+async def _keeps(connection: AsyncConnection, month: Month, now: datetime, days: int | None) -> bool:
+    """Whether anything of a month is still to be kept, by its own key's rule."""
+    ends = _ends(days)
+    one = select(literal(1)).select_from(_KEPT_OF).where(within(rollouts.c.id, month), or_(ends.is_(None), ends >= now))
+    return await connection.scalar(one.limit(1)) is not None
+
+
+async def _counted(connection: AsyncConnection, month: Month) -> MonthGone:
+    by_key = select(rollouts.c.key_id, func.count()).where(within(rollouts.c.id, month)).group_by(rollouts.c.key_id)
+    found = {str(key): int(n) for key, n in await connection.execute(by_key)}
+    parts = [select(func.count()).where(within(part.c.rollout_id, month)) for part in (rounds, steps)]
+    return MonthGone(str(month), found, *[int(await connection.scalar(part) or 0) for part in parts])
+
+
+async def _delete(connection: AsyncConnection, batch: Any) -> tuple[Counter[str], int]:
+    ids = [str(row[0]) for row in batch]
+    shadows = await connection.execute(delete(policy_shadows).where(policy_shadows.c.rollout_id.in_(ids)))
+    await connection.execute(delete(rollouts).where(rollouts.c.id.in_(ids)))
+    return Counter(str(row[1]) for row in batch), int(shadows.rowcount)
+
+
+async def _letters(connection: AsyncConnection, now: datetime, days: int | None, *, dry: bool = False) -> int:
+    """Records that could not be stored have no key that could be read: they follow the settings."""
+    if days is None:
+        return 0
+    over = dead_letters.c.at < now - timedelta(days=days)
+    if dry:
+        return int(await connection.scalar(select(func.count()).where(over)) or 0)
+    return int((await connection.execute(delete(dead_letters).where(over))).rowcount)
+
+
+def _shown(swept: Swept) -> Mapping[str, Any]:
+    return {"rollouts": dict(swept.rollouts), "shadows": swept.shadows, "dead_letters": swept.dead_letters}

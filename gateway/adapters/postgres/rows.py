@@ -1,0 +1,195 @@
+"""Journal payloads → rows of `tables.py`, and rows → the tree that `GET /v1/rollouts/{id}` shows. No I/O."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Table
+
+from gateway.adapters.postgres import tables
+from gateway.core.log.events import Event
+from gateway.core.log.outcome import Judgement, Outcome
+from gateway.core.loop.experience import embed, question_text
+from gateway.core.policies import grading
+from gateway.errors import BadRequest
+
+Row = dict[str, Any]
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # PostgreSQL's text and jsonb refuse both
+_UNCLEAN = (b"\\u0000", b"\xed", b"NaN", b"Infinity")  # NUL, the first byte of a surrogate, no numbers of JSON's
+_LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged_nano", "state", "scopes"}
+_HIDDEN = {"task_embedding"}
+SUMMARY = (
+    *("id", "created_at", "finished_at", "completion_id", "policy_requested", "policy_used", "policy_version"),
+    *("pool_name", "task_type", "status", "fallback", "capped", "cost_nano", "prompt_tokens", "completion_tokens"),
+    *("overhead_ms", "stream"),
+)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows by table, in the order in which foreign keys allow them to be inserted."""
+
+    rollouts: list[Row] = field(default_factory=list)
+    rounds: list[Row] = field(default_factory=list)
+    steps: list[Row] = field(default_factory=list)
+    ledger: list[Row] = field(default_factory=list)
+    policy_shadows: list[Row] = field(default_factory=list)
+    gradings: list[Row] = field(default_factory=list)
+    continuations: list[Row] = field(default_factory=list)
+
+    def extend(self, other: Rows) -> None:
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(other, name))
+
+
+def clean(value: Any) -> Any:
+    """A copy that PostgreSQL can store: NUL and lone surrogates become U+FFFD, NaN and infinities None."""
+    if isinstance(value, str):
+        return _UNSTORABLE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {clean(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def needs_cleaning(record: bytes) -> bool:
+    """Whether `clean` might change anything in a journal record. A look at its bytes is a hundred times cheaper."""
+    return any(mark in record for mark in _UNCLEAN)
+
+
+def at(us: int | None) -> datetime | None:
+    """Microseconds since the epoch → UTC, exactly; 0 and None (never happened) → None."""
+    return EPOCH + timedelta(microseconds=us) if us else None
+
+
+def event_rows(event: Event, *, is_clean: bool = False) -> Rows:
+    """The rows of one event. Raises ValueError, TypeError or KeyError on a payload that is none of the five kinds."""
+    payload = event.payload if is_clean else clean(event.payload)
+    if event.kind == "rollout":
+        return _rollout_rows(payload, event.payload)
+    if event.kind == "shadow":
+        record = {**payload, "id": uuid_text(event.id), "at": at(event.ts_us)}
+        return Rows(policy_shadows=[_table_row(tables.policy_shadows, record)])
+    return Rows(ledger=[_ledger_row(event, payload)])
+
+
+def uuid_text(value: str) -> str:
+    """The canonical form of a UUID. Raises ValueError or AttributeError on anything else."""
+    return str(UUID(value))
+
+
+def _table_row(table: Table, record: Mapping[str, Any]) -> Row:
+    return {column.name: _cell(column.name, record) for column in table.columns if column.name not in _HIDDEN}
+
+
+def _cell(column: str, record: Mapping[str, Any]) -> Any:
+    return at(record.get(f"{column[:-3]}_us")) if column.endswith("_at") else record.get(column)
+
+
+def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Rows:
+    rollout_id = uuid_text(record["id"])
+    rollout = _table_row(tables.rollouts, record) | {"task_embedding": _task_embedding(record)}
+    rounds = [_table_row(tables.rounds, r | {"rollout_id": rollout_id}) for r in record["rounds"]]
+    for row, raw in zip(rounds, payload["rounds"], strict=True):
+        row["plan_logprobs"] = raw["plan_logprobs"]  # a float array holds -inf, which jsonb could not
+    steps = [_table_row(tables.steps, s | {"rollout_id": rollout_id}) for s in record["steps"]]
+    to_grade = grading_row(rollout)
+    to_continue = _continuation_rows(rollout, record)
+    return Rows([rollout], rounds, steps, gradings=[to_grade] if to_grade else [], continuations=to_continue)
+
+
+def _continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
+    """By what the next turn of the conversation is known, and until when."""
+    given_at, worker = rollout["finished_at"] or rollout["created_at"], record.get("answered_by")
+    whose = {"key_id": rollout["key_id"], "worker": worker, "rollout_id": rollout["id"]}
+    marks = record.get("marks") or {} if worker else {}
+    return [whose | {"mark": mark, "until": given_at + timedelta(seconds=marks[mark])} for mark in marks]
+
+
+def _task_embedding(record: Mapping[str, Any]) -> list[float] | None:
+    """What a later task is compared with. Child loops, and keys that log no text, have none."""
+    if record.get("depth") or record.get("log_mode") == "metadata" or not isinstance(record["request"], Mapping):
+        return None
+    if record.get("task_embedding") is not None:
+        return record["task_embedding"] or None
+    try:
+        vector = embed(question_text(record["request"].get("messages")))
+    except (AttributeError, TypeError):  # a request that was refused for its shape is still logged
+        return None
+    return vector if any(vector) else None
+
+
+def _ledger_row(event: Event, payload: Mapping[str, Any]) -> Row:
+    kind, amount = {
+        "hold": ("hold", "amount_nano"),
+        "dispatch": ("dispatched", "bound_nano"),
+        "settle": (payload.get("state"), "charged_nano"),
+    }[event.kind]
+    return {
+        "event_id": uuid_text(event.id),
+        "hold_id": payload["hold_id"],
+        "rollout_id": payload.get("rollout_id"),
+        "kind": kind,
+        "amount_nano": payload[amount],
+        "scopes": [[s, None] if isinstance(s, str) else list(s) for s in payload.get("scopes") or []],
+        "detail": {key: value for key, value in payload.items() if key not in _LEDGER_FIELDS},
+        "at": at(event.ts_us),
+    }
+
+
+def outcome_row(outcome: Outcome) -> Row:
+    """The row of `outcomes`."""
+    record = {name: getattr(outcome, name) for name in ("id", "rollout_id", "key_id", "idempotency_key", "created_at")}
+    record |= {name: clean(getattr(outcome.judgement, name)) for name in Judgement.__slots__}
+    return record
+
+
+def grading_row(rollout: Row) -> Row | None:
+    """The row of `gradings` for a stored rollout whose request named a grader. Child loops carry their parent's tags
+    and are not graded; tags that no gateway of today would have let through are no request to grade."""
+    try:
+        asked = None if rollout["depth"] else grading.asked(rollout["tags"] or {})
+    except (BadRequest, AttributeError):
+        return None
+    if asked is None:
+        return None
+    grader, reference = asked
+    times = {"created_at": rollout["created_at"], "due_at": rollout["created_at"]}
+    named = {"rollout_id": rollout["id"], "grader": grader, "reference": reference}
+    return named | {"state": "waiting", "attempts": 0} | times
+
+
+def jsonable(row: Mapping[str, Any]) -> Row:
+    """A row as JSON: times as ISO 8601 in UTC with microseconds. Columns that only machines read are left out."""
+    return {name: _iso(value) for name, value in row.items() if name not in _HIDDEN}
+
+
+def summary(row: Mapping[Any, Any]) -> Row:
+    """A rollout in a list: who planned, how it ended, what it cost."""
+    return jsonable({name: row[name] for name in SUMMARY})
+
+
+def _iso(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return value
+
+
+def tree(root_id: str, rollouts: Iterable[Row], parts: Mapping[str, Sequence[Row]]) -> Row:
+    """One rollout with its `parts` (rounds, steps, outcomes, ledger) and, in the same shape, its `children`."""
+    nodes = {row["id"]: jsonable(row) | {name: [] for name in parts} | {"children": []} for row in rollouts}
+    for name, rows in parts.items():
+        for row in rows:
+            nodes[row["rollout_id"]][name].append(jsonable(row))
+    for node in nodes.values():
+        if node["id"] != root_id and node["parent_id"] in nodes:
+            nodes[node["parent_id"]]["children"].append(node)
+    return nodes[root_id]

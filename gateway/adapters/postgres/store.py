@@ -1,0 +1,284 @@
+"""Named queries of PostgreSQL (port `Store`). Every query that reads a rollout takes the key that must own it.
+
+Statements are built once; a database that is away, too slow or out of connections is `Unavailable` (503), in bounded
+time. What the shipper inserts too is in `store_inserts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Select, func, literal_column, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin import key_row, org_row
+from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.inserts import insert_outcome
+from gateway.adapters.postgres.inserts import insert_rows as insert_rows
+from gateway.adapters.postgres.migrate import vector_in_use
+from gateway.adapters.postgres.tables import (
+    SETTLED,
+    experience,
+    keys,
+    ledger,
+    outcomes,
+    rollouts,
+    rounds,
+    steps,
+)
+from gateway.adapters.postgres.tables_admin import orgs
+from gateway.adapters.postgres.tables_jobs import gradings
+from gateway.core.log.outcome import Outcome
+from gateway.core.loop.experience import (
+    HALF_LIFE,
+    NEAR,
+    NEAREST,
+    SPREAD_MIN,
+    TASK_TYPE_SIMILARITY,
+    WEIGHT_MIN,
+)
+from gateway.errors import NotFound, Unavailable
+from gateway.service.ports.request import Books, KeyRow, Settlement, WorkerExperience
+
+CHILD_DEPTH_MAX = 4
+TREE_ROLLOUTS_MAX = 256
+OUTCOMES_COUNTED_MAX = 10_000
+HOLDS_MAX = 100_000
+
+POSTED_TOTALS = text(
+    "SELECT scope ->> 0, sum(CASE kind WHEN 'credit' THEN -amount_nano ELSE amount_nano END) "
+    "FROM ledger, jsonb_array_elements(scopes) AS scope "
+    "WHERE kind IN ('posted', 'uncertain', 'credit') GROUP BY 1"
+)
+ORG_COLUMNS = tuple(column.label(f"org_{column.name}") for column in orgs.columns)
+# Each worker's latest `recent` judged steps, by how near and how new they are; `core.loop.experience` says what that
+# means. The question is a sub-select so that a prepared statement turns the array into a vector once, not once a row.
+EXPERIENCE_NEAR = """
+WITH wanted AS (
+  SELECT worker, version, coalesce((SELECT at FROM experience AS e WHERE e.worker = named.worker
+    ORDER BY at DESC OFFSET :recent - 1 LIMIT 1), '-infinity') AS since
+  FROM unnest(CAST(:workers AS text[]), CAST(:versions AS text[])) AS named (worker, version)
+), searched AS MATERIALIZED (
+  SELECT e.worker, e.rollout_id, e.step, e.success, e.cost_nano, e.latency_ms, e.at,
+    {cosine} + CASE WHEN e.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
+  FROM wanted JOIN experience AS e
+    ON e.worker = wanted.worker AND e.worker_version = wanted.version AND e.at >= wanted.since
+), found AS (
+  SELECT avg(similarity) AS mean, max(similarity) - avg(similarity) AS spread FROM searched
+), placed AS (
+  SELECT searched.*, CASE WHEN spread <= :spread_min THEN 1
+    ELSE (similarity - mean) / spread END AS likeness
+  FROM searched CROSS JOIN found WHERE spread <= :spread_min OR similarity > mean
+), ordered AS (
+  SELECT *, sum(likeness) OVER latest - likeness AS newer, count(*) FILTER (WHERE likeness > :near) OVER latest AS place
+  FROM placed WINDOW latest AS (PARTITION BY worker ORDER BY at DESC, rollout_id DESC, step DESC
+    ROWS UNBOUNDED PRECEDING)
+), counted AS (
+  SELECT *, least(1, (likeness - :near) / (:nearest - :near))
+    * power(0.5, newer / CAST(:half_life AS double precision)) AS weight
+  FROM ordered WHERE likeness > :near AND place <= :k
+)
+SELECT worker, sum(weight), sum(weight * success) / sum(weight), sum(weight * cost_nano) / sum(weight),
+  sum(weight * latency_ms) / sum(weight)
+FROM counted GROUP BY worker HAVING sum(weight) >= :least ORDER BY worker
+"""
+COSINE = "coalesce(1 - (e.embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector))), 0)"
+BY_SIMILARITY = text(EXPERIENCE_NEAR.format(cosine=COSINE))
+BY_TIME = text(EXPERIENCE_NEAR.format(cosine="0"))
+
+
+class PostgresStore:
+    """`experience_recent_max`: judged steps per worker that are searched, which bounds the search.
+    `experience_half_life`: newer steps, by likeness, after which one counts half. `recovery_timeout_s`: statement
+    time-out of the two queries that read the whole ledger at boot."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        experience_recent_max: int = 1_000,
+        experience_half_life: float = HALF_LIFE,
+        recovery_timeout_s: float = 60.0,
+    ) -> None:
+        self.engine = engine
+        self.experience_recent_max = experience_recent_max
+        self.experience_half_life = experience_half_life
+        self.recovery_timeout_s = recovery_timeout_s
+        self._has_vector: bool | None = None
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+    def begin(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction; `timeout_s` replaces the engine's statement time-out inside it. Raises Unavailable."""
+        return transaction(self.engine, timeout_s)
+
+    async def ready(self) -> bool:
+        """Whether the database answers and has been migrated."""
+        try:
+            async with self.begin() as connection:
+                await connection.execute(select(keys.c.public_id).limit(1))
+        except (Unavailable, DBAPIError):
+            return False
+        return True
+
+    # ---------------------------------------------------------------- keys
+
+    async def key_get(self, public_id: str) -> KeyRow | None:
+        """With its organisation, in one query: every request asks for it, if the key was not seen within a second."""
+        query = select(keys, *ORG_COLUMNS).select_from(keys.outerjoin(orgs, orgs.c.name == keys.c.org))
+        async with self.begin() as connection:
+            found = (await connection.execute(query.where(keys.c.public_id == public_id))).mappings().first()
+        if found is None:
+            return None
+        own = {column.name: found[column.name] for column in keys.columns}
+        org = {column.name: found[f"org_{column.name}"] for column in orgs.columns}
+        return key_row(own, None if org["name"] is None else org_row(org))
+
+    # ---------------------------------------------------------------- rollouts and outcomes
+
+    async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
+        """The tree of a rollout, by its id or its completion id; None for an unknown one and for another key's."""
+        async with self.begin() as connection:
+            root = await connection.scalar(_owned(rollout_id, key_id))
+            if root is None:
+                return None
+            ids = list(await connection.scalars(_descendants(root, key_id)))
+            found = (await connection.execute(select(rollouts).where(rollouts.c.id.in_(ids)))).mappings().all()
+            parts = {
+                table.name: (await connection.execute(_parts(table, order, ids))).mappings().all()
+                for table, order in (
+                    (rounds, (rounds.c.round,)),
+                    (steps, (steps.c.round, steps.c.step)),
+                    (outcomes, (outcomes.c.created_at, outcomes.c.id)),
+                    (ledger, (ledger.c.at, ledger.c.event_id)),
+                    (gradings, (gradings.c.rollout_id,)),
+                )
+            }
+        return rows.tree(root, sorted(map(dict, found), key=lambda r: (r["created_at"], r["id"])), parts)
+
+    async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
+        """Judge a rollout (`rollout_id`: its id or its completion id) as its owner `key_id`.
+
+        Returns (outcome id, True), or the first one's id and False when (key, idempotency key) is known. A judgement in
+        [0, 1] becomes experience of the rollout's workers at once. Raises NotFound for an unknown or foreign rollout.
+        """
+        async with self.begin() as connection:
+            rollout = await connection.scalar(_owned(outcome.rollout_id, outcome.key_id))
+            if rollout is None:
+                raise NotFound(f"no rollout `{outcome.rollout_id}` of this key", param="rollout_id")
+            if await connection.run_sync(insert_outcome, replace(outcome, rollout_id=str(rollout))):
+                return outcome.id, True
+            first = select(outcomes.c.id).where(
+                outcomes.c.key_id == outcome.key_id, outcomes.c.idempotency_key == outcome.idempotency_key
+            )
+            return str(await connection.scalar(first) or outcome.id), False
+
+    async def outcome_count(self, pool: str) -> int:
+        """Judged rollouts of a pool, counted up to 10,000."""
+        judged = select(experience.c.rollout_id).where(experience.c.pool_name == pool)
+        some = judged.group_by(experience.c.rollout_id).limit(OUTCOMES_COUNTED_MAX).subquery()
+        async with self.begin() as connection:
+            return int(await connection.scalar(select(func.count()).select_from(some)) or 0)
+
+    async def experience_near(
+        self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
+    ) -> Sequence[WorkerExperience]:
+        """Means over each worker's latest `k` judged steps that are near, by nearness and freshness; of any kind where
+        there is no pgvector or embedding. `n` is the weight behind them; workers with less than half are left out."""
+        values: dict[str, Any] = {"workers": list(workers), "versions": list(workers.values()), "k": k}
+        values |= {"task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "spread_min": SPREAD_MIN}
+        values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
+        values["recent"] = self.experience_recent_max
+        async with self.begin() as connection:
+            if self._has_vector is None:
+                self._has_vector = await connection.run_sync(vector_in_use)
+            similar = self._has_vector and any(embedding)
+            query = BY_SIMILARITY if similar else BY_TIME
+            found = await connection.execute(query, values | ({"embedding": list(embedding)} if similar else {}))
+            return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in found]
+
+    # ---------------------------------------------------------------- money
+
+    async def books(self, settled_max: int) -> Books:
+        """What Redis is rebuilt from, as of one moment; the latest `settled_max` settlements."""
+        one_moment = self.engine.execution_options(isolation_level="REPEATABLE READ")
+        async with transaction(one_moment, self.recovery_timeout_s) as connection:
+            return Books(await _posted(connection), await _open(connection), await _settled(connection, settled_max))
+
+    async def posted_totals(self) -> Mapping[str, int]:
+        """Scope → nano-dollars posted, uncertain ones included."""
+        async with self.begin(self.recovery_timeout_s) as connection:
+            return await _posted(connection)
+
+    async def open_holds(self) -> Sequence[Mapping[str, Any]]:
+        """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
+        async with self.begin(self.recovery_timeout_s) as connection:
+            return await _open(connection)
+
+    async def settled_latest(self, limit: int, since: datetime) -> Sequence[Settlement]:
+        """The latest settlements, newest first."""
+        async with self.begin(self.recovery_timeout_s) as connection:
+            return await _settled(connection, limit, since)
+
+    async def settled_nano(self, hold_id: str) -> int | None:
+        """What a hold was charged, by the ledger; None while it has no settlement there."""
+        query = select(ledger.c.amount_nano).where(ledger.c.hold_id == hold_id, ledger.c.kind.in_(SETTLED)).limit(1)
+        async with self.begin() as connection:
+            charged = await connection.scalar(query)
+        return None if charged is None else int(charged)
+
+
+async def _posted(connection: AsyncConnection) -> dict[str, int]:
+    return {scope: int(total) for scope, total in await connection.execute(POSTED_TOTALS)}
+
+
+async def _open(connection: AsyncConnection) -> list[dict[str, Any]]:
+    other = ledger.alias()
+    settled = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind.in_(SETTLED))
+    sent = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind == "dispatched")
+    names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
+    query = select(*(ledger.c[name] for name in names), sent.exists().label("dispatched"))
+    query = query.where(ledger.c.kind == "hold", ~settled.exists()).order_by(ledger.c.at).limit(HOLDS_MAX)
+    return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def _settled(connection: AsyncConnection, limit: int, since: datetime | None = None) -> list[Settlement]:
+    columns = (ledger.c.hold_id, ledger.c.amount_nano, ledger.c.scopes)
+    query = select(*columns).where(ledger.c.kind.in_(SETTLED)).order_by(ledger.c.event_id.desc()).limit(limit)
+    found = await connection.execute(query if since is None else query.where(ledger.c.at >= since))
+    return [Settlement(hold_id, int(nano), tuple(str(name) for name, _ in scopes)) for hold_id, nano, scopes in found]
+
+
+def by_name(rollout_or_completion_id: str) -> ColumnElement[bool]:
+    """The condition on `rollouts` that an id from a client stands for."""
+    try:
+        return rollouts.c.id == str(UUID(rollout_or_completion_id))
+    except ValueError:
+        return rollouts.c.completion_id == str(rows.clean(rollout_or_completion_id))
+
+
+def _owned(rollout_or_completion_id: str, key_id: str) -> Select[Any]:
+    """The rollout's id where that key owns it; a completion id means the top of its tree."""
+    named = by_name(rollout_or_completion_id)
+    return select(rollouts.c.id).where(named, rollouts.c.key_id == key_id).order_by(rollouts.c.depth).limit(1)
+
+
+def _descendants(root: str, key_id: str) -> Select[Any]:
+    """Ids of the rollout and its child loops, at most four levels down."""
+    tree = select(rollouts.c.id, literal_column("0").label("level")).where(rollouts.c.id == root).cte(recursive=True)
+    child = select(rollouts.c.id, (tree.c.level + 1).label("level"))
+    child = child.where(rollouts.c.parent_id == tree.c.id, rollouts.c.key_id == key_id, tree.c.level < CHILD_DEPTH_MAX)
+    tree = tree.union_all(child)
+    return select(tree.c.id).order_by(tree.c.level).limit(TREE_ROLLOUTS_MAX)
+
+
+def _parts(table: Any, order: Sequence[Any], ids: Sequence[str]) -> Select[Any]:
+    return select(table).where(table.c.rollout_id.in_(ids)).order_by(*order)

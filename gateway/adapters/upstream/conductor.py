@@ -1,0 +1,341 @@
+"""The conductor over the OpenAI protocol: one client for vLLM, for the embedded server, and for any hosted model.
+
+A dialect says how the server takes the schema. `vllm` (vLLM and the embedded server) also gives token ids and
+behaviour log-probs, which learning needs. `json_schema` and `json_object` are OpenAI's two ways; `none` sends no
+schema and leaves all checking to `core.loop.plan`. What a hosted model refuses (log-probs, a seed, a temperature) is
+left out from then on.
+
+Bounds: every wait ends at the call's deadline, the text at `text_bytes_max`, a stream event at `EVENT_BYTES_MAX`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Literal, get_args
+
+import aiohttp
+import httpx
+
+from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.client import transport_error
+from gateway.adapters.upstream.http import http_client
+from gateway.adapters.upstream.sse import DONE, SseError, SseParser
+from gateway.core.loop.plan import portable_schema
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.usage import billed_usage, read_usage
+from gateway.errors import ConductorError
+from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
+
+Structured = Literal["vllm", "json_schema", "json_object", "none"]
+Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
+
+TEXT_BYTES_MAX = 256 << 10
+EVENT_BYTES_MAX = 1 << 20
+ERROR_BYTES_MAX = 64 << 10
+MESSAGE_CHARS_MAX = 300
+PROBE_TIMEOUT_S = 2.0
+DROPPABLE = ("logprobs", "seed", "temperature", "top_p", "stream_options")
+TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError)
+
+
+class HttpConductor(Conductor):
+    """`ports.Conductor` over HTTP. `base_url` ends where OpenAI's does (`…/v1`); `model` is the live version's name."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        *,
+        logprobs: bool = True,
+        structured: Structured = "vllm",
+        timeout_s: float = 30.0,
+        text_bytes_max: int = TEXT_BYTES_MAX,
+        breaker: Breaker | None = None,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        if structured not in get_args(Structured):
+            raise ValueError(f"structured is {structured!r}, not one of {get_args(Structured)}")
+        self._base_url = base_url.rstrip("/")
+        self._model = model
+        self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._structured = structured
+        self._timeout_s = timeout_s
+        self._text_bytes_max = text_bytes_max
+        self._breaker = breaker or Breaker()
+        self._client = client or http_client()
+        self._left_out: set[str] = set() if logprobs else {"logprobs"}
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def decode(self, call: ConductorCall) -> Items:
+        """As `ports.Conductor.decode`; also raises ConductorError(refused) when the server calls the request bad."""
+        if not self._breaker.admit():
+            raise ConductorError("down", "the conductor keeps failing and is left alone for a while", billable=False)
+        ended = self._breaker.abandoned
+        try:
+            async with aclosing(self._decode(call)) as items:
+                async for item in items:
+                    if isinstance(item, ConductorEnd):
+                        ended = self._breaker.succeeded
+                    yield item
+        except ConductorError as error:
+            if error.reason != "refused":  # a bad request says nothing about the server's health
+                ended = self._breaker.failed
+            raise
+        finally:
+            ended()
+
+    async def ready(self) -> bool:
+        """As `ports.Conductor.ready`."""
+        try:
+            await self.describe()
+        except ConductorError:
+            return False
+        return True
+
+    async def describe(self) -> dict[str, Any]:
+        """`{"id", "owned_by", **manifest}`: what the server says of the live version. Raises ConductorError."""
+        timeout_s = min(PROBE_TIMEOUT_S, self._timeout_s)
+        async with _transport(time.monotonic() + timeout_s):
+            request = self._client.build_request("GET", f"{self._base_url}/models", headers=self._headers)
+            response = await self._client.send(request, stream=True)
+            try:
+                body = await _bounded(response, EVENT_BYTES_MAX)
+            finally:
+                await response.aclose()
+        if response.status_code != 200:
+            raise _status_error(response.status_code, body)
+        for entry in _objects(_object(body.decode(errors="replace")).get("data")):
+            if entry.get("id") == self._model:
+                manifest = entry.get("baton")
+                known = manifest if isinstance(manifest, dict) else {}
+                return {**known, "id": self._model, "owned_by": str(entry.get("owned_by", ""))}
+        raise ConductorError("refused", f"the conductor's server does not serve {self._model!r}")
+
+    # ---------------------------------------------------------------- one call
+
+    async def _decode(self, call: ConductorCall) -> Items:
+        deadline = time.monotonic() + min(call.timeout_s, self._timeout_s)
+        response, body = await self._open(call, deadline)
+        plan = _PlanStream(call.model or self._model, self._text_bytes_max)
+        try:
+            async with aclosing(_events(response, deadline)) as events:
+                async for data in events:
+                    if data == DONE:
+                        break
+                    if chunk := plan.read(_object(data)):
+                        yield chunk
+        finally:
+            await response.aclose()
+        yield plan.end(body)
+
+    async def _open(self, call: ConductorCall, deadline: float) -> tuple[httpx.Response, dict[str, Any]]:
+        """A response that said 200, and the body that got it; refused options are left out one at a time."""
+        for _ in range(len(DROPPABLE) + 2):
+            body = self._body(call)
+            request = self._client.build_request(
+                "POST", f"{self._base_url}/chat/completions", json=body, headers={**call.headers, **self._headers}
+            )
+            async with _transport(deadline):
+                response = await self._client.send(request, stream=True)
+                if response.status_code == 200:
+                    return response, body
+                try:
+                    raw = await _bounded(response, ERROR_BYTES_MAX)
+                finally:
+                    await response.aclose()
+            refused = self._refused_option(response.status_code, raw, body)
+            if refused is None:
+                raise _status_error(response.status_code, raw)
+            self._left_out.add(refused)
+        raise ConductorError("refused", "the conductor's server refuses every form of the request", billable=False)
+
+    def _refused_option(self, status: int, raw: bytes, body: Mapping[str, Any]) -> str | None:
+        """The option that a hosted model does not take and that can be done without; never under `vllm`."""
+        if status not in (400, 422) or self._structured == "vllm":
+            return None
+        text = raw.decode(errors="replace")
+        options = [name for name in (*DROPPABLE, "max_tokens") if name in body]
+        return next((name for name in options if re.search(rf"\b{name}\b", text)), None)
+
+    def _body(self, call: ConductorCall) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": call.model or self._model,
+            "messages": [dict(message) for message in call.messages],
+            "temperature": call.sampling.temperature,
+            "top_p": call.sampling.top_p,
+            "max_tokens": call.sampling.tokens_max,
+            "logprobs": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **_schema_fields(self._structured, call.schema),
+        }
+        if call.sampling.seed is not None:
+            body["seed"] = call.sampling.seed
+        if "max_tokens" in self._left_out:
+            body["max_completion_tokens"] = body["max_tokens"]
+        return {name: value for name, value in body.items() if name not in self._left_out}
+
+
+class _PlanStream:
+    """What has been read of one plan: checks each chunk and keeps what the end of the stream needs."""
+
+    def __init__(self, model: str, text_bytes_max: int) -> None:
+        self._model = model
+        self._text_bytes_max = text_bytes_max
+        self._text_bytes = 0
+        self._prompt_ids: tuple[int, ...] = ()
+        self._usage: Usage | None = None
+        self._finish: str | None = None
+
+    def read(self, body: Mapping[str, Any]) -> ConductorChunk | None:
+        """The piece of the plan in one event, None where it holds none. Raises ConductorError(unparseable)."""
+        if body.get("error"):
+            raise ConductorError(
+                "down", f"the conductor failed while it decoded: {str(body['error'])[:MESSAGE_CHARS_MAX]}"
+            )
+        self._usage = read_usage(body) or self._usage
+        if isinstance(model := body.get("model"), str) and model:
+            self._model = model
+        try:
+            self._prompt_ids = _ints(body.get("prompt_token_ids")) or self._prompt_ids
+            chunk = self._choice(_objects(body.get("choices")))
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
+            raise ConductorError(
+                "unparseable", f"the conductor's stream holds a chunk that is no chunk: {error}"
+            ) from None
+        self._text_bytes += len(chunk.text.encode(errors="replace")) if chunk else 0
+        if self._text_bytes > self._text_bytes_max:
+            raise ConductorError("unparseable", f"the plan is longer than {self._text_bytes_max} bytes")
+        return chunk
+
+    def _choice(self, choices: list[dict[str, Any]]) -> ConductorChunk | None:
+        if not choices:
+            return None
+        choice = choices[0]
+        self._finish = choice.get("finish_reason") or self._finish
+        text = choice["delta"].get("content") or ""
+        entries = _objects((choice.get("logprobs") or {}).get("content"))
+        ids = _ints(choice.get("token_ids"))
+        if ids and entries and len(ids) != len(entries):
+            raise ValueError(f"{len(ids)} token ids and {len(entries)} log-probs")
+        if not (isinstance(text, str) and (text or ids or entries)):
+            return None
+        logprobs = tuple(float(entry["logprob"]) for entry in entries)
+        return ConductorChunk(text, ids, logprobs, tuple(str(entry["token"]) for entry in entries))
+
+    def end(self, request: Mapping[str, Any]) -> ConductorEnd:
+        """The stream's last item. Raises ConductorError(down) when it was cut short."""
+        if self._finish is None:
+            raise ConductorError("down", "the conductor hung up before the plan was whole")
+        size = len(json.dumps(request["messages"]).encode())
+        usage = billed_usage(self._usage, request, size, self._text_bytes)
+        return ConductorEnd(self._model, usage, self._prompt_ids, self._finish)
+
+
+# ---------------------------------------------------------------- the schema, in each dialect
+
+
+def _schema_fields(structured: Structured, schema: Mapping[str, Any]) -> dict[str, Any]:
+    if structured == "vllm":
+        outputs = {"json": dict(schema), "disable_any_whitespace": True}
+        return {"structured_outputs": outputs, "return_token_ids": True}
+    if structured == "json_schema":
+        wrapped = {"name": "plan", "strict": True, "schema": strict_schema(portable_schema(schema))}
+        return {"response_format": {"type": "json_schema", "json_schema": wrapped}}
+    return {"response_format": {"type": "json_object"}} if structured == "json_object" else {}
+
+
+def strict_schema(schema: Any) -> Any:
+    """The schema in the subset that OpenAI's strict mode takes: every enum typed, no `const`, arrays with `items`."""
+    if isinstance(schema, list):
+        return [strict_schema(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    strict = {key: value if key == "enum" else strict_schema(value) for key, value in schema.items()}
+    if "const" in strict:
+        strict["enum"] = [strict.pop("const")]
+    if "enum" in strict and "type" not in strict:
+        strict["type"] = "integer" if all(isinstance(value, int) for value in strict["enum"]) else "string"
+    if strict.get("type") == "array" and "items" not in strict:
+        strict["items"] = {"type": "integer"}
+    return strict
+
+
+# ---------------------------------------------------------------- reading, within bounds
+
+
+@asynccontextmanager
+async def _transport(deadline: float) -> AsyncIterator[None]:
+    """Turn what the HTTP client raises, and a passed deadline, into ConductorError(down | slow)."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            yield
+    except TimeoutError:
+        raise ConductorError("slow", "the conductor did not answer in time") from None
+    except TRANSPORT_ERRORS as error:
+        why = f"the conductor cannot be reached: {error or type(error).__name__}"
+        raise ConductorError("down", why, billable=transport_error(error).dispatched) from error
+
+
+async def _events(response: httpx.Response, deadline: float) -> AsyncGenerator[str, None]:
+    """The data of each event of a stream. Raises ConductorError."""
+    parser, pieces = SseParser(EVENT_BYTES_MAX), response.aiter_raw()
+    while True:
+        async with _transport(deadline):
+            piece = await anext(pieces, None)
+        try:
+            events = parser.end() if piece is None else parser.feed(piece)
+        except SseError as error:
+            raise ConductorError("unparseable", f"the conductor's stream is not an event stream: {error}") from None
+        for event in events:
+            yield event.data
+        if piece is None:
+            return
+
+
+async def _bounded(response: httpx.Response, bytes_max: int) -> bytes:
+    """The start of a body, at most `bytes_max`."""
+    body = b""
+    pieces: AsyncIterator[bytes] = response.aiter_raw()
+    async for piece in pieces:
+        body += piece
+        if len(body) >= bytes_max:
+            break
+    return body[:bytes_max]
+
+
+def _status_error(status: int, raw: bytes) -> ConductorError:
+    reason = "down" if status >= 500 or status in (408, 429) else "refused"
+    text = " ".join(raw.decode(errors="replace").split())[:MESSAGE_CHARS_MAX]
+    return ConductorError(reason, f"the conductor's server answered {status}: {text}", billable=False)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ConductorError("unparseable", "the conductor's server sent something that is not a JSON object")
+    return value
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """A list of JSON objects; anything else counts as empty."""
+    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else []
+
+
+def _ints(value: Any) -> tuple[int, ...]:
+    """A list of integers; None counts as empty. Raises TypeError."""
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in value or ()):
+        raise TypeError("token ids are not integers")
+    return tuple(value or ())

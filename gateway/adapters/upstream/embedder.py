@@ -1,0 +1,111 @@
+"""What says which tasks are alike (port `Embedder`): feature hashing in this process, or an embeddings endpoint.
+
+The endpoint speaks OpenAI's `POST /embeddings`. Its vectors are fitted to the length that the database holds, by a draw
+that follows from the endpoint and model: after a change of either, old vectors are strangers and count for little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import Mapping
+
+import aiohttp
+import httpx
+
+from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.client import bounded_body, parse_object
+from gateway.adapters.upstream.http import http_client
+from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed, fitted
+from gateway.errors import Unavailable, UpstreamProtocol
+from gateway.service.ports.request import Embedder
+
+REPLY_BYTES_MAX = 1 << 20
+NUMBERS_MAX = 16_384
+TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error)
+
+
+class HashingEmbedder(Embedder):
+    """The default: no model, no network, the same on every machine. The shipper makes the vector again, for nothing."""
+
+    logged = False
+
+    async def embed(self, text: str) -> list[float]:
+        """As the port; raises nothing."""
+        return embed(text)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class HttpEmbedder(Embedder):
+    """An OpenAI-compatible endpoint. `base_url` ends where OpenAI's does (`…/v1`). A server that keeps failing is left
+    alone for a while."""
+
+    logged = True
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 0.1,
+        breaker: Breaker | None = None,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._url = f"{base_url.rstrip('/')}/embeddings"
+        self._model = model
+        self._salt = f"{self._url}#{model}"
+        self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._timeout_s = timeout_s
+        self._breaker = breaker or Breaker()
+        self._client = client or http_client()
+        self._numbers: int | None = None
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def embed(self, text: str) -> list[float]:
+        """As the port. All zeros for an empty text, unasked."""
+        if not text.strip():
+            return [0.0] * EMBEDDING_DIM
+        if not self._breaker.admit():
+            raise Unavailable("the embedder keeps failing and is left alone for a while")
+        ended = self._breaker.abandoned
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = fitted(self._vector(await self._asked(text[:EMBEDDED_CHARS_MAX])), self._salt)
+            ended = self._breaker.succeeded
+            return found
+        except (TimeoutError, ValueError, OverflowError, UpstreamProtocol, *TRANSPORT_ERRORS) as error:
+            ended = self._breaker.failed
+            why = str(error)[:200] or type(error).__name__
+            raise Unavailable(f"the embedder gave no vector ({why})") from None
+        finally:
+            ended()
+
+    async def _asked(self, text: str) -> Mapping[str, object]:
+        """The reply's body. Raises ValueError on any status but 200, and what the transport raises."""
+        body = json.dumps({"model": self._model, "input": text, "encoding_format": "float"}).encode()
+        headers = {**self._headers, "content-type": "application/json"}
+        async with self._client.stream("POST", self._url, content=body, headers=headers) as response:
+            if response.status_code != 200:
+                raise ValueError(f"status {response.status_code}")
+            return parse_object(await bounded_body(response, REPLY_BYTES_MAX))
+
+    def _vector(self, body: Mapping[str, object]) -> list[float]:
+        """The one vector of a reply. Raises ValueError where there is none, or it is not as long as those before."""
+        data = body.get("data")
+        first = data[0] if isinstance(data, list) and data else None
+        vector = first.get("embedding") if isinstance(first, dict) else None
+        if not isinstance(vector, list) or not 0 < len(vector) <= NUMBERS_MAX:
+            raise ValueError("no `data[0].embedding` in the reply")
+        if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in vector):
+            raise ValueError("the embedding is not a list of numbers")
+        if self._numbers not in (None, len(vector)):
+            raise ValueError(f"an embedding of {len(vector)} numbers after one of {self._numbers}")
+        self._numbers = len(vector)
+        return [float(x) for x in vector]

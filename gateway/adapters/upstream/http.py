@@ -1,0 +1,260 @@
+"""Workers behind any OpenAI-compatible endpoint, over one pooled client (httpx on aiohttp's transport; ADR 0006).
+
+One attempt a call: no retries, no redirects, no cookies, no proxy from the environment. Everything is bounded: the
+whole call by `timeout_s`, the silence between chunks, the decoded size of a reply and of one stream event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from functools import lru_cache
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any
+
+import aiohttp
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from gateway.adapters.upstream import client as upstream
+from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
+from gateway.core.loop import depth
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.chat import Endpoint
+from gateway.core.openai.texts import as_chat, checked_embeddings, chunk_as_chat
+from gateway.core.openai.usage import billed_usage, read_usage, text_bytes, usage_body
+from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
+from gateway.service.ports.request import WorkerCall, WorkerReply
+
+PATHS = {"chat": "chat/completions", "completions": "completions", "embeddings": "embeddings"}
+CONNECT_TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 512
+KEEPALIVE_EXPIRY_S = (
+    4.0  # uvicorn, and so vLLM, hangs up after 5 s idle; reusing a connection it is closing fails a call
+)
+DRAIN_S = 0.05
+
+
+def http_client(
+    connections_max: int = CONNECTIONS_MAX, keepalive_expiry_s: float = KEEPALIVE_EXPIRY_S
+) -> httpx.AsyncClient:
+    """A pooled client that keeps no state between calls. The one who makes it closes it."""
+
+    def session() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=connections_max, keepalive_timeout=keepalive_expiry_s, ssl=transport.ssl_context
+        )
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    transport = AiohttpTransport(client=session, trust_env=False)
+    client = httpx.AsyncClient(
+        transport=transport,
+        follow_redirects=False,
+        headers={"user-agent": "baton"},
+        trust_env=False,
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the rest is bounded by the call's own deadline
+    )
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return client
+
+
+class HttpWorkers:
+    """`ports.Workers` for kind `openai`. `secrets`: worker name → key, resolved at start."""
+
+    def __init__(
+        self,
+        secrets: Mapping[str, str],
+        depth_secret: bytes,
+        *,
+        client: httpx.AsyncClient | None = None,
+        reply_bytes_max: int = 16 << 20,
+        event_bytes_max: int = 1 << 20,
+        chunk_gap_s_max: float = 60.0,
+    ) -> None:
+        self._secrets = dict(secrets)
+        self._depth_secret = depth_secret
+        self._client = client or http_client()
+        self._reply_bytes_max = reply_bytes_max
+        self._event_bytes_max = event_bytes_max
+        self._chunk_gap_s_max = chunk_gap_s_max
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def complete(self, call: WorkerCall) -> WorkerReply:
+        """As `ports.Workers.complete`."""
+        body = request_body(call)
+        content = _encoded(body)
+        with upstream.transport_errors():
+            async with asyncio.timeout(call.timeout_s), aclosing(await self._open(call, content)) as response:
+                raw = await upstream.bounded_body(response, self._reply_bytes_max)
+        completion = checked_reply(call, upstream.parse_object(raw))
+        usage = billed_usage(
+            read_usage(completion), body, len(content), said_bytes(completion), call.worker.context_tokens
+        )
+        return WorkerReply(completion, usage, {"content-type": response.headers.get("content-type", "")})
+
+    async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
+        """As `ports.Workers.stream`; the last chunk always carries `usage` as it will be billed, and no choices."""
+        body = request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
+        content = _encoded(body)
+        tally = StreamTally()
+        async with aclosing(self._events(call, content)) as events:
+            async for event in events:
+                if event.data == DONE:
+                    tally.done = True
+                    continue
+                chunk = checked_chunk(event, self._secrets.get(call.worker.name), call.endpoint)
+                if visible := tally.add(chunk):
+                    yield visible
+        yield tally.last_chunk(call, body, len(content))
+
+    async def _events(self, call: WorkerCall, content: bytes) -> AsyncGenerator[SseEvent, None]:
+        """The reply's events, each waited for no longer than the call's deadline and the gap allow."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + call.timeout_s
+        with upstream.transport_errors():
+            async with asyncio.timeout_at(deadline):
+                response = await self._open(call, content)
+        try:
+            parser = SseParser(self._event_bytes_max)
+            pieces = upstream.bounded_bytes(response, self._reply_bytes_max)
+            piece: bytes | None = b""
+            until = deadline
+            while piece is not None:
+                with upstream.transport_errors():
+                    async with asyncio.timeout_at(until):
+                        piece = await anext(pieces, None)
+                until = min(deadline, now() + self._chunk_gap_s_max)
+                for event in _parsed(parser, piece):
+                    yield event
+                    if event.data == DONE:
+                        await _drain(pieces)
+                        return
+        finally:
+            await response.aclose()
+
+    async def _open(self, call: WorkerCall, content: bytes) -> httpx.Response:
+        """The response once its headers said 200; closing it before its end closes the connection."""
+        secret = self._secrets.get(call.worker.name)
+        headers = {
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+            "user-agent": "baton",
+            depth.HEADER: depth.sign(call.depth, self._depth_secret),
+        }
+        if secret:
+            headers["authorization"] = f"Bearer {secret}"
+        request = httpx.Request("POST", _url(call.worker.url, call.endpoint), content=content, headers=headers)
+        request.headers.encoding = "ascii"  # as they were written just now; else it is found out by reading them all
+        response = await self._client.send(request, stream=True)
+        if response.status_code == 200:
+            return response
+        try:
+            raw = await upstream.error_body(response)
+        finally:
+            await response.aclose()
+        raise upstream.status_error(response.status_code, response.headers, raw, secret)
+
+
+class StreamTally:
+    """What a stream has said so far: enough to tell a whole reply from a cut one, and to bill it."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._finished = False
+        self._usage: Usage | None = None
+        self.text_bytes = 0
+        self._head: dict[str, Any] = {"id": "", "created": 0, "model": ""}
+
+    def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        """Count a chunk; returns what of it belongs to the reply (usage is held back for the last chunk)."""
+        self._usage = read_usage(chunk) or self._usage
+        self._head = {key: chunk.get(key, value) for key, value in self._head.items()}
+        choices = chunk.get("choices") or []
+        self.text_bytes += text_bytes(choice["delta"] for choice in choices)
+        self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
+        return {key: value for key, value in chunk.items() if key != "usage"} if choices else None
+
+    def last_chunk(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> dict[str, Any]:
+        """The closing chunk with the usage to bill. Raises UpstreamProtocol when the stream ended too early."""
+        if not (self.done or self._finished):
+            raise UpstreamProtocol("the worker's stream ended before its reply was whole")
+        usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
+        head = {**self._head, "model": self._head["model"] or call.worker.model}
+        return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+
+
+@lru_cache(maxsize=1024)
+def _url(base: str, endpoint: Endpoint) -> httpx.URL:
+    """Parsed once a worker, not once a call."""
+    return httpx.URL(f"{base}/{PATHS[endpoint]}")
+
+
+def request_body(call: WorkerCall) -> dict[str, Any]:
+    """The body that is sent: the pool file's defaults, the call's own over them, and the upstream's model name."""
+    return {**call.worker.params, **call.body, "model": call.worker.model}
+
+
+def checked_reply(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
+    """The body if it is what the endpoint gives; a text completion in the shape of chat. Raises UpstreamProtocol."""
+    if call.endpoint == "embeddings":
+        return checked_embeddings(body, call.body)
+    return checked_completion(as_chat(body) if call.endpoint == "completions" else body)
+
+
+def said_bytes(body: Mapping[str, Any]) -> int:
+    """UTF-8 bytes of the text in a whole reply; embeddings have none."""
+    return text_bytes(choice["message"] for choice in body.get("choices") or ())
+
+
+def checked_completion(body: dict[str, Any]) -> dict[str, Any]:
+    """The body if it is a completion with at least one message. Raises UpstreamProtocol."""
+    choices = body.get("choices")
+    if not (isinstance(choices, list) and choices and all(_holds(choice, "message") for choice in choices)):
+        raise UpstreamProtocol("the worker's reply has no choices with a message")
+    return body
+
+
+def checked_chunk(event: SseEvent, secret: str | None, endpoint: Endpoint = "chat") -> dict[str, Any]:
+    """The chunk an event holds. Raises UpstreamProtocol for nonsense, UpstreamError for an error event."""
+    chunk = upstream.parse_object(event.data)
+    if chunk.get("error") or event.name == "error":
+        raise upstream.event_error(chunk.get("error") or chunk, secret)
+    chunk = chunk_as_chat(chunk) if endpoint == "completions" else chunk
+    choices = chunk.get("choices") or []
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("delta") is None:
+            choice["delta"] = {}  # Azure's asynchronous content filter sends choices without one
+    if not (isinstance(choices, list) and all(_holds(choice, "delta") for choice in choices)):
+        raise UpstreamProtocol("the worker's stream holds a chunk that is no chunk")
+    return chunk
+
+
+def _holds(choice: Any, part: str) -> bool:
+    return isinstance(choice, dict) and isinstance(choice.get(part), dict)
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise UpstreamRefused("the request holds a value that JSON cannot carry", dispatched=False) from None
+
+
+def _parsed(parser: SseParser, piece: bytes | None) -> list[SseEvent]:
+    try:
+        return parser.end() if piece is None else parser.feed(piece)
+    except SseError as error:
+        raise UpstreamProtocol(f"the worker's stream is not an event stream: {error}") from None
+
+
+async def _drain(pieces: AsyncIterator[bytes]) -> None:
+    """Read what follows `[DONE]`, briefly: only a connection read to its end can be used again."""
+    with suppress(UpstreamError), upstream.transport_errors():
+        async with asyncio.timeout(DRAIN_S):
+            async for _ in pieces:
+                pass

@@ -1,0 +1,340 @@
+"""Every other vendor, through LiteLLM: the only file that imports it, and only when a pool needs it (ADR 0006).
+
+Everything LiteLLM would do beside translating is off: retries, fallbacks, caching, callbacks, logging, telemetry, the
+price map from the web, `.env` files. Its exceptions become ours; what it makes up to hide a cut stream is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from decimal import Decimal
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import aiohttp
+import httpx
+
+from gateway.adapters.upstream import client as upstream
+from gateway.adapters.upstream.http import StreamTally, checked_reply, request_body, said_bytes
+from gateway.core.openai.chat import FIELDS, HINTS
+from gateway.core.openai.reply import chunks_of
+from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
+from gateway.core.openai.usage import billed_usage, read_usage, usage_body
+from gateway.core.pool.workers import Price
+from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
+from gateway.service.ports.request import WorkerCall, WorkerReply
+
+PRICE_MAP = "model_prices_and_context_window_backup.json"
+_REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
+_BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
+_CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
+KNOWN = {"chat": FIELDS, "completions": COMPLETION_FIELDS, "embeddings": EMBEDDING_FIELDS}
+_MESSAGE_FIELDS = ("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio")
+_PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
+OPENAI_TEXTS = ("openai/", "text-completion-openai/")
+_MISSING = "kind litellm needs the extra; pip install 'baton[litellm]'"
+_ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else importing it asks the web, three times
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
+    "LITELLM_MODE": "PRODUCTION",  # else importing it loads .env files
+}
+
+
+def offline_price(model: str, context_tokens: int = 0) -> Price | None:
+    """The price LiteLLM's packaged map gives for a model id, without importing LiteLLM; None where it has none.
+
+    Where a vendor charges more above a prompt size, the dearest tier that `context_tokens` can reach is taken.
+    Raises ConfigError where LiteLLM is not installed.
+    """
+    entry = _entry(_price_map(), model)
+    if entry is None:
+        return None
+    amounts = [_dearest(entry, f"{side}_cost_per_token", context_tokens) for side in ("input", "output")]
+    if None in amounts:
+        return None
+    per_mtok = [f"{(amount * 1_000_000).normalize():f}" for amount in amounts if amount is not None]
+    return Price.model_validate({"input_usd_per_mtok": per_mtok[0], "output_usd_per_mtok": per_mtok[1]})
+
+
+def _entry(prices: Mapping[str, Any], model: str) -> Mapping[str, Any] | None:
+    """The map's entry: under the whole id, or under the bare name if it is that provider's."""
+    provider, _, bare = model.partition("/")
+    for name in (model, bare):
+        entry = prices.get(name)
+        if isinstance(entry, dict) and (name == model or str(entry.get("litellm_provider")) == provider):
+            return entry
+    return None
+
+
+def _dearest(entry: Mapping[str, Any], name: str, context_tokens: int) -> Decimal | None:
+    """The highest of a price and its `…_above_200k_tokens` tiers within reach; None where there is no base price."""
+    if entry.get(name) is None:
+        return None
+    amounts = [Decimal(str(entry[name]))]
+    for key, amount in entry.items():
+        tier = key.removeprefix(f"{name}_above_").removesuffix("k_tokens")
+        if tier.isdigit() and amount is not None and context_tokens > int(tier) * 1000:
+            amounts.append(Decimal(str(amount)))
+    return max(amounts)
+
+
+@cache
+def _price_map() -> Mapping[str, Any]:
+    spec = find_spec("litellm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(_MISSING)
+    text = (Path(spec.submodule_search_locations[0]) / PRICE_MAP).read_text(encoding="utf-8")
+    prices: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    return prices
+
+
+@cache
+def _litellm() -> ModuleType:
+    """The module, imported quietly and switched to doing nothing but translate. Raises ConfigError."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # boundary: LiteLLM reads these at import and has no other switch
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside its own imports, none of them ours to mend
+        try:
+            import litellm
+
+            for lazily_built in (litellm.ModelResponse, litellm.ModelResponseStream):
+                lazily_built()  # else the first call would build their schemas, and warn
+        except ImportError:
+            raise ConfigError(_MISSING) from None
+    litellm.suppress_debug_info = True
+    litellm.turn_off_message_logging = True
+    litellm.telemetry = False
+    litellm.drop_params = False
+    litellm.modify_params = False
+    litellm.num_retries = 0
+    litellm.cache = None
+    litellm.REPEATED_STREAMING_CHUNK_LIMIT = 2**31  # else a reply of a hundred equal pieces is a server error
+    litellm.disable_hf_tokenizer_download = True
+    for callbacks in ("callbacks", "success_callback", "failure_callback", "input_callback", "service_callback"):
+        setattr(litellm, callbacks, [])
+    _keep_gemini_honest()
+    module: ModuleType = litellm
+    return module
+
+
+def _keep_gemini_honest() -> None:
+    """LiteLLM calls every Gemini chunk finished, which hides a cut stream: a missing reason stays missing."""
+    from litellm.llms.vertex_ai.gemini.vertex_and_google_ai_studio_gemini import VertexGeminiConfig
+
+    invent = VertexGeminiConfig._check_finish_reason
+
+    def reported(message: Any, finish_reason: str | None) -> Any:
+        return None if finish_reason is None else invent(message, finish_reason)
+
+    VertexGeminiConfig._check_finish_reason = staticmethod(reported)
+
+
+class LiteLLMWorkers:
+    """`ports.Workers` for kind `litellm`. `secrets`: worker name → key. Raises ConfigError without the extra."""
+
+    def __init__(
+        self, secrets: Mapping[str, str], *, reply_bytes_max: int = 16 << 20, chunk_gap_s_max: float = 60.0
+    ) -> None:
+        self._litellm = _litellm()
+        self._secrets = dict(secrets)
+        self._reply_bytes_max = reply_bytes_max
+        self._chunk_gap_s_max = chunk_gap_s_max
+
+    async def close(self) -> None:
+        """Close the clients that LiteLLM caches."""
+        await self._litellm.close_litellm_async_clients()
+
+    async def complete(self, call: WorkerCall) -> WorkerReply:
+        """As `ports.Workers.complete`."""
+        body = _request_body(call)
+        until = asyncio.get_running_loop().time() + call.timeout_s
+        async with self._client(call) as given:
+            response = await self._timed(call, until, self._calling(call)(**{**body, **self._options(call), **given}))
+        completion = checked_reply(call, _plain(response))
+        generated = said_bytes(completion)
+        if generated > self._reply_bytes_max:
+            raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
+        usage = billed_usage(read_usage(completion), body, _size(body), generated, call.worker.context_tokens)
+        return WorkerReply(completion, usage)
+
+    async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
+        """As `ports.Workers.stream`; the last chunk always carries `usage` as it will be billed, and no choices."""
+        if call.endpoint == "completions":  # LiteLLM's own stream of texts cannot be closed, and hides where it was cut
+            reply = await self.complete(call)
+            for choices in chunks_of(reply.body):
+                yield {"choices": choices}
+            yield {"choices": [], "usage": usage_body(reply.usage)}
+            return
+        body = _request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
+        now = asyncio.get_running_loop().time
+        deadline = now() + call.timeout_s
+        tally = StreamTally()
+        chunks: Any = None
+        try:
+            chunks = await self._timed(call, deadline, self._calling(call)(**{**body, **self._options(call)}))
+            until = deadline
+            while (chunk := await self._timed(call, until, anext(chunks, None))) is not None:
+                until = min(deadline, now() + self._chunk_gap_s_max)
+                plain = _plain(chunk)
+                _refuse_made_up_end(plain, chunks)
+                if visible := tally.add(plain):
+                    yield visible
+                if tally.text_bytes > self._reply_bytes_max:
+                    raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes")
+        finally:
+            if chunks is not None:
+                await chunks.aclose()
+        yield tally.last_chunk(call, body, _size(body))
+
+    def _calling(self, call: WorkerCall) -> Any:
+        """The function of LiteLLM's for the endpoint."""
+        functions = {"completions": self._litellm.atext_completion, "embeddings": self._litellm.aembedding}
+        return functions.get(call.endpoint, self._litellm.acompletion)
+
+    @asynccontextmanager
+    async def _client(self, call: WorkerCall) -> AsyncIterator[dict[str, Any]]:
+        """LiteLLM opens a client for every text completion of OpenAI's kind and never closes it, so it is given one."""
+        if call.endpoint != "completions" or not (call.worker.model or "").startswith(OPENAI_TEXTS):
+            yield {}
+            return
+        from openai import AsyncOpenAI
+
+        key, url = self._secrets.get(call.worker.name, "none"), call.worker.url
+        async with AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=call.timeout_s) as client:
+            yield {"client": client}
+
+    async def _timed(self, call: WorkerCall, until: float, waiting: Any) -> Any:
+        """Await one thing of LiteLLM's, no later than `until` on the loop's clock."""
+        try:
+            async with asyncio.timeout_at(until):
+                return await waiting
+        except Exception as error:  # boundary: LiteLLM lets anything escape; every error becomes ours
+            raise self._mapped(error, call) from error
+
+    def _options(self, call: WorkerCall) -> dict[str, Any]:
+        """What LiteLLM is told beside the body."""
+        options: dict[str, Any] = {
+            "num_retries": 0,
+            "max_retries": 0,
+            "timeout": call.timeout_s,
+            "drop_params": False,
+            "caching": False,
+            "no-log": True,
+            "_skip_mcp_handler": True,  # else LiteLLM looks at the client's tools for servers of its own to call
+            "api_key": self._secrets.get(call.worker.name),
+        }
+        return options | ({"api_base": call.worker.url} if call.worker.url else {})
+
+    def _mapped(self, error: Exception, call: WorkerCall) -> UpstreamError:
+        """LiteLLM's exceptions are OpenAI's with a status; where it guessed the status, the cause says more."""
+        if isinstance(error, UpstreamError):
+            return error
+        if isinstance(original := getattr(error, "original_exception", None), Exception):
+            return self._mapped(original, call)
+        if _never_left(error):
+            return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
+        if isinstance(error, TimeoutError | self._litellm.Timeout):
+            return UpstreamTimeout("the worker did not answer in time")
+        if isinstance(error, self._litellm.APIConnectionError):
+            return UpstreamProtocol("the worker hung up before its reply was whole, or it made no sense")
+        status = getattr(error, "status_code", None)
+        if not isinstance(status, int):
+            return UpstreamProtocol(f"the worker's reply made no sense ({type(error).__name__})")
+        response = getattr(error, "response", None)
+        headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
+        body = json.dumps({"error": {"message": _vendor_message(str(getattr(error, "message", error)))}}).encode()
+        return upstream.status_error(status, headers, body, self._secrets.get(call.worker.name))
+
+
+def _refuse_made_up_end(chunk: Mapping[str, Any], chunks: Any) -> None:
+    """LiteLLM ends a cut stream with a `stop` of its own; only a finish reason that was received may pass."""
+    received = getattr(chunks, "received_finish_reason", True) or getattr(chunks, "intermittent_finish_reason", None)
+    if not received and any(choice.get("finish_reason") for choice in chunk.get("choices") or ()):
+        raise UpstreamProtocol("the worker's stream ended before its reply was whole")
+
+
+def _never_left(error: BaseException | None) -> bool:
+    """Whether no connection came about: some cause in the chain says so, or LiteLLM quotes the one it swallowed."""
+    text = str(error)
+    while error is not None:
+        if isinstance(error, httpx.ConnectError | aiohttp.ClientConnectorError):
+            return True
+        error = error.__cause__ or error.__context__
+    return "Cannot connect to host" in text
+
+
+def _vendor_message(text: str) -> str:
+    """The vendor's own message out of `litellm.SomeError: VendorException - b'{"error": {…}}'`."""
+    start = text.find("{")
+    with suppress(ValueError, RecursionError):
+        body, _ = json.JSONDecoder(strict=False).raw_decode(text, start) if start >= 0 else ({}, 0)
+        message = (body.get("error") or {}).get("message")
+        if isinstance(message, str):
+            return message
+    return _PREFIX.sub("", text)
+
+
+def _request_body(call: WorkerCall) -> dict[str, Any]:
+    """The body to translate. LiteLLM takes settings and body as one set of names, and fetches URLs itself: only
+    known chat parameters may come from a request, and files only as `data:`. Raises UpstreamRefused."""
+    unknown = sorted(call.body.keys() - KNOWN[call.endpoint].keys())
+    if unknown:
+        raise UpstreamRefused(f"`{unknown[0]}` cannot be sent to this worker", param=unknown[0], dispatched=False)
+    for message in call.body.get("messages") or ():
+        parts = message.get("content")
+        for part in parts if isinstance(parts, list) else ():
+            if _REMOTE.match(_link(part)):
+                raise UpstreamRefused(
+                    "this worker takes images and files as data: URLs only", param="messages", dispatched=False
+                )
+    body = request_body(call)
+    if call.endpoint == "embeddings":  # in its own type it knows numbers alone; they are encoded on the way out
+        return {**body, "encoding_format": "float"}
+    if (call.worker.model or "").startswith(("openai/", "azure/")):
+        return body
+    return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor has a place for them
+
+
+def _link(part: Mapping[str, Any]) -> str:
+    """What a content part points at, if anything."""
+    for name, field in (("image_url", "url"), ("file", "file_id"), ("file", "file_data")):
+        target = part.get(name)
+        value = target.get(field) if isinstance(target, Mapping) else target
+        if isinstance(value, str):
+            return value
+    return ""
+
+
+def _plain(response: Any) -> dict[str, Any]:
+    """A response or chunk of LiteLLM's as plain JSON data, without the fields that it adds to OpenAI's."""
+    whole: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
+    body = {name: whole[name] for name in _BODY_FIELDS if name in whole}
+    if "data" in whole:
+        return body | {"data": whole["data"]}
+    if body.get("object") == "chat.completion.chunk" and body.get("usage"):
+        return {**body, "choices": []}  # LiteLLM repeats an empty choice beside the usage
+    return {**body, "choices": [_plain_choice(choice) for choice in whole.get("choices") or ()]}
+
+
+def _plain_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {"finish_reason": None, **{name: choice[name] for name in _CHOICE_FIELDS if name in choice}}
+    for part in ("message", "delta"):
+        if part in choice:
+            plain[part] = {name: value for name, value in choice[part].items() if name in _MESSAGE_FIELDS}
+    return plain
+
+
+def _size(body: Mapping[str, Any]) -> int:
+    with suppress(TypeError, ValueError):
+        return len(json.dumps(body, separators=(",", ":")).encode())
+    return 0
