@@ -30,7 +30,7 @@ BatonError                      status  type                    code
     ├── MoneyUnavailable        503     server_error            money_unavailable   (Redis away: money fails closed)
     └── SpoolFull               503     server_error            spool_full
 
-`status`, `type` and `code` travel with the error; `api/edge.py` is the one place that turns them into replies.
+`status`, `type` and `code` travel with the error; `api/edge/stack.py` is the one place that turns them into replies.
 """
 
 from __future__ import annotations

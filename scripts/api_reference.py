@@ -15,18 +15,18 @@ from fastapi.routing import APIRoute, APIRouter
 
 from gateway import errors
 from gateway.adapters.upstream.media import FETCH_CODES
-from gateway.api.admin import AdminApi
-from gateway.api.headers import rate_headers
-from gateway.api.health import HealthApi
-from gateway.api.jobs import JobsApi
-from gateway.api.openai import OWN_HEADERS, OpenAIApi
-from gateway.api.orgs import OrgsApi
-from gateway.api.outcomes import OutcomesApi
-from gateway.api.pages import PagesApi
-from gateway.api.policies import PoliciesApi
-from gateway.api.pools import PoolsApi
-from gateway.api.responses import ResponsesApi
-from gateway.api.texts import TextsApi
+from gateway.api.edge.headers import rate_headers
+from gateway.api.edge.health import HealthApi
+from gateway.api.operator.jobs import JobsApi
+from gateway.api.operator.keys import AdminApi
+from gateway.api.operator.orgs import OrgsApi
+from gateway.api.operator.pages import PagesApi
+from gateway.api.operator.policies import PoliciesApi
+from gateway.api.operator.pools import PoolsApi
+from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
+from gateway.api.public.outcomes import OutcomesApi
+from gateway.api.public.responses import ResponsesApi
+from gateway.api.public.texts import TextsApi
 from gateway.core.log.outcome import FIELDS as OUTCOME_FIELDS
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import CAP_HEADERS

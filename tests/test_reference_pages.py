@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from gateway.adapters.host.metrics import PrometheusMetrics
-from gateway.api.openai import _CHAT_DOC
+from gateway.api.public.chat import _CHAT_DOC
 from gateway.core.openai.chat import FIELDS
 from scripts import api_reference, chat_table, metrics_reference, reference, responses_reference, training_reference
 

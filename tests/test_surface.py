@@ -22,7 +22,7 @@ print(loaded, spoken)
 """
 
 
-@pytest.mark.parametrize("module", ["gateway", "gateway.config", "gateway.cli", "gateway.app"])
+@pytest.mark.parametrize("module", ["gateway", "gateway.config.settings", "gateway.cli", "gateway.wiring.build"])
 def test_importing_is_light_and_silent(module: str) -> None:
     script = WATCH.format(module=module, heavy=HEAVY)
     done = subprocess.run(

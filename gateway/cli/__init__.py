@@ -9,22 +9,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gateway.cli import (
-    audit,
-    check,
-    credits,
-    evaluate,
-    keys,
-    orgs,
-    policy,
-    pools,
-    replay,
-    retention,
-    serve,
-    traces,
-    train,
-    worker,
-)
+from gateway.cli.admin import audit, credits, keys, orgs, policy, pools, retention
+from gateway.cli.learn import evaluate, replay, traces, train
+from gateway.cli.process import check, serve, worker
 from gateway.errors import BadRequest, BatonError
 
 COMMANDS = {

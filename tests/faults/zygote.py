@@ -14,14 +14,14 @@ import signal
 import sys
 from typing import Any
 
-import gateway.app
-import gateway.cli.serve
+import gateway.cli.process.serve
+import gateway.wiring.build
 from gateway.cli import main
 from tests.faults import killpoints, seams
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-assert gateway.app  # imported for its children
-assert gateway.cli.serve
+assert gateway.wiring.build  # imported for its children
+assert gateway.cli.process.serve
 
 
 def child(order: dict[str, Any]) -> None:

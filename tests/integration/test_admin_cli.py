@@ -12,8 +12,8 @@ from sqlalchemy import create_engine, text
 
 from gateway import cli
 from gateway.adapters.postgres.database import driver_url
-from gateway.cli import credits, pools
-from gateway.cli.adminapi import AdminClient
+from gateway.cli.admin import credits, pools
+from gateway.cli.admin.client import AdminClient
 
 POOL = """
 workers:

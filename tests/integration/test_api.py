@@ -14,15 +14,15 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from gateway.api import edge
-from gateway.api.admin import AdminApi
-from gateway.api.health import HealthApi
-from gateway.api.idempotency import Idempotency
-from gateway.api.openai import OpenAIApi
-from gateway.api.outcomes import OutcomesApi
-from gateway.api.responses import ResponsesApi
-from gateway.api.texts import TextsApi
-from gateway.cli.listeners import Listener
+from gateway.api.edge import stack as edge
+from gateway.api.edge.health import HealthApi
+from gateway.api.edge.idempotency import Idempotency
+from gateway.api.operator.keys import AdminApi
+from gateway.api.public.chat import OpenAIApi
+from gateway.api.public.outcomes import OutcomesApi
+from gateway.api.public.responses import ResponsesApi
+from gateway.api.public.texts import TextsApi
+from gateway.cli.process.listeners import Listener
 from gateway.core.money.amounts import Usage
 from gateway.errors import BudgetExceeded, UpstreamError, UpstreamRateLimited
 from gateway.service.admin.keys import KeyAdmin

@@ -15,9 +15,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway.api import edge
-from gateway.api.policies import PoliciesApi
-from gateway.cli import main, policy
+from gateway.api.edge import stack as edge
+from gateway.api.operator.policies import PoliciesApi
+from gateway.cli import main
+from gateway.cli.admin import policy
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway.api import edge
-from gateway.api.pools import PoolsApi
+from gateway.api.edge import stack as edge
+from gateway.api.operator.pools import PoolsApi
 from gateway.core.pool.workers import revision_of
 from gateway.errors import ConfigError
 from gateway.service.admin.keys import KeyAdmin

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.cli.listeners import BoundedProtocol, Listener, bind, url
+from gateway.cli.process.listeners import BoundedProtocol, Listener, bind, url
 from gateway.errors import ConfigError
 
 HEAD_BYTES_MAX = 4096

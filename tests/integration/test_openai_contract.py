@@ -15,9 +15,9 @@ import pytest
 from fastapi import FastAPI
 
 from gateway.adapters.upstream.http import HttpWorkers
-from gateway.api import edge
-from gateway.api.headers import EXPOSED, with_cors
-from gateway.cli.listeners import BoundedProtocol, Listener
+from gateway.api.edge import stack as edge
+from gateway.api.edge.headers import EXPOSED, with_cors
+from gateway.cli.process.listeners import BoundedProtocol, Listener
 from gateway.core.money.amounts import Usage
 from gateway.errors import (
     BadRequest,

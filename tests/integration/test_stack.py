@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gateway import config
-from gateway.cli import services
-from gateway.cli.datadir import KEYS, DataDir
-from gateway.cli.keyring import first_keys
-from gateway.cli.services import Stack, conductor_directory, output_of
-from gateway.config import Services
+from gateway.cli.process import services
+from gateway.cli.process.datadir import KEYS, DataDir
+from gateway.cli.process.keyring import first_keys
+from gateway.cli.process.services import Stack, conductor_directory, output_of
+from gateway.config import settings as config
+from gateway.config.settings import Services
 from gateway.errors import ConfigError, Unavailable
 from tests.policies import write_policy
 from tests.servers import RedisServer

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway.api import edge
-from gateway.api.pages import PagesApi, page_files
+from gateway.api.edge import stack as edge
+from gateway.api.operator.pages import PagesApi, page_files
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.ports.request import RolloutsQuery
 from gateway.service.request.auth import Authenticator

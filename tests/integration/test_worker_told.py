@@ -11,15 +11,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import config
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.adapters.postgres.jobs import JobStore
 from gateway.adapters.postgres.queue import queue_app
-from gateway.cli.datadir import JUDGE, DataDir
-from gateway.cli.keyring import judge_key, key_admin
-from gateway.cli.worker import WORKER, facts_of, tell
-from gateway.config import Services
+from gateway.cli.process.datadir import JUDGE, DataDir
+from gateway.cli.process.keyring import judge_key, key_admin
+from gateway.cli.process.worker import WORKER, facts_of, tell
+from gateway.config import settings as config
+from gateway.config.settings import Services
 from gateway.core.policies.jobs import JobSpec
 from gateway.errors import ConfigError
 from policy.jobs.schedule import Schedule, check, schedule_of

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import httpx
 from aiohttp import web
 
-from gateway import config
-from gateway.app import Bundle, build
-from gateway.cli.keyring import administration
-from gateway.cli.listeners import Listener, bind, url
-from gateway.config import Services
+from gateway.cli.process.keyring import administration
+from gateway.cli.process.listeners import Listener, bind, url
+from gateway.config import settings as config
+from gateway.config.settings import Services
 from gateway.service.admin.keys import KeyAdmin
+from gateway.wiring.build import Bundle, build
 from tests.servers import RedisServer
 
 PEPPER = b"pepper-for-tests-0123456789"

@@ -93,7 +93,7 @@ def test_importing_the_gateway_opens_no_socket_and_starts_nothing_of_its_own() -
         "import sys\nseen = []\n"
         "sys.addaudithook(lambda event, args: seen.append((event, str(args[:2]))) if event.startswith(('socket.', "
         "'subprocess.', 'os.system', 'os.exec', 'os.posix_spawn')) and event != 'socket.__new__' else None)\n"
-        "import gateway, gateway.app, gateway.cli.serve, gateway.adapters.upstream.litellm\n"
+        "import gateway, gateway.wiring.build, gateway.cli.process.serve, gateway.adapters.upstream.litellm\n"
         # croniter, of the queue, asks `file` whether this Python is one of 32 bits
         "print([one for one in seen if one[0] != 'subprocess.Popen' or \"['file', '-b'\" not in one[1]])"
     )

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gateway import config
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.replicas import Replicas
-from gateway.app_conductor import engine_of
-from gateway.config import Services, Settings
+from gateway.config import settings as config
+from gateway.config.settings import Services, Settings
 from gateway.errors import ConfigError
+from gateway.wiring.conductor import engine_of
 from tests.fakes.conductor import ScriptedConductor
 
 URL = {

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from gateway import cli
-from gateway.cli import check, keys
-from gateway.cli.banner import banner, curl, python
-from gateway.cli.datadir import DataDir
+from gateway.cli.admin import keys
+from gateway.cli.process import check
+from gateway.cli.process.banner import banner, curl, python
+from gateway.cli.process.datadir import DataDir
 from gateway.errors import ConfigError, Unavailable
 
 FACTS = {
@@ -202,5 +203,5 @@ def test_evaluate_becomes_the_program_that_evaluates(monkeypatch: pytest.MonkeyP
     with pytest.raises(SystemExit):
         cli.main(["evaluate", "--env", "arena", "--policy", "fixed:*", "--out", "x.json"])
     assert became[0][1:] == ["-m", "policy", "evaluate", "--env", "arena", "--policy", "fixed:*", "--out", "x.json"]
-    monkeypatch.setattr("gateway.cli.evaluate.find_spec", lambda _name: None)
+    monkeypatch.setattr("gateway.cli.learn.evaluate.find_spec", lambda _name: None)
     assert cli.main(["evaluate", "--env", "arena"]) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway import config
+from gateway.config import settings as config
 from gateway.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.datadir import FACTS, DataDir
+from gateway.cli.process.datadir import FACTS, DataDir
 from gateway.errors import ConfigError, Conflict
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.cli import interpreter
+from gateway.cli.process import interpreter
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.train import absolute, described
+from gateway.cli.learn.train import absolute, described
 from gateway.core.policies.jobs import JobSpec, option, read_policy, read_spec
 from gateway.errors import BadRequest, ConfigError
 from policy.jobs import watch

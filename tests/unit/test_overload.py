@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.edge import Edge
+from gateway.api.edge.stack import Edge
 
 SPENDING_MAX = 8
 

@@ -15,8 +15,9 @@ import pytest
 from gateway import cli
 from gateway.adapters.host import poolsource
 from gateway.adapters.host.poolsource import PoolFileSource
-from gateway.cli import hangup, logs, pools
-from gateway.cli.adminapi import AdminClient
+from gateway.cli.admin import pools
+from gateway.cli.admin.client import AdminClient
+from gateway.cli.process import hangup, logs
 from gateway.core.access.audit import Act
 from gateway.core.log.redact import SECRET, Redactor
 from gateway.errors import ConfigError, Unavailable

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.api import pressure
-from gateway.api.pressure import LEAST, TURN_S, Places
+from gateway.api.edge import pressure
+from gateway.api.edge.pressure import LEAST, TURN_S, Places
 
 MOST = 512
 

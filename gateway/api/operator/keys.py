@@ -1,0 +1,95 @@
+"""Admin routes of keys, on their own listener and for admin keys only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from gateway.api.edge.bodies import asked, operator, required
+from gateway.core.money.amounts import nano_to_usd
+from gateway.core.money.scopes import WINDOWS, key_scope, user_scope, windows
+from gateway.service.admin import limits
+from gateway.service.admin.keys import CREATABLE, GRACE_S, KeyAdmin, describe
+from gateway.service.ports.request import Budgets, Clock
+from gateway.service.request.auth import Authenticator
+
+ROTATE_FIELDS = frozenset({"grace_s"})
+
+
+@dataclass(frozen=True, slots=True)
+class AdminApi:
+    """What the routes need."""
+
+    keys: KeyAdmin
+    budgets: Budgets
+    authenticator: Authenticator
+    clock: Clock
+    body_bytes_max: int
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/admin")
+        router.add_api_route("/keys", self.create, methods=["POST"], response_model=None, status_code=201)
+        router.add_api_route("/keys", self.list, methods=["GET"], response_model=None)
+        router.add_api_route("/keys/{public_id}", self.show, methods=["GET"], response_model=None)
+        router.add_api_route("/keys/{public_id}", self.update, methods=["PATCH"], response_model=None)
+        router.add_api_route("/keys/{public_id}", self.revoke, methods=["DELETE"], response_model=None)
+        router.add_api_route("/keys/{public_id}/rotate", self.rotate, methods=["POST"], response_model=None)
+        return router
+
+    async def create(self, request: Request) -> Response:
+        """A new key; its secret is in this reply and nowhere else."""
+        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        name = required(body, "name")
+        limits.known(body, CREATABLE)
+        row, secret = await self.keys.create_key(name, act=act, **body)
+        return JSONResponse({**describe(row), "key": secret}, status_code=201)
+
+    async def list(self, request: Request) -> Response:
+        """Every key with what it has posted and holds."""
+        await operator(request, self.authenticator)
+        shown = []
+        for row in await self.keys.list_keys():
+            balance = await self.budgets.balance(key_scope(row.public_id))
+            spent = {"spent_usd": nano_to_usd(balance.posted_nano), "held_usd": nano_to_usd(balance.held_nano)}
+            shown.append({**describe(row), **spent})
+        return JSONResponse({"object": "list", "data": shown})
+
+    async def show(self, request: Request, public_id: str) -> Response:
+        """One key, with what it has posted and holds in all, this month and today; with `user`, one end user of it."""
+        await operator(request, self.authenticator)
+        row = await self.keys.get_key(public_id)
+        scope = key_scope(row.public_id)
+        user = request.query_params.get("user")
+        spent = await balances(self.budgets, scope if user is None else user_scope(scope, user), self.clock)
+        return JSONResponse({**describe(row), "balances": spent})
+
+    async def update(self, request: Request, public_id: str) -> Response:
+        """Change a key's name, limits, pools, workers, caps, log mode or training mark; null lifts a limit."""
+        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        return JSONResponse(describe(await self.keys.update_key(public_id, body, act)))
+
+    async def rotate(self, request: Request, public_id: str) -> Response:
+        """A new secret for the key, in this reply and nowhere else; the one of before works for `grace_s` (86400)."""
+        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        grace_s = limits.known(body, ROTATE_FIELDS).get("grace_s", GRACE_S)
+        row, secret = await self.keys.rotate_key(public_id, grace_s, act)
+        return JSONResponse({**describe(row), "key": secret})
+
+    async def revoke(self, request: Request, public_id: str) -> Response:
+        """Revoke a key; it stops working within a second."""
+        act = await operator(request, self.authenticator)
+        return JSONResponse(describe(await self.keys.revoke_key(public_id, act)))
+
+
+async def balances(budgets: Budgets, scope: str, clock: Clock) -> dict[str, Any]:
+    """Dollars posted and held in all, this month and today (UTC)."""
+    found = {}
+    for window, name in zip(WINDOWS, windows(scope, clock.now()), strict=True):
+        balance = await budgets.balance(name)
+        posted, held = nano_to_usd(balance.posted_nano), nano_to_usd(balance.held_nano)
+        found[window] = {"scope": name, "spent_usd": posted, "held_usd": held}
+    return found

@@ -1,0 +1,210 @@
+"""The OpenAI-compatible routes: chat completions and models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.edge.headers import headers_of
+from gateway.api.edge.idempotency import Idempotency
+from gateway.api.edge.stack import Json, read_json, unless_gone
+from gateway.core.access.keys import Principal
+from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
+from gateway.core.loop.depth import HEADER, verify
+from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.openai.chat import FIELDS, MEDIA_BYTES_MAX, ChatRequest, parse_request
+from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.service.request.admit import Asked
+from gateway.service.request.auth import Authenticator
+from gateway.service.request.catalog import Catalog
+from gateway.service.request.complete import Completer
+from gateway.service.request.frames import ChatFrames, Frames, events
+from gateway.service.request.running import Running, reply_headers
+
+CLIENT_CLOSED_REQUEST = 499
+ROUNDS_MAX = 16
+OWN_HEADERS = (
+    "x-baton-pool",
+    "x-baton-rounds",
+    "x-baton-quality",
+    "x-baton-keepalive",
+    "x-baton-progress",
+    "x-baton-sticky",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIApi:
+    """What the routes need."""
+
+    completer: Completer
+    catalog: Catalog
+    authenticator: Authenticator
+    depth_secret: bytes
+    body_bytes_max: int
+    messages_max: int
+    in_flight_max: int
+    keepalive_s: float
+    strict_fields: bool
+    models_created_s: int
+    idempotency: Idempotency
+    media_bytes_max: int = MEDIA_BYTES_MAX
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1")
+        router.add_api_route(
+            "/chat/completions", self.chat, methods=["POST"], response_model=None, openapi_extra=_CHAT_DOC
+        )
+        router.add_api_route("/models", self.models, methods=["GET"], response_model=None)
+        router.add_api_route("/models/{model:path}", self.model, methods=["GET"], response_model=None)
+        return router
+
+    async def chat(self, request: Request) -> Response:
+        """Plan the request over the key's workers and answer it; streamed as it is produced where asked for."""
+        principal = await self._who(request)
+        body = await read_json(request, self.body_bytes_max)
+        return await self.idempotency.answer(request, principal, body, lambda r: self._chat(r, principal, body))
+
+    async def _chat(self, request: Request, principal: Principal, body: Any) -> Response:
+        chat = parse_request(
+            body,
+            messages_max=self.messages_max,
+            strict=self.strict_fields,
+            media_bytes_max=self.media_bytes_max,
+        )
+        running = await self.begin(request, principal, chat)
+        if chat.stream:
+            return await self.streamed(request, running, ChatFrames(running))
+        return await self.whole(request, running, lambda body: body)
+
+    async def begin(
+        self, request: Request, principal: Principal, chat: ChatRequest, response: Mapping[str, Any] | None = None
+    ) -> Running:
+        """Admit a chat request under the headers it came with, and set it going. `response`: see `Asked`."""
+        if self.completer.in_flight >= self.in_flight_max:
+            raise Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
+        asked = Asked(
+            principal=principal,
+            chat=chat,
+            caps=caps_from_headers(request.headers),
+            pool=request.headers.get("x-baton-pool"),
+            rounds=_whole_number(request, "x-baton-rounds", 1, ROUNDS_MAX),
+            quality=_whole_number(request, "x-baton-quality", 0, QUALITY_MAX),
+            depth=_depth(request.headers.get(HEADER), self.depth_secret),
+            sticky=_wanted(request, "x-baton-sticky", default=True),
+            response=response,
+            progress=_wanted(request, "x-baton-progress", default=False),
+        )
+        return await self.completer.start(asked)
+
+    async def whole(self, request: Request, running: Running, shape: Callable[[dict[str, Any]], Any]) -> Response:
+        """The reply in one piece, in the shape of the API that was asked."""
+        await unless_gone(request.receive, running.finished.wait(), running.cancel)
+        if not running.finished.is_set():
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if running.error is not None:
+            running.error.headers |= reply_headers(running.record)
+            raise running.error
+        return Json(shape(await running.result()), headers=headers_of(running))
+
+    async def streamed(self, request: Request, running: Running, said: Frames) -> Response:
+        """The reply as it is produced, in the frames of the API that was asked."""
+        keepalive_s = self.keepalive_s if _wanted(request, "x-baton-keepalive", default=True) else 0
+        frames = cast(Any, events(running, keepalive_s, said))
+        first = await unless_gone(request.receive, anext(frames), running.cancel)
+        if first is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if running.error is not None and not said.begun:
+            running.error.headers |= reply_headers(running.record)
+            raise running.error  # nothing has been sent yet: a plain error with its own status
+        return EventStream(first, frames, running)
+
+    async def models(self, request: Request) -> dict[str, Any]:
+        """Every name this key may send as `model`."""
+        names = self.catalog.models(await self._who(request), request.headers.get("x-baton-pool"))
+        return {"object": "list", "data": [self._model(name) for name in names]}
+
+    async def model(self, request: Request, model: str) -> dict[str, Any]:
+        """One of them."""
+        if model not in self.catalog.models(await self._who(request), request.headers.get("x-baton-pool")):
+            raise NotFound(f"The model `{model[:128]}` does not exist", param="model", code="model_not_found")
+        return self._model(model)
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self.models_created_s, "owned_by": "baton"}
+
+    async def _who(self, request: Request) -> Principal:
+        return await self.authenticator.authenticate(request.headers.get("authorization"), "data")
+
+
+class EventStream(Response):
+    """Sends frames as they come; a client that leaves cancels the request's work at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, frames: AsyncIterator[bytes], running: Running) -> None:
+        super().__init__(headers={**headers_of(running), "cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._frames = frames
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        await unless_gone(receive, self._send(send), self._running.cancel)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async with aclosing(cast(Any, self._frames)) as frames:
+            async for frame in frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _wanted(request: Request, header: str, *, default: bool) -> bool:
+    """A header that switches something on or off."""
+    text = request.headers.get(header, "").lower()
+    return text not in ("off", "0", "false") if default else text in ("on", "1", "true")
+
+
+def _depth(header: str | None, secret: bytes) -> int:
+    """0 for a client; one more than the depth that another gateway of ours proves."""
+    depth = verify(header, secret)
+    return 0 if depth is None else depth + 1
+
+
+def _whole_number(request: Request, header: str, least: int, most: int) -> int | None:
+    text = request.headers.get(header)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()) or not least <= int(text[:9]) <= most:
+        raise BadRequest(f"{header} must be a number from {least} to {most}", param=header)
+    return int(text)
+
+
+_CHAT_DOC = {
+    "parameters": [
+        {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
+        for name in (*OWN_HEADERS, *CAP_HEADERS)
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["model", "messages"],
+                    "properties": {name: {"description": good} for name, (_, _, good) in FIELDS.items()},
+                }
+            }
+        },
+    },
+}

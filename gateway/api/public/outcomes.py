@@ -1,0 +1,47 @@
+"""Routes for outcomes and rollouts: what became of a request, for the key that made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import JSONResponse
+
+from gateway.api.edge.stack import read_json
+from gateway.core.access.keys import Principal
+from gateway.core.openai.reply import finite
+from gateway.service.request.auth import Authenticator
+from gateway.service.request.outcomes import Outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomesApi:
+    """What the routes need."""
+
+    outcomes: Outcomes
+    authenticator: Authenticator
+    body_bytes_max: int
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1")
+        router.add_api_route("/outcomes", self.add, methods=["POST"], response_model=None)
+        router.add_api_route("/rollouts/{rollout_id}", self.rollout, methods=["GET"], response_model=None)
+        return router
+
+    async def add(self, request: Request) -> Response:
+        """Attach an outcome to a rollout. 201 when it is new, 200 when this idempotency key brought it before."""
+        principal = await self._who(request)
+        body = await read_json(request, self.body_bytes_max)
+        added: dict[str, Any] = await self.outcomes.add(principal, body, request.headers.get("idempotency-key"))
+        return JSONResponse(added, status_code=201 if added["created"] else 200)
+
+    async def rollout(self, request: Request, rollout_id: str) -> Response:
+        """The whole tree of one rollout, by rollout or completion id."""
+        found = await self.outcomes.rollout(await self._who(request), rollout_id)
+        return JSONResponse(finite(jsonable_encoder(found)))
+
+    async def _who(self, request: Request) -> Principal:
+        return await self.authenticator.authenticate(request.headers.get("authorization"), "data")

@@ -1,0 +1,124 @@
+"""The routes of OpenAI's Responses API: make one, read it back, list what it was made from, delete it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.api.edge.stack import Json, read_json
+from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
+from gateway.core.access.idempotency import HEADER
+from gateway.core.access.keys import Principal
+from gateway.core.loop.caps import CAP_HEADERS
+from gateway.core.openai.responses.reply import ended
+from gateway.core.openai.responses.request import FIELDS, INCLUDABLE
+from gateway.errors import BadRequest
+from gateway.service.request.frames_responses import ResponseFrames
+from gateway.service.request.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepared, Responses
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesApi:
+    """What the routes need. `chats` serves the chat request that a response is made with."""
+
+    chats: OpenAIApi
+    responses: Responses
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1/responses")
+        router.add_api_route("", self.create, methods=["POST"], response_model=None, openapi_extra=_CREATE_DOC)
+        for path, endpoint, method in (
+            ("/{response_id}", self.get, "GET"),
+            ("/{response_id}", self.delete, "DELETE"),
+            ("/{response_id}/input_items", self.input_items, "GET"),
+            ("/{response_id}/cancel", self.cancel, "POST"),
+        ):
+            router.add_api_route(path, endpoint, methods=[method], response_model=None)
+        return router
+
+    async def create(self, request: Request) -> Response:
+        """Make a response as a chat request is answered: planned over the key's workers, streamed where asked for."""
+        principal = await self._who(request)
+        body = await read_json(request, self.chats.body_bytes_max)
+        return await self.chats.idempotency.answer(request, principal, body, lambda r: self._create(r, principal, body))
+
+    async def _create(self, request: Request, principal: Principal, body: Any) -> Response:
+        prepared = await self.responses.prepare(principal, body)
+        try:
+            return await self._served(request, principal, prepared)
+        except BadRequest as error:  # about the chat request, which the client has not written
+            raise prepared.places.reworded(error) from None
+
+    async def _served(self, request: Request, principal: Principal, prepared: Prepared) -> Response:
+        running = await self.chats.begin(request, principal, prepared.chat, prepared.to_log)
+        head = prepared.head(running.record)
+        if prepared.chat.stream:
+            return await self.chats.streamed(request, running, ResponseFrames(running, head, prepared.places))
+
+        def shape(completion: dict[str, Any]) -> dict[str, Any]:
+            return ended(head, completion, running.record.finished_us // 1_000_000)
+
+        return await self.chats.whole(request, running, shape)
+
+    async def get(self, request: Request, response_id: str) -> Response:
+        """A stored response of this key."""
+        _only_whole(request)
+        return Json(await self.responses.get(await self._who(request), response_id))
+
+    async def delete(self, request: Request, response_id: str) -> Response:
+        """Take every text of a stored response out of the log; what it cost stays."""
+        return Json(await self.responses.delete(await self._who(request), response_id))
+
+    async def input_items(self, request: Request, response_id: str) -> Response:
+        """What a stored response was made from, the conversation that it continued included, newest first."""
+        principal, query = await self._who(request), request.query_params
+        limit, order = query.get("limit", str(PAGE_ITEMS)), query.get("order", "desc")
+        if not (limit.isascii() and limit.isdigit()) or not 1 <= int(limit[:9]) <= PAGE_ITEMS_MAX:
+            raise BadRequest(f"`limit` must be a number from 1 to {PAGE_ITEMS_MAX}", param="limit")
+        if order not in ("asc", "desc"):
+            raise BadRequest("`order` must be asc or desc", param="order")
+        page = self.responses.input_items(
+            principal, response_id, limit=int(limit), order=order, after=query.get("after")
+        )
+        return Json(await page)
+
+    async def cancel(self, request: Request, response_id: str) -> Response:
+        """Refused: only responses made in the background could be cancelled, and there are none."""
+        return Json(await self.responses.cancel(await self._who(request), response_id))
+
+    async def _who(self, request: Request) -> Principal:
+        return await self.chats.authenticator.authenticate(request.headers.get("authorization"), "data")
+
+
+def _only_whole(request: Request) -> None:
+    """Raises BadRequest for what only responses made in the background could be asked for."""
+    for name in ("stream", "starting_after"):
+        if request.query_params.get(name) not in (None, "false"):
+            raise BadRequest(f"`{name}`: a stored response is given whole; leave it out", param=name)
+    wanted = request.query_params.getlist("include") + request.query_params.getlist("include[]")
+    unknown = [name for name in wanted if name not in INCLUDABLE]
+    if unknown:
+        raise BadRequest(f"`include` must be of: {', '.join(INCLUDABLE)}", param="include", code="invalid_value")
+
+
+_CREATE_DOC = {
+    "parameters": [
+        {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
+        for name in (*OWN_HEADERS, HEADER, *CAP_HEADERS)
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["model", "input"],
+                    "properties": {name: {"description": good} for name, (_, _, good) in FIELDS.items()},
+                }
+            }
+        },
+    },
+}

@@ -1,0 +1,78 @@
+"""The routes that go to one worker as they are, never planned: text completions and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.api.edge.stack import read_json
+from gateway.api.public.chat import OpenAIApi
+from gateway.core.access.idempotency import HEADER
+from gateway.core.access.keys import Principal
+from gateway.core.loop.caps import CAP_HEADERS
+from gateway.core.openai.chat import ChatRequest
+from gateway.core.openai.texts import (
+    COMPLETION_FIELDS,
+    EMBEDDING_FIELDS,
+    Fields,
+    parse_completion,
+    parse_embedding,
+)
+from gateway.service.request.frames_texts import TextFrames
+
+OWN_HEADERS = ("x-baton-pool", "x-baton-keepalive")
+
+
+@dataclass(frozen=True, slots=True)
+class TextsApi:
+    """What the routes need. `chats` admits, serves and streams."""
+
+    chats: OpenAIApi
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1")
+        for path, endpoint, fields, needed in (
+            ("/completions", self.completions, COMPLETION_FIELDS, "prompt"),
+            ("/embeddings", self.embeddings, EMBEDDING_FIELDS, "input"),
+        ):
+            extra = _doc(fields, needed)
+            router.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=extra)
+        return router
+
+    async def completions(self, request: Request) -> Response:
+        """A text completion by the worker that `model` names; streamed as it is produced where asked for."""
+        return await self._serve(request, parse_completion)
+
+    async def embeddings(self, request: Request) -> Response:
+        """Embeddings by the worker that `model` names: one whose `task` is embeddings."""
+        return await self._serve(request, parse_embedding)
+
+    async def _serve(self, request: Request, parse: Callable[..., ChatRequest]) -> Response:
+        chats = self.chats
+        principal = await chats.authenticator.authenticate(request.headers.get("authorization"), "data")
+        body = await read_json(request, chats.body_bytes_max)
+        return await chats.idempotency.answer(
+            request, principal, body, lambda r: self._served(r, principal, parse(body, strict=chats.strict_fields))
+        )
+
+    async def _served(self, request: Request, principal: Principal, asked: ChatRequest) -> Response:
+        running = await self.chats.begin(request, principal, asked)
+        if asked.stream:
+            return await self.chats.streamed(request, running, TextFrames(running))
+        return await self.chats.whole(request, running, lambda body: body)
+
+
+def _doc(fields: Fields, needed: str) -> dict[str, Any]:
+    properties = {name: {"description": good} for name, (_, _, good) in fields.items()}
+    schema = {"type": "object", "required": ["model", needed], "properties": properties}
+    return {
+        "parameters": [
+            {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
+            for name in (*OWN_HEADERS, *CAP_HEADERS, HEADER)
+        ],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+    }

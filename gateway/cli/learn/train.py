@@ -1,0 +1,220 @@
+"""Train a conductor: here (`baton train --env …`), or as a job (`baton train submit|status|logs|cancel|resume`).
+
+The training itself is `python -m policy train`, which takes the arguments as they are; `baton train --help` lists them.
+A job takes the same ones, less where the result goes, and asks the admin API of the running gateway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gateway.cli.admin.client import AdminClient
+from gateway.config import settings as config
+from gateway.core.policies.jobs import ACTIVE
+from gateway.errors import BadRequest, ConfigError
+
+COMMAND = ("-m", "policy", "train")
+PATHS = ("--data", "--prices", "--init", "--prompts", "--key-file", "--pool-file")
+FOLLOW_S = 1.0
+PAGES_MAX = 100  # of a log, printed at once
+EXITS = {"done": 0, "refused": 4, "cancelled": 130}  # of `logs -f`; anything else that ended is 1
+JOBS_TEXT = """
+as a job of the running gateway:
+  baton train submit [--policy NAME] [--auto] [--gate 'ARGUMENTS'] --env …   queue it
+  baton train status [JOB]          all jobs, or one: stage, step, reward, dollars, time left
+  baton train logs [-f] JOB         its log; -f: until it ends
+  baton train cancel JOB            stop at the checkpoint
+  baton train resume JOB            go on from it
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """None of its own: with no prefix that marks an option, options too are passed on."""
+    parser.prefix_chars = ""
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="…")
+
+
+def run(options: argparse.Namespace) -> int:
+    """One of the actions on jobs; everything else is the trainer's, which this process becomes."""
+    action = options.rest[0] if options.rest else ""
+    if action in ACTIONS:
+        return ACTIONS[action](options.rest[1:])
+    return _train_here(options.rest)
+
+
+def _train_here(words: Sequence[str]) -> int:
+    if find_spec("policy") is None:
+        raise ConfigError("this installation has no policy package; train where it is installed")
+    python = str(config.load().train_python or sys.executable)
+    if not any(one in ("-h", "--help") for one in words):
+        os.execv(python, [python, *COMMAND, *words])  # noqa: S606 - our own program
+    told = subprocess.run([python, *COMMAND, *words], capture_output=True, text=True, check=False)  # noqa: S603 - same
+    print(told.stdout.replace(f"python {' '.join(COMMAND)}", "baton train") + JOBS_TEXT, end="")
+    sys.stderr.write(told.stderr)
+    raise SystemExit(told.returncode)
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def _parser(action: str, *, job: bool | None = True) -> argparse.ArgumentParser:
+    """`job`: None where it may be left out, False where there is none."""
+    parser = argparse.ArgumentParser(prog=f"baton train {action}", allow_abbrev=False)
+    if job is not False:
+        parser.add_argument("job", metavar="JOB", nargs="?" if job is None else None)
+    parser.add_argument("--admin-url", help="the admin API; default: of the gateway on the data directory")
+    parser.add_argument("--admin-key-file", type=Path, metavar="FILE", help="an admin key, with --admin-url")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def _client(options: argparse.Namespace) -> AdminClient:
+    return AdminClient(options.admin_url, options.admin_key_file)
+
+
+def _submit(words: Sequence[str]) -> int:
+    parser = _parser("submit", job=False)
+    parser.add_argument("--policy", default="conductor", help="the policy it makes a version of")
+    parser.add_argument("--auto", action="store_true", help="a canary of 1 %% when the gate passes it")
+    parser.add_argument("--gate", default="", metavar="'ARGUMENTS'", help="of the gate, in one text")
+    options, arguments = parser.parse_known_args(words)
+    body = {"policy": options.policy, "auto": options.auto, "arguments": absolute(arguments)}
+    try:
+        body["gate"] = absolute(shlex.split(options.gate))
+    except ValueError as error:
+        raise BadRequest(f"--gate: {error}") from None
+    job = _client(options).ask("POST", "/admin/jobs", body)
+    _print(job, options, f"job {job['id']} of {job['policy']} is queued; `baton train logs -f {job['id']}` follows it")
+    return 0
+
+
+def absolute(arguments: Sequence[str]) -> list[str]:
+    """Files by their whole path: the worker stands elsewhere."""
+    found = list(arguments)
+    for index, word in enumerate(found):
+        flag, given, path = word.partition("=")
+        if flag in PATHS and given:
+            found[index] = f"{flag}={Path(path).resolve()}"
+        elif word in PATHS and index + 1 < len(found):
+            found[index + 1] = str(Path(found[index + 1]).resolve())
+    return found
+
+
+def _status(words: Sequence[str]) -> int:
+    options = _parser("status", job=None).parse_args(words)
+    client = _client(options)
+    if options.job:
+        job = client.ask("GET", f"/admin/jobs/{options.job}")
+        _print(job, options, "\n".join(f"{name:<10} {value}" for name, value in described(job).items()))
+        return 0
+    jobs = client.ask("GET", "/admin/jobs")["data"]
+    rows = [("job", "policy", "state", "stage", "step", "made"), *(_row(job) for job in jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    _print(jobs, options, "\n".join(lines) if jobs else "no jobs yet; `baton train submit --env …` makes one")
+    return 0
+
+
+def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
+    shown = (job["id"], job["policy"], job["state"], job["stage"], _step(job["progress"]), job["version"])
+    return tuple(str(value) if value else "-" for value in shown)
+
+
+def described(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job for a person: what is known of it, in order."""
+    progress = dict(job["progress"])
+    shown = {
+        "job": job["id"],
+        "policy": job["policy"],
+        "state": job["state"] + (", stopping" if job["cancel"] and job["state"] in ACTIVE else ""),
+        "stage": job["stage"],
+        "step": _step(progress),
+        "reward": progress.get("reward"),
+        "parsed": progress.get("parse_rate"),
+        "spent": f"${progress['spent_usd']}" if progress.get("spent_usd") is not None else None,
+        "left": _left(progress.get("eta_s")) if job["state"] == "running" and job["stage"] == "train" else None,
+        "attempts": job["attempts"],
+        "by": job["by"],
+        "since": job["created_at"][:19],
+        "arguments": shlex.join(job["spec"]["arguments"]),
+        "version": job["version"],
+        "report": job["report"],
+        "error": job["error"],
+    }
+    return {name: value for name, value in shown.items() if value not in (None, "")}
+
+
+def _step(progress: Mapping[str, Any]) -> str:
+    return f"{progress['step']} of {progress['steps']}" if {"step", "steps"} <= set(progress) else ""
+
+
+def _left(eta_s: int | None) -> str | None:
+    if eta_s is None:
+        return None
+    minutes, seconds = divmod(eta_s, 60)
+    return f"about {minutes} min {seconds} s" if minutes else f"about {seconds} s"
+
+
+def _logs(words: Sequence[str]) -> int:
+    parser = _parser("logs")
+    parser.add_argument("-f", "--follow", action="store_true", help="until the job ends; then its exit status")
+    options = parser.parse_args(words)
+    client, after = _client(options), 0
+    for _ in range(PAGES_MAX):
+        page = _page(client, options, after)
+        after = page["next"]
+        if page["whole"]:
+            break
+    while options.follow:
+        page = _page(client, options, after)
+        after = page["next"]
+        if page["whole"] and page["state"] not in ACTIVE:
+            return EXITS.get(page["state"], 1)
+        time.sleep(FOLLOW_S if page["whole"] else 0)
+    return 0
+
+
+def _page(client: AdminClient, options: argparse.Namespace, after: int) -> Any:
+    page = client.ask("GET", f"/admin/jobs/{options.job}/log?after={after}")
+    for line in page["data"]:
+        _print(line, options, f"{line['at'][11:19]} {line['line']}")
+    return page
+
+
+def _cancel(words: Sequence[str]) -> int:
+    return _change("cancel", words)
+
+
+def _resume(words: Sequence[str]) -> int:
+    return _change("resume", words)
+
+
+def _change(action: str, words: Sequence[str]) -> int:
+    options = _parser(action).parse_args(words)
+    job = _client(options).ask("POST", f"/admin/jobs/{options.job}/{action}")
+    what = "stops after its checkpoint" if job["cancel"] else f"is {job['state']}"
+    _print(job, options, f"job {job['id']} {what}")
+    return 0
+
+
+def _print(found: Any, options: argparse.Namespace, text: str) -> None:
+    print(json.dumps(found) if options.json else text, flush=True)
+
+
+ACTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "submit": _submit,
+    "status": _status,
+    "logs": _logs,
+    "cancel": _cancel,
+    "resume": _resume,
+}

@@ -1,0 +1,67 @@
+"""Check settings, pool file and conductor without starting anything.
+
+Prints one line per thing that is right; what is wrong is `file:line: field: what; the fix` and status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from gateway.adapters.host import poolfile
+from gateway.adapters.postgres.database import driver_url
+from gateway.cli.process.services import conductor_directory
+from gateway.config import settings as config
+from gateway.core.pool.workers import PoolFile
+from gateway.errors import ConfigError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Arguments."""
+    parser.add_argument("--pool", type=Path, help="pool file (BATON_POOL)")
+    parser.add_argument("--conductor", help="embedded, DIRECTORY, worker:NAME or http://host:port/v1#model")
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when `baton serve` with the same settings would not stop on any of them."""
+    settings = config.load(pool=options.pool, conductor=options.conductor)
+    environ = config.environment()
+    print(f"ok settings   data in {settings.data_dir}, port {settings.port}, admin port {settings.admin_port}")
+    for name, url in (("postgres", settings.database_url), ("redis", settings.redis_url)):
+        print(f"ok {name:<10} {'set, not tried' if url else 'embedded'}")
+    if settings.database_url:
+        driver_url(settings.database_url)
+    for name, ref in (("pepper", settings.pepper), ("conductor_api_key", settings.conductor_api_key)):
+        if ref:
+            poolfile.resolve_secret(ref, environ)
+            print(f"ok {name} {ref}")
+    pool = poolfile.load(settings.pool, environ) if settings.pool else None
+    print(f"ok pool       {_pool_line(settings, pool)}")
+    print(f"ok conductor  {_conductor_line(settings, pool)}")
+    return 0
+
+
+def _pool_line(settings: config.Settings, pool: PoolFile | None) -> str:
+    if pool is None:
+        return "the arena's simulated workers"
+    name = settings.default_pool_name or pool.default
+    if name not in pool.pools:
+        raise ConfigError(f"BATON_DEFAULT_POOL_NAME={name}: not in {settings.pool}; it has {', '.join(pool.pools)}")
+    return f"{settings.pool}: {len(pool.workers)} workers, pools {', '.join(pool.pools)}, default {name}"
+
+
+def _conductor_line(settings: config.Settings, pool: PoolFile | None) -> str:
+    match settings.conductor_kind:
+        case "worker":
+            name = settings.conductor.removeprefix("worker:")
+            known = [worker.name for worker in pool.workers] if pool else []
+            if name not in known:
+                raise ConfigError(f"BATON_CONDUCTOR={settings.conductor}: no such worker; known: {', '.join(known)}")
+            return f"worker {name} of the pool"
+        case "url":
+            return f"{settings.conductor} (not called)"
+        case _:
+            directory = conductor_directory(settings)
+            manifest = json.loads((directory / "manifest.json").read_text())
+            return f"{directory}: {manifest.get('name')}@{manifest.get('version')}"

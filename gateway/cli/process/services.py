@@ -1,0 +1,228 @@
+"""Find or start what a gateway stands on: PostgreSQL (migrated), Redis, the workers, the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urldefrag
+
+from sqlalchemy.exc import OperationalError
+
+from gateway.adapters.host import poolfile
+from gateway.adapters.host.servers import (
+    PROGRAMS_ROOT,
+    EmbeddedPostgres,
+    EmbeddedProgram,
+    EmbeddedRedis,
+    Server,
+)
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.migrate import upgrade
+from gateway.adapters.postgres.registry import Registry
+from gateway.cli.process.datadir import DataDir
+from gateway.config import settings as config
+from gateway.config.settings import Services, Settings
+from gateway.errors import ConfigError, Unavailable
+
+ARENA_SEED = 7
+POOL_TEXT_S = 30.0
+SHIPPED_CONDUCTOR = "shipped/arena-3"  # inside the policy package
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+
+def conductor_directory(settings: Settings) -> Path:
+    """Where the conductor's weights are. Raises ConfigError when there is no policy with a readable manifest."""
+    if settings.conductor_kind == "embedded":
+        spec = find_spec("policy")
+        if spec is None or spec.origin is None:
+            raise ConfigError(
+                "no embedded conductor in this installation; set BATON_CONDUCTOR=http://host:port/v1#model"
+            )
+        directory = Path(spec.origin).parent / SHIPPED_CONDUCTOR
+    else:
+        directory = Path(settings.conductor)
+    manifest = directory / "manifest.json"
+    try:
+        if not isinstance(json.loads(manifest.read_text(encoding="utf-8")), dict):
+            raise ValueError("it is not an object")
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        fix = "BATON_CONDUCTOR must be embedded, a policy directory, worker:NAME or http://host:port/v1#model"
+        raise ConfigError(f"{manifest}:1: {what}; {fix}") from None
+    return directory.resolve()
+
+
+def policy_version(directory: Path) -> str:
+    """The name under which weights without a registry are served and logged, such as `conductor@7`."""
+    version = json.loads((directory / "manifest.json").read_text(encoding="utf-8")).get("version")
+    return f"conductor@{version}" if version else "conductor"
+
+
+async def live_version(database_url: str, policies: Path, directory: Path, *, insist: bool) -> tuple[str, Path]:
+    """The live version of this installation and where it lies; `directory` is what a first start makes live. Raises
+    VersionRefused, Unavailable."""
+    registry = Registry(async_engine(database_url, pool_size=1), policies)
+    try:
+        version = await registry.seed(directory, insist=insist)
+        return version.id, registry.directory(version)
+    finally:
+        await registry.close()
+
+
+def pepper_of(settings: Settings, data: DataDir) -> bytes:
+    """The secret under key digests: the one referred to, else the data directory's own."""
+    ref = settings.pepper
+    return poolfile.resolve_secret(ref, config.environment()).encode() if ref else data.pepper()
+
+
+class Stack:
+    """The servers this process started, and the `Services` that came of them. `stop` ends them, last started first."""
+
+    def __init__(self, settings: Settings, data: DataDir, say: Say) -> None:
+        self.settings = settings
+        self.data = data
+        self.say = say
+        self.started: list[Server] = []
+
+    async def start(self) -> Services:
+        """Everything at once. Raises the first error after stopping what had started."""
+        pepper = pepper_of(self.settings, self.data)
+        if self.settings.pool:
+            poolfile.load(self.settings.pool, config.environment())
+        if self.settings.conductor_kind in ("embedded", "directory"):
+            conductor_directory(self.settings)
+        try:
+            async with asyncio.TaskGroup() as group:
+                database = group.create_task(self._timed("postgres", self._database()))
+                redis = group.create_task(self._timed("redis", self._redis()))
+                pool = group.create_task(self._timed("workers", self._pool()))
+                conductor = group.create_task(self._timed("conductor", self._conductor(database)))
+        except BaseExceptionGroup as errors:  # boundary: undone here, and its first error raised again
+            await self.stop()
+            raise errors.exceptions[0] from None
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        url, model, key = conductor.result()[0]
+        return Services(
+            database_url=database.result()[0],
+            redis_url=redis.result()[0],
+            pool_file=pool.result()[0],
+            pepper=pepper,
+            conductor_url=url,
+            conductor_model=model,
+            policies=self.settings.policies_path and self.settings.policies_path.resolve(),
+            engine_key=key,
+        )
+
+    async def stop(self) -> None:
+        """Last started first; a server that resists does not keep the others up."""
+        while self.started:
+            await self.started.pop().stop()
+
+    async def _timed(self, name: str, work: Coroutine[Any, Any, tuple[T, str]]) -> tuple[T, str]:
+        began_s = time.monotonic()
+        result = await work
+        self.say(f"  {name:<10} {time.monotonic() - began_s:5.1f} s  {result[1]}")
+        return result
+
+    async def run(self, server: Server) -> None:
+        """Start one more; it is stopped with the others."""
+        self.started.append(server)
+        await server.start()
+
+    async def _database(self) -> tuple[str, str]:
+        url, where = self.settings.database_url, "yours"
+        if url is None:
+            server = EmbeddedPostgres(self.data.path)
+            await self.run(server)
+            url, where = server.url, "embedded"
+        try:
+            vectors = await asyncio.to_thread(upgrade, url)
+        except OperationalError as error:
+            what = str(error.orig).strip().splitlines()[0]
+            raise Unavailable(
+                f"PostgreSQL ({where}) is not usable: {what}; check DATABASE_URL and the server"
+            ) from None
+        return url, f"{where}, migrated{'' if vectors else ', without pgvector'}"
+
+    async def _redis(self) -> tuple[str, str]:
+        if self.settings.redis_url:
+            return self.settings.redis_url, "yours"
+        server = EmbeddedRedis(self.data.path)
+        await self.run(server)
+        return server.url, "embedded"
+
+    async def _pool(self) -> tuple[Path, str]:
+        if self.settings.pool:
+            return self.settings.pool.resolve(), str(self.settings.pool)
+        arena = EmbeddedProgram("arena", self.data.path, "policy.arena", ["serve", "--seed", str(ARENA_SEED)])
+        arena.health = "/healthz"
+        await self.run(arena)
+        path = self.data.path / "arena-pool.yaml"
+        path.write_bytes(await output_of("policy.arena", "pool", "--base-url", arena.url))
+        return path, f"simulated (the arena), {arena.url}"
+
+    async def _conductor(
+        self, database: asyncio.Task[tuple[str, str]]
+    ) -> tuple[tuple[str | None, str | None, str | None], str]:
+        """(base URL, model, key of the routes that take versions) and what to say of it."""
+        settings = self.settings
+        if settings.conductor_kind == "worker":
+            return (None, None, None), f"{settings.conductor} of the pool"
+        if settings.conductor_kind == "url":
+            url, model = urldefrag(settings.conductor)
+            return (url.rstrip("/"), model, None), settings.conductor
+        offered = conductor_directory(settings)
+        name, directory = policy_version(offered), offered
+        if settings.policies_path is not None:
+            insist = settings.conductor_kind == "directory"
+            name, directory = await live_version((await database)[0], settings.policies_path, offered, insist=insist)
+        if not directory.is_dir():  # published on another host: this one plans with what it has
+            self.say(f"  conductor  {name} is not in {settings.policies_path}; {offered.name} plans here instead")
+            name, directory = "conductor", offered
+        try:
+            return await self._serve_policy(name, directory)
+        except Unavailable as error:
+            if directory == offered:
+                raise
+            self.say(f"  conductor  {error.message}; {offered.name} plans until {name} is rolled back")
+            return await self._serve_policy("conductor", offered)
+
+    async def _serve_policy(self, name: str, directory: Path) -> tuple[tuple[str, str, str], str]:
+        """Our own conductor's server on that directory. Raises Unavailable."""
+        key_file = self.data.engine_key()
+        arguments = ["--model", str(directory), "--served-model-name", name, "--admin-key-file", str(key_file)]
+        server = EmbeddedProgram("conductor", self.data.path, "policy.serve", arguments)
+        await self.run(server)
+        return (f"{server.url}/v1", name, key_file.read_text()), f"{directory.name} as {name}, {server.url}"
+
+
+async def output_of(module: str, *arguments: str) -> bytes:
+    """What `python -m MODULE …` prints. Raises Unavailable with its last words."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", module, *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=PROGRAMS_ROOT,
+    )
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), POOL_TEXT_S)
+    except TimeoutError:
+        raise Unavailable(f"{module} {arguments[0]} did not answer within {POOL_TEXT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        words = " | ".join(errors.decode(errors="replace").strip().splitlines()[-3:])
+        raise Unavailable(f"{module} {arguments[0]} ended with status {process.returncode}: {words}")
+    return output

@@ -1,0 +1,70 @@
+"""Administration, wired: keys, organisations, credits, pools, the audit and housekeeping. Part of `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+
+from gateway.adapters.host.anchors import ANCHORS, AnchorFile
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.audit import PostgresAudit
+from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.retention import PostgresRetention
+from gateway.api.operator.keys import AdminApi
+from gateway.api.operator.orgs import OrgsApi
+from gateway.api.operator.pools import PoolsApi
+from gateway.config.settings import Services, Settings
+from gateway.service.admin.audit import Auditor
+from gateway.service.admin.housekeeping import Housekeeping, Retention
+from gateway.service.admin.keys import KeyAdmin
+from gateway.service.admin.orgs import OrgAdmin
+from gateway.service.admin.pools import Pools
+from gateway.service.money.credits import Crediting
+from gateway.service.ports.pools import PoolMetrics
+from gateway.service.ports.request import Budgets, Clock
+from gateway.service.request.auth import Authenticator
+from gateway.wiring.pools import PoolParts, pools_of
+
+CONNECTIONS_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AdminParts:
+    """The routes, and what runs beside the traffic."""
+
+    routers: tuple[APIRouter, ...]
+    housekeeping: Housekeeping
+    pools: Pools
+
+
+def admin_of(
+    settings: Settings,
+    services: Services,
+    parts: PoolParts,
+    budgets: Budgets,
+    auth: Authenticator,
+    peppers: Mapping[int, bytes],
+    clock: Clock,
+    metrics: PoolMetrics,
+    opened: AsyncExitStack,
+) -> AdminParts:
+    """Over connections of its own: who administers must not keep a request waiting, nor wait for one."""
+    connect_s = settings.db_connect_s
+    engine = async_engine(services.database_url, pool_size=CONNECTIONS_MAX, connect_timeout_s=connect_s)
+    store = PostgresAdmin(engine)
+    opened.push_async_callback(store.close)
+    auditor = Auditor(PostgresAudit(engine), AnchorFile(settings.data_dir / ANCHORS), clock)
+    retention = Retention(PostgresRetention(engine), clock, settings.retention_days or None)
+    bytes_max = settings.body_bytes_max
+    pools = pools_of(settings, services, parts, engine, clock, metrics)
+    key_admin = KeyAdmin(store, peppers, clock, parts.first.pools.pools)
+    pools.tell(follow=lambda file: key_admin.adopt(file.pools))
+    keys = AdminApi(key_admin, budgets, auth, clock, bytes_max)
+    crediting = Crediting(store, budgets, clock)
+    orgs = OrgsApi(OrgAdmin(store, clock), crediting, auditor, budgets, auth, clock, bytes_max)
+    keeping = Housekeeping(auditor, retention, budgets, clock, every_s=settings.retention_every_s)
+    routers = (keys.router(), orgs.router(), PoolsApi(pools, auth, bytes_max).router())
+    return AdminParts(routers, keeping, pools)
