@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.serving import Question, Run, report, run
 from bench.stack import Gateway, gateway, temporary_directory
-from policy.arena.tasks import Split, grade, make_task
+from policy.simulators.arena.families.tasks import Split, grade, make_task
 
 GREEDY = {"BATON_EXPLORE_SHARE": "0"}
 N_MAX = 100_000

@@ -2,14 +2,14 @@
 
     python -m bench.conductor --out DIR [--ship NAME]
 
-1. **start**: a supervised warm start (`policy.warmstart`, docs/conductor.md).
+1. **start**: a supervised warm start (`policy.start.synthetic`, docs/conductor.md).
 2. **practice**: a gateway with that start as its conductor, the arena's workers, PostgreSQL, Redis and the worker of
    the jobs. A job samples in the arena (`baton train submit --env arena`); the gate judges what comes out beside the
    start, and it becomes live through a canary. Where it is refused, the run ends.
 3. **traffic**: 24 applications ask the live version; most plans are sampled, every request names its grader.
 4. **lesson**: a job learns from that log alone (`--env logged`), gate and canary as before. Where it is refused, the
    version before it stays.
-5. **figures**: `policy.evaluate_arena` on the start and on what is live in the end, held-out phrasings, three pools.
+5. **figures**: `policy.evaluate.arena` on the start and on what is live in the end, held-out phrasings, three pools.
 
 Each stage leaves its result in DIR and is passed over when that is there: the same command goes on after Ctrl-C or a
 kill. `--ship NAME` copies the conductor to policy/shipped/NAME. Status 4 when the gate refuses the practised one.
@@ -37,9 +37,9 @@ from bench.learning import NO_TORCH, has_torch
 from bench.learning_loop import CANARY_PERCENT, EXIT_REFUSED, Broken, Operator
 from bench.learning_traffic import Questions, Traffic
 from bench.stack import LEASH, ROOT, Gateway, clean_environment, gateway, program
-from policy.arena.poolfile import pool_yaml
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
+from policy.simulators.arena.poolfile import pool_yaml
 
 SEED = 7
 START = ("--name", "arena-start", "--version", "1", "--seed", str(SEED))
@@ -103,7 +103,7 @@ def start(places: Places, python: str, steps: int | None) -> None:
     more = ["--steps", str(steps)] if steps else []
     if places.start.with_name("start.work").joinpath("checkpoint.pt").exists():
         more.append("--resume")
-    run_program(python, "policy.warmstart", "--out", str(places.start), *START, *more)
+    run_program(python, "policy.start.synthetic", "--out", str(places.start), *START, *more)
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def stage(places: Places, python: str) -> Iterator[tuple[Gateway, Path]]:
     directory = places.out / "served"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "data" / "serve.json").unlink(missing_ok=True)  # of a gateway that was killed
-    with program("arena", directory, "policy.arena", "serve", "--speed", ARENA_SPEED) as arena:
+    with program("arena", directory, "policy.simulators.arena", "serve", "--speed", ARENA_SPEED) as arena:
         pool = directory / "pool.yaml"
         pool.write_text(pool_yaml(arena.url), encoding="utf-8")
         settings = SETTINGS | {"BATON_TRAIN_PYTHON": python}
@@ -213,7 +213,7 @@ def figures(places: Places, python: str, n: int) -> None:
     for directory in (places.start, places.conductor):
         kept = places.out / f"figures-{directory.name}.json"
         words = ("--model", str(directory), "--tasks", str(n), "--pools", *POOLS, "--json", str(kept))
-        run_program(python, "policy.evaluate_arena", *words)
+        run_program(python, "policy.evaluate.arena", *words)
         found[directory.name] = json.loads(kept.read_text(encoding="utf-8"))
     places.figures.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

@@ -36,11 +36,11 @@ from bench.drift_figures import Phase, Trial, drawn, markdown
 from bench.serving import REQUEST_S
 from bench.stack import Gateway, gateway, temporary_directory
 from gateway.core.pool.workers import PoolFile
-from policy.arena.poolfile import worker_entry
-from policy.arena.server import ArenaSpeaker
-from policy.arena.tasks import Task, grade, make_family_task
-from policy.arena.workers import HANDLES, SELF_WORKER, VOTE_TOOL, Worker
-from policy.openai_server import WorkerServer
+from policy.simulators.arena.families.tasks import Task, grade, make_family_task
+from policy.simulators.arena.poolfile import worker_entry
+from policy.simulators.arena.server import ArenaSpeaker
+from policy.simulators.arena.workers import HANDLES, SELF_WORKER, VOTE_TOOL, Worker
+from policy.simulators.server import WorkerServer
 
 POLICIES = ("baton/rule", "baton/conductor")
 EXPLORING = 0.1  # the setting's default

@@ -35,9 +35,9 @@ from bench.stack import gateway, temporary_directory
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.loop.experience import HALF_LIFE, WEIGHT_MIN, embed
-from policy.arena.tasks import Split, Task, grade, make_task
-from policy.arena.workers import STANDARD, Worker, with_builtins
-from policy.arena.world import run_plan
+from policy.simulators.arena.families.tasks import Split, Task, grade, make_task
+from policy.simulators.arena.workers import STANDARD, Worker, with_builtins
+from policy.simulators.arena.world import run_plan
 from tests.models.experience import freshness, likeness, nearness
 
 ASKED = 300

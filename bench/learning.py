@@ -35,11 +35,11 @@ from bench.learning_loop import Broken, Operator, Told
 from bench.learning_plot import picture
 from bench.learning_traffic import Questions, Score, Traffic
 from bench.stack import Gateway, gateway, program, temporary_directory
-from policy.arena.poolfile import pool_yaml
-from policy.arena.workers import STANDARD
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
+from policy.simulators.arena.poolfile import pool_yaml
+from policy.simulators.arena.workers import STANDARD
 
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
 SETTINGS = {
@@ -137,7 +137,7 @@ def _cells(score: Score) -> str:
 @contextmanager
 def stage(directory: Path, python: str) -> Iterator[tuple[Gateway, Path]]:
     """Workers and a gateway on them; the gateway, and its data directory."""
-    with program("arena", directory, "policy.arena", "serve", "--speed", ARENA_SPEED) as arena:
+    with program("arena", directory, "policy.simulators.arena", "serve", "--speed", ARENA_SPEED) as arena:
         pool = directory / "pool.yaml"
         pool.write_text(pool_yaml(arena.url, told=False), encoding="utf-8")
         with gateway(directory, pool=pool, settings=SETTINGS | {"BATON_TRAIN_PYTHON": python}) as served:

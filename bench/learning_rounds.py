@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from bench.learning_plot import picture
 from bench.learning_traffic import Score as Shown
 from bench.stack import ROOT
-from policy.baselines import fixed
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import MODEL_KINDS, ConductorPlanner, ConductorSettings, Episode, Prompt, Split, rng_for
 from policy.environments.executor import CAPS, Executor
@@ -36,11 +35,12 @@ from policy.environments.logged import Logged
 from policy.environments.sampling import sample
 from policy.evaluate.entrants import RULE
 from policy.evaluate.inprocess import FREE
+from policy.statistics.baselines import fixed
 
 if TYPE_CHECKING:
-    from policy.train.conductor import BatchConductor
-    from policy.train.initial import Initial
+    from policy.train.run.initial import Initial
     from policy.train.settings import Settings
+    from policy.train.sources.conductor import BatchConductor
 
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
@@ -106,11 +106,11 @@ class Learner:
     def __init__(self, seed: int, changes: Sequence[str], questions: Questions, init: Path) -> None:
         import torch
 
-        from policy.train.conductor import BatchConductor, Sampler
-        from policy.train.initial import initial_weights
-        from policy.train.masks import Masks
+        from policy.train.run.initial import initial_weights
         from policy.train.settings import settings_of
+        from policy.train.sources.conductor import BatchConductor, Sampler
         from policy.train.spec import TrainSpec
+        from policy.train.step.masks import Masks
 
         self.seed = seed
         self.settings: Settings = settings_of("logged", changes)
@@ -132,8 +132,8 @@ class Learner:
     def learn(self, episodes: Sequence[Episode], number: int) -> dict[str, Any]:
         """`train --env logged` on these rollouts; the last pass's metrics."""
         from policy.environments.spend import Spend
-        from policy.train.logged import LoggedSource, of_rollouts
-        from policy.train.loop import Trainer
+        from policy.train.run.loop import Trainer
+        from policy.train.sources.logged import LoggedSource, of_rollouts
 
         logged = [Logged(self._judged(each), each.outcome, each.children) for each in episodes]
         found = of_rollouts(logged, self.initial.manifest.prompt_hash, self.settings.reward)

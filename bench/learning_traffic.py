@@ -17,9 +17,9 @@ import httpx
 
 from bench.serving import PROGRESS_S, REQUEST_S, Answer, Question, bootstrap, read_answer
 from bench.stack import Gateway
-from policy.arena.tasks import grade
 from policy.environments.arena import ArenaEnvironment, Truth
 from policy.environments.base import Prompt, Split
+from policy.simulators.arena.families.tasks import grade
 
 APPLICATIONS = 24  # keys
 AT_ONCE = 12

@@ -135,10 +135,10 @@ async def measure(ways: Sequence[Way], pid: int, options: argparse.Namespace) ->
 def run(options: argparse.Namespace) -> list[Figure]:
     """Start worker and gateway, measure, end both."""
     with temporary_directory() as directory:
-        serve = ("policy.arena", "serve", "--speed", AT_ONCE_SPEED)
+        serve = ("policy.simulators.arena", "serve", "--speed", AT_ONCE_SPEED)
         with program("arena", directory, *serve) as arena:
             pool = directory / "pool.yaml"
-            pool.write_text(output_of("policy.arena", "pool", "--base-url", arena.url))
+            pool.write_text(output_of("policy.simulators.arena", "pool", "--base-url", arena.url))
             conductor = f"{arena.url}/w/{WORKER}/v1#{WORKER}"  # an address that answers; it is never asked
             with gateway(directory, conductor=conductor, pool=pool, settings=NO_CONDUCTOR) as served:
                 samples = asyncio.run(measure(ways(served, arena.url), served.pid, options))

@@ -16,12 +16,12 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
 
-from policy import tuning
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
-from policy.replay import read_prices
-from policy.teacher.programs import Program, Worth, gives, search
-from policy.tuning import Observed
+from policy.simulators.replay import read_prices
+from policy.start.recorded.programs import Program, Worth, gives, search
+from policy.statistics import tuning
+from policy.statistics.tuning import Observed
 
 SHOWN = (2, 4, 6, 7, 8, 9)  # places of the dial
 TAUGHT = "as it is taught: all three, a budget at one place"

@@ -2,9 +2,9 @@
 
     python -m bench.replay_serving --data FILE.jsonl.gz --prices prices.json --n 300 --workers MODEL,MODEL,…
 
-Starts `python -m policy.replay serve` on a free port and, unless `--gateway` names one that already uses its pool, a
-gateway on it; both end with the run. Questions are drawn by a hash of their id. `--learn` others go to `baton/rule`
-first and are judged, so that rule and conductor have experience; no question is in both sets.
+Starts `python -m policy.simulators.replay serve` on a free port and, unless `--gateway` names one that already uses
+its pool, a gateway on it; both end with the run. Questions are drawn by a hash of their id. `--learn` others go to
+`baton/rule` first and are judged, so that rule and conductor have experience; no question is in both sets.
 
 A reply that is word for word a recorded answer (every single-step plan, and a vote) gets the recording's own verdict.
 Any other is graded by its extracted final answer against the gold one. A plan that rewrites the question finds no
@@ -95,12 +95,12 @@ def replaying(options: argparse.Namespace, workers: Sequence[str]) -> Iterator[G
     if options.gateway is not None:
         yield Gateway.read(options.gateway)
         return
-    serve = ("policy.replay", "serve", str(options.data.resolve()), "--workers", ",".join(workers))
+    serve = ("policy.simulators.replay", "serve", str(options.data.resolve()), "--workers", ",".join(workers))
     with temporary_directory() as directory, program("replay", directory, *serve) as replay:
         prices = ("--prices", str(options.prices.resolve()), "--workers", ",".join(workers))
         base_url = ("--base-url", replay.url, "--seed", str(options.seed))
         pool = directory / "pool.yaml"
-        pool.write_text(output_of("policy.replay", "pool", str(options.data.resolve()), *prices, *base_url))
+        pool.write_text(output_of("policy.simulators.replay", "pool", str(options.data.resolve()), *prices, *base_url))
         with served_at(None, options.conductor, pool) as served:
             yield served
 

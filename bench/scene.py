@@ -12,7 +12,7 @@ import httpx
 
 from bench.database import Database
 from bench.stack import Gateway, Program, gateway, output_of, program, temporary_directory
-from policy.arena.tasks import Task, make_task
+from policy.simulators.arena.families.tasks import Task, make_task
 
 ARENA_SPEED = "0.2"
 SETTINGS = {
@@ -81,11 +81,11 @@ def scene() -> Iterator[Scene]:
     """Everything the scripted cases need, started once."""
     with (
         temporary_directory() as directory,
-        program("arena", directory, "policy.arena", "serve", "--speed", ARENA_SPEED) as arena,
+        program("arena", directory, "policy.simulators.arena", "serve", "--speed", ARENA_SPEED) as arena,
         program("conductor", directory, "bench.scripted_conductor") as conductor,
     ):
         pool = directory / "pool.yaml"
-        pool.write_text(output_of("policy.arena", "pool", "--base-url", arena.url))
+        pool.write_text(output_of("policy.simulators.arena", "pool", "--base-url", arena.url))
         url = f"{conductor.url}/v1#scripted"
         with (
             gateway(directory, conductor=url, pool=pool, settings=SETTINGS) as served,

@@ -22,7 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from policy.openai_server import serve
+from policy.simulators.server import serve
 
 MODEL = "scripted"
 ONE_STEP: dict[str, Any] = {"steps": [{"worker": "atlas", "task": None, "see": []}]}

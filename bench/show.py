@@ -46,7 +46,7 @@ from bench.scene import (
     title,
 )
 from bench.stack import gateway, program, temporary_directory
-from policy.arena.tasks import grade
+from policy.simulators.arena.families.tasks import grade
 
 REQUESTS, KILLED_AFTER, AT_ONCE = 50, 15, 8
 CANCELLED_S = 1.0  # what the project promises

@@ -27,7 +27,7 @@ from bench.policies import write_adapter
 from bench.serving import percentile
 from bench.stack import Gateway, gateway, temporary_directory
 from bench.swap import SHIPPED
-from policy.arena.tasks import make_task
+from policy.simulators.arena.families.tasks import make_task
 
 REQUEST_S = 120.0
 PATIENCE_S = 120.0

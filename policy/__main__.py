@@ -16,8 +16,8 @@ from gateway.errors import BadRequest, BatonError
 COMMANDS = {
     "traces": "policy.dataset.cli",
     "evaluate": "policy.evaluate.command",
-    "train": "policy.train.command",
-    "engines": "policy.engines.cli",
+    "train": "policy.train.run.command",
+    "engines": "policy.train.engines.cli",
     "gate": "policy.gate.command",
     "jobs": "policy.jobs.command",
 }

@@ -61,7 +61,7 @@ def instruments() -> Iterator[tuple[str, str, str, str]]:
 
 def read_when_asked() -> Iterator[tuple[str, str, str, str]]:
     """Gauges that the composition root adds: `metrics.gauge("name", "meaning", …)`."""
-    for node in ast.walk(ast.parse((ROOT / "gateway" / "app.py").read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse((ROOT / "gateway" / "wiring" / "build.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "metrics.gauge":
             name, meaning = (ast.literal_eval(argument) for argument in node.args[:2])
             yield f"baton_{name}", "gauge", "", meaning

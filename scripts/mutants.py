@@ -32,7 +32,7 @@ SUMMARY = ROOT / "build" / "mutants.json"
 SCORE_MIN = 0.9
 MUTANT_S = 120
 TESTS = {
-    "gateway.core.money.ledger": ("tests/unit/test_ledger.py", "tests/contract/test_budgets.py"),
+    "tests.models.ledger": ("tests/unit/test_ledger.py", "tests/contract/test_budgets.py"),
     "gateway.core.money.amounts": ("tests/unit/test_money.py",),
     "gateway.core.loop.plan": (
         "tests/unit/test_plan_reader.py",
@@ -41,7 +41,7 @@ TESTS = {
     ),
 }
 QUIET = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore::pytest.PytestAssertRewriteWarning")
-ONLY = {"gateway.core.money.ledger": ("-k", "not redis")}
+ONLY = {"tests.models.ledger": ("-k", "not redis")}
 COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,

@@ -14,13 +14,6 @@ from typing import Any, Literal
 from gateway.core.loop.experience import content_text
 from gateway.core.loop.plan import validate
 from gateway.core.pool.workers import WorkerSpec
-from policy.arena.messages import read_prompt
-from policy.arena.oracle import oracle_plan
-from policy.arena.poolfile import worker_entry
-from policy.arena.server import ArenaSpeaker
-from policy.arena.tasks import Task, grade, make_task
-from policy.arena.workers import HELD_OUT, STANDARD, Pool, Worker, random_pool, with_builtins
-from policy.arena.world import Run, run_plan
 from policy.environments.base import (
     EarlyStart,
     Meter,
@@ -37,6 +30,13 @@ from policy.environments.executor import Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import SpeakerWorkers
 from policy.environments.spend import Spend
+from policy.simulators.arena.families.tasks import Task, grade, make_task
+from policy.simulators.arena.messages import read_prompt
+from policy.simulators.arena.oracle import oracle_plan
+from policy.simulators.arena.poolfile import worker_entry
+from policy.simulators.arena.server import ArenaSpeaker
+from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, Worker, random_pool, with_builtins
+from policy.simulators.arena.world import Run, run_plan
 
 Staff = Literal["standard", "held_out", "fresh", "untold"]
 FRESH_MODELS = (4, 8)

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from random import Random
 
-from policy.arena.workers import HANDLES
 from policy.environments.base import Episode, Planner, PlanSource, Posed, Prompt, Split, drawn
 from policy.environments.executor import Executor, Ran, TimedWorkers, episode_of
 from policy.environments.sampling import CONCURRENCY, sample
 from policy.environments.spend import Spend, SpendCapped
+from policy.simulators.arena.workers import HANDLES
 
 
 class ExecutedEnvironment(ABC):

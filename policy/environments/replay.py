@@ -21,7 +21,7 @@ from policy.environments.executor import Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import SpeakerWorkers
 from policy.environments.spend import Spend
-from policy.replay import BadRecording, Recording, Recordings, ReplaySpeaker, load, pool_file
+from policy.simulators.replay import BadRecording, Recording, Recordings, ReplaySpeaker, load, pool_file
 
 VALIDATION_SHARE = 0.25
 FIRST_S, TOKENS_PER_S = 0.5, 80.0  # assumed

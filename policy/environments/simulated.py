@@ -1,6 +1,6 @@
 """In-process workers: what a `Speaker` says (the arena's programs, recorded answers), without HTTP and without waiting.
 
-The bodies are those that `policy.openai_server` sends over HTTP and the errors those the gateway's adapters make of
+The bodies are those that `policy.simulators.server` sends over HTTP and the errors those the gateway's adapters make of
 them, so a plan gives here what it gives when served; its simulated seconds are noted, not slept.
 """
 
@@ -15,7 +15,7 @@ from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.usage import read_usage, usage_body
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
-from policy.openai_server import Refused, Speaker, completion, cuts_of, seconds
+from policy.simulators.server import Refused, Speaker, completion, cuts_of, seconds
 
 VOTE = "builtin:vote"
 REFUSED_STATUSES = (400, 404, 413, 422)  # as in the gateway's adapters: the request is bad, not the worker

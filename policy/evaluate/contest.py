@@ -14,12 +14,12 @@ from typing import Any, TextIO
 from gateway import __version__
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
-from policy.baselines import fixed
 from policy.environments.base import Episode, Planner, PlanSource, Prompt
 from policy.environments.sampling import CONCURRENCY, Progress, sample
 from policy.evaluate.asked import Asked
 from policy.evaluate.entrants import ROUTERS, TUNED, Entrant
 from policy.evaluate.scene import Scene, digest_of
+from policy.statistics.baselines import fixed
 
 SAY_EVERY_S = 5.0  # where standard error is no terminal
 REDRAW_EVERY_S = 0.1

@@ -10,11 +10,11 @@ from typing import Literal
 import policy
 from gateway.core.loop.experience import RuleWeights
 from gateway.errors import ConfigError
-from policy import tuning
-from policy.baselines import CheapestPlanner, Once, RandomPlanner
 from policy.environments.base import CascadeRouter, Planner, RulePlanner, VoteRouter
 from policy.evaluate.inprocess import ConductorDirectory
 from policy.evaluate.scene import digest_of
+from policy.statistics import tuning
+from policy.statistics.baselines import CheapestPlanner, Once, RandomPlanner
 
 Kind = Literal["fixed", "router", "tuned", "conductor", "oracle"]
 TUNED: Mapping[str, Callable[[Sequence[tuning.Observed], float], Planner]] = {

@@ -16,7 +16,15 @@ from gateway.errors import ConfigError
 from policy.evaluate.asked import Asked
 from policy.evaluate.contest import Row
 from policy.evaluate.entrants import FIXED, ORACLE, Entrant
-from policy.stats import aiq, apgr, bootstrap_mean, cost_at_quality, cpt, mcnemar, routerarena_score
+from policy.statistics.stats import (
+    aiq,
+    apgr,
+    bootstrap_mean,
+    cost_at_quality,
+    cpt,
+    mcnemar,
+    routerarena_score,
+)
 
 Results = Mapping[str, Sequence[Row]]
 USD_1K = 1_000 / NANO_PER_USD

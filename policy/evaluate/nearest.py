@@ -8,7 +8,7 @@ import numpy as np
 
 from gateway.core.loop.experience import embed
 from policy.environments.base import WorkerExperience
-from policy.tuning import Observed
+from policy.statistics.tuning import Observed
 
 
 class Nearest:

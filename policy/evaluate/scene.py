@@ -14,8 +14,6 @@ from pydantic import ValidationError
 from gateway.core.loop.experience import question_text
 from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError
-from policy import tuning
-from policy.arena.workers import HANDLES
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import MODEL_KINDS, Planner, Prompt, Split, fraction
 from policy.environments.executed import ExecutedEnvironment
@@ -24,7 +22,9 @@ from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import Progress
 from policy.evaluate.asked import ARENA_QUESTIONS, Asked
 from policy.evaluate.nearest import Nearest
-from policy.replay import BadRecording, Recordings, load, models_in, question_key, read_prices
+from policy.simulators.arena.workers import HANDLES
+from policy.simulators.replay import BadRecording, Recordings, load, models_in, question_key, read_prices
+from policy.statistics import tuning
 
 BLOCK_BYTES = 1 << 20
 SPLITS: tuple[Split, ...] = ("train", "validation")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from gateway.errors import ConfigError
-from policy.stats import Interval
+from policy.statistics.stats import Interval
 
 Verdict = Literal["passed", "refused", "cannot say"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from policy.evaluate.contest import Row
 from policy.gate.checks import Check, Thresholds, bounded, cannot_say, not_worse
-from policy.stats import Interval, bootstrap_mean, bootstrap_ratios
+from policy.statistics.stats import Interval, bootstrap_mean, bootstrap_ratios
 
 USD_1K = 1e-6  # nano-dollars a question → dollars per 1,000
 FIXED = "fixed:"

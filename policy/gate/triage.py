@@ -18,8 +18,8 @@ from gateway.core.loop.plan import Plan
 from policy.gate.checks import Check, Thresholds, Verdict, bounded, cannot_say, not_worse
 from policy.gate.logged import Call, Log, Request
 from policy.gate.scoring import LoggedPlan, Scorer, spread
-from policy.ope import Logged, OpeSettings, Report, RewardTable, estimate, fold_of, terms
-from policy.stats import Floats, Interval, bootstrap_mean
+from policy.statistics.ope import Logged, OpeSettings, Report, RewardTable, estimate, fold_of, terms
+from policy.statistics.stats import Floats, Interval, bootstrap_mean
 
 FOLDS = 5
 REPLAYED_MAX = 400  # planning calls that are planned anew at temperature 0

@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from policy.openai_server import serve
+from policy.simulators.server import serve
 from tests.clients.model import Answer, answer, pieces
 
 CREATED_S = 1_760_000_000

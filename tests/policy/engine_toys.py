@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from policy.engines.rows import Bits, EngineRow
+from policy.train.engines.rows import Bits, EngineRow
 
 RIGHT, WRONG, END = 70, 80, 2
 
@@ -20,7 +20,7 @@ RIGHT, WRONG, END = 70, 80, 2
 def load(directory: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from policy.engines.trl_trainer import quiet
+    from policy.train.engines.trl_trainer import quiet
 
     with quiet():
         return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

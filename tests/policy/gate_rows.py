@@ -70,6 +70,7 @@ def _row(prompt: Prompt, episode: Episode, root: RolloutRecord, loop: RolloutRec
         outcome_n=1,
         outcome_sources=("client",),
         grader_versions=(),
+        outcome_metadata={},
         cost_nano=episode.cost_nano,
         latency_ms=1000 * episode.latency_s,
         status=root.status,

@@ -20,14 +20,14 @@ from openai import AsyncOpenAI
 
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.pool.workers import PoolFile
-from policy.arena.__main__ import main, with_failures
-from policy.arena.messages import read_prompt
-from policy.arena.poolfile import pool_yaml
-from policy.arena.server import ArenaSpeaker, pieces, salt_of
-from policy.arena.tasks import INSTRUCTIONS, grade, make_family_task, make_task
-from policy.arena.workers import HELD_OUT, STANDARD, Pool
-from policy.arena.world import count_tokens, run_step
-from policy.openai_server import CHOICES_MAX, WorkerServer, cut, serve
+from policy.simulators.arena.__main__ import main, with_failures
+from policy.simulators.arena.families.tasks import INSTRUCTIONS, grade, make_family_task, make_task
+from policy.simulators.arena.messages import read_prompt
+from policy.simulators.arena.poolfile import pool_yaml
+from policy.simulators.arena.server import ArenaSpeaker, pieces, salt_of
+from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool
+from policy.simulators.arena.world import count_tokens, run_step
+from policy.simulators.server import CHOICES_MAX, WorkerServer, cut, serve
 
 SPEED = 100.0
 TEXT = make_family_task("convert", 3).text
@@ -275,10 +275,10 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_measure_exits_nonzero_on_a_broken_promise(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("policy.arena.__main__.STANDARD", STANDARD[:3])
+    monkeypatch.setattr("policy.simulators.arena.__main__.STANDARD", STANDARD[:3])
     assert main(["measure", "--tasks", "24", "--climbs", "0"]) == 1
     assert "BROKEN" in capsys.readouterr().out
-    monkeypatch.setattr("policy.arena.__main__.HELD_OUT", HELD_OUT[:2])
+    monkeypatch.setattr("policy.simulators.arena.__main__.HELD_OUT", HELD_OUT[:2])
     assert main(["measure", "--tasks", "24", "--climbs", "0", "--pool", "heldout"]) == 1
     assert "heron" in capsys.readouterr().out
 
@@ -309,14 +309,23 @@ async def _served(app: object, host: str, port: int, port_file: Path | None) -> 
 
 
 def test_serve_takes_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policy.arena.__main__.serve", _served)
+    monkeypatch.setattr("policy.simulators.arena.__main__.serve", _served)
     assert main(["serve", "--port", "8123", "--fail", "cedar:500:0.1"]) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_serve_as_a_process_finishes_what_is_in_flight(tmp_path: Path, number: signal.Signals) -> None:
     port_file = tmp_path / "port"
-    command = [sys.executable, "-m", "policy.arena", "serve", "--port-file", str(port_file), "--speed", "0.2"]
+    command = [
+        sys.executable,
+        "-m",
+        "policy.simulators.arena",
+        "serve",
+        "--port-file",
+        str(port_file),
+        "--speed",
+        "0.2",
+    ]
     process = await asyncio.create_subprocess_exec(
         *command, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."}
     )

@@ -7,11 +7,20 @@ from random import Random
 import pytest
 
 from gateway.core.loop.plan import Allowed, validate
-from policy.arena.measure import chain, measure, mutate, systematic, table, vote
-from policy.arena.oracle import STEPS_MAX, majority_success, oracle_plan
-from policy.arena.tasks import INSTRUCTIONS, Split, Task, make_family_task, make_task
-from policy.arena.workers import HELD_OUT, SELF_WORKER, STANDARD, VOTE_TOOL, Pool, Worker, random_pool, with_builtins
-from policy.arena.world import solve_rate
+from policy.simulators.arena.families.tasks import INSTRUCTIONS, Split, Task, make_family_task, make_task
+from policy.simulators.arena.measure import chain, measure, mutate, systematic, table, vote
+from policy.simulators.arena.oracle import STEPS_MAX, majority_success, oracle_plan
+from policy.simulators.arena.workers import (
+    HELD_OUT,
+    SELF_WORKER,
+    STANDARD,
+    VOTE_TOOL,
+    Pool,
+    Worker,
+    random_pool,
+    with_builtins,
+)
+from policy.simulators.arena.world import solve_rate
 
 STANDARD_POOL = with_builtins(STANDARD)
 

@@ -7,8 +7,8 @@ from datetime import date
 
 import pytest
 
-from policy.arena.family import SKILLS, Family, factor, phrasings
-from policy.arena.tasks import (
+from policy.simulators.arena.families.family import SKILLS, Family, factor, phrasings
+from policy.simulators.arena.families.tasks import (
     FAMILIES,
     INSTRUCTIONS,
     Split,
@@ -118,7 +118,7 @@ def test_white_space_and_words_around_do_not_matter() -> None:
 
 def test_of_two_readings_the_longer_that_begins_first_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     tail = Family("tail", "single", lambda _rng: {}, (), phrasings("a plain number. Thank {who}"), ())
-    monkeypatch.setattr("policy.arena.tasks.FAMILIES", (tail, *FAMILIES))
+    monkeypatch.setattr("policy.simulators.arena.families.tasks.FAMILIES", (tail, *FAMILIES))
     problem = understand("How many grams are there in 8 kilograms? Give the amount as a plain number. Thank Ann")
     assert problem is not None
     assert problem.answer() == "8000"

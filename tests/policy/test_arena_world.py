@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from policy.arena.family import SKILLS
-from policy.arena.tasks import INSTRUCTIONS, Task, grade, make_family_task, make_task
-from policy.arena.workers import (
+from policy.simulators.arena.families.family import SKILLS
+from policy.simulators.arena.families.tasks import INSTRUCTIONS, Task, grade, make_family_task, make_task
+from policy.simulators.arena.workers import (
     HANDLES,
     HELD_OUT,
     PRICE_TIERS_USD_PER_MTOK,
@@ -20,7 +20,7 @@ from policy.arena.workers import (
     random_pool,
     with_builtins,
 )
-from policy.arena.world import chance, count_tokens, run_plan, run_step, solve_rate, wrong
+from policy.simulators.arena.world import chance, count_tokens, run_plan, run_step, solve_rate, wrong
 
 Plan = dict[str, Any]
 

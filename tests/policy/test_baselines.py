@@ -10,8 +10,14 @@ import pytest
 
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.plan import validate
-from policy import tuning
-from policy.baselines import (
+from policy.environments.arena import ArenaEnvironment
+from policy.environments.base import Planner
+from policy.environments.executor import Executor
+from policy.environments.replay import ReplayEnvironment
+from policy.environments.sampling import sample
+from policy.environments.spend import Spend
+from policy.statistics import tuning
+from policy.statistics.baselines import (
     CascadePlanner,
     Categories,
     CheapestPlanner,
@@ -22,13 +28,7 @@ from policy.baselines import (
     VotePlanner,
     fixed,
 )
-from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import Planner
-from policy.environments.executor import Executor
-from policy.environments.replay import ReplayEnvironment
-from policy.environments.sampling import sample
-from policy.environments.spend import Spend
-from policy.tuning import Observed, Result
+from policy.statistics.tuning import Observed, Result
 from tests.policy.environments import ABSENT, RECORDED, SUMS, WORDS, lines, recorded
 
 

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("torch", reason="the train extra is not installed")
 
 from gateway.errors import BadRequest
-from policy.engines.cli import settings_of
-from policy.engines.rows import EngineRow, EngineSettings, order, prepare, read_rows, trained_tokens
-from policy.grpo import LossSettings, MissingLogprobs
+from policy.train.engines.cli import settings_of
+from policy.train.engines.rows import EngineRow, EngineSettings, order, prepare, read_rows, trained_tokens
+from policy.train.step.grpo import LossSettings, MissingLogprobs
 from tests.policy.engine_toys import write_export
 
 pytestmark = pytest.mark.train

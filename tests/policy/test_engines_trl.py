@@ -23,17 +23,17 @@ pytest.importorskip("trl", reason="the trl extra is not installed")
 from gateway.core.loop.plan import Allowed, plan_schema  # noqa: E402
 from gateway.errors import BadRequest  # noqa: E402
 from policy.__main__ import main  # noqa: E402
-from policy.engines.rows import EngineRow, EngineSettings, of_training, prepare, read_rows  # noqa: E402
-from policy.engines.trl_trainer import Stopping, make_trainer, quiet, train_with_trl  # noqa: E402
-from policy.grpo import LossSettings, MissingLogprobs, grpo_loss  # noqa: E402
 from policy.reward import taught_dial  # noqa: E402
 from policy.serve.manifest import read_manifest  # noqa: E402
 from policy.serve.shape import load_shape  # noqa: E402
 from policy.serve.tokens import Tokens  # noqa: E402
-from policy.train.conductor import Decoded, Sampler  # noqa: E402
-from policy.train.masks import Masks  # noqa: E402
-from policy.train.rows import Row  # noqa: E402
-from policy.train.weights import SmallWeights  # noqa: E402
+from policy.train.engines.rows import EngineRow, EngineSettings, of_training, prepare, read_rows  # noqa: E402
+from policy.train.engines.trl_trainer import Stopping, make_trainer, quiet, train_with_trl  # noqa: E402
+from policy.train.sources.conductor import Decoded, Sampler  # noqa: E402
+from policy.train.step.grpo import LossSettings, MissingLogprobs, grpo_loss  # noqa: E402
+from policy.train.step.masks import Masks  # noqa: E402
+from policy.train.step.rows import Row  # noqa: E402
+from policy.train.weights.small import SmallWeights  # noqa: E402
 from tests.policy.engine_toys import load, logged, right_share, write_export  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
 

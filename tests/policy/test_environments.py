@@ -13,9 +13,6 @@ import pytest
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.prompt import render
 from gateway.errors import ConductorError
-from policy.arena.server import salt_of
-from policy.arena.world import run_plan
-from policy.baselines import RandomPlanner, fixed
 from policy.environments.arena import ArenaEnvironment, Truth
 from policy.environments.base import (
     MODEL_KINDS,
@@ -30,7 +27,10 @@ from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import Progress, sample
 from policy.environments.spend import Spend, SpendCapped
-from policy.replay import BadRecording
+from policy.simulators.arena.server import salt_of
+from policy.simulators.arena.world import run_plan
+from policy.simulators.replay import BadRecording
+from policy.statistics.baselines import RandomPlanner, fixed
 from tests.fakes.conductor import ScriptedConductor
 from tests.kit import PRICE
 from tests.policy.environments import ABSENT, PRICES, RECORDED, handle, line, lines, recorded, text

@@ -14,15 +14,15 @@ from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
 from gateway.core.pool.workers import PoolFile, WorkerSpec
-from policy.arena.server import ArenaSpeaker
-from policy.arena.workers import STANDARD
-from policy.baselines import CascadePlanner, Categories, Ladder
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import Prompt
 from policy.environments.executor import Executor
 from policy.environments.replay import FIRST_S, TOKENS_PER_S, ReplayEnvironment
-from policy.openai_server import Speaker, WorkerServer
-from policy.replay import ReplaySpeaker, load
+from policy.simulators.arena.server import ArenaSpeaker
+from policy.simulators.arena.workers import STANDARD
+from policy.simulators.replay import ReplaySpeaker, load
+from policy.simulators.server import Speaker, WorkerServer
+from policy.statistics.baselines import CascadePlanner, Categories, Ladder
 from tests.kit import Kit, ask
 from tests.policy.environments import lines, recorded, text
 

@@ -15,14 +15,14 @@ from gateway.core.openai.usage import read_usage
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import BatonError, PlanRefused, UpstreamError, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports.request import WorkerCall
-from policy.arena.server import ArenaSpeaker
-from policy.arena.workers import STANDARD, with_builtins
-from policy.baselines import VotePlanner, fixed
 from policy.environments import arena
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor, _Nobody
 from policy.environments.simulated import SpeakerWorkers
-from policy.openai_server import Refused, Said
+from policy.simulators.arena.server import ArenaSpeaker
+from policy.simulators.arena.workers import STANDARD, with_builtins
+from policy.simulators.server import Refused, Said
+from policy.statistics.baselines import VotePlanner, fixed
 
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 MODEL = WorkerSpec(name="m", handle="maple", kind="openai", model="m", url="http://127.0.0.1:9/v1", price=FREE)

@@ -19,7 +19,7 @@ from policy.evaluate.inprocess import ConductorDirectory, EngineConductor
 from policy.evaluate.nearest import Nearest
 from policy.evaluate.plot import Point, scatter
 from policy.serve.engine import Engine
-from policy.tuning import Observed, Result
+from policy.statistics.tuning import Observed, Result
 from tests.policy.environments import PRICES, SUMS, line, lines
 from tests.tiny_model import write_tiny_model
 

@@ -15,7 +15,7 @@ from policy.gate.checks import Check, Part, Thresholds, bounded, cannot_say, not
 from policy.gate.heldout import Compared, checks, concentration, facts
 from policy.gate.report import GateReport, Refusal, finite
 from policy.gate.scene import QUESTIONS_ARENA, GateScene
-from policy.stats import Interval
+from policy.statistics.stats import Interval
 
 MODELS = ("cheap", "dear")
 

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the train extra is not installed")
 
-from policy import grpo  # noqa: E402
-from policy.grpo import LossSettings, MissingLogprobs, grpo_loss  # noqa: E402
+from policy.train.step import grpo  # noqa: E402
+from policy.train.step.grpo import LossSettings, MissingLogprobs, grpo_loss  # noqa: E402
 
 pytestmark = pytest.mark.train
 PLAIN = LossSettings()

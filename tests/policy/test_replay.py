@@ -19,8 +19,16 @@ from openai import AsyncOpenAI
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.pool.workers import PoolFile
-from policy.openai_server import Refused, WorkerServer
-from policy.replay import BadRecording, ReplaySpeaker, load, main, models_in, pool_file, pool_yaml
+from policy.simulators.replay import (
+    BadRecording,
+    ReplaySpeaker,
+    load,
+    main,
+    models_in,
+    pool_file,
+    pool_yaml,
+)
+from policy.simulators.server import Refused, WorkerServer
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "replay"
 PRICES = {
@@ -155,11 +163,11 @@ def test_files_that_are_no_recordings(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(BadRecording, match="cannot be read"):
         load(cut)
     path = write(tmp_path / "r.jsonl", record(0), record(1))
-    monkeypatch.setattr("policy.replay.LINE_BYTES_MAX", 100)
+    monkeypatch.setattr("policy.simulators.replay.LINE_BYTES_MAX", 100)
     with pytest.raises(BadRecording, match=r"r.jsonl:1: line over 100 bytes"):
         load(path)
     monkeypatch.undo()
-    monkeypatch.setattr("policy.replay.QUESTIONS_MAX", 1)
+    monkeypatch.setattr("policy.simulators.replay.QUESTIONS_MAX", 1)
     with pytest.raises(BadRecording, match=r"r.jsonl:2: over 1 questions"):
         load(path)
 
@@ -202,7 +210,7 @@ async def _served(_app: object, host: str, port: int, port_file: Path | None) ->
 
 
 def test_serve_takes_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policy.replay.serve", _served)
+    monkeypatch.setattr("policy.simulators.replay.serve", _served)
     assert main(["serve", str(write(tmp_path / "r.jsonl", record(0))), "--port-file", "p"]) == 0
 
 

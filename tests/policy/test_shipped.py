@@ -10,12 +10,12 @@ import pytest
 
 import policy
 from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
-from policy.arena.oracle import oracle_plan
-from policy.arena.tasks import make_task
-from policy.arena.workers import STANDARD
-from policy.evaluate_arena import Conducted, evaluate, fixed, main, pools_for, random_plans
+from policy.evaluate.arena import Conducted, evaluate, fixed, main, pools_for, random_plans
 from policy.serve.manifest import read_manifest
 from policy.serve.shape import ModelError
+from policy.simulators.arena.families.tasks import make_task
+from policy.simulators.arena.oracle import oracle_plan
+from policy.simulators.arena.workers import STANDARD
 
 SHIPPED = Path(policy.__file__).parent / "shipped" / "arena-3"
 TASKS = 60

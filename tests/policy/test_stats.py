@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.stats import (
+from policy.statistics.stats import (
     Interval,
     aiq,
     apgr,

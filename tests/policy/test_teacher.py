@@ -14,10 +14,10 @@ from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.evaluate.nearest import Nearest
 from policy.reward import DIAL
-from policy.teacher.lessons import lessons
-from policy.teacher.planner import ProgramPlanner
-from policy.teacher.programs import Program, Worth, gives, search
-from policy.tuning import Observed, Result, observe
+from policy.start.recorded.lessons import lessons
+from policy.start.recorded.planner import ProgramPlanner
+from policy.start.recorded.programs import Program, Worth, gives, search
+from policy.statistics.tuning import Observed, Result, observe
 from tests.policy.environments import SUMS, WORDS, lines, recorded
 
 

@@ -26,22 +26,23 @@ from tests.policy.environments import PRICES, lines
 pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch")
 
-from policy import grpo  # noqa: E402
-from policy.train import checkpoint, forked, lora  # noqa: E402
-from policy.train.advantages import weighed  # noqa: E402
-from policy.train.conductor import BatchConductor, Decoded, Sampler  # noqa: E402
-from policy.train.initial import Initial, initial_weights  # noqa: E402
-from policy.train.logged import LoggedSource, of_rollouts  # noqa: E402
-from policy.train.loop import Trainer  # noqa: E402
-from policy.train.masks import Masks  # noqa: E402
-from policy.train.rows import Row, rows_of  # noqa: E402
-from policy.train.run import train  # noqa: E402
-from policy.train.sampled import SampledSource  # noqa: E402
-from policy.train.scene import scene_of  # noqa: E402
+from policy.train.run import checkpoint  # noqa: E402
+from policy.train.run.initial import Initial, initial_weights  # noqa: E402
+from policy.train.run.loop import Trainer  # noqa: E402
+from policy.train.run.session import train  # noqa: E402
 from policy.train.settings import Settings  # noqa: E402
+from policy.train.sources.conductor import BatchConductor, Decoded, Sampler  # noqa: E402
+from policy.train.sources.logged import LoggedSource, of_rollouts  # noqa: E402
+from policy.train.sources.sampled import SampledSource  # noqa: E402
+from policy.train.sources.scene import scene_of  # noqa: E402
 from policy.train.spec import TrainSpec  # noqa: E402
-from policy.train.update import pieces, scored  # noqa: E402
-from policy.train.weights import SmallWeights, trainable  # noqa: E402
+from policy.train.step import grpo  # noqa: E402
+from policy.train.step.advantages import weighed  # noqa: E402
+from policy.train.step.masks import Masks  # noqa: E402
+from policy.train.step.rows import Row, rows_of  # noqa: E402
+from policy.train.step.update import pieces, scored  # noqa: E402
+from policy.train.weights import forked, lora  # noqa: E402
+from policy.train.weights.small import SmallWeights, trainable  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the train extra is not installed")
 from gateway.core.money.amounts import usd_to_nano
 from policy.environments.replay import ReplayEnvironment
 from policy.serve.manifest import read_manifest
-from policy.train.checkpoint import SPENT
+from policy.train.run.checkpoint import SPENT
 from tests.integration.test_api import Served, served
 from tests.policy.environments import PRICES, lines, recorded
 from tests.policy.test_environments_live import kit_for

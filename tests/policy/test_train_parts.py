@@ -23,13 +23,13 @@ from gateway.errors import ConfigError
 from policy.serve.shape import load_shape
 from policy.serve.tokens import Tokens
 from policy.train import metrics
-from policy.train.command import add, run, spec_of
-from policy.train.curriculum import Curriculum
-from policy.train.masks import Masks, OutsideGrammar
-from policy.train.parcels import parcels
-from policy.train.rows import Row, RowRefused, grouped, require_outcomes, row_of, schema_of, told
+from policy.train.run.command import add, run, spec_of
 from policy.train.settings import Settings, settings_of
+from policy.train.sources.curriculum import Curriculum
 from policy.train.spec import TrainSpec, chosen, plain_filters, read_spec
+from policy.train.step.masks import Masks, OutsideGrammar
+from policy.train.step.parcels import parcels
+from policy.train.step.rows import Row, RowRefused, grouped, require_outcomes, row_of, schema_of, told
 
 SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-3"
 POOL = [{"handle": handle, "kind": kind} for handle, kind in (("atlas", "openai"), ("quill", "openai"), ("me", "self"))]
@@ -304,9 +304,9 @@ def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> Non
 
 
 def test_the_command_needs_no_torch_until_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import sys, policy.train.command; sys.exit('torch' in sys.modules)"
+    code = "import sys, policy.train.run.command; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    monkeypatch.setattr("policy.train.command.find_spec", lambda name: None)
+    monkeypatch.setattr("policy.train.run.command.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'baton\[train,embedded\]'") as error:
         run(options("--env", "arena", "--out", str(tmp_path / "out")))
     assert "\n" not in error.value.message
@@ -326,7 +326,7 @@ def test_the_command_needs_no_torch_until_it_trains(tmp_path: Path, monkeypatch:
 def test_the_engine_for_many_devices_says_what_it_lacks(
     arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("policy.train.command.find_spec", lambda name: None)
+    monkeypatch.setattr("policy.train.run.command.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=said) as error:
         run(options(*arguments, "--engine", "trl", "--out", str(tmp_path / "out")))
     assert "\n" not in error.value.message

@@ -26,7 +26,7 @@ def files(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    from policy.teacher import start
+    from policy.start.recorded import start
 
     monkeypatch.setattr(start, "EPISODES_MIN", 2_500)
     monkeypatch.setattr(start, "EPISODES_MAX", 2_500)
@@ -53,8 +53,8 @@ def test_a_file_of_recorded_answers_is_all_it_takes(files: list[str], tmp_path: 
 def test_a_start_that_was_made_is_not_made_again(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("policy.teacher.start.EPISODES_MIN", 100)
-    monkeypatch.setattr("policy.teacher.start.EPISODES_MAX", 100)
+    monkeypatch.setattr("policy.start.recorded.start.EPISODES_MIN", 100)
+    monkeypatch.setattr("policy.start.recorded.start.EPISODES_MAX", 100)
     small = ["--set", "steps=1", "--set", "prompts=2", "--set", "samples=2", "--work", str(tmp_path / "work")]
     assert main(["train", *files, *small, "--out", str(tmp_path / "one")]) == 0
     assert "teaching" in capsys.readouterr().err
@@ -69,8 +69,8 @@ def test_a_place_of_the_dial_goes_on_meaning_the_same_price(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Trained again, from its own directory, it is paid by the dial that it was taught with."""
-    monkeypatch.setattr("policy.teacher.start.EPISODES_MIN", 100)
-    monkeypatch.setattr("policy.teacher.start.EPISODES_MAX", 100)
+    monkeypatch.setattr("policy.start.recorded.start.EPISODES_MIN", 100)
+    monkeypatch.setattr("policy.start.recorded.start.EPISODES_MAX", 100)
     small = ["--set", "steps=1", "--set", "prompts=2", "--set", "samples=2", "--set", "usd_per_1k_max=0.01"]
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["train", *files, *small, "--out", str(one)]) == 0

@@ -20,20 +20,20 @@ from tokenizers import Tokenizer
 
 from gateway.core.loop.plan import plan_schema, validate
 from gateway.core.loop.prompt import PROMPT_VERSION, Seen, ShownWorker, prompt_hash
-from policy.arena.family import SKILLS, Family
-from policy.arena.tasks import FAMILIES, INSTRUCTIONS, make_task
-from policy.arena.workers import HANDLES
 from policy.serve.tokens import JSON_STYLE
-from policy.warmstart.__main__ import command, parse, tokenizer_for
-from policy.warmstart.config import WORKERS_MAX, ModelConfig, TrainConfig
-from policy.warmstart.drill import LEVELS, Level, make_drill
-from policy.warmstart.export import hf_config
-from policy.warmstart.feed import IGNORED, batches_from, draw_chunk, encode
-from policy.warmstart.label import Plan, arena_label, general_label
-from policy.warmstart.paraphrases import MORE, OTHERS, exchanged, reworded
-from policy.warmstart.questions import general, noisy
-from policy.warmstart.samples import Sample, make_sample, shown_replies
-from policy.warmstart.tokenizer import END_ID, prompt_text, train_tokenizer
+from policy.simulators.arena.families.family import SKILLS, Family
+from policy.simulators.arena.families.tasks import FAMILIES, INSTRUCTIONS, make_task
+from policy.simulators.arena.workers import HANDLES
+from policy.start.synthetic.__main__ import command, parse, tokenizer_for
+from policy.start.synthetic.config import WORKERS_MAX, ModelConfig, TrainConfig
+from policy.start.synthetic.drill import LEVELS, Level, make_drill
+from policy.start.synthetic.export import hf_config
+from policy.start.synthetic.feed import IGNORED, batches_from, draw_chunk, encode
+from policy.start.synthetic.label import Plan, arena_label, general_label
+from policy.start.synthetic.paraphrases import MORE, OTHERS, exchanged, reworded
+from policy.start.synthetic.questions import general, noisy
+from policy.start.synthetic.samples import Sample, make_sample, shown_replies
+from policy.start.synthetic.tokenizer import END_ID, prompt_text, train_tokenizer
 
 SUM = (
     "There are 23 shelves and every shelf carries 33 seeds. If Omar takes 67 seeds home, what is the number that stays?"
@@ -360,7 +360,7 @@ MICRO += ["--checkpoint-steps", "4", "--report-steps", "1000", "--context", "512
 
 
 def _program(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "policy.warmstart", "--out", str(out), *MICRO, *more]
+    return [sys.executable, "-m", "policy.start.synthetic", "--out", str(out), *MICRO, *more]
 
 
 @pytest.mark.train
@@ -387,8 +387,8 @@ def test_the_server_computes_what_was_trained(tmp_path: Path) -> None:
 
     from policy.serve.manifest import read_manifest
     from policy.serve.runtime import Runtime
-    from policy.warmstart.__main__ import main
-    from policy.warmstart.model import Qwen2
+    from policy.start.synthetic.__main__ import main
+    from policy.start.synthetic.model import Qwen2
 
     assert main(["--out", str(tmp_path / "m"), *MICRO]) == 0
     manifest = read_manifest(tmp_path / "m")

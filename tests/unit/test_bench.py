@@ -20,7 +20,7 @@ from bench.scripted_conductor import chunk_of, pieces
 from bench.serving import Answer, Question, bootstrap, default_policies, markdown, percentile, read_answer, summed_up
 from bench.show import short
 from bench.stack import Gateway, clean_environment
-from policy.arena.tasks import make_task
+from policy.simulators.arena.families.tasks import make_task
 
 
 def test_the_bootstrap_is_seeded_and_covers_the_mean() -> None:

@@ -14,8 +14,8 @@ from bench.drift_figures import Called, Trial, curve, drawn, markdown, share, un
 from bench.experience import figures, learned, table, truth, weights_now, weights_then
 from gateway.core.loop.experience import HALF_LIFE, NEAR
 from gateway.core.pool.workers import PoolFile
-from policy.arena.tasks import make_family_task
-from policy.arena.workers import STANDARD
+from policy.simulators.arena.families.tasks import make_family_task
+from policy.simulators.arena.workers import STANDARD
 from tests.models.experience import freshness, nearness
 
 OLD, SPARE, NEW = frozenset({"old"}), frozenset({"spare"}), frozenset({"new"})

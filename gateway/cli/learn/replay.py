@@ -13,7 +13,7 @@ from gateway.cli.process.services import output_of
 from gateway.config import settings as config
 from gateway.errors import ConfigError
 
-MODULE = "policy.replay"
+MODULE = "policy.simulators.replay"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -163,11 +163,13 @@ class Stack:
     async def _pool(self) -> tuple[Path, str]:
         if self.settings.pool:
             return self.settings.pool.resolve(), str(self.settings.pool)
-        arena = EmbeddedProgram("arena", self.data.path, "policy.arena", ["serve", "--seed", str(ARENA_SEED)])
+        arena = EmbeddedProgram(
+            "arena", self.data.path, "policy.simulators.arena", ["serve", "--seed", str(ARENA_SEED)]
+        )
         arena.health = "/healthz"
         await self.run(arena)
         path = self.data.path / "arena-pool.yaml"
-        path.write_bytes(await output_of("policy.arena", "pool", "--base-url", arena.url))
+        path.write_bytes(await output_of("policy.simulators.arena", "pool", "--base-url", arena.url))
         return path, f"simulated (the arena), {arena.url}"
 
     async def _conductor(

@@ -1,0 +1,253 @@
+"""The world in one process: what a worker replies, what a plan gives, and whether that is right. Pure and quick.
+
+Rules every worker keeps (docs/arena.md): one part of a question a call; a wrong reply is a pure function of (worker,
+question, salt), so asking twice in other words changes nothing; without the skill it is confidently wrong, and six
+times in ten falls for the same tempting error as others, which is why a vote of the unskilled does not help.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from gateway.core.loop.digest import extract_answer, majority, normalise
+from gateway.core.money.amounts import Usage
+from policy.simulators.arena.families.family import GOODS, Kind
+from policy.simulators.arena.families.phrasing import split_words
+from policy.simulators.arena.families.tasks import JOIN_SKILL, Problem, Task, focus, grade, ordinal
+from policy.simulators.arena.oracle import oracle_plan
+from policy.simulators.arena.workers import Pool, Worker, cost_of
+
+Seen = Sequence[tuple[str | None, str]]  # (task, reply) of the steps a step may see, oldest first
+Planner = Callable[[str, str | None, Pool], Mapping[str, Any]]  # (question, task) of a child loop → its plan
+
+TEMPTED = 0.6  # share of unskilled replies that make the common error
+FIXES_MAX = 2  # wrong fields of a draft that a reviewer can still repair
+PROMPT_OVERHEAD_TOKENS = 8
+DEPTH_MAX = 2
+_PARTIAL = re.compile(r"^Partial (\d+) of \d+: (.+)$", re.MULTILINE)
+_TOKEN = re.compile(r"\w{1,6}|[^\w\s]")
+_WEEKDAYS = split_words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_REASONS = (
+    "I read the question and did my part of it.",
+    "Each value was taken from the text as given and the work was done in order.",
+    "I went through it again and the result stayed the same.",
+)
+
+
+@dataclass
+class Run:
+    """What running a plan gave. `reply` is the last step's; money in nano-dollars, time along the critical path."""
+
+    reply: str
+    replies: list[str]
+    cost_nano: int = 0
+    latency_s: float = 0.0
+    calls: int = 0
+    children: list[Run] = field(default_factory=list)
+
+
+@lru_cache(maxsize=65_536)
+def count_tokens(text: str) -> int:
+    """Tokens of a text as the simulated workers bill them: runs of up to six letters, and signs."""
+    return len(_TOKEN.findall(text))
+
+
+def chance(*key: object) -> float:
+    """A number in [0, 1) that is a pure function of the key."""
+    data = "\x1f".join(map(str, key)).encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest()) / 2**56
+
+
+def run_step(worker: Worker, question: str, task: str | None, seen: Seen, salt: str = "") -> str:
+    """The reply of a worker to `question` (the client's words), told `task` (None: nothing), seeing `seen`."""
+    problem = focus(question, task)
+    if problem is None:
+        return "I do not understand what is being asked.\nAnswer: unknown"
+    lines = [*_REASONS[: worker.sentences], _result_line(worker, problem, seen, salt)]
+    return "\n".join(lines)
+
+
+def _result_line(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
+    try:
+        if problem.family is None:
+            return f"Answer: {_joined(worker, problem, seen, salt)}"
+        if problem.family.shape == "check" and "format" not in worker.skills and "review" in worker.skills:
+            return f"Answer: {_reviewed(worker, problem, seen, salt)}"
+        return _next_part(worker, problem, seen, salt)
+    except (ValueError, KeyError, IndexError, OverflowError):
+        return "Answer: unknown"  # impossible values, or a reply before it that makes no sense
+
+
+def _next_part(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
+    """Do the first part that no seen reply has done; the last part's result is the answer."""
+    assert problem.family is not None  # noqa: S101 (callers checked)
+    parts = problem.family.parts
+    done, before = _progress(seen, len(parts))
+    part = parts[done]
+    right = part.solve(problem.slots, before)
+    result = _attempt(worker, part.skill, part.kind, right, f"{problem.key} {done}", salt)
+    if done + 1 < len(parts) and part.skill in worker.skills:
+        return f"Partial {done + 1} of {len(parts)}: {result}"
+    return f"Answer: {result}"  # the unskilled do not even see that there is more to do
+
+
+def _progress(seen: Seen, parts: int) -> tuple[int, str]:
+    """How many parts the seen replies have done, and the result to go on from (the latest of that many)."""
+    done, result = 0, ""
+    for _task, reply in seen:
+        for hit in _PARTIAL.finditer(reply):
+            if done <= int(hit[1]) < parts:
+                done, result = int(hit[1]), hit[2].strip()
+    return done, result
+
+
+def _attempt(worker: Worker, skill: str, kind: Kind, right: str, key: str, salt: str) -> str:
+    if skill in worker.skills:
+        if chance("skilled", worker.name, key, salt) < worker.skills[skill]:
+            return right
+        return wrong(kind, right, Random(f"slip {worker.name} {key} {salt}"), fields=1)
+    if chance("unskilled", worker.name, key, salt) < TEMPTED:
+        return wrong(kind, right, Random(f"tempting {key}"))
+    return wrong(kind, right, Random(f"guess {worker.name} {key} {salt}"))
+
+
+def _reviewed(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
+    """A reviewer compares a draft field by field and repairs up to FIXES_MAX; with no draft it has nothing to go on."""
+    right = problem.answer()
+    key = f"{problem.key} review"
+    drafts = [extract_answer(reply) for _task, reply in seen]
+    if not drafts:
+        return wrong("record", right, Random(f"tempting {key}"))
+    have, want = drafts[-1].split(" | "), right.split(" | ")
+    off = sum(normalise(a) != normalise(b) for a, b in zip(have, want, strict=False))
+    if len(have) != len(want) or off > min(FIXES_MAX, len(want) - 1):
+        return drafts[-1]
+    if chance("review", worker.name, key, salt) < worker.skills["review"]:
+        return right
+    return wrong("record", right, Random(f"slip {worker.name} {key} {salt}"), fields=1)
+
+
+def _joined(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
+    """Answers seen for each question, put together; a worker cannot do several questions in one call."""
+    answers: list[str | None] = [None] * len(problem.parts)
+    for task, reply in seen:
+        if _PARTIAL.search(reply) and "Answer:" not in reply:
+            continue
+        place = ordinal(task)
+        if place is None:
+            place = next((i for i, answer in enumerate(answers) if answer is None), None)
+        if place is not None and place < len(answers):
+            answers[place] = extract_answer(reply)
+    right = "; ".join(answer for answer in answers if answer is not None)
+    if None in answers:
+        first = problem.parts[0].answer()
+        return wrong("number" if first.isdigit() else "word", first, Random(f"guess {worker.name} {problem.key}"))
+    done = chance("join", worker.name, problem.key, salt) < worker.skills.get(JOIN_SKILL, 0.0)
+    return right if done else "; ".join(reversed([answer or "" for answer in answers]))
+
+
+def wrong(kind: Kind, right: str, rng: Random, fields: int | None = None) -> str:
+    """A plausible wrong result of that kind, never `right` itself. `fields`: how many of a record's fields are off."""
+    if kind == "number":
+        value = int(right) + rng.choice((-1, 1)) * rng.randint(1, 97)
+        return str(value if value >= 0 else int(right) + abs(value) + 1)
+    if kind == "date":
+        return (date.fromisoformat(right) + timedelta(days=rng.choice((-1, 1)) * rng.randint(1, 60))).isoformat()
+    if kind in ("good", "weekday"):
+        return rng.choice([other for other in (GOODS if kind == "good" else _WEEKDAYS) if other != right])
+    if kind == "record":
+        return _wrong_record(right.split(" | "), rng, fields)
+    return _shuffled(right, ", " if ", " in right else "", rng)
+
+
+def _shuffled(right: str, joint: str, rng: Random) -> str:
+    items = right.split(joint) if joint else list(right)
+    for _ in range(8):
+        rng.shuffle(items)
+        if joint.join(items) != right:
+            return joint.join(items)
+    return f"{right}{joint or 'e'}{items[0] if joint else ''}"
+
+
+def _wrong_record(parts: list[str], rng: Random, fields: int | None) -> str:
+    off = rng.sample(range(len(parts)), min(fields or len(parts), len(parts)))
+    for index in off:
+        digits = [at for at, sign in enumerate(parts[index]) if sign.isdigit()]
+        if digits:
+            at = rng.choice(digits)
+            parts[index] = (
+                parts[index][:at] + str((int(parts[index][at]) + rng.randint(1, 9)) % 10) + parts[index][at + 1 :]
+            )
+        else:
+            parts[index] = _shuffled(parts[index], "", rng)
+    return " | ".join(parts)
+
+
+def run_plan(
+    plan: Mapping[str, Any], question: str, pool: Pool, salt: str = "", *,
+    task: str | None = None, planner: Planner = oracle_plan, depth: int = 0,
+) -> Run:  # fmt: skip
+    """Run a plan (DESIGN §3; assumed valid for this pool) in this process. A `self` step asks `planner` for the plan of
+    its child loop; below DEPTH_MAX it has nothing to call and says so. Raises KeyError on an unknown handle."""
+    by_handle = {worker.handle: worker for worker in pool}
+    run = Run("", [])
+    finished_s: list[float] = []
+    tasks: list[str | None] = []
+    for step in plan["steps"]:
+        worker = by_handle[step["worker"]]
+        see = list(range(len(run.replies))) if step["see"] == "all" else list(step["see"])
+        told = step["task"] if step["task"] is not None else task
+        seen = [(tasks[i], run.replies[i]) for i in see]
+        started = max((finished_s[i] for i in see), default=0.0)
+        reply, seconds = _call(worker, question, told, seen, salt, pool, planner, depth, run)
+        run.replies.append(reply)
+        tasks.append(told)
+        finished_s.append(started + seconds)
+    run.reply = run.replies[-1] if run.replies else ""
+    run.latency_s = finished_s[-1] if finished_s else 0.0
+    return run
+
+
+def _call(
+    worker: Worker, question: str, task: str | None, seen: Seen, salt: str, pool: Pool,
+    planner: Planner, depth: int, run: Run,
+) -> tuple[str, float]:  # fmt: skip
+    if worker.kind == "tool":
+        replies = [reply for _task, reply in seen]
+        return (replies[majority(replies)] if replies else "There is nothing to vote on."), 0.0
+    if worker.kind == "self":
+        if depth >= DEPTH_MAX:
+            return "There is no depth left.", 0.0
+        child_pool = pool if depth + 1 < DEPTH_MAX else tuple(w for w in pool if w.kind != "self")
+        plan = planner(question, task, child_pool)
+        child = run_plan(plan, question, child_pool, salt, task=task, planner=planner, depth=depth + 1)
+        run.children.append(child)
+        run.cost_nano += child.cost_nano
+        run.calls += child.calls
+        return child.reply, child.latency_s
+    reply = run_step(worker, question, task, seen, salt)
+    usage = Usage(prompt_tokens(question, task, seen), count_tokens(reply))
+    run.cost_nano += cost_of(worker, usage)
+    run.calls += 1
+    return reply, worker.latency_s(usage.completion_tokens)
+
+
+def prompt_tokens(question: str, task: str | None, seen: Seen) -> int:
+    """Tokens of a step's prompt, near enough to what the gateway renders."""
+    texts = [question, task or "", *(f"{told or ''} {reply}" for told, reply in seen)]
+    return sum(count_tokens(text) + PROMPT_OVERHEAD_TOKENS for text in texts if text)
+
+
+def solve_rate(plan: Mapping[str, Any], task: Task, pool: Pool, samples: int, planner: Planner = oracle_plan) -> float:
+    """Share of `samples` runs (salts 0, 1, …) in which the plan gives the right answer to the task."""
+    if samples < 1:
+        raise ValueError("samples must be at least 1")
+    runs = (run_plan(plan, task.text, pool, str(salt), planner=planner) for salt in range(samples))
+    return sum(grade(task, run.reply) for run in runs) / samples

@@ -1,0 +1,103 @@
+"""Lessons: what a program plans in each prompt it meets, on training questions and at every place of the dial.
+
+Episodes run through the environment, so a prompt is what the server would show in that state, later rounds included.
+Now and then another good beginning than the best is taken: a model that strays has then been told how to go on, and
+stays undecided enough for reinforcement learning to find out what search could not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from gateway.core.loop.experience import question_text
+from gateway.core.loop.plan import Plan
+from gateway.core.loop.prompt import Profile, PromptInput, render
+from policy.environments.base import Environment, Prompt, prompt_input
+from policy.environments.sampling import Progress, sample
+from policy.evaluate.nearest import Nearest
+from policy.start.recorded.planner import ProgramPlanner
+from policy.start.recorded.programs import Program, Worth
+
+PROFILE: Profile = "dial"
+STRAY_SHARE = 0.2  # of episodes begin otherwise than the best program does
+BEGINNINGS = 12
+BARE_SHARE = 0.3  # of episodes are shown no experience
+GOING_ON = 2  # times is a later round taught that asks more workers: it is the rarer case, and the one that pays
+LAST_ROUND = 3
+LAST_ROUND_SHARE = 0.3  # of third rounds are taught: they only ever ship
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A rendered prompt and the plan that belongs under it."""
+
+    prompt: str
+    plan: str
+
+
+def plan_text(plan: Plan) -> str:
+    """JSON without white space: the only form that the server's grammar lets through."""
+    return json.dumps(plan.as_json(), separators=(",", ":"), ensure_ascii=False)
+
+
+def rendered(shown: PromptInput) -> str:
+    """The text of the one user message."""
+    return render(PROFILE, shown)[0]["content"]
+
+
+async def lessons(
+    environment: Environment,
+    prompts: Sequence[Prompt],
+    worth: Worth,
+    dial: Sequence[Mapping[str, Program]],
+    usd_weights: Sequence[float],
+    near: Nearest | None,
+    episodes: int,
+    seed: int,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Lesson]:
+    """About two lessons an episode. `dial`: by place the program for each category; `usd_weights`: what a dollar costs
+    there. `near`: where the shown experience comes from; a question never counts for itself. Raises ValueError on no
+    prompts."""
+    if not prompts:
+        raise ValueError("no training question")
+    work: list[tuple[Prompt, list[ProgramPlanner]]] = []
+    for number in range(episodes):
+        rng = Random(f"lesson {seed} {number}")
+        prompt = prompts[number % len(prompts)]
+        quality, category = rng.randrange(len(dial)), prompt.category or ""
+        program = _program(rng, worth, dial[quality][category], category, usd_weights[quality])
+        work.append((_posed(rng, prompt, quality, near), [ProgramPlanner(program)]))
+    await sample(environment, work, on_progress=on_progress)
+    rng = Random(f"lessons {seed}")
+    return [lesson for _, (planner,) in work for lesson in _told(rng, planner)]
+
+
+def _program(rng: Random, worth: Worth, best: Program, category: str, usd_weight: float) -> Program:
+    if rng.random() >= STRAY_SHARE:
+        return best
+    first = rng.choice(worth.beginnings(usd_weight, category, BEGINNINGS))
+    return worth.following(usd_weight, first, category)
+
+
+def _posed(rng: Random, prompt: Prompt, quality: int, near: Nearest | None) -> Prompt:
+    pool = list(prompt.pool)
+    rng.shuffle(pool)
+    bare = near is None or rng.random() < BARE_SHARE
+    text = question_text(prompt.messages)
+    experience = {} if bare or near is None else near.of(text, without=text)
+    return replace(prompt, pool=tuple(pool), quality=quality, experience=experience)
+
+
+def _told(rng: Random, planner: ProgramPlanner) -> list[Lesson]:
+    found: list[Lesson] = []
+    for told in planner.told:
+        if told.situation.round >= LAST_ROUND and rng.random() >= LAST_ROUND_SHARE:
+            continue
+        asks = told.situation.round > 1 and any(not step.see for step in told.plan.steps)
+        lesson = Lesson(rendered(prompt_input(told.situation)), plan_text(told.plan))
+        found += [lesson] * (GOING_ON if asks else 1)
+    return found

@@ -1,0 +1,244 @@
+"""Programs: who is asked first, whose agreement is enough, and who is asked where it is not. Found by search.
+
+Every reply is whole and recorded (or was observed), so what a program would have given on a question follows exactly
+from what each worker did on it. A program is chosen for a category of questions and a price of a dollar by its mean
+outcome less the dollars' price, drawn towards its mean over all categories: with a few hundred questions the best of
+thousands is best by luck. Measured over 20 splits of 1,732 recorded questions: docs/recorded.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.pool.workers import NANO_PER_USD
+from policy.reward import DIAL
+from policy.statistics.tuning import Observed, Result, voted, workers_in
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+FIRST_MAX = 4  # asked side by side: a vote takes the fifth step of a plan
+CROWD = 8  # of larger pools fewer are asked at once, or the search would take minutes
+CROWD_FIRST_MAX = 3
+GAIN_MIN = 1e-4  # accuracy, for which a program is changed
+USD_MIN = 1e-7  # a question: what costs nothing more counts as if it cost this
+BUDGET_SHARE = 0.88  # of a budget is planned with: other questions may cost more
+CHEAPEST_WORTH = 0.1  # of accuracy is the price of the cheapest worker's dollars at the dial's lowest place
+BUDGET_WORTH = 0.005  # and that of the whole budget at the last place that counts dollars
+CHEAPEST_SHARE = 1e-3  # of the budget: what costs less stretches the dial no further
+PRIOR_QUESTIONS = 100.0  # what all categories together count for in one of them
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Names of workers. `first` are asked side by side; where `enough` of them agree, the earliest of those that do
+    speaks for them (0: in any case): of equal answers not all are written equally well. Else `then` are asked: the last
+    of them answers, or with `poll` the majority of all."""
+
+    first: tuple[str, ...]
+    enough: int = 0
+    then: tuple[str, ...] = ()
+    poll: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What programs gave: mean outcome and dollars a question, by category."""
+
+    programs: tuple[Program, ...]
+    categories: tuple[str, ...]
+    counts: Floats  # [categories] questions
+    outcome: Floats  # [programs, categories] sums
+    usd: Floats  # [programs, categories] sums
+
+    def utility(self, usd_weight: float) -> Floats:
+        """[programs, categories]: mean outcome less `usd_weight` times mean dollars, drawn towards all categories'."""
+        gained = self.outcome - usd_weight * self.usd
+        overall = gained.sum(1, keepdims=True) / self.counts.sum()
+        drawn: Floats = (gained + PRIOR_QUESTIONS * overall) / (self.counts + PRIOR_QUESTIONS)
+        return drawn
+
+    def best(self, usd_weight: float) -> dict[str, Program]:
+        """By category; ties to the cheaper."""
+        worth = self.utility(usd_weight) - 1e-9 * self.usd / np.maximum(self.counts, 1)
+        return {name: self.programs[int(worth[:, at].argmax())] for at, name in enumerate(self.categories)}
+
+    def usd_of(self, chosen: Mapping[str, Program]) -> float:
+        """Dollars a question of one program a category, on what was observed."""
+        index = self.index
+        spent = sum(self.usd[index[chosen[name]], at] for at, name in enumerate(self.categories))
+        return float(spent / self.counts.sum())
+
+    @property
+    def index(self) -> dict[Program, int]:
+        """Where each program stands."""
+        return {program: at for at, program in enumerate(self.programs)}
+
+    def within(self, usd_max: float, start: Mapping[str, Program]) -> dict[str, Program]:
+        """`start` improved as far as `usd_max` dollars a question allow: again and again the change of one category's
+        program that brings most for its dollars, of those that fit. What a price of a dollar alone cannot do where the
+        next better program is far dearer."""
+        worth, index, chosen = self.utility(0.0), self.index, dict(start)
+        while True:
+            left = usd_max - self.usd_of(chosen)
+            steps: list[tuple[float, str, int]] = []
+            for at, name in enumerate(self.categories):
+                now = index[chosen[name]]
+                gain = (worth[:, at] - worth[now, at]) * self.counts[at] / self.counts.sum()
+                more = (self.usd[:, at] - self.usd[now, at]) / self.counts.sum()
+                rate = np.where((gain > GAIN_MIN) & (more <= left), gain / np.maximum(more, USD_MIN), 0.0)
+                steps.append((float(rate.max()), name, int(rate.argmax())))
+            highest, name, best = max(steps)
+            if highest <= 0.0:
+                return chosen
+            chosen[name] = self.programs[best]
+
+    def prices(self, usd_max: float) -> tuple[float, ...]:
+        """What a dollar costs at each place of the dial, in even steps from where the cheapest worker is thought dear
+        to where a budget of `usd_max` a question is thought cheap; nothing at the last. So the dial spans what these
+        workers do cost, whatever that is."""
+        spent = self.usd.sum(1) / self.counts.sum()
+        if not (spent > 0).any():
+            return DIAL
+        dear = max(min(usd_max, self.usd_of(self.best(0.0))), float(spent[spent > 0].min()))
+        cheap = max(float(spent[spent > 0].min()), CHEAPEST_SHARE * dear)
+        places = np.geomspace(CHEAPEST_WORTH / cheap, BUDGET_WORTH / dear, QUALITY_MAX)
+        return (*places.tolist(), 0.0)
+
+    def dial(self, usd_weights: Sequence[float], usd_max: float) -> list[dict[str, Program]]:
+        """One program a category for each price of a dollar, dearest dollar first. The first table over `usd_max`
+        dollars a question gives way to the best one within it, so that a budget has a place of its own; the last table
+        stays, and the one before it is improved where all others are within."""
+        tables = [self.best(weight) for weight in usd_weights]
+        over = [at for at, table in enumerate(tables) if at and self.usd_of(table) > usd_max]
+        if over and len(tables) > 2:
+            at = min(over[0], len(tables) - 2)
+            fits = self.usd_of(tables[at]) <= BUDGET_SHARE * usd_max
+            tables[at] = self.within(BUDGET_SHARE * usd_max, tables[at if fits else at - 1])
+        return tables
+
+    def affordable(self, dial: Sequence[Mapping[str, Program]], usd_max: float) -> int:
+        """The highest place at which a question costs no more than that; 0 where none does."""
+        return max((at for at, table in enumerate(dial) if self.usd_of(table) <= usd_max), default=0)
+
+    def following(self, usd_weight: float, first: tuple[str, ...], category: str) -> Program:
+        """The best one that begins by asking `first`."""
+        at = self.categories.index(category)
+        worth = self.utility(usd_weight)[:, at]
+        mine = [index for index, program in enumerate(self.programs) if program.first == first]
+        return self.programs[max(mine, key=lambda index: float(worth[index]))]
+
+    def beginnings(self, usd_weight: float, category: str, n: int) -> list[tuple[str, ...]]:
+        """The `n` best ways to begin there, best first, each group of workers once."""
+        worth = self.utility(usd_weight)[:, self.categories.index(category)]
+        found: dict[frozenset[str], tuple[str, ...]] = {}
+        for index in np.argsort(-worth, kind="stable").tolist():
+            first = self.programs[index].first
+            found.setdefault(frozenset(first), first)
+            if len(found) == n:
+                break
+        return list(found.values())
+
+
+def search(observed: Sequence[Observed]) -> Worth:
+    """Every program over the workers that all questions have. Raises ValueError where there is none."""
+    facts = _Facts(observed)
+    programs: list[Program] = []
+    outcome: list[Floats] = []
+    usd: list[Floats] = []
+    for program, right, spent in facts.results():
+        programs.append(program)
+        outcome.append(facts.by_category(right))
+        usd.append(facts.by_category(spent))
+    counts = facts.by_category(np.ones(len(observed)))
+    return Worth(tuple(programs), facts.categories, counts, np.array(outcome), np.array(usd))
+
+
+def gives(program: Program, observed: Observed) -> Result:
+    """What the program gives on one question. Raises KeyError on a worker that was not asked it."""
+    first = voted(observed, program.first)
+    if _votes(observed, program.first) >= program.enough:
+        return first
+    asked = voted(observed, (*program.first, *program.then))
+    last = asked if program.poll else observed.results[program.then[-1]]
+    return Result(last.outcome, asked.cost_nano, last.answer)
+
+
+def _votes(observed: Observed, workers: Sequence[str]) -> int:
+    answers = Counter(answer for name in workers if (answer := observed.results[name].answer))
+    return max(answers.values(), default=1)
+
+
+class _Facts:
+    """What was observed as arrays [questions, workers], workers by success, best first."""
+
+    def __init__(self, observed: Sequence[Observed]) -> None:
+        names = workers_in(observed)
+        success = {name: sum(each.results[name].outcome for each in observed) for name in names}
+        self.names = sorted(names, key=lambda name: (-success[name], name))
+        self.right = np.array([[each.results[name].outcome for name in self.names] for each in observed])
+        nano = np.array([[each.results[name].cost_nano for name in self.names] for each in observed])
+        self.usd: Floats = nano / NANO_PER_USD
+        self.answers = np.array([_codes([each.results[name].answer for name in self.names]) for each in observed])
+        self.categories = tuple(sorted({each.category for each in observed}))
+        where = {name: at for at, name in enumerate(self.categories)}
+        self._of = np.array([where[each.category] for each in observed])
+        self._rows = np.arange(len(observed))
+
+    def by_category(self, values: Floats) -> Floats:
+        """[questions] → sums [categories]."""
+        sums: Floats = np.bincount(self._of, values, len(self.categories)).astype(np.float64)
+        return sums
+
+    def results(self) -> Iterator[tuple[Program, Floats, Floats]]:
+        """Each program with its outcome and dollars on every question."""
+        everybody = range(len(self.names))
+        most = FIRST_MAX if len(self.names) <= CROWD else CROWD_FIRST_MAX
+        for size in range(1, min(most, len(self.names)) + 1):
+            for first in combinations(everybody, size):
+                for speaker in first:
+                    yield from self._beginning_with((speaker, *(other for other in first if other != speaker)))
+
+    def _beginning_with(self, first: tuple[int, ...]) -> Iterator[tuple[Program, Floats, Floats]]:
+        chosen, votes = self._majority(first)
+        right, spent = self.right[self._rows, chosen], self.usd[:, first].sum(1)
+        yield Program(self._named(first)), right, spent
+        rest = [worker for worker in range(len(self.names)) if worker not in first]
+        pairs = combinations(rest, 2) if len(self.names) <= CROWD else ()
+        then = [*((worker,) for worker in rest), *pairs]
+        for enough in range(2, len(first) + 1):
+            asked_on = votes < enough
+            if not asked_on.any():
+                continue
+            for more in then:
+                total = spent + np.where(asked_on, self.usd[:, more].sum(1), 0.0)
+                polled = self.right[self._rows, self._majority(first + more)[0]]
+                poll = Program(self._named(first), enough, self._named(more), poll=True)
+                yield poll, np.where(asked_on, polled, right), total
+                if len(more) == 1:
+                    own = Program(self._named(first), enough, self._named(more))
+                    yield own, np.where(asked_on, self.right[:, more[0]], right), total
+
+    def _majority(self, workers: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """Per question the first worker with the most common answer, and how many gave it."""
+        answers = self.answers[:, workers]
+        same = (answers[:, :, None] == answers[:, None, :]).sum(2)
+        first = same.argmax(1)
+        chosen: Ints = np.array(workers)[first]
+        votes: Ints = same[self._rows, first]
+        return chosen, votes
+
+    def _named(self, workers: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(self.names[worker] for worker in workers)
+
+
+def _codes(answers: Sequence[str]) -> list[int]:
+    """Equal answers get equal numbers; no answer equals nothing."""
+    seen: dict[str, int] = {}
+    return [seen.setdefault(answer, len(seen)) if answer else -1 - at for at, answer in enumerate(answers)]

@@ -1,0 +1,216 @@
+"""Policies to compare with, each a planner of the served loop: fixed, random, cheapest, table, vote, cascade, MoA.
+
+All of them read what a conductor is shown, the question's text included, and nothing else; where they have parameters,
+`policy/statistics/tuning.py` chooses these on training prompts. The oracle, which knows more, is the environments' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import mul
+
+from gateway.core.loop.experience import embed, question_text
+from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.pool.workers import WorkerSpec
+from policy.environments.base import (
+    SHIP,
+    EarlyStart,
+    FixedPlanner,
+    Meter,
+    Plan,
+    Planner,
+    RoundRecord,
+    Situation,
+    cascade_plan,
+    models_of,
+    rng_for,
+    side_by_side,
+    single,
+    vote_plan,
+)
+
+TYPICAL_CALL = Usage(400, 300)
+
+
+def by_name(situation: Situation, names: Sequence[str]) -> list[WorkerSpec]:
+    """The workers of those names that are offered, in that order, each once; the cheapest model where none is."""
+    models = models_of(situation)
+    offered = {spec.name: spec for spec in models}
+    return [offered[name] for name in dict.fromkeys(names) if name in offered] or [cheapest(models)]
+
+
+def cheapest(models: Sequence[WorkerSpec]) -> WorkerSpec:
+    """The lowest price of a typical call; ties to the name. A worker without a price counts as the dearest."""
+    return min(models, key=lambda spec: (spec.price is None, _typical_nano(spec), spec.name))
+
+
+def _typical_nano(spec: WorkerSpec) -> int:
+    return cost_nano(spec.price, TYPICAL_CALL) if spec.price is not None else 0
+
+
+class Once:
+    """Another planner in round 1, and then whatever it gave is shipped: the gateway's routers plan every round anew."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.name = planner.name
+        self._planner = planner
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """As the planner it wraps."""
+        return SHIP if situation.round > 1 else await self._planner.plan(situation, record, meter, early)
+
+
+def fixed(worker: str) -> Planner:
+    """`fixed:<worker>`: one step, always the same worker."""
+    return Once(FixedPlanner(worker))
+
+
+class RandomPlanner:
+    """`random`: one step on any model worker, by a hash of (seed, question, names offered)."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        if situation.round > 1:
+            return SHIP
+        models = sorted(models_of(situation), key=lambda spec: spec.name)
+        return single(rng_for("random", self._seed, question_text(situation.conversation)).choice(models))
+
+
+class CheapestPlanner:
+    """`cheapest`: one step on the model worker with the lowest price."""
+
+    name = "cheapest"
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        return SHIP if situation.round > 1 else single(cheapest(models_of(situation)))
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Says what kind of question a text is: the nearest mean embedding of training questions (Rocchio's classifier).
+
+    A client that names its task type is believed where that is a known category.
+    """
+
+    centroids: Mapping[str, Sequence[float]]
+    _known: dict[str, str] = field(default_factory=dict, repr=False)
+
+    KNOWN_MAX = 10_000
+
+    @classmethod
+    def fitted(cls, questions: Sequence[tuple[str, str]]) -> Categories:
+        """From (question, category). Raises ValueError on none."""
+        if not questions:
+            raise ValueError("no questions to learn categories from")
+        sums: dict[str, list[float]] = {}
+        for text, category in questions:
+            total = sums.setdefault(category, [])
+            vector = embed(text)
+            total[:] = [a + b for a, b in zip(total, vector, strict=True)] if total else vector
+        return cls({category: _unit(total) for category, total in sums.items()})
+
+    def of(self, situation: Situation) -> str:
+        """The category of the last user message; ties to the name."""
+        told = situation.task_type
+        return (
+            told if told is not None and told in self.centroids else self.of_text(question_text(situation.conversation))
+        )
+
+    def of_text(self, text: str) -> str:
+        """The category of a question; remembered for a while, since every round asks again."""
+        if text not in self._known:
+            if len(self._known) >= self.KNOWN_MAX:
+                self._known.clear()
+            vector = embed(text)
+            means = self.centroids
+            self._known[text] = max(sorted(means), key=lambda name: sum(map(mul, means[name], vector)))
+        return self._known[text]
+
+
+def _unit(vector: Sequence[float]) -> list[float]:
+    norm = sum(x * x for x in vector) ** 0.5
+    return [x / norm for x in vector] if norm else list(vector)
+
+
+class TablePlanner:
+    """`table`: per category of question the worker that was best in training. `best`: workers by category, best first,
+    for not all of them need to be offered."""
+
+    name = "table"
+
+    def __init__(self, categories: Categories, best: Mapping[str, Sequence[str]]) -> None:
+        self._categories = categories
+        self._best = best
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """The best of the category that is offered. Raises PlanRefused where no model worker is left."""
+        if situation.round > 1:
+            return SHIP
+        return single(by_name(situation, self._best[self._categories.of(situation)])[0])
+
+
+class VotePlanner:
+    """`vote`: the question to `workers` at once, and the majority of their answers; ties to the earliest named."""
+
+    name = "vote"
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self._workers = tuple(workers)
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused on a pool without `vote`."""
+        if situation.round > 1:
+            return SHIP
+        return vote_plan(situation, by_name(situation, self._workers))
+
+
+class MoaPlanner:
+    """`moa`: drafts side by side, and an aggregator that sees all of them and answers (Wang et al., arXiv:2406.04692,
+    one layer)."""
+
+    name = "moa"
+
+    def __init__(self, drafters: Sequence[str], aggregator: str) -> None:
+        self._drafters = tuple(drafters)
+        self._aggregator = aggregator
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        if situation.round > 1:
+            return SHIP
+        drafters = by_name(situation, self._drafters)[: situation.allowed.steps_max - 1]
+        return side_by_side(situation, drafters, by_name(situation, [self._aggregator])[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """One cascade: `first` are asked side by side; where fewer than two of them agree, `then` answers."""
+
+    first: tuple[str, ...]
+    then: str | None = None  # None: the first of `first` is shipped whatever the others say
+
+
+class CascadePlanner:
+    """`cascade`: cheap ones first, ship where two of them agree, else escalate; a ladder for every category.
+
+    The digest says who agrees, as it tells a conductor. Two rounds at most are planned, the third ships.
+    """
+
+    name = "cascade"
+
+    def __init__(self, categories: Categories, ladders: Mapping[str, Ladder]) -> None:
+        self._categories = categories
+        self._ladders = ladders
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        ladder = self._ladders[self._categories.of(situation)]
+        then = None if ladder.then is None else by_name(situation, [ladder.then])[0]
+        return cascade_plan(situation, by_name(situation, ladder.first), then)

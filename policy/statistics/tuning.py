@@ -1,0 +1,166 @@
+"""Parameters of the baselines, chosen on training prompts: what every single worker did on each, and what follows.
+
+`observe` asks every model worker every prompt through an environment, so it works on recordings, in the arena and on
+real workers alike. What a vote or a cascade would have given follows from that exactly, as they only recombine whole
+replies; every choice maximises mean outcome less `usd_weight` times dollars a task.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from statistics import fmean
+
+from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.loop.experience import question_text
+from gateway.core.pool.workers import NANO_PER_USD
+from policy.environments.base import MODEL_KINDS, Environment, Prompt
+from policy.environments.sampling import Progress, sample
+from policy.statistics.baselines import (
+    CascadePlanner,
+    Categories,
+    Ladder,
+    MoaPlanner,
+    TablePlanner,
+    VotePlanner,
+    fixed,
+)
+
+VOTERS = (3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One worker on one prompt. `answer` is in the form answers are compared in; empty: none was given."""
+
+    outcome: float
+    cost_nano: int
+    answer: str
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One prompt with what each worker did, by name."""
+
+    question: str
+    category: str
+    results: Mapping[str, Result]
+
+
+async def observe(
+    environment: Environment, prompts: Sequence[Prompt], on_progress: Callable[[Progress], None] | None = None
+) -> list[Observed]:
+    """Every model worker of each prompt's pool on it. Prompts that the spending cap left incomplete are dropped."""
+    names = [[spec.name for spec in prompt.pool if spec.kind in MODEL_KINDS] for prompt in prompts]
+    work = [(prompt, [fixed(name) for name in own]) for prompt, own in zip(prompts, names, strict=True)]
+    found = await sample(environment, work, on_progress=on_progress)
+    return [
+        Observed(
+            question_text(prompt.messages),
+            prompt.category or "",
+            {
+                name: Result(
+                    episode.outcome, episode.cost_nano, normalise(extract_answer(episode.reply)), episode.latency_s
+                )
+                for name, episode in zip(own, group, strict=True)
+            },
+        )
+        for prompt, own, group in zip(prompts, names, found.groups, strict=False)
+        if len(group) == len(own)
+    ]
+
+
+def value(results: Iterable[Result], usd_weight: float) -> tuple[float, float]:
+    """(mean outcome less `usd_weight` times mean dollars, less mean dollars): of equals the cheaper is worth more.
+    Raises StatisticsError on none."""
+    found = list(results)
+    usd = fmean(result.cost_nano for result in found) / NANO_PER_USD
+    return fmean(result.outcome for result in found) - usd_weight * usd, -usd
+
+
+def workers_in(observed: Sequence[Observed]) -> list[str]:
+    """Names that every prompt has, sorted. Raises ValueError where there is none."""
+    common = set.intersection(*(set(each.results) for each in observed)) if observed else set()
+    if not common:
+        raise ValueError("no worker was observed on every training prompt: give prompts of one pool")
+    return sorted(common)
+
+
+def ranked(observed: Sequence[Observed], usd_weight: float = 0.0) -> list[str]:
+    """Workers by value as single picks, best first; ties to the later name."""
+    worth = {name: value((each.results[name] for each in observed), usd_weight) for name in workers_in(observed)}
+    return sorted(worth, key=lambda name: (worth[name], name), reverse=True)
+
+
+def by_category(observed: Sequence[Observed]) -> dict[str, list[Observed]]:
+    """The prompts of each category."""
+    groups: dict[str, list[Observed]] = {}
+    for each in observed:
+        groups.setdefault(each.category, []).append(each)
+    return groups
+
+
+def categories(observed: Sequence[Observed]) -> Categories:
+    """Learnt from the questions."""
+    return Categories.fitted([(each.question, each.category) for each in observed])
+
+
+def table(observed: Sequence[Observed], usd_weight: float = 0.0) -> TablePlanner:
+    """Per category the workers by value."""
+    best = {category: ranked(group, usd_weight) for category, group in by_category(observed).items()}
+    return TablePlanner(categories(observed), best)
+
+
+def voted(each: Observed, voters: Sequence[str]) -> Result:
+    """What `voters` and a majority give on a prompt: the earliest reply with the most common answer."""
+    results = [each.results[name] for name in voters]
+    counts = Counter(result.answer for result in results if result.answer)
+    chosen = max(results, key=lambda result: counts[result.answer])  # the first of equals
+    return Result(chosen.outcome, sum(result.cost_nano for result in results), chosen.answer)
+
+
+def vote(observed: Sequence[Observed], usd_weight: float = 0.0, sizes: Sequence[int] = VOTERS) -> VotePlanner:
+    """The voters of the best value, the best of them first, for it decides ties. Raises ValueError on a pool with fewer
+    workers than the smallest size."""
+    order = ranked(observed)
+    sets = [voters for size in sizes for voters in combinations(order, size)]
+    if not sets:
+        raise ValueError(f"{len(order)} workers are too few for a vote of {min(sizes)}")
+    return VotePlanner(max(sets, key=lambda voters: value((voted(each, voters) for each in observed), usd_weight)))
+
+
+def climbed(each: Observed, ladder: Ladder) -> Result:
+    """What a ladder gives on a prompt: the last of `first` where it agrees with an earlier one, else `then`."""
+    results = [each.results[name] for name in ladder.first]
+    last = results[-1]
+    spent = sum(result.cost_nano for result in results)
+    if ladder.then is None or (last.answer and any(result.answer == last.answer for result in results[:-1])):
+        return Result(last.outcome, spent, last.answer)
+    then = each.results[ladder.then]
+    return Result(then.outcome, spent + then.cost_nano, then.answer)
+
+
+def ladders_of(names: Sequence[str]) -> list[Ladder]:
+    """One worker; or two that must agree, and a third where they do not."""
+    pairs = permutations(names, 2)
+    two = [Ladder(pair, then) for pair in pairs for then in names if then not in pair]
+    return [*(Ladder((name,)) for name in names), *two]
+
+
+def cascade(observed: Sequence[Observed], usd_weight: float = 0.0) -> CascadePlanner:
+    """Per category the ladder of the best value."""
+    options = ladders_of(workers_in(observed))
+    best = {
+        category: max(options, key=lambda ladder: value((climbed(each, ladder) for each in group), usd_weight))
+        for category, group in by_category(observed).items()
+    }
+    return CascadePlanner(categories(observed), best)
+
+
+def moa(observed: Sequence[Observed], usd_weight: float = 0.0, drafts: int = 3) -> MoaPlanner:
+    """The best worker aggregates, the next best draft."""
+    best, *others = ranked(observed, usd_weight)
+    return MoaPlanner(others[:drafts] or [best], best)

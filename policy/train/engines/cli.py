@@ -1,0 +1,179 @@
+"""Train on an engine that runs on many devices: `engines trl` (accelerate), `engines verl` (renders a run for Ray)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.errors import BadRequest
+from policy.reward import DIAL, RewardSettings, taught_dial
+from policy.serve.manifest import read_manifest
+from policy.serve.shape import ModelError, load_shape
+from policy.serve.tokens import Tokens
+from policy.train.engines.rows import EngineRow, EngineSettings, of_training, read_rows
+from policy.train.sources.logged import of_export
+from policy.train.step.grpo import MissingLogprobs
+from policy.train.step.rows import told
+
+STOPPED = 143
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """One action an engine; the rows and the settings are the same for both."""
+    actions = parser.add_subparsers(dest="engine", metavar="ENGINE", required=True)
+    trl = actions.add_parser("trl", help="train now, in this process or in each one that accelerate launches")
+    _add_common(trl)
+    trl.add_argument("--init", type=Path, required=True, metavar="DIR", help="the policy directory to start from")
+    trl.add_argument("--version", required=True, metavar="NAME@N", help="what the result is called in its manifest")
+    trl.add_argument("--work", type=Path, metavar="DIR", help="checkpoints and metrics.jsonl (default: OUT.work)")
+    trl.add_argument("--resume", action="store_true", help="go on from the last checkpoint in WORK")
+    verl = actions.add_parser("verl", help="write a configuration, the rows and the commands for verl on Ray")
+    _add_common(verl)
+    verl.add_argument("--model", required=True, metavar="PATH", help="the weights, as the cluster's nodes know them")
+    verl.add_argument("--nodes", type=int, default=1, metavar="N", help="default 1")
+    verl.add_argument("--gpus", type=int, default=8, metavar="N", help="on each node, default 8")
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="of `traces export`")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="written whole, or not at all")
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="YAML or JSON of the settings in docs/engines.md")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one of them; loss.clip_high=0.3 reaches inside"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 done, 143 asked to stop (a checkpoint is written). Raises BadRequest and ConfigError."""
+    settings = settings_of(options.settings, options.set)
+    try:
+        return _trl(options, settings) if options.engine == "trl" else _verl(options, settings)
+    except MissingLogprobs as error:
+        raise BadRequest(f"{options.data}: {error}") from None
+
+
+def settings_of(file: Path | None, pairs: list[str]) -> EngineSettings:
+    """The file, then each KEY=VALUE over it. Raises BadRequest naming the setting."""
+    given: dict[str, Any] = {}
+    if file is not None:
+        try:
+            given = yaml.safe_load(file.read_text()) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise BadRequest(f"--settings {file}: {str(error).splitlines()[0]}") from None
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise BadRequest(f"--set {pair}: write KEY=VALUE")
+        *outer, last = key.split(".")
+        inside = given
+        for name in outer:
+            inside = inside.setdefault(name, {})
+            if not isinstance(inside, dict):
+                raise BadRequest(f"--set {pair}: {name} has a value already")
+        inside[last] = yaml.safe_load(value)
+    try:
+        _known(given)
+        return TypeAdapter(EngineSettings).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"setting {'.'.join(map(str, first['loc'])) or 'values'}: {first['msg']}") from None
+
+
+def _known(given: Mapping[str, Any]) -> None:
+    defaults, loss = asdict(EngineSettings()), given.get("loss", {})
+    if not isinstance(loss, Mapping):
+        raise BadRequest("setting loss: a mapping, as in --set loss.clip_high=0.3")
+    unknown = [*(set(given) - set(defaults)), *(f"loss.{x}" for x in set(loss) - set(defaults["loss"]))]
+    if unknown:
+        raise BadRequest(f"no such setting: {', '.join(sorted(unknown))}; docs/engines.md lists them")
+
+
+def _trl(options: argparse.Namespace, settings: EngineSettings) -> int:
+    from policy.train.engines.seal import sealer
+    from policy.train.engines.trl_trainer import Stopping, train_with_trl
+
+    rows = _rows(options.data, options.init, settings)
+    finish = sealer(options.init, options.version, settings, len(rows), options.data.name, _command(options))
+    stopping = Stopping()
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        stopping.asked = True
+
+    signal.signal(signal.SIGTERM, stop)
+    work = options.work or options.out.with_name(f"{options.out.name}.work")
+    trained = train_with_trl(
+        rows,
+        options.init,
+        options.out,
+        settings,
+        work=work,
+        resume=options.resume,
+        finish=finish,
+        callbacks=[stopping],
+        say=_say,
+    )
+    if trained is None:
+        return STOPPED
+    if not trained.first:
+        return 0
+    result = {
+        "out": str(trained.directory),
+        "steps": trained.steps,
+        "rows": trained.rows,
+        "rows_read": trained.rows_read,
+    }
+    sys.stdout.write(f"{json.dumps(result)}\n")
+    return 0
+
+
+def _rows(data: Path, init: Path, settings: EngineSettings) -> list[EngineRow]:
+    """An export in either shape. Ours names the schema of each plan, and so its grammar masks; verl's does not."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        ours = "plan_token_ids" in pq.read_schema(data).names
+    except (OSError, pa.ArrowException):
+        ours = False
+    if not ours:
+        return read_rows(data)
+    try:
+        manifest, tokens = read_manifest(init), Tokens(init, load_shape(init))
+    except ModelError as error:
+        raise BadRequest(f"{init}: no policy directory ({error})") from None
+    found = of_export(data, manifest.prompt_hash, RewardSettings(dial=taught_dial(manifest.config) or DIAL))
+    if not found.rows:
+        raise BadRequest(f"{data}: no rollout can be trained on: {told(found.refused) or 'none is there'}")
+    return of_training(found.rows, tokens, settings)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What made the result, for its manifest."""
+    named = {name: getattr(options, name) for name in ("data", "init", "version", "settings", "out")}
+    words = [word for name, value in named.items() if value for word in (f"--{name}", str(value))]
+    return shlex.join(
+        ["python", "-m", "policy", "engines", "trl", *words, *(x for one in options.set for x in ("--set", one))]
+    )
+
+
+def _verl(options: argparse.Namespace, settings: EngineSettings) -> int:
+    from policy.train.engines.verl_run import write_run
+
+    written = write_run(read_rows(options.data), options.model, options.out, settings, options.nodes, options.gpus)
+    sys.stdout.write(f"{written.rows} rows, {written.steps_a_pass} steps a pass; start it with {written.script}\n")
+    return 0

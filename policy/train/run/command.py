@@ -1,0 +1,183 @@
+"""Train a conductor from sampled or logged rollouts: GRPO, with checkpoints, metrics, a policy directory at the end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.errors import ConfigError
+from policy.dataset.cli import URL_CHARS_MAX, add_filters, add_rules, rules_of, selection_of
+from policy.serve.manifest import read_manifest
+from policy.serve.shape import ModelError
+from policy.train.settings import PROFILES, settings_of
+from policy.train.spec import TrainSpec, first_of, plain_filters, read_spec
+
+STOPPED = 143  # 128 + SIGTERM
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("--env", choices=("arena", "replay", "logged", "live"), help="where rollouts come from")
+    parser.add_argument("--init", type=Path, metavar="DIR", help="policy directory that training begins with")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the new policy directory; must not be there yet")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="checkpoint and metrics (default OUT.work)")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work, if there is one")
+    parser.add_argument(
+        "--engine",
+        choices=("small", "large", "trl"),
+        help="small: plain torch; large: transformers; trl: many devices, from --export (its --set: docs/engines.md)",
+    )
+    parser.add_argument("--profile", choices=tuple(PROFILES), help="default by --env and --init")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; may be repeated")
+    parser.add_argument("--spec", type=Path, metavar="FILE.json", help="all of it as one file, instead of arguments")
+    parser.add_argument("--name", default="", help="of the new version (default: as --init)")
+    parser.add_argument("--version", default="", help="its number (default: one more)")
+    parser.add_argument("--progress-file", type=Path, metavar="FILE", help="JSON lines for a program that watches")
+    _add_simulated(parser.add_argument_group("arena and replay"))
+    _add_real(parser.add_argument_group("logged and live (live takes --pool-file too)"))
+    add_filters(parser)
+    add_rules(parser)
+
+
+def _add_simulated(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--staff", choices=("standard", "held_out", "fresh", "untold"), default="standard", help="arena: workers"
+    )
+    group.add_argument("--data", type=Path, metavar="FILE", help="replay: recorded answers, .jsonl or .jsonl.gz")
+    group.add_argument("--prices", type=Path, metavar="FILE", help="replay: JSON, model → dollars per million tokens")
+    group.add_argument("--workers", default="", metavar="A,B,…", help="replay: only these models (default all)")
+    group.add_argument("--quality-range", metavar="LO-HI", help="dial places drawn for each question")
+
+
+def _add_real(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--database", default="", metavar="URL", help="logged: postgresql://…, or - for standard input")
+    group.add_argument("--export", type=Path, metavar="FILE", help="logged: Parquet of `traces export` instead")
+    group.add_argument("--url", default="", help="live: the gateway's API, http://…/v1")
+    group.add_argument("--key-file", type=Path, metavar="FILE", help="live: holds an API key")
+    group.add_argument("--prompts", type=Path, metavar="FILE", help="live: JSON lines: id, question, reference")
+    group.add_argument("--pool-name", default="", metavar="NAME", help="live: which pool of it (default: its default)")
+    group.add_argument("--grader", default="exact", metavar="NAME", help="live: judges the replies; default exact")
+    group.add_argument("--usd-max", default="", metavar="USD", help="live: what the whole run may spend")
+    group.add_argument("--episode-usd-max", default="0.05", metavar="USD", help="live: and one episode; default 0.05")
+
+
+def run(options: argparse.Namespace) -> int:
+    """0; 143 when asked to stop. Raises BatonError, one line with the fix."""
+    if options.out is None:
+        raise ConfigError("no --out DIR: where should the new policy directory go?")
+    if options.engine == "trl":
+        return _on_trl(options)
+    spec = read_spec(options.spec) if options.spec else spec_of(options)
+    if find_spec("torch") is None:
+        raise ConfigError("training needs torch: run `make train-env`, or `pip install 'baton[train,embedded]'`")
+    from policy.train.run.loop import Stopped
+    from policy.train.run.session import train
+
+    work = options.work or options.out.with_name(f"{options.out.name}.work")
+    try:
+        result = train(spec, options.out, work, options.resume, say, options.progress_file)
+    except Stopped as stopped:
+        say(stopped.message)
+        return STOPPED
+    say(f"{result.out}: {result.manifest.name}@{result.manifest.version}, {result.rollouts} rollouts")
+    return 0
+
+
+def _on_trl(options: argparse.Namespace) -> int:
+    """The same as `engines trl`, whose settings `--set` then takes. Raises BatonError."""
+    if options.env != "logged" or options.export is None or options.init is None:
+        raise ConfigError("--engine trl learns from logged rows alone: give --env logged, --export FILE and --init DIR")
+    for name in ("spec", "profile", "database", "progress_file"):
+        if getattr(options, name):
+            raise ConfigError(f"--engine trl takes no --{name.replace('_', '-')}: docs/engines.md says what it takes")
+    if find_spec("trl") is None:
+        raise ConfigError("--engine trl needs TRL: run `scripts/install trl`, or `pip install 'baton[trl,embedded]'`")
+    from policy.train.engines import cli
+
+    named = version_of(options.init, options.name, options.version)
+    return cli.run(
+        argparse.Namespace(
+            engine="trl",
+            data=options.export,
+            init=options.init,
+            out=options.out,
+            version=named,
+            settings=None,
+            set=options.set,
+            work=options.work,
+            resume=options.resume,
+        )
+    )
+
+
+def version_of(init: Path, name: str, version: str) -> str:
+    """What comes out is called: NAME@N, by default the next one of `init`. Raises ConfigError."""
+    try:
+        parent = read_manifest(init)
+    except ModelError as error:
+        raise ConfigError(f"--init {init}/{error}") from None
+    return f"{name or parent.name}@{version or parent.next_version}"
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _profile(options: argparse.Namespace) -> str:
+    """The one that suits: recorded answers without weights to begin with are taught first (docs/adr/0014)."""
+    if options.env == "replay" and options.init is None:
+        return "recorded"
+    return "logged" if options.env == "logged" else "small"
+
+
+def spec_of(options: argparse.Namespace) -> TrainSpec:
+    """The arguments as one value. Raises ConfigError."""
+    if options.env is None:
+        raise ConfigError("no --env: where do rollouts come from? arena, replay, logged or live")
+    changes = list(options.set)
+    if options.quality_range:
+        changes.append(f"quality={options.quality_range}")
+    if options.engine:
+        changes.append(f"engine={options.engine}")
+    values: dict[str, Any] = {
+        "env": options.env,
+        "init": options.init,
+        "name": options.name,
+        "version": options.version,
+        "settings": settings_of(options.profile or _profile(options), changes),
+        "staff": options.staff,
+        "data": options.data,
+        "prices": options.prices,
+        "workers": tuple(name.strip() for name in options.workers.split(",") if name.strip()),
+        "database": _database(options.database),
+        "export": options.export,
+        "filters": _filters(options) if options.env == "logged" else {},
+        "url": options.url,
+        "key_file": options.key_file,
+        "prompts_file": options.prompts,
+        "pool_file": options.pool_file if options.env == "live" else None,
+        "pool": options.pool_name,
+        "grader": options.grader,
+        "usd_max": options.usd_max,
+        "episode_usd_max": options.episode_usd_max,
+    }
+    try:
+        return TrainSpec.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(first_of(error)) from None
+
+
+def _database(given: str) -> str:
+    """As given, or the first line of standard input, where other users of the machine cannot see it."""
+    return given if given != "-" else sys.stdin.readline(URL_CHARS_MAX).strip()
+
+
+def _filters(options: argparse.Namespace) -> dict[str, Any]:
+    return plain_filters(selection_of(options), rules_of(options))

@@ -1,0 +1,120 @@
+"""Trained weights as a policy directory: the files of the one that training began with, new weights, a new manifest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from gateway import __version__
+from gateway.core.loop.plan import Allowed, plan_schema
+from gateway.core.loop.prompt import Profile, PromptInput, ShownWorker, render
+from policy.environments.base import rng_for
+from policy.serve.manifest import ADAPTER_FILES, REQUIRED_FILES, Manifest, sha256_of, write_manifest
+from policy.serve.runtime import GRAPH_FILE
+from policy.serve.shape import ModelError
+from policy.serve.tokens import Tokens
+from policy.train.run.initial import Initial
+from policy.train.settings import Settings
+from policy.train.sources.conductor import Decoded, Sampler
+from policy.train.step import grpo
+from policy.train.step.masks import Masks
+from policy.train.weights.lora import plain_state, save_adapter
+from policy.train.weights.small import Weights
+
+KEPT = (
+    "config.json",
+    "generation_config.json",
+    "graph.onnx",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+PROBE_TOKENS_MAX = 64
+GIT_TIMEOUT_S = 5.0
+_PROBE = PromptInput(
+    messages=({"role": "user", "content": "How many days are there from 3 March 2021 to 9 May 2021?"},),
+    workers=(
+        ShownWorker("atlas", "expert dates", ("dates",), 2, 8192, 0.4),
+        ShownWorker("quill", "good writing", ("writing",), 1, 8192, 0.4),
+    ),
+    steps_max=3,
+    depth_left=1,
+)
+
+
+def write(directory: Path, initial: Initial, manifest: Manifest, settings: Settings) -> Manifest:
+    """Write a policy directory: an adapter over what training began with, or full weights. Raises OSError."""
+    directory.mkdir(parents=True)
+    if settings.lora_rank and not settings.lora_merge:
+        size = save_adapter(directory, initial.weights.model, initial.version, settings.lora_alpha)
+        weights_file = initial.directory / "model.safetensors"
+        base = sha256_of(weights_file) if weights_file.is_file() else ""
+        named = replace(manifest, kind="adapter", base=manifest.parent, base_sha256=base, params=size)
+        return write_manifest(directory, named, ADAPTER_FILES)
+    return _write_full(directory, initial, manifest)
+
+
+def _write_full(directory: Path, initial: Initial, manifest: Manifest) -> Manifest:
+    """Tensors as they were stored, the rest as in `initial`; with our runtime's graph where that had one."""
+    for name in KEPT:
+        if (initial.directory / name).is_file():
+            shutil.copyfile(initial.directory / name, directory / name)
+    if not (directory / GRAPH_FILE).is_file():
+        with suppress(ModuleNotFoundError, ModelError):  # the embedded server runs no other kind of model
+            import_module("policy.serve.graph").write_graph(directory)
+    state = {name: value.cpu().contiguous() for name, value in plain_state(initial.weights.model).items()}
+    tied = json.loads((directory / "config.json").read_text()).get("tie_word_embeddings", False)
+    if tied:
+        state.pop("lm_head.weight", None)
+    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+    written = replace(manifest, params=sum(value.numel() for value in state.values()))
+    files = [name for name in REQUIRED_FILES if (directory / name).is_file()]
+    return write_manifest(directory, written, files)
+
+
+def revision() -> str:
+    """Of the code: its git commit, else the release."""
+    root = Path(__file__).parent
+    try:
+        told = subprocess.run(  # noqa: S603 - a fixed command
+            ["git", "-C", str(root), "rev-parse", "HEAD"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_S,
+            check=True,
+        )
+        return told.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+
+
+def now() -> str:
+    """ISO 8601, UTC, whole seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def probe_of(weights: Weights, tokens: Tokens, masks: Masks, profile: Profile) -> dict[str, Any]:
+    """A fixed prompt, a plan for it, and the plan's log-probs under these weights without a mask at temperature 1."""
+    prompt_ids = tuple(tokens.encode_chat(render(profile, _PROBE)))
+    schema = plan_schema(Allowed(tuple(worker.handle for worker in _PROBE.workers), _PROBE.steps_max))
+    row = Decoded(prompt_ids, masks.root(schema), 1.0, PROBE_TOKENS_MAX, rng_for("probe"))
+    Sampler(weights, tokens, masks, len(prompt_ids) + PROBE_TOKENS_MAX).decode([row])
+    with torch.no_grad():
+        logits = weights.scores([prompt_ids], [0], [row.ids])
+        logprobs = grpo.token_logprobs(logits, torch.tensor([row.ids], device=logits.device))
+    return {"prompt_ids": list(prompt_ids), "token_ids": row.ids, "logprobs": logprobs[0].tolist()}
+
+
+def as_plain(value: Any) -> Any:
+    """JSON's own types."""
+    return json.loads(json.dumps(value, default=str))

@@ -1,0 +1,145 @@
+"""The training loop, top to bottom: a batch, its advantages, one update, what to tell, a checkpoint.
+
+1. A batch is questions by learning value, posed anew, G episodes each (sampled.py), or rows of the log (logged.py).
+2. Rewards are measured against the rows that answered the same prompt; groups without a spread are dropped.
+3. Minibatches × epochs of `policy.train.step.grpo.grpo_loss` against the log-probs that the rows were sampled with.
+4. No random state: every draw is a hash of (seed, step, …), so a checkpoint and the step number are the whole run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gateway.errors import BatonError
+from policy.environments.spend import Spend
+from policy.train import metrics
+from policy.train.metrics import MetricsFile, Value
+from policy.train.run import checkpoint
+from policy.train.run.checkpoint import Progress
+from policy.train.settings import Settings
+from policy.train.sources.sampled import Batch, Source
+from policy.train.step.advantages import weighed
+from policy.train.step.masks import Masks
+from policy.train.step.update import learn
+from policy.train.weights.small import Weights, trainable
+
+METRICS_FILE = "metrics.jsonl"
+Say = Callable[[str], None]
+
+
+class Stopped(BatonError):
+    """Asked to stop; the checkpoint is written."""
+
+
+@dataclass(slots=True)
+class Trainer:
+    """One run: what is trained, from what, and where its files go. `digest` names its settings."""
+
+    weights: Weights
+    masks: Masks
+    source: Source
+    settings: Settings
+    spend: Spend
+    work: Path
+    digest: str
+    progress_file: Path | None = None
+
+    async def run(self, resume: bool, stop: asyncio.Event, say: Say) -> Progress:
+        """Train to the end, or to the spending cap. Raises Stopped, Unavailable (a full disk), ConfigError."""
+        settings = self.settings
+        torch.set_num_threads(settings.threads)
+        reference = self._reference() if settings.kl_weight else None
+        optimizer = torch.optim.AdamW(
+            trainable(self.weights.model).values(),
+            lr=settings.lr,
+            betas=(0.9, settings.beta2),
+            weight_decay=settings.weight_decay,
+        )
+        progress = self._restored(optimizer) if resume else Progress()
+        self.spend.spent_nano = max(progress.spent_nano, checkpoint.spent_nano(self.work) if resume else 0)
+        log = MetricsFile(self.work / METRICS_FILE, progress.step)
+        for step in range(progress.step, settings.steps):
+            batch = await self._batch(step, stop)
+            if batch is None or (batch.capped and not batch.rows):
+                break
+            told = self._learnt(batch, optimizer, step, reference)
+            progress.step, progress.rollouts = step + 1, progress.rollouts + batch.rollouts
+            progress.spent_nano = self.spend.spent_nano
+            log.add(told)
+            metrics.progress(self.progress_file, told)
+            say(metrics.line(told))
+            if batch.capped or stop.is_set():
+                break
+            if progress.step % settings.checkpoint_steps == 0:
+                self._save(progress, optimizer)
+        self._save(progress, optimizer)
+        if stop.is_set() and progress.step < settings.steps:
+            raise Stopped(
+                f"stopped after step {progress.step} of {settings.steps}; the same command with --resume goes on"
+            )
+        return progress
+
+    async def _batch(self, step: int, stop: asyncio.Event) -> Batch | None:
+        """The step's batch; None where a stop came first. Sampling that is being paid for is not cut off."""
+        if stop.is_set():
+            return None
+        sampling = asyncio.ensure_future(self.source.batch(step))
+        if self.spend.cap_nano is None:
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({sampling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not sampling.done():
+                sampling.cancel()
+                await asyncio.wait({sampling})
+                return None
+        return await sampling
+
+    def _learnt(
+        self, batch: Batch, optimizer: torch.optim.Optimizer, step: int, reference: Weights | None
+    ) -> dict[str, Value]:
+        began_s = time.perf_counter()
+        found = weighed(batch.rows, self.settings)
+        learnt = learn(self.weights, self.masks, optimizer, batch.rows, found, self.settings, step, reference)
+        self.masks.forget()
+        return {
+            "step": step + 1,
+            "steps": self.settings.steps,
+            **batch.told,
+            "rows": len(batch.rows),
+            "rows_live": int(found.live.sum()),
+            "dead_share": found.dead_share,
+            **learnt,
+            "lr": self.settings.rate(step),
+            "spent_usd": metrics.usd(self.spend.spent_nano),
+            "update_s": time.perf_counter() - began_s,
+        }
+
+    def _reference(self) -> Weights:
+        """The weights as training began, for the KL term."""
+        reference = copy.deepcopy(self.weights)
+        reference.model.requires_grad_(False)
+        return reference
+
+    def _save(self, progress: Progress, optimizer: torch.optim.Optimizer) -> None:
+        progress.curriculum = self.source.state()
+        weights = {name: parameter.detach() for name, parameter in trainable(self.weights.model).items()}
+        checkpoint.save(self.work, self.digest, progress, weights, optimizer.state_dict())
+
+    def _restored(self, optimizer: torch.optim.Optimizer) -> Progress:
+        found = checkpoint.load(self.work, self.digest)
+        if found is None:
+            return Progress()
+        progress, weights, state = found
+        with torch.no_grad():
+            for name, parameter in trainable(self.weights.model).items():
+                parameter.copy_(weights[name])
+        optimizer.load_state_dict(state)
+        self.source.restore(progress.curriculum)
+        return progress

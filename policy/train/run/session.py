@@ -1,0 +1,205 @@
+"""A training run as one call: from the spec to a policy directory that is written whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from gateway.errors import ConfigError, Unavailable
+from policy.environments.live import LiveEnvironment
+from policy.environments.spend import Spend
+from policy.reward import taught_dial
+from policy.serve.manifest import Manifest
+from policy.start.recorded.school import Schooling
+from policy.start.recorded.start import StartSettings, warm_start
+from policy.train.run import export
+from policy.train.run.checkpoint import Progress, note_spent
+from policy.train.run.dial import affordable
+from policy.train.run.initial import Initial, initial_weights
+from policy.train.run.loop import Trainer
+from policy.train.settings import Settings
+from policy.train.sources.conductor import BatchConductor, Sampler
+from policy.train.sources.logged import Found, LoggedSource, of_database, of_export
+from policy.train.sources.sampled import SampledSource, Source
+from policy.train.sources.scene import executor_of, open_replay, scene_of
+from policy.train.spec import TrainSpec, first_of
+from policy.train.step.masks import Masks
+
+Say = Callable[[str], None]
+Close = Callable[[], Awaitable[None]]
+LIVE_WAIT_S = 0.02  # for calls to come together where the network decides when
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """`manifest` of the directory that was written; `capped`: money ended it before the last step."""
+
+    out: Path
+    manifest: Manifest
+    steps: int
+    rollouts: int
+    spent_nano: int
+    capped: bool
+
+
+def train(
+    spec: TrainSpec, out: Path, work: Path, resume: bool, say: Say, progress_file: Path | None = None
+) -> TrainResult:
+    """Train and write `out`. Raises BatonError (one line), Stopped after SIGTERM."""
+    if out.exists():
+        raise ConfigError(f"--out {out}: is there already; give another name, or remove it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{error.filename}: {error.strerror}") from None
+    torch.set_num_threads(spec.settings.threads)
+    spec = _taught(spec, work, resume, say)
+    initial = initial_weights(spec)
+    spec = _dialled(spec, initial)
+    return asyncio.run(_trained(spec, initial, out, work, resume, say, progress_file))
+
+
+def _taught(spec: TrainSpec, work: Path, resume: bool, say: Say) -> TrainSpec:
+    """The spec with weights to begin with: recorded answers are enough to make them (docs/adr/0014), kept in `work`."""
+    if spec.env != "replay" or spec.init is not None:
+        return spec
+    start, aside = work / "start", work / "start.tmp"
+    for stale in (aside, *(() if resume else (start,))):
+        shutil.rmtree(stale, ignore_errors=True)
+    if not start.exists():
+        environment = open_replay(spec, executor_of(spec))
+        settings = StartSettings(
+            seed=spec.settings.seed,
+            usd_per_1k_max=spec.settings.usd_per_1k_max,
+            school=Schooling(seed=spec.settings.seed, threads=spec.settings.threads),
+        )
+        prompts = environment.prompts("train", environment.count("train"), 0)
+        try:
+            warm_start(environment, prompts, settings, aside, say)
+            aside.rename(start)
+        except OSError as error:
+            raise Unavailable(f"{work}: cannot be written ({error.strerror}); make room and run again") from None
+    return spec.model_copy(update={"init": start})
+
+
+def _dialled(spec: TrainSpec, initial: Initial) -> TrainSpec:
+    """The spec with the dial that the weights know, where it sets none: a place must not come to mean another price."""
+    try:
+        dial = spec.settings.dial or taught_dial(initial.manifest.config)
+        values = {**spec.settings.model_dump(), "dial": dial}
+        return spec.model_copy(update={"settings": Settings.model_validate(values)})
+    except (TypeError, ValueError) as error:
+        told = first_of(error) if isinstance(error, ValidationError) else error
+        raise ConfigError(f"--init {initial.directory}/manifest.json: settings.dial: {told}") from None
+
+
+async def _trained(
+    spec: TrainSpec, initial: Initial, out: Path, work: Path, resume: bool, say: Say, progress_file: Path | None
+) -> TrainResult:
+    masks, stop = Masks(initial.tokens), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    source, spend, close, dial = await _source(spec, initial, masks, work, say)
+    trainer = Trainer(initial.weights, masks, source, spec.settings, spend, work, spec.digest(), progress_file)
+    try:
+        progress = await trainer.run(resume, stop, say)
+        quality = await dial()
+    finally:
+        await close()
+    manifest = _written(spec, initial, masks, out, progress, quality)
+    capped = progress.step < spec.settings.steps
+    return TrainResult(out, manifest, progress.step, progress.rollouts, progress.spent_nano, capped)
+
+
+async def _source(
+    spec: TrainSpec, initial: Initial, masks: Masks, work: Path, say: Say
+) -> tuple[Source, Spend, Close, Callable[[], Awaitable[int | None]]]:
+    """Where the batches come from, the meter of what they cost, what to call at the end, and who then sets the dial."""
+
+    async def inherited() -> int | None:
+        return initial.manifest.quality
+
+    if spec.env == "logged":
+        return LoggedSource(_found(spec, initial), initial.version), Spend(), _nothing, inherited
+    scene = await scene_of(spec)
+    sampler = Sampler(initial.weights, initial.tokens, masks, spec.settings.tokens_max)
+    conductor = BatchConductor(sampler, initial.tokens, masks, initial.weights.context, _name(spec, initial))
+    live = isinstance(scene.environment, LiveEnvironment)
+    conductor.apart, conductor.wait_s = live, LIVE_WAIT_S if live else 0.0
+    kept = partial(note_spent, work) if live else None
+    source = SampledSource(scene, conductor, spec.settings, initial.profile, kept)
+    close = scene.environment.close if isinstance(scene.environment, LiveEnvironment) else _nothing
+
+    async def within_budget() -> int | None:
+        settings = spec.settings
+        return await affordable(scene, conductor, initial.profile, settings, settings.usd_per_1k_max, say)
+
+    dialled = spec.env == "replay" and spec.settings.quality is not None
+    return source, scene.environment.spend, close, within_budget if dialled else inherited
+
+
+async def _nothing() -> None:
+    """What has nothing to close."""
+
+
+def _found(spec: TrainSpec, initial: Initial) -> Found:
+    known, weights = initial.manifest.prompt_hash, spec.settings.reward
+    if spec.export is not None:
+        return of_export(spec.export, known, weights)
+    if not spec.database:
+        raise ConfigError("--env logged needs --database URL, or --export FILE of `traces export`")
+    return of_database(spec.database, spec.filters, known, weights)
+
+
+def _name(spec: TrainSpec, initial: Initial) -> str:
+    version = spec.version or initial.manifest.next_version
+    return f"{spec.name or initial.manifest.name}@{version}"
+
+
+def _written(
+    spec: TrainSpec, initial: Initial, masks: Masks, out: Path, progress: Progress, quality: int | None
+) -> Manifest:
+    """The policy directory, written aside and moved into place."""
+    name, _, version = _name(spec, initial).partition("@")
+    parent = initial.manifest
+    manifest = Manifest(
+        name=name,
+        version=version,
+        prompt_version=parent.prompt_version,
+        prompt_hash=parent.prompt_hash,
+        seed=spec.settings.seed,
+        data=_data(spec, progress),
+        command=f"python -m policy train --spec SPEC --out {out.name}",
+        created=export.now(),
+        params=0,
+        pools=parent.pools,
+        parent=initial.version if initial.sealed else parent.parent,
+        rollouts=progress.rollouts,
+        rounds=spec.settings.rounds if spec.env in ("arena", "replay") else parent.rounds,  # it was sampled with
+        quality=quality,
+        config=export.as_plain(spec.model_dump(mode="json")),
+        revision=export.revision(),
+        probe=export.probe_of(initial.weights, initial.tokens, masks, initial.profile),
+    )
+    aside = out.parent / f".{out.name}.tmp"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        written = export.write(aside, initial, manifest, spec.settings)
+        aside.rename(out)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise Unavailable(f"--out {out}: cannot be written ({error.strerror}); run again with --resume") from None
+    return written
+
+
+def _data(spec: TrainSpec, progress: Progress) -> str:
+    where = {"replay": spec.data, "arena": spec.staff, "live": spec.prompts_file}.get(spec.env) or ""
+    return f"{progress.rollouts} rollouts: {spec.env} {where}".strip()

@@ -1,0 +1,187 @@
+"""Rows of the log: nothing is sampled. A step is one pass over all of them, against the log-probs that were stored.
+
+What cannot be trained on is left out by name; where nothing is left, or nothing differs, the run ends before it begins.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gateway.core.log.rollout import RoundRecord
+from gateway.errors import ConfigError
+from policy.dataset import curate, parquet
+from policy.dataset import row as dataset
+from policy.environments.logged import Logged, refusal
+from policy.reward import RewardSettings, at_quality, reward
+from policy.train.metrics import Value
+from policy.train.sources.sampled import Batch
+from policy.train.spec import chosen
+from policy.train.step.rows import (
+    REFUSALS,
+    Row,
+    RowRefused,
+    checked,
+    require_outcomes,
+    row_of,
+    schema_of,
+    told,
+)
+
+EXPORT_ROWS_MAX = 1_000_000
+_DIAL = re.compile(
+    r"^(?:steps \d.* quality (\d)$|Quality wanted: (\d) of )", re.MULTILINE
+)  # as core/loop/prompt.py says it
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows that can be trained on, the rollouts they are of, and why the others were left out."""
+
+    rows: list[Row]
+    rollouts: int
+    refused: list[str]
+
+
+class LoggedSource:
+    """Every batch is the whole log. Raises ConfigError on one that teaches nothing."""
+
+    def __init__(self, found: Found, version: str) -> None:
+        """`version`: the one that training begins with, `conductor@7`; what the log has of older ones is stale."""
+        if not found.rows:
+            raise ConfigError(f"no rollout can be trained on: {told(found.refused) or 'none was selected'}")
+        require_outcomes([row.reward for row in found.rows])
+        self._found = found
+        behind = [_behind(row.version, version) for row in found.rows]
+        self._told: dict[str, Value] = {
+            "reward": sum(row.reward for row in found.rows) / len(found.rows),
+            "episodes": found.rollouts,
+            "refused": {name: float(count) for name, count in sorted(Counter(found.refused).items())},
+            "staleness": sum(behind) / len(behind),
+        }
+
+    async def batch(self, step: int) -> Batch:
+        """As the interface says."""
+        began_s = time.perf_counter()
+        rollouts = 0 if step else self._found.rollouts
+        return Batch(self._found.rows, rollouts, self._told | {"sampling_s": time.perf_counter() - began_s})
+
+    def state(self) -> dict[str, Any]:
+        """Nothing is learnt here."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """As the interface says."""
+
+
+def _behind(version: str, now: str) -> float:
+    """How many versions a row is older than the weights, as far as their names say."""
+    name, _, number = version.rpartition("@")
+    base, _, latest = now.rpartition("@")
+    same = name == base and number.isdigit() and latest.isdigit()
+    return float(max(0, int(latest) - int(number))) if same else 0.0
+
+
+# ---------------------------------------------------------------- rollouts in memory
+
+
+def of_rollouts(rollouts: Sequence[Logged], prompt_hash: str, weights: RewardSettings) -> Found:
+    """Rows of rollouts as the gateway writes them: rounds and child loops, with the request's outcome."""
+    rows: list[Row] = []
+    refused: list[str] = []
+    kept = 0
+    for each in rollouts:
+        reason = refusal(each)
+        if reason is not None:
+            refused.append(reason if reason in REFUSALS else "no_outcome")
+            continue
+        try:
+            rows += _rows_of(each, prompt_hash, weights)
+            kept += 1
+        except RowRefused as error:
+            refused.append(error.reason)
+    return Found(rows, kept, refused)
+
+
+def _rows_of(each: Logged, prompt_hash: str, weights: RewardSettings) -> list[Row]:
+    record, loops = each.record, (each.record, *each.children)
+    planned = [(loop, one) for loop in loops for one in loop.rounds if one.planner == "conductor"]
+    parsed = all(one.refusal is None for _, one in planned)
+    settings = at_quality(weights, dial_of(record.rounds[0].messages))
+    latency_s = max(0.0, (record.finished_us - record.created_us) / 1e6)
+    value = reward(parsed, each.outcome or 0.0, record.cost_nano, latency_s, settings)
+    for _, one in planned:
+        _check_prompt(one, prompt_hash)
+    return [row_of(loop, one, value, record.id, record.id, record.task_type or "") for loop, one in planned]
+
+
+def _check_prompt(planned: RoundRecord | dataset.Row, prompt_hash: str) -> None:
+    if planned.prompt_hash != prompt_hash:
+        raise RowRefused("other_prompt")
+
+
+def dial_of(messages: Iterable[Mapping[str, Any]]) -> int | None:
+    """The dial as a prompt shows it; a user's own lines are quoted and cannot pose as it."""
+    for message in messages:
+        found = _DIAL.search(str(message.get("content")))
+        if found:
+            return int(found[1] or found[2])
+    return None
+
+
+# ---------------------------------------------------------------- the database, and files exported from it
+
+
+def of_database(url: str, filters: Mapping[str, Any], prompt_hash: str, weights: RewardSettings) -> Found:
+    """Rows of a log in PostgreSQL. `filters`: fields of Selection and Rules by name. Raises as `curate.load`."""
+    selection, rules = chosen(filters)
+    return of_dataset(curate.load(url, selection, rules).train, prompt_hash, weights)
+
+
+def of_export(path: Path, prompt_hash: str, weights: RewardSettings) -> Found:
+    """Rows of a Parquet file that `traces export` wrote. Raises ConfigError."""
+    rows = [row for row in islice(parquet.read(path), EXPORT_ROWS_MAX) if row.split == "train"]
+    return of_dataset(rows, prompt_hash, weights)
+
+
+def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSettings) -> Found:
+    """Rows of policy.dataset: one each, with the outcome, cost and latency of the whole request."""
+    unparsed = {row.root_id for row in rows if row.refusal is not None}
+    before: dict[str, int] = {}
+    kept: list[Row] = []
+    refused: list[str] = []
+    for row in rows:
+        try:
+            value = _reward(row, row.root_id not in unparsed, weights)
+            _check_prompt(row, prompt_hash)
+            kept.append(_row(row, value, before.get(row.rollout_id, 0)))
+        except RowRefused as error:
+            refused.append(error.reason)
+        before[row.rollout_id] = before.get(row.rollout_id, 0) + len(row.steps)
+    return Found(kept, len({row.episode for row in kept}), refused)
+
+
+def _row(row: dataset.Row, value: float, steps_before: int) -> Row:
+    first = steps_before if steps_before or row.round == 1 else None
+    return checked(
+        row,
+        schema_of(row.pool, row.schema_hash, first, None, row.depth),
+        reward=value,
+        episode=row.root_id,
+        question=row.group,
+        category=row.task_type or "",
+        first=row.round == 1 and row.depth == 0,
+    )
+
+
+def _reward(row: dataset.Row, parsed: bool, weights: RewardSettings) -> float:
+    if row.outcome is None:
+        raise RowRefused("no_outcome")
+    settings = at_quality(weights, dial_of(row.messages))
+    return reward(parsed, row.outcome, row.cost_nano, (row.latency_ms or 0.0) / 1000, settings)

@@ -1,0 +1,141 @@
+"""Batches that are sampled: questions by the curriculum, posed anew, G episodes each through the served executor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.core.loop.prompt import Profile
+from gateway.errors import BatonError
+from policy.environments.base import ConductorPlanner, ConductorSettings, Episode, Planner, Prompt, rng_for
+from policy.environments.sampling import Progress, Sampled, sample
+from policy.evaluate.inprocess import FREE
+from policy.reward import RewardSettings, at_quality, reward
+from policy.train import metrics
+from policy.train.metrics import Value
+from policy.train.settings import Settings
+from policy.train.sources.conductor import BatchConductor
+from policy.train.sources.curriculum import Curriculum
+from policy.train.sources.scene import Scene
+from policy.train.step.rows import Row, rows_of
+
+PLAN_TIMEOUT_S = 3_600.0  # a batch is decoded together, and nobody waits for a reply
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one step, and what to tell of them. `capped`: money has run out, and no step follows."""
+
+    rows: list[Row]
+    rollouts: int
+    told: dict[str, Value] = field(default_factory=dict)
+    capped: bool = False
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    async def batch(self, step: int) -> Batch:
+        """The rows of a step (from 0): a function of the settings, the step, and what was learnt before it."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What it has learnt, for the checkpoint."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        ...
+
+
+class SampledSource:
+    """Samples from the weights as they are."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        conductor: BatchConductor,
+        settings: Settings,
+        profile: Profile,
+        on_spent: Callable[[int], None] | None = None,
+    ) -> None:
+        """`on_spent` hears of the nano-dollars spent so far, whenever an episode ends."""
+        self._scene = scene
+        self._on_spent = on_spent
+        self._conductor = conductor
+        self._settings = settings
+        self._asking = ConductorSettings(
+            profile, FREE, PLAN_TIMEOUT_S, tokens_max=settings.plan_tokens, temperature=settings.temperature
+        )
+        self._prompts = {prompt.id: prompt for prompt in scene.prompts}
+        self._curriculum = Curriculum(
+            {prompt.id: prompt.category or "" for prompt in scene.prompts},
+            settings.explore_share,
+            settings.learning_value_floor,
+            scene.agreeing,
+            settings.agreeing_weight,
+        )
+
+    async def batch(self, step: int) -> Batch:
+        """As the interface says."""
+        settings, began_s = self._settings, time.perf_counter()
+        chosen = self._curriculum.chosen(settings.prompts, rng_for(settings.seed, "curriculum", step))
+        posed = [self._scene.posed(self._prompts[one], settings, step).prompt for one in chosen]
+        work = [(prompt, [self._planner(step, prompt, index) for index in range(settings.samples)]) for prompt in posed]
+        found = await self._sampled(work)
+        rows, rewards = self._judged(posed, found)
+        told = metrics.of_episodes(found.episodes, rewards)
+        told["sampling_s"] = time.perf_counter() - began_s
+        return Batch(rows, len(found.episodes), told, found.capped)
+
+    def _planner(self, step: int, prompt: Prompt, index: int) -> Planner:
+        return ConductorPlanner(self._conductor.of(self._settings.seed, step, prompt.id, index), self._asking)
+
+    async def _sampled(self, work: Sequence[tuple[Prompt, Sequence[Planner]]]) -> Sampled:
+        """All of it at once. Raises the first error that was raised on purpose as itself, not in a group."""
+        at_once = self._settings.prompts * self._settings.samples
+        try:
+            return await sample(self._scene.environment, work, concurrency=at_once, on_progress=self._spent)
+        except ExceptionGroup as group:  # boundary: raised again, an error of ours as itself
+            known: BaseException | None = group.subgroup(BatonError)
+            while isinstance(known, ExceptionGroup):
+                known = known.exceptions[0]
+            raise known or group from None
+
+    def _spent(self, now: Progress) -> None:
+        if self._on_spent is not None:
+            self._on_spent(now.spent_nano)
+
+    def _judged(self, posed: Sequence[Prompt], found: Sampled) -> tuple[list[Row], list[float]]:
+        rows: list[Row] = []
+        rewards: list[float] = []
+        for prompt, group in zip(posed, found.groups, strict=False):
+            weights = at_quality(self._settings.reward, prompt.quality)
+            for episode in group:
+                self._complete(episode)
+                rewards.append(reward_of(episode, weights))
+                rows += rows_of(episode, rewards[-1], prompt.id, prompt.category or "")
+            self._curriculum.learn(prompt.id, [episode.outcome for episode in group])
+        return rows, rewards
+
+    def _complete(self, episode: Episode) -> None:
+        """A plan that was refused while it was being read ends before its prompt's tokens are in the record."""
+        for loop in (episode.record, *episode.children):
+            for planned in loop.rounds:
+                if planned.plan_token_ids and not planned.prompt_token_ids:
+                    planned.prompt_token_ids = list(self._conductor.prompt_ids(planned.messages))
+
+    def state(self) -> dict[str, Any]:
+        """As the interface says."""
+        return self._curriculum.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """As the interface says."""
+        self._curriculum.restore(state)
+
+
+def reward_of(episode: Episode, weights: RewardSettings) -> float:
+    """The reward of an episode."""
+    return reward(episode.parsed, episode.outcome, episode.cost_nano, episode.latency_s, weights)
