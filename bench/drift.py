@@ -39,7 +39,8 @@ from gateway.core.pool.workers import PoolFile
 from policy.simulators.arena.families.tasks import Task, grade, make_family_task
 from policy.simulators.arena.poolfile import worker_entry
 from policy.simulators.arena.server import ArenaSpeaker
-from policy.simulators.arena.workers import HANDLES, SELF_WORKER, VOTE_TOOL, Worker
+from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, Worker
+from policy.simulators.handles import HANDLES
 from policy.simulators.server import WorkerServer
 
 POLICIES = ("baton/rule", "baton/conductor")

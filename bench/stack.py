@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LEASH = ROOT / "gateway" / "adapters" / "leash.py"
+LEASH = ROOT / "gateway" / "adapters" / "host" / "leash.py"
 START_S = 120.0
 STOP_S = 40.0
 LAST_WORDS_CHARS = 2000

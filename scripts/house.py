@@ -142,7 +142,9 @@ def _room_in(floor: str) -> Callable[[str], str | None]:
 
 
 def _any_room(name: str) -> str:
-    return modules()[name].room
+    """A module's folder; a file that stands beside the folders, such as `errors.py`, is a room of its own."""
+    room = modules()[name].room
+    return name if room in PACKAGES else room
 
 
 def sizes(package: str, modules_max: int, lines_max: int) -> Iterator[Figure]:

@@ -10,7 +10,7 @@ from policy.environments.base import Episode, Planner, PlanSource, Posed, Prompt
 from policy.environments.executor import Executor, Ran, TimedWorkers, episode_of
 from policy.environments.sampling import CONCURRENCY, sample
 from policy.environments.spend import Spend, SpendCapped
-from policy.simulators.arena.workers import HANDLES
+from policy.simulators.handles import HANDLES
 
 
 class ExecutedEnvironment(ABC):

@@ -22,7 +22,7 @@ from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import Progress
 from policy.evaluate.asked import ARENA_QUESTIONS, Asked
 from policy.evaluate.nearest import Nearest
-from policy.simulators.arena.workers import HANDLES
+from policy.simulators.handles import HANDLES
 from policy.simulators.replay import BadRecording, Recordings, load, models_in, question_key, read_prices
 from policy.statistics import tuning
 

@@ -153,7 +153,7 @@ def test_a_model_without_a_price_is_refused(tmp_path: Path) -> None:
 def test_reading_prices_loads_no_litellm_and_loading_it_opens_no_connection() -> None:
     code = """
 import socket, sys
-from gateway.adapters.workers_litellm import LiteLLMWorkers, offline_price
+from gateway.adapters.upstream.litellm import LiteLLMWorkers, offline_price
 assert offline_price("anthropic/claude-haiku-4-5")
 assert "litellm" not in sys.modules
 def refuse(*args, **kwargs): raise SystemExit("importing LiteLLM opened a connection")

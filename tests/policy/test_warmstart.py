@@ -23,7 +23,7 @@ from gateway.core.loop.prompt import PROMPT_VERSION, Seen, ShownWorker, prompt_h
 from policy.serve.tokens import JSON_STYLE
 from policy.simulators.arena.families.family import SKILLS, Family
 from policy.simulators.arena.families.tasks import FAMILIES, INSTRUCTIONS, make_task
-from policy.simulators.arena.workers import HANDLES
+from policy.simulators.handles import HANDLES
 from policy.start.synthetic.__main__ import command, parse, tokenizer_for
 from policy.start.synthetic.config import WORKERS_MAX, ModelConfig, TrainConfig
 from policy.start.synthetic.drill import LEVELS, Level, make_drill

@@ -12,16 +12,10 @@ from typing import Literal
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import Price
 from policy.simulators.arena.families.family import SKILLS
-from policy.simulators.arena.families.phrasing import split_words
+from policy.simulators.handles import HANDLES
 
 Level = Literal["expert", "good", "fair"]
 
-HANDLES = split_words(
-    "atlas quill ember cedar onyx fjord maple comet heron basil coral delta flint grove hazel indigo juniper karst "
-    "lotus mango nimbus opal pebble quartz raven sable tundra umber violet willow xenon yarrow zephyr acorn birch "
-    "cobalt dune elm fern garnet harbor iris jade kelp lark moss nova oak pine reef sage thyme vale wren amber "
-    "bramble clover drift echo frost glade haven islet jasper knoll lichen marlin north orchid plume ridge"
-)
 LEVELS: Mapping[Level, tuple[float, float]] = {"expert": (0.97, 1.0), "good": (0.88, 0.97), "fair": (0.0, 0.88)}
 LEVEL_ESTIMATE: Mapping[Level, float] = {"expert": 0.99, "good": 0.93, "fair": 0.78}
 HARD_LEVELS: Mapping[Level, tuple[float, float]] = {"expert": (0.72, 1.0), "good": (0.62, 0.72), "fair": (0.0, 0.62)}

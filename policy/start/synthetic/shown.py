@@ -8,7 +8,8 @@ from random import Random
 from string import ascii_lowercase, digits
 
 from gateway.core.loop.prompt import Seen, ShownWorker, price_tier
-from policy.simulators.arena.workers import HANDLES, SELF_WORKER, VOTE_TOOL, Pool, Worker, random_pool
+from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, Pool, Worker, random_pool
+from policy.simulators.handles import HANDLES
 from policy.start.synthetic.label import MAJORITY, PLANNER
 
 OTHER_TAGS = ("general", "writing", "code", "math", "reasoning", "vision", "chat", "translation", "cheap", "search")

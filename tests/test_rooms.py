@@ -1,0 +1,62 @@
+"""Who may import whom, as allow-lists by folder. `[tool.importlinter]` forbids; this names all that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from scripts.house import imports, modules
+
+EVERYWHERE = ("gateway.errors", "gateway.core")
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "gateway.core": EVERYWHERE,
+    "gateway.service": (*EVERYWHERE, "gateway.service"),
+    "gateway.adapters": (*EVERYWHERE, "gateway.adapters", "gateway.service.ports"),
+    "gateway.api": (*EVERYWHERE, "gateway.api", "gateway.service"),
+    "gateway.config": (*EVERYWHERE, "gateway.config"),
+    "gateway.cli": ("gateway",),
+    "gateway.wiring": ("gateway",),
+    "policy": (*EVERYWHERE, "policy"),
+}
+POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
+    "policy.dataset": ("gateway.adapters.postgres.database", "gateway.adapters.postgres.tables"),
+    "policy.environments": ("gateway.service.loop", "gateway.service.ports"),  # docs/adr/0011
+    "policy.jobs": ("gateway.adapters.postgres", "gateway.adapters.host.servers"),
+}
+
+
+def within(name: str, places: Iterable[str]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+@pytest.mark.parametrize("floor", MAY_IMPORT)
+def test_a_floor_imports_only_what_it_may(floor: str) -> None:
+    members = [name for name in modules() if within(name, [floor])]
+    assert members
+    allowed = MAY_IMPORT[floor]
+    broken = [
+        f"{name} → {target}"
+        for name in members
+        for target in sorted(imports()[name])
+        if not within(target, allowed) and not _named_for_policy(floor, name, target)
+    ]
+    assert broken == []
+
+
+def _named_for_policy(floor: str, name: str, target: str) -> bool:
+    if floor != "policy":
+        return False
+    return target == "gateway" or any(  # its version
+        within(name, [room]) and within(target, places) for room, places in POLICY_ADAPTERS.items()
+    )
+
+
+def test_every_permission_of_policy_is_used() -> None:
+    unused = [
+        (room, place)
+        for room, places in POLICY_ADAPTERS.items()
+        for place in places
+        if not any(within(t, [place]) for name, ts in imports().items() if within(name, [room]) for t in ts)
+    ]
+    assert unused == []
