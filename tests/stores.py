@@ -11,7 +11,8 @@ import pytest
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.store import PostgresStore, insert_rows
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.log.events import Event
 from tests.fakes.store import FakeStore
 from tests.records import a_rollout, an_outcome, rollout_event

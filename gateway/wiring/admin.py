@@ -12,6 +12,7 @@ from gateway.adapters.host.anchors import ANCHORS, AnchorFile
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.pools import PostgresPools
 from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.api.operator.keys import AdminApi
 from gateway.api.operator.orgs import OrgsApi
@@ -59,7 +60,7 @@ def admin_of(
     auditor = Auditor(PostgresAudit(engine), AnchorFile(settings.data_dir / ANCHORS), clock)
     retention = Retention(PostgresRetention(engine), clock, settings.retention_days or None)
     bytes_max = settings.body_bytes_max
-    pools = pools_of(settings, services, parts, engine, clock, metrics)
+    pools = pools_of(settings, services, parts, PostgresPools(engine), store, clock, metrics)
     key_admin = KeyAdmin(store, peppers, clock, parts.first.pools.pools)
     pools.tell(follow=lambda file: key_admin.adopt(file.pools))
     keys = AdminApi(key_admin, budgets, auth, clock, bytes_max)

@@ -27,6 +27,7 @@ from gateway.adapters.postgres.jobs import JobStore
 from gateway.adapters.postgres.queue import queue_app
 from gateway.adapters.postgres.reports import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.postgres.writer import LogWriter
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.adapters.upstream.embedder import HashingEmbedder, HttpEmbedder
@@ -283,7 +284,8 @@ async def _log(
     spool = await Spool.open(settings.spool_path, limits, metrics, on_fatal=_die)
     opened.push_async_callback(spool.close)
     engine = sync_engine(services.database_url, connect_timeout_s=settings.db_connect_s)
-    shipper = Shipper(spool, engine, ShipperLimits(records=settings.ship_batch_max), metrics)
+    opened.push_async_callback(asyncio.to_thread, engine.dispose)
+    shipper = Shipper(spool, LogWriter(engine), ShipperLimits(records=settings.ship_batch_max), metrics)
     opened.push_async_callback(shipper.stop)
     return spool, shipper
 

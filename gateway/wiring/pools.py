@@ -6,15 +6,11 @@ import platform
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from gateway.adapters.host.poolsource import PoolFileSource
-from gateway.adapters.postgres.admin import PostgresAdmin
-from gateway.adapters.postgres.pools import PostgresPools
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.config.settings import Services, Settings, environment
 from gateway.service.admin.pools import Pools
-from gateway.service.ports.pools import Loaded, PoolMetrics
+from gateway.service.ports.pools import Keys, Loaded, PoolMetrics, PoolRevisions
 from gateway.service.ports.request import Clock
 
 WORKER_PREFIX = "worker:"
@@ -48,12 +44,17 @@ def pool_parts(settings: Settings, services: Services, depth_secret: bytes, open
 
 
 def pools_of(
-    settings: Settings, services: Services, parts: PoolParts, engine: AsyncEngine, clock: Clock, metrics: PoolMetrics
+    settings: Settings,
+    services: Services,
+    parts: PoolParts,
+    revisions: PoolRevisions,
+    keys: Keys,
+    clock: Clock,
+    metrics: PoolMetrics,
 ) -> Pools:
-    """What reloads them, over the connections of administration."""
+    """The use case that reloads the pool."""
     planner = settings.conductor.removeprefix(WORKER_PREFIX) if settings.conductor_kind == "worker" else None
     place = {"file": str(services.pool_file), "host": platform.node()}
-    revisions, keys = PostgresPools(engine), PostgresAdmin(engine)
     return Pools(
         parts.first, parts.source, revisions, parts.workers, clock, metrics, keys, planner=planner, place=place
     )

@@ -6,10 +6,10 @@ import hashlib
 import time
 from contextlib import AsyncExitStack
 
-from gateway.adapters.postgres.replies import PostgresReplies
 from gateway.adapters.postgres.responses import PostgresResponses
 from gateway.adapters.postgres.store import PostgresStore
-from gateway.adapters.redis.conversations import StoredConversations
+from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies
+from gateway.adapters.redis.conversations import RedisConversations
 from gateway.adapters.upstream.media import WebMedia
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge.idempotency import Idempotency
@@ -85,9 +85,9 @@ def sticky_of(
     settings: Settings, services: Services, store: PostgresStore, metrics: Metrics, opened: AsyncExitStack
 ) -> Sticky:
     """The marks are under a secret of all gateways that share the stores, as keys are."""
-    conversations = StoredConversations(
+    conversations = RedisConversations(
         services.redis_url,
-        store.engine,
+        PostgresConversations(store.engine),
         deadline_s=min(settings.redis_timeout_s, settings.sticky_timeout_s / 2),
         timeout_s=settings.sticky_timeout_s,
         connections_max=settings.redis_connections_max,

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from gateway.adapters.postgres import rows, tables, tables_jobs
 from gateway.adapters.postgres.database import sync_engine
-from gateway.adapters.postgres.store import insert_rows
+from gateway.adapters.postgres.inserts import insert_rows
 from gateway.core.log.ids import uuid7
 from gateway.core.log.rollout import AttemptRecord
 from tests.acceptance.test_serve import Gateway, serving

@@ -14,7 +14,8 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.store import PostgresStore, insert_rows
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.access.audit import Act, Verifier
 from gateway.core.log.events import Event
 from gateway.errors import BadRequest, Conflict, NotFound

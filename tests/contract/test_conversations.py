@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.store import insert_rows
-from gateway.adapters.redis.conversations import StoredConversations
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.turns import PostgresConversations
+from gateway.adapters.redis.conversations import RedisConversations
 from gateway.errors import Unavailable
 from gateway.service.ports.turns import Answered, Conversations
 from tests.fakes.replies import FakeConversations
@@ -27,7 +28,7 @@ NOWHERE = "redis://127.0.0.1:1/0"
 class _Logged:
     """What is remembered reaches PostgreSQL by the log alone, as after a Redis that was lost."""
 
-    def __init__(self, stored: StoredConversations, engine: AsyncEngine) -> None:
+    def __init__(self, stored: RedisConversations, engine: AsyncEngine) -> None:
         self._stored = stored
         self._engine = engine
         self.find, self.sweep = stored.find, stored.sweep
@@ -47,7 +48,9 @@ async def conversations(request: pytest.FixtureRequest) -> AsyncIterator[Convers
     server: RedisServer = request.getfixturevalue("redis_server")
     engine = async_engine(request.getfixturevalue("database_url"), statement_timeout_s=20.0)
     url = NOWHERE if request.param == "postgres without redis" else server.url
-    stored = StoredConversations(url, engine, prefix=secrets.token_hex(4), deadline_s=5.0, timeout_s=20.0)
+    stored = RedisConversations(
+        url, PostgresConversations(engine), prefix=secrets.token_hex(4), deadline_s=5.0, timeout_s=20.0
+    )
     yield stored if request.param == "redis" else _Logged(stored, engine)
     await stored.close()
     await engine.dispose()
@@ -107,7 +110,7 @@ async def test_a_reply_without_marks_is_nothing(conversations: Conversations) ->
 
 async def test_both_away_is_said_in_bounded_time(empty_database_url: str, pg_server: Any) -> None:
     engine = async_engine(empty_database_url)
-    stored = StoredConversations(NOWHERE, engine, timeout_s=0.2)
+    stored = RedisConversations(NOWHERE, PostgresConversations(engine), timeout_s=0.2)
     pg_server.shut(empty_database_url)
     async with asyncio.timeout(5):
         with pytest.raises(Unavailable):

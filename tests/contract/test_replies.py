@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.replies import PostgresReplies
+from gateway.adapters.postgres.turns import PostgresReplies
 from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
 from gateway.service.ports.turns import KeptReply, Replies, Slot
 from tests.fakes.replies import FakeReplies

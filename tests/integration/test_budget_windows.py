@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
-from gateway.adapters.postgres.store import PostgresStore, insert_rows
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.access.keys import Allowance, Organisation, Principal
 from gateway.core.money.scopes import is_past, scopes_of, windows

@@ -10,6 +10,7 @@ from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.writer import LogWriter
 from gateway.core.log.events import Event
 from tests.records import a_rollout, new_id, rollout_event
 
@@ -30,7 +31,8 @@ async def test_it_is_one_when_every_request_has_its_row_and_less_while_or_where_
     metrics = PrometheusMetrics()
     assert rate(metrics) == 1.0
     spool = await Spool.open(tmp_path, SpoolLimits(shipped_timeout_s=60), metrics)
-    shipper = Shipper(spool, sync_engine(database_url), None, metrics)
+    engine = sync_engine(database_url)
+    shipper = Shipper(spool, LogWriter(engine), None, metrics)
     try:
         first, second = a_rollout(), a_rollout()
         for record in (first, second):
@@ -51,3 +53,4 @@ async def test_it_is_one_when_every_request_has_its_row_and_less_while_or_where_
     finally:
         await shipper.stop()
         await spool.close()
+        engine.dispose()

@@ -14,8 +14,9 @@ from gateway.adapters.postgres import retention as store_retention
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
+from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.retention import PostgresRetention
-from gateway.adapters.postgres.store import PostgresStore, insert_rows
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import (
     MONTHLY,
     experience,

@@ -12,7 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows, tables
-from gateway.adapters.postgres.store import PostgresStore, insert_rows
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.log.rollout import RolloutRecord
 from tests.records import T0_US, a_rollout, a_step, an_outcome, hold_event, rollout_event, settle_event
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.journal import segments
@@ -22,6 +22,7 @@ from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.migrate import upgrade
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import dead_letters, ledger, rollouts, steps
+from gateway.adapters.postgres.writer import LogWriter
 from gateway.core.log.events import Event, canonical
 from tests.records import a_rollout, event, hold_event, new_id, rollout_event, settle_event
 from tests.servers_pg import PostgresServer
@@ -73,12 +74,17 @@ class Log:
     watch: Watch
     limits: ShipperLimits = FAST
     running: list[Shipper] = field(default_factory=list)
+    engines: list[Engine] = field(default_factory=list)
 
-    def start(self, limits: ShipperLimits | None = None) -> Shipper:
-        shipper = Shipper(self.spool, sync_engine(self.url), limits or self.limits, self.watch)
+    def start(self, limits: ShipperLimits | None = None, writer: LogWriter | None = None, **more: Any) -> Shipper:
+        shipper = Shipper(self.spool, writer or self.writer(), limits or self.limits, self.watch, **more)
         shipper.start()
         self.running.append(shipper)
         return shipper
+
+    def writer(self) -> LogWriter:
+        self.engines.append(sync_engine(self.url))
+        return LogWriter(self.engines[-1])
 
     async def append(self, *events: Event) -> None:
         await asyncio.gather(*(self.spool.append(one) for one in events))
@@ -87,6 +93,8 @@ class Log:
         for shipper in self.running:
             await shipper.stop()
         await self.spool.close()
+        for engine in self.engines:
+            engine.dispose()
 
 
 @pytest.fixture
@@ -198,17 +206,16 @@ async def test_a_surprise_is_reported_and_tried_again(
     log: Log, pg_engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await log.append(*holds(2))
-    shipper = Shipper(log.spool, sync_engine(log.url), FAST, log.watch)
-    store, failures = shipper._store, iter([OSError("disk"), RuntimeError("a bug")])
+    writer = log.writer()
+    store, failures = writer.store, iter([OSError("disk"), RuntimeError("a bug")])
 
     def fail_twice(payloads: Any) -> Any:
         if (failure := next(failures, None)) is not None:
             raise failure
         return store(payloads)
 
-    monkeypatch.setattr(shipper, "_store", fail_twice)
-    log.running.append(shipper)
-    shipper.start()
+    monkeypatch.setattr(writer, "store", fail_twice)
+    log.start(writer=writer)
     await log.spool.shipped()
     assert log.watch.retries == ["OSError: disk", "RuntimeError: a bug"]
     assert await count(pg_engine, ledger) == 2
@@ -329,9 +336,7 @@ async def test_two_shippers_of_the_same_events_do_not_deadlock(
 
 
 async def test_the_lag_is_the_age_of_what_was_shipped(log: Log) -> None:
-    shipper = Shipper(log.spool, sync_engine(log.url), FAST, log.watch, now_s=lambda: 2_000_000_000.0)
-    log.running.append(shipper)
-    shipper.start()
+    log.start(now_s=lambda: 2_000_000_000.0)
     await log.append(event("hold", {"hold_id": "h", "amount_nano": 1}, 1_999_999_990_000_000))
     await log.spool.shipped()
     assert log.watch.lags == [10.0]

@@ -9,7 +9,6 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
-from sqlalchemy.exc import OperationalError
 
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.migrate import (
@@ -21,7 +20,7 @@ from gateway.adapters.postgres.migrate import (
     vector_in_use,
 )
 from gateway.adapters.postgres.tables import metadata
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, Unavailable
 
 
 def _tables(url: str) -> set[str]:
@@ -105,7 +104,7 @@ def test_a_held_lock_ends_in_an_error_not_in_waiting(empty_database_url: str) ->
     engine = sync_engine(empty_database_url)
     with engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:k)"), {"k": 0x6261746F6E})
-        with pytest.raises(OperationalError):
+        with pytest.raises(Unavailable):
             upgrade(empty_database_url, lock_timeout_s=0.2)
     engine.dispose()
 

@@ -1,40 +1,27 @@
 """The shipper: journal → PostgreSQL, in order, in batches, at least once; inserts are idempotent, so once in effect.
 
-PostgreSQL away: it waits (exponential backoff with jitter and a cap) and loses nothing. A record that PostgreSQL will
-never take goes to `dead_letters` alone, found by halving its batch; the rest of the batch is stored. Parsing and
-inserting run in one thread of its own, so that a large batch does not hold up requests.
+While PostgreSQL is away it waits (exponential back-off with jitter and a cap) and loses nothing. The writer that it is
+given parses and inserts in one thread, so that a large batch does not hold up requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-
-import psycopg
-from sqlalchemy import Engine, select
-from sqlalchemy.dialects import postgresql as pg
-from sqlalchemy.exc import DBAPIError, StatementError
+from dataclasses import dataclass
 
 from gateway.adapters.journal.segments import Position
 from gateway.adapters.journal.spool import MIB, LogWatch, Quiet, Spool
-from gateway.adapters.postgres import rows
-from gateway.adapters.postgres.store import insert_rows
-from gateway.adapters.postgres.tables import dead_letters, metadata
-from gateway.core.log.events import parse
+from gateway.adapters.postgres.writer import LogWriter
 from gateway.errors import BatonError
 
 log = logging.getLogger("gateway.shipper")
-# What a payload of the wrong shape makes Python raise on its way to becoming rows.
-MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, BatonError)
-# SQLSTATE classes that blame the data: 22 data exception, 23 integrity, 54 program limit exceeded.
-POISON_CLASSES = ("22", "23", "54")
+REASON_CHARS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +36,21 @@ class ShipperLimits:
     backoff_max_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One journal record on its way. `kind` is None where the bytes are no event."""
-
-    payload: bytes
-    kind: str | None
-    ts_us: int
-    new: rows.Rows = field(default_factory=rows.Rows)
-    error: str | None = None
-
-    @property
-    def answers(self) -> bool:
-        """Whether it is the rollout of a client's request, and not of a loop inside one."""
-        return self.kind == "rollout" and all(row["parent_id"] is None for row in self.new.rollouts)
-
-
 class Shipper:
-    """`start` it beside the gateway; `stop` waits for the statement under way. `engine` is used by its thread only."""
+    """`start` it beside the gateway; `stop` waits for the batch under way. `writer` is used by the shipper's thread
+    only."""
 
     def __init__(
         self,
         spool: Spool,
-        engine: Engine,
+        writer: LogWriter,
         limits: ShipperLimits | None = None,
         watch: LogWatch | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self.spool, self.engine = spool, engine
+        self.spool = spool
         self.limits, self.watch = limits or ShipperLimits(), watch or Quiet()
+        self._writer = writer
         self._now_s = now_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shipper")
         self._task: asyncio.Task[None] | None = None
@@ -92,7 +65,6 @@ class Shipper:
             with suppress(asyncio.CancelledError):
                 await self._task
         await asyncio.to_thread(self._thread.shutdown)
-        await asyncio.to_thread(self.engine.dispose)
 
     async def run(self) -> None:
         """Ship for ever, whatever happens to PostgreSQL meanwhile."""
@@ -120,98 +92,22 @@ class Shipper:
             if batch.damaged:
                 position = await self.spool.set_aside(batch.position)
             elif batch.position == position:
-                return  # nothing to read although something was written: looked at again, not in circles
+                return  # something was written, but no whole record yet: look again later, not in circles
             else:
                 position = batch.position
                 await self.spool.acknowledge(position)
 
     async def _deliver(self, payloads: Sequence[bytes]) -> None:
         loop = asyncio.get_running_loop()
-        dead, logged_us, newest_us = await loop.run_in_executor(self._thread, self._store, payloads)
-        for item in dead:
-            log.error("a %s record cannot be stored and is in dead_letters: %s", item.kind or "nameless", item.error)
-            self.watch.dead_letter(item.kind, str(item.error))
-        self.watch.rollouts_stored(logged_us)
-        self.watch.shipped(len(payloads), max(0.0, self._now_s() - newest_us / 1e6))
-
-    # ---------------------------------------------------------------- in the thread
-
-    def _store(self, payloads: Sequence[bytes]) -> tuple[list[_Item], list[int], int]:
-        """Insert all; returns what could not be, the times of requests' rollouts that were, and the time of the newest
-        event. Raises when PostgreSQL is away."""
-        items = [_item(payload) for payload in payloads]
-        dead = [item for item in items if item.error is not None]
-        dead += self._insert([item for item in items if item.error is None])
-        if dead:
-            self._bury(dead)
-        lost = {id(item.payload) for item in dead}
-        logged_us = [item.ts_us for item in items if item.answers and id(item.payload) not in lost]
-        return dead, logged_us, max((item.ts_us for item in items), default=0)
-
-    def _insert(self, items: Sequence[_Item]) -> list[_Item]:
-        """One transaction for all; halved and tried again when the data is at fault. Returns the poisonous ones."""
-        if not items:
-            return []
-        new = rows.Rows()
-        for item in items:
-            new.extend(item.new)
-        try:
-            with self.engine.begin() as connection:
-                insert_rows(connection, new)
-        except (StatementError, *MISSHAPEN) as error:
-            if isinstance(error, StatementError) and not self._is_poison(error):
-                raise
-            if len(items) == 1:
-                return [replace(items[0], error=_reason(error))]
-            half = len(items) // 2
-            return self._insert(items[:half]) + self._insert(items[half:])
-        return []
-
-    def _is_poison(self, error: StatementError) -> bool:
-        """Whether the record is at fault, and not the server, the network or a missing migration."""
-        if not isinstance(error, DBAPIError):
-            return True  # a value that could not even be bound
-        state = getattr(error.orig, "sqlstate", None)
-        if state is None:
-            return isinstance(error.orig, psycopg.DataError | psycopg.ProgrammingError)
-        return state[:2] in POISON_CLASSES or (state[:2] == "42" and self._schema_fits())
-
-    def _schema_fits(self) -> bool:
-        try:
-            with self.engine.connect() as connection:
-                for table in metadata.sorted_tables:
-                    connection.execute(select(table).limit(0))
-        except StatementError:
-            return False
-        return True
-
-    def _bury(self, dead: Sequence[_Item]) -> None:
-        values = [
-            {
-                "digest": hashlib.sha256(item.payload).hexdigest(),
-                "kind": item.kind,
-                "record": item.payload,
-                "error": item.error,
-            }
-            for item in sorted(dead, key=lambda item: item.payload)
-        ]
-        with self.engine.begin() as connection:
-            connection.execute(pg.insert(dead_letters).on_conflict_do_nothing(), values)
+        delivery = await loop.run_in_executor(self._thread, self._writer.store, payloads)
+        for kind, reason in delivery.dead:
+            log.error("a %s record cannot be stored and is in dead_letters: %s", kind or "nameless", reason)
+            self.watch.dead_letter(kind, reason)
+        self.watch.rollouts_stored(delivery.rollouts_us)
+        self.watch.shipped(len(payloads), max(0.0, self._now_s() - delivery.newest_us / 1e6))
 
 
-def _item(payload: bytes) -> _Item:
-    kind, ts_us = None, 0
-    try:
-        event = parse(payload)
-        kind, ts_us = str(event.kind), int(event.ts_us)
-        return _Item(payload, kind, ts_us, rows.event_rows(event, is_clean=not rows.needs_cleaning(payload)))
-    except MISSHAPEN as error:
-        return _Item(payload, kind, ts_us, error=_reason(error))
-
-
-def _reason(error: BaseException) -> str:
-    """One line about an error that quotes no client's text: PostgreSQL's DETAIL would."""
-    cause = getattr(error, "orig", None) or error
-    diagnosis = getattr(cause, "diag", None)
-    text = (diagnosis.message_primary if diagnosis else None) or str(cause)
-    return f"{type(cause).__name__}: {rows.clean(text)}".splitlines()[0][:300]
+def _reason(error: Exception) -> str:
+    """One line about an error; the writer's own says which error of PostgreSQL's it was."""
+    text = error.message if isinstance(error, BatonError) else f"{type(error).__name__}: {error}"
+    return text.partition("\n")[0][:REASON_CHARS_MAX]

@@ -11,6 +11,7 @@ from alembic import command
 from alembic.config import Config
 from pgvector.sqlalchemy import Vector
 from sqlalchemy import Connection, ForeignKeyConstraint, func, inspect, select
+from sqlalchemy.exc import OperationalError
 
 import gateway.adapters.postgres.tables_admin
 import gateway.adapters.postgres.tables_jobs
@@ -19,6 +20,7 @@ import gateway.adapters.postgres.tables_turns  # noqa: F401 - all described in t
 import migrations
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.months import SCHEMA
+from gateway.errors import Unavailable
 
 log = logging.getLogger("gateway.migrate")
 LOCK_KEY = 0x6261746F6E  # "baton": one migrator at a time, across hosts
@@ -39,11 +41,14 @@ def config_for(connection: Connection) -> Config:
 def upgrade(database_url: str, revision: str = "head", *, lock_timeout_s: float = 60.0) -> bool:
     """Migrate up, in one transaction, while no one else does. Returns whether pgvector is in use (see docs/schema.md).
 
-    Raises sqlalchemy.exc.OperationalError when the server is away or the lock is not free in time.
+    Raises Unavailable when the server is away or the lock is not free in time.
     """
-    with _locked(database_url, lock_timeout_s) as connection:
-        command.upgrade(config_for(connection), revision)
-        has_vector = vector_in_use(connection)
+    try:
+        with _locked(database_url, lock_timeout_s) as connection:
+            command.upgrade(config_for(connection), revision)
+            has_vector = vector_in_use(connection)
+    except OperationalError as error:
+        raise Unavailable(str(error.orig).strip().splitlines()[0], code="store_unavailable") from error
     if not has_vector:
         log.warning(VECTOR_MISSING)
     return has_vector

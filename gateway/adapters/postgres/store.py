@@ -1,7 +1,7 @@
 """Named queries of PostgreSQL (port `Store`). Every query that reads a rollout takes the key that must own it.
 
 Statements are built once; a database that is away, too slow or out of connections is `Unavailable` (503), in bounded
-time. What the shipper inserts too is in `store_inserts`.
+time. What the shipper inserts too is in `inserts`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import key_row, org_row
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.inserts import insert_outcome
-from gateway.adapters.postgres.inserts import insert_rows as insert_rows
 from gateway.adapters.postgres.migrate import vector_in_use
 from gateway.adapters.postgres.tables import (
     SETTLED,

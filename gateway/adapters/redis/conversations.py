@@ -1,7 +1,7 @@
-"""Which worker a conversation goes back to (port `Conversations`): Redis first, PostgreSQL where Redis does not know.
+"""Which worker a conversation goes back to (port `Conversations`): Redis first, then the log.
 
-Redis is written before the reply ends. PostgreSQL has the same from the rollouts that the shipper stores, a moment
-later: it answers for a Redis that is away, was emptied, or was restarted.
+Redis is written before the reply ends. The log has the same from the rollouts that the shipper stores, a moment later:
+it answers for a Redis that is away, was emptied, or was restarted.
 """
 
 from __future__ import annotations
@@ -9,25 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from sqlalchemy import delete, func, select
-from sqlalchemy.ext.asyncio import AsyncEngine
-
-from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.tables_turns import continuations
 from gateway.adapters.redis.script import RedisAway, RedisScript
 from gateway.errors import Unavailable
-from gateway.service.ports.turns import Answered
-
-FOUND_MAX = 64
+from gateway.service.ports.turns import Answered, ConversationLog
 
 
-class StoredConversations:
-    """`deadline_s` bounds Redis, `timeout_s` the whole look-up, PostgreSQL included."""
+class RedisConversations:
+    """`logged`: the conversations of the log. `deadline_s` bounds Redis, `timeout_s` the whole look-up, the log
+    included."""
 
     def __init__(
         self,
         redis_url: str,
-        engine: AsyncEngine,
+        logged: ConversationLog,
         *,
         prefix: str = "baton",
         deadline_s: float = 0.1,
@@ -37,7 +31,7 @@ class StoredConversations:
         self._script = RedisScript(
             redis_url, "conversations.lua", deadline_s=deadline_s, connections_max=connections_max
         )
-        self._engine = engine
+        self._logged = logged
         self._prefix = prefix
         self._timeout_s = timeout_s
 
@@ -58,31 +52,19 @@ class StoredConversations:
             return None
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._known(key_id, marks) or await self._logged(key_id, marks)
+                return await self._remembered(key_id, marks) or await self._logged.find(key_id, marks)
         except TimeoutError:
             raise Unavailable("conversations cannot be looked up in time", code="store_unavailable") from None
 
-    async def _known(self, key_id: str, marks: Sequence[str]) -> str | None:
+    async def sweep(self, limit: int) -> int:
+        return await self._logged.sweep(limit)  # Redis drops its own when their time is over
+
+    async def _remembered(self, key_id: str, marks: Sequence[str]) -> str | None:
         try:
-            found = await self._script(self._keys(key_id, marks), ["find"])
+            reply = await self._script(self._keys(key_id, marks), ["find"])
         except RedisAway:
             return None
-        return bytes(found[0]).decode() if found else None
-
-    async def _logged(self, key_id: str, marks: Sequence[str]) -> str | None:
-        c = continuations.c
-        query = select(c.mark, c.worker).where(c.key_id == key_id, c.mark.in_(marks), c.until > func.now())
-        async with transaction(self._engine) as connection:
-            workers = {mark: worker for mark, worker in await connection.execute(query.limit(FOUND_MAX))}
-        return next((workers[mark] for mark in marks if mark in workers), None)
-
-    async def sweep(self, limit: int) -> int:
-        c = continuations.c
-        some = select(c.key_id, c.mark).where(c.until <= func.now()).limit(limit).with_for_update(skip_locked=True)
-        old = some.cte("old")
-        gone = delete(continuations).where(c.key_id == old.c.key_id, c.mark == old.c.mark)
-        async with transaction(self._engine) as connection:
-            return int((await connection.execute(gone)).rowcount)
+        return bytes(reply[0]).decode() if reply else None
 
     def _keys(self, key_id: str, marks: Sequence[str]) -> list[str]:
         tag = "{" + f"{self._prefix}:{key_id}" + "}"

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urldefrag
 
-from sqlalchemy.exc import OperationalError
-
 from gateway.adapters.host import poolfile
 from gateway.adapters.host.servers import (
     PROGRAMS_ROOT,
@@ -146,11 +144,9 @@ class Stack:
             url, where = server.url, "embedded"
         try:
             vectors = await asyncio.to_thread(upgrade, url)
-        except OperationalError as error:
-            what = str(error.orig).strip().splitlines()[0]
-            raise Unavailable(
-                f"PostgreSQL ({where}) is not usable: {what}; check DATABASE_URL and the server"
-            ) from None
+        except Unavailable as error:
+            what = f"PostgreSQL ({where}) is not usable: {error.message}"
+            raise Unavailable(f"{what}; check DATABASE_URL and the server") from None
         return url, f"{where}, migrated{'' if vectors else ', without pgvector'}"
 
     async def _redis(self) -> tuple[str, str]:

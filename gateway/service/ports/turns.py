@@ -63,17 +63,22 @@ class Answered:
     marks: Mapping[str, float]  # mark -> seconds for which it counts
 
 
-class Conversations(Protocol):
-    """Which worker a conversation goes back to. Each call is bounded in time and raises Unavailable beyond."""
-
-    async def remember(self, answered: Answered) -> None:
-        """From now on `find` gives its worker for its marks, each for as long as it counts."""
-        ...
+class ConversationLog(Protocol):
+    """Which worker a conversation goes back to, as the log has it. Each call is bounded in time and raises Unavailable
+    beyond."""
 
     async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
-        """The worker remembered for the first of `marks` that is known; None where none is. Never another key's."""
+        """Return the worker stored for the first of `marks` that is known; None where none is. Never another key's."""
         ...
 
     async def sweep(self, limit: int) -> int:
-        """Forget up to `limit` marks whose time is over; how many."""
+        """Delete up to `limit` marks whose time is over; return how many."""
+        ...
+
+
+class Conversations(ConversationLog, Protocol):
+    """Which worker a conversation goes back to, from the moment of the reply on."""
+
+    async def remember(self, answered: Answered) -> None:
+        """Make `find` return the worker for each of the marks, for as long as the mark counts."""
         ...

@@ -1,12 +1,12 @@
-"""Replies kept for their Idempotency-Key, in PostgreSQL (port `Replies`): one statement before, one after.
+"""What outlives one request, in PostgreSQL: replies kept for their Idempotency-Key, and who answered a conversation.
 
-The row is the lock: whoever inserts it, or takes over one whose lease or time is over, carries the request out. Times
-are the database's, so that gateways whose clocks differ agree.
+The row of a reply is its lock: whoever inserts it, or takes over one whose lease or time is over, carries the request
+out. Times are the database's, so that gateways whose clocks differ agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,15 +15,16 @@ from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.tables_turns import idempotent_replies
+from gateway.adapters.postgres.tables_turns import continuations, idempotent_replies
 from gateway.errors import IdempotencyReused, IdempotencyRunning
 from gateway.service.ports.turns import KeptReply, Slot
 
+MARKS_MAX = 64
 _c = idempotent_replies.c
 
 
 class PostgresReplies:
-    """`timeout_s` bounds each statement."""
+    """The port Replies: one statement before the request, one after it. `timeout_s` bounds each statement."""
 
     def __init__(self, engine: AsyncEngine, *, timeout_s: float = 2.0) -> None:
         self._engine = engine
@@ -95,3 +96,25 @@ def _kept(row: Mapping[Any, Any], slot: Slot) -> KeptReply:
         raise IdempotencyRunning
     body = None if row["body"] is None else bytes(row["body"])
     return KeptReply(row["status"], dict(row["headers"]), body)
+
+
+class PostgresConversations:
+    """The port ConversationLog: the marks that the shipper stores with each rollout."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
+        c = continuations.c
+        query = select(c.mark, c.worker).where(c.key_id == key_id, c.mark.in_(marks), c.until > func.now())
+        async with transaction(self._engine) as connection:
+            workers = {mark: worker for mark, worker in await connection.execute(query.limit(MARKS_MAX))}
+        return next((workers[mark] for mark in marks if mark in workers), None)
+
+    async def sweep(self, limit: int) -> int:
+        c = continuations.c
+        some = select(c.key_id, c.mark).where(c.until <= func.now()).limit(limit).with_for_update(skip_locked=True)
+        old = some.cte("old")
+        gone = delete(continuations).where(c.key_id == old.c.key_id, c.mark == old.c.mark)
+        async with transaction(self._engine) as connection:
+            return int((await connection.execute(gone)).rowcount)

@@ -1,0 +1,149 @@
+"""The log's writer: journal records become rows, in one transaction a batch.
+
+Inserts are idempotent, so a batch may be stored again after a crash. A batch that PostgreSQL refuses for its data is
+halved until each poisonous record stands alone; that record goes to `dead_letters` and the others are stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import psycopg
+from sqlalchemy import Engine, select
+from sqlalchemy.dialects import postgresql as pg
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.tables import dead_letters, metadata
+from gateway.core.log.events import parse
+from gateway.errors import BatonError, Unavailable
+
+# What a payload of the wrong shape makes Python raise on its way to becoming rows.
+MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, BatonError)
+# SQLSTATE classes that blame the data: 22 data exception, 23 integrity, 54 program limit exceeded.
+POISON_CLASSES = ("22", "23", "54")
+REASON_CHARS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The result of a stored batch. `dead`: (kind, reason) of each record in `dead_letters`, kind None where the bytes
+    are no event. `rollouts_us`: times of the stored rollouts of clients' requests, child loops left out. `newest_us`:
+    time of the batch's newest event. Times are microseconds since the epoch."""
+
+    dead: Sequence[tuple[str | None, str]]
+    rollouts_us: Sequence[int]
+    newest_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One journal record. `kind` is None where the bytes are no event, `error` where nothing is wrong with it."""
+
+    payload: bytes
+    kind: str | None
+    ts_us: int
+    new: rows.Rows = field(default_factory=rows.Rows)
+    error: str | None = None
+
+    @property
+    def is_request(self) -> bool:
+        """Whether it is the rollout of a client's request, and not of a loop inside one."""
+        return self.kind == "rollout" and all(row["parent_id"] is None for row in self.new.rollouts)
+
+
+class LogWriter:
+    """Every call blocks. The engine's owner disposes of it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def store(self, payloads: Sequence[bytes]) -> Delivery:
+        """Store every record, a poisonous one as a dead letter. Raises Unavailable, whose message quotes no client's
+        text, while PostgreSQL is away or its schema does not fit."""
+        records = [_record(payload) for payload in payloads]
+        try:
+            dead = [record for record in records if record.error is not None]
+            dead += self._insert([record for record in records if record.error is None])
+            if dead:
+                self._bury(dead)
+        except SQLAlchemyError as error:
+            raise Unavailable(reason(error), code="store_unavailable") from error
+        buried = {id(record.payload) for record in dead}
+        return Delivery(
+            dead=[(record.kind, str(record.error)) for record in dead],
+            rollouts_us=[record.ts_us for record in records if record.is_request and id(record.payload) not in buried],
+            newest_us=max((record.ts_us for record in records), default=0),
+        )
+
+    def _insert(self, records: Sequence[_Record]) -> list[_Record]:
+        """Insert all in one transaction; halve them and try again where the data is at fault. Returns the poison."""
+        if not records:
+            return []
+        new = rows.Rows()
+        for record in records:
+            new.extend(record.new)
+        try:
+            with self._engine.begin() as connection:
+                insert_rows(connection, new)
+        except (StatementError, *MISSHAPEN) as error:
+            if isinstance(error, StatementError) and not self._is_poison(error):
+                raise
+            if len(records) == 1:
+                return [replace(records[0], error=reason(error))]
+            half = len(records) // 2
+            return self._insert(records[:half]) + self._insert(records[half:])
+        return []
+
+    def _is_poison(self, error: StatementError) -> bool:
+        """Whether the record is at fault, and not the server, the network or a missing migration."""
+        if not isinstance(error, DBAPIError):
+            return True  # a value that could not even be bound
+        state = getattr(error.orig, "sqlstate", None)
+        if state is None:
+            return isinstance(error.orig, psycopg.DataError | psycopg.ProgrammingError)
+        return state[:2] in POISON_CLASSES or (state[:2] == "42" and self._schema_fits())
+
+    def _schema_fits(self) -> bool:
+        """Whether every table has the columns that this version writes."""
+        try:
+            with self._engine.connect() as connection:
+                for table in metadata.sorted_tables:
+                    connection.execute(select(table).limit(0))
+        except StatementError:
+            return False
+        return True
+
+    def _bury(self, dead: Sequence[_Record]) -> None:
+        values = [
+            {
+                "digest": hashlib.sha256(record.payload).hexdigest(),
+                "kind": record.kind,
+                "record": record.payload,
+                "error": record.error,
+            }
+            for record in sorted(dead, key=lambda record: record.payload)
+        ]
+        with self._engine.begin() as connection:
+            connection.execute(pg.insert(dead_letters).on_conflict_do_nothing(), values)
+
+
+def _record(payload: bytes) -> _Record:
+    kind, ts_us = None, 0
+    try:
+        event = parse(payload)
+        kind, ts_us = str(event.kind), int(event.ts_us)
+        return _Record(payload, kind, ts_us, rows.event_rows(event, is_clean=not rows.needs_cleaning(payload)))
+    except MISSHAPEN as error:
+        return _Record(payload, kind, ts_us, error=reason(error))
+
+
+def reason(error: BaseException) -> str:
+    """One line about an error that quotes no client's text: PostgreSQL's DETAIL would."""
+    cause = getattr(error, "orig", None) or error
+    diagnosis = getattr(cause, "diag", None)
+    text = (diagnosis.message_primary if diagnosis else None) or str(cause)
+    return f"{type(cause).__name__}: {rows.clean(text)}".splitlines()[0][:REASON_CHARS_MAX]
