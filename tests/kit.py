@@ -23,7 +23,7 @@ from gateway.service.loop.calls import NO_TOKENIZER
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
-from gateway.service.ports.request import Embedder, MediaSource, TokenCounter, Workers
+from gateway.service.ports.request import Clock, Embedder, MediaSource, TokenCounter, Workers
 from gateway.service.request.admit import Asked, Policies
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
@@ -43,7 +43,7 @@ HANDLES = {"alpha": "atlas", "beta": "birch", "gamma": "grove"}
 KEY = Principal("keyAAAAAAAAA", "data", "tests", "default", ())
 
 
-class TestClock:
+class TestClock(Clock):
     """Real time: the loop's own waits cannot be faked away."""
 
     __test__ = False

@@ -26,7 +26,7 @@ from gateway.service.loop.attempts import Attempts, RetryBudget
 from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.rounds import Rounds, close_record, pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Job, Planner, Situation, Tree
-from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
+from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
 from policy.environments.base import Episode, PlanSource, Posed, Prompt
 from policy.environments.timing import Seconds, stamp
 
@@ -46,7 +46,7 @@ class TimedWorkers(Workers, Protocol):
         ...
 
 
-class VirtualClock:
+class VirtualClock(Clock):
     """Stands still while a plan runs; `timing.stamp` writes the simulated times afterwards."""
 
     def now(self) -> datetime:

@@ -19,6 +19,7 @@ from gateway.core.access.keys import Allowance, Organisation, Principal
 from gateway.core.money.scopes import is_past, scopes_of, windows
 from gateway.errors import BudgetExceeded
 from gateway.service.money.credits import Crediting
+from gateway.service.ports.request import Clock
 from tests.records import hold_event, new_id, settle_event
 from tests.servers import RedisServer
 
@@ -31,7 +32,7 @@ WHO = Principal(
 )
 
 
-class HandClock:
+class HandClock(Clock):
     def __init__(self) -> None:
         self.at = START
 

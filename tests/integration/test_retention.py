@@ -29,7 +29,7 @@ from gateway.adapters.postgres.tables import (
 )
 from gateway.core.access.audit import Act
 from gateway.service.admin.housekeeping import Retention
-from gateway.service.ports.request import OrgRow
+from gateway.service.ports.request import Clock, OrgRow
 from tests.contract.test_admin_store import KEY
 from tests.records import a_rollout, an_outcome, hold_event, rollout_event, settle_event
 
@@ -37,7 +37,7 @@ NOW = datetime(2026, 11, 20, tzinfo=UTC)
 ANN = Act("local:ann", "because")
 
 
-class StoppedClock:
+class StoppedClock(Clock):
     def now(self) -> datetime:
         return NOW
 

@@ -12,7 +12,7 @@ from gateway.core.log.events import Event
 from gateway.core.log.ids import uuid7
 from gateway.errors import MoneyUnavailable
 from gateway.service.money.recover import Recovery
-from gateway.service.ports.request import Scope
+from gateway.service.ports.request import Clock, Scope
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.journal import FakeJournal
 from tests.fakes.store import FakeStore
@@ -21,7 +21,7 @@ KEY = Scope("key:k", 1_000)
 LEASE_S = 60.0
 
 
-class FixedClock:
+class FixedClock(Clock):
     """Stands still until told: `time` is the host's clock, which may be set, `steady_s` the one that may not."""
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gateway.core.access import keys
 from gateway.errors import BadRequest, NotFound
 from gateway.service.admin.keys import KeyAdmin, describe
+from gateway.service.ports.request import Clock
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 
@@ -19,7 +20,7 @@ PEPPER = b"p" * 32
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class StoppedClock:
+class StoppedClock(Clock):
     def now(self) -> datetime:
         return NOW
 

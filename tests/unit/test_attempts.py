@@ -22,7 +22,7 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.service.loop.attempts import Attempts, RetryBudget
-from gateway.service.ports.request import WorkerCall
+from gateway.service.ports.request import Clock, WorkerCall
 from tests.fakes.workers import FakeWorkers, Says, Scripted
 
 SPEC = WorkerSpec.model_validate({"name": "w", "handle": "atlas", "kind": "openai", "model": "m", "url": "http://w/v1"})
@@ -30,7 +30,7 @@ CALL = WorkerCall(SPEC, {"messages": []}, 30.0, "rollout", "step")
 BUSY = UpstreamError("busy", retryable=True, upstream_status=503)
 
 
-class FakeClock:
+class FakeClock(Clock):
     """Time that passes only in `sleep`."""
 
     def __init__(self) -> None:

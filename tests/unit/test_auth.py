@@ -12,7 +12,7 @@ from gateway.core.access import keys
 from gateway.errors import Unauthorized, Unavailable
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.orgs import OrgAdmin
-from gateway.service.ports.request import KeyRow
+from gateway.service.ports.request import Clock, KeyRow
 from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
@@ -20,7 +20,7 @@ from tests.fakes.store import FakeStore
 PEPPERS = {1: b"1" * 32, 2: b"2" * 32}
 
 
-class HandClock:
+class HandClock(Clock):
     def __init__(self) -> None:
         self.at_s = 0.0
 

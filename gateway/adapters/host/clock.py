@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+from gateway.service.ports.request import Clock
 
-class SystemClock:
+
+class SystemClock(Clock):
     """UTC for records, monotonic for durations."""
 
     def now(self) -> datetime:

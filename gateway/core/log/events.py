@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gateway.core.log.ids import uuid7
+
 Kind = Literal["hold", "dispatch", "settle", "rollout", "shadow"]
 
 
@@ -29,6 +31,11 @@ class Event:
     kind: Kind
     ts_us: int
     payload: Mapping[str, Any]
+
+    @classmethod
+    def new(cls, kind: Kind, now_us: int, payload: Mapping[str, Any]) -> Event:
+        """An event that happens now, under an id of its own."""
+        return cls(uuid7(now_us // 1000), kind, now_us, payload)
 
 
 def canonical(event: Event) -> bytes:

@@ -82,7 +82,7 @@ class Attempts:
             with attempt:
                 trimmed = self._trimmed(call, deadline_s)
                 await before_attempt(attempt.retry_state.attempt_number)
-                with self._reported(on_attempt, self._now_us()):
+                with self._reported(on_attempt, self._clock.now_us()):
                     return await self._workers.complete(trimmed)
         raise AssertionError("tenacity returns or raises")
 
@@ -94,7 +94,7 @@ class Attempts:
             with attempt:
                 trimmed = self._trimmed(call, deadline_s)
                 await before_attempt(attempt.retry_state.attempt_number)
-                started_us = self._now_us()
+                started_us = self._clock.now_us()
                 chunks = cast(AsyncGenerator[Mapping[str, Any], None], self._workers.stream(trimmed))
                 with self._reported(on_attempt, started_us, failures_only=True):
                     first = await _first(chunks)
@@ -140,13 +140,10 @@ class Attempts:
             code = error.code if isinstance(error, BatonError) else "cancelled"
             status = error.upstream_status if isinstance(error, UpstreamError) else None
             dispatched = error.dispatched if isinstance(error, UpstreamError) else True
-            on_attempt(AttemptRecord(started_us, self._now_us(), code, status, dispatched))
+            on_attempt(AttemptRecord(started_us, self._clock.now_us(), code, status, dispatched))
             raise
         if not failures_only:
-            on_attempt(AttemptRecord(started_us, self._now_us()))
-
-    def _now_us(self) -> int:
-        return int(self._clock.now().timestamp() * 1_000_000)
+            on_attempt(AttemptRecord(started_us, self._clock.now_us()))
 
 
 async def _first(chunks: AsyncIterator[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -67,11 +67,11 @@ class Rounds:
         graph = _Graph(self._steps, job, record, final=True)
         try:
             async with asyncio.timeout(job.tree.deadline_s - self._clock.monotonic_s()):
-                last = await graph.run(planner, self.situation(job, 1), self._now_us)
+                last = await graph.run(planner, self.situation(job, 1), self._clock.now_us)
         except TimeoutError:
             raise DeadlineExceeded(f"no answer within {job.caps.wall_s:g} s") from None
         finally:
-            record.finished_us = record.finished_us or self._now_us()
+            record.finished_us = record.finished_us or self._clock.now_us()
         if last is None or last.body is None or last.error is not None:
             error = (last.error if last is not None else None) or UpstreamError("the step ended without a reply")
             begun = last is not None and last.record.first_byte_us is not None
@@ -104,7 +104,7 @@ class Rounds:
         record = self._planning(job, job.planner)
         graph = _Graph(self._steps, job, record, final)
         try:
-            return await graph.run(job.planner, situation, self._now_us)
+            return await graph.run(job.planner, situation, self._clock.now_us)
         except (ConductorError, PlanRefused) as refused:
             record.refusal = refused.reason
             if job.fallback is None:
@@ -113,7 +113,7 @@ class Rounds:
             if refused.reason == "depth_cap":
                 job.record.capped = "depth"
         finally:
-            record.finished_us = record.finished_us or self._now_us()
+            record.finished_us = record.finished_us or self._clock.now_us()
         return await self._fall_back(job, job.fallback, number, final)
 
     async def _fall_back(self, job: Job, router: Planner, number: int, final: bool) -> StepRun:
@@ -121,21 +121,21 @@ class Rounds:
         record = self._planning(job, router)
         graph = _Graph(self._steps, job, record, final)
         try:
-            last = await graph.run(router, self.situation(job, number), self._now_us)
+            last = await graph.run(router, self.situation(job, number), self._clock.now_us)
         except PlanRefused as refused:
             record.refusal = refused.reason
             raise UpstreamError(
                 f"{refused.message}; try again later", code="no_worker", retryable=True, dispatched=False
             ) from None
         finally:
-            record.finished_us = record.finished_us or self._now_us()
+            record.finished_us = record.finished_us or self._clock.now_us()
         if last is None:
             raise UpstreamError(f"router {router.name} planned nothing", code="no_worker", dispatched=False)
         return last
 
     def _planning(self, job: Job, planner: Planner) -> RoundRecord:
         """The record of one planning call; a refused one and the router's that follows it are two."""
-        record = RoundRecord(len(job.record.rounds) + 1, planner.name, started_us=self._now_us())
+        record = RoundRecord(len(job.record.rounds) + 1, planner.name, started_us=self._clock.now_us())
         job.record.rounds.append(record)
         return record
 
@@ -205,7 +205,7 @@ class Rounds:
         if job.depth >= job.caps.depth:
             raise CapReached("depth", f"no child loop below depth {job.caps.depth}")
         child = Job(
-            record=_child_record(job, self._now_us(), messages),
+            record=_child_record(job, self._clock.now_us(), messages),
             tree=job.tree,
             conversation=tuple(messages),
             params=job.params if answers else {},
@@ -234,7 +234,7 @@ class Rounds:
             child.record.status = "aborted"
             raise
         finally:
-            close_record(child.record, self._now_us())
+            close_record(child.record, self._clock.now_us())
             job.record.capped = job.record.capped or child.record.capped
             job.record.fallback = job.record.fallback or child.record.fallback
             run.record.cost_nano, run.record.usage_estimated = child.record.cost_nano, False
@@ -242,9 +242,6 @@ class Rounds:
             run.record.completion_tokens = child.record.completion_tokens
             if child.runs and run.record.first_byte_us is None:
                 run.record.first_byte_us = child.runs[-1].record.first_byte_us
-
-    def _now_us(self) -> int:
-        return int(self._clock.now().timestamp() * 1_000_000)
 
 
 @dataclass(slots=True)

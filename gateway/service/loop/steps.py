@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.core.log.events import Event
-from gateway.core.log.ids import uuid7
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.openai.parts import without_media
 from gateway.core.openai.reply import chunks_of, merged, one_call, reply_text
@@ -50,7 +49,7 @@ class StepRunner:
             run.record.status, run.record.error = "cancelled", "cancelled"
             raise
         finally:
-            run.record.finished_us = self._now_us()
+            run.record.finished_us = self.clock.now_us()
             self._keep_reply(run)
             run.ended.set()
             job.tell("step_ended", step=run.index, worker=run.spec.name, status=run.record.status)
@@ -60,7 +59,7 @@ class StepRunner:
         messages = step_messages(job.conversation, run.step.task, seen)
         run.record.messages = [dict(message) for message in without_media(messages)]
         if run.spec.kind == "self":
-            run.record.started_us = self._now_us()
+            run.record.started_us = self.clock.now_us()
             return await self._child(job, run, messages, answers, streams)
         saw = [(step.handle, step.task or "", step.reply) for step in seen]
         body = step_body(job, run.spec, messages, answers)
@@ -83,7 +82,7 @@ class StepRunner:
 
         async def one(call: StepCall) -> Mapping[str, Any]:
             async with job.tree.slots:
-                run.record.started_us = run.record.started_us or self._now_us()
+                run.record.started_us = run.record.started_us or self.clock.now_us()
                 return await call.whole(saw)
 
         return await all_or_first_error([one(call) for call in calls])
@@ -121,7 +120,7 @@ class StepRunner:
 
         async def one(number: int, call: StepCall) -> Mapping[str, Any]:
             async with job.tree.slots:
-                run.record.started_us = run.record.started_us or self._now_us()
+                run.record.started_us = run.record.started_us or self.clock.now_us()
                 shift = number if len(calls) > 1 else None
                 return await call.stream(saw, self._passing_on(job, run, body, shift, held))
 
@@ -144,7 +143,7 @@ class StepRunner:
         """What is done with each chunk of one call: `shift` renumbers its choice, `held` takes back their ends."""
 
         async def pass_on(chunk: Mapping[str, Any]) -> None:
-            run.record.first_byte_us = run.record.first_byte_us or self._now_us()
+            run.record.first_byte_us = run.record.first_byte_us or self.clock.now_us()
             if job.sink is None:
                 return
             choices = [choice if shift is None else {**choice, "index": shift} for choice in chunk["choices"]]
@@ -162,7 +161,6 @@ class StepRunner:
 
     async def announce(self, job: Job, step_id: str, worker: str, bound_nano: int, attempt: int = 1) -> None:
         """Return once it is on disk that a call is about to leave which may cost so much. Raises SpoolFull."""
-        now_us = self._now_us()
         payload = {
             "hold_id": job.tree.hold_id,
             "rollout_id": job.record.id,
@@ -171,7 +169,7 @@ class StepRunner:
             "worker": worker,
             "bound_nano": bound_nano,
         }
-        await job.tree.held.append(Event(uuid7(now_us // 1000), "dispatch", now_us, payload))
+        await job.tree.held.append(Event.new("dispatch", self.clock.now_us(), payload))
 
     def _keep_reply(self, run: StepRun) -> None:
         if run.body is None:
@@ -180,9 +178,6 @@ class StepRunner:
         run.record.reply = reply_text(run.body)
         run.record.tool_calls = (choice.get("message") or {}).get("tool_calls")
         run.record.finish_reason = choice.get("finish_reason")
-
-    def _now_us(self) -> int:
-        return int(self.clock.now().timestamp() * 1_000_000)
 
 
 def _seen(run: StepRun) -> SeenStep:

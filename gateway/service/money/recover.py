@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import Any
 
 from gateway.core.log.events import Event
-from gateway.core.log.ids import uuid7
 from gateway.core.money.ledger import SETTLED_KEPT_S
 from gateway.core.money.scopes import is_past
 from gateway.errors import BatonError, MoneyUnavailable
@@ -176,7 +175,6 @@ class Recovery:
         uncertain = charged is None and hold["dispatched"]
         charged = int(hold["amount_nano"]) if uncertain else charged or 0
         state = "uncertain" if uncertain else "posted" if charged else "voided"
-        now_us = int(self._clock.now().timestamp() * 1_000_000)
         payload = {
             "hold_id": hold_id,
             "rollout_id": str(hold["rollout_id"]),
@@ -184,7 +182,7 @@ class Recovery:
             "charged_nano": charged,
             "scopes": hold["scopes"],
         }
-        await self._journal.append(Event(uuid7(now_us // 1000), "settle", now_us, payload))
+        await self._journal.append(Event.new("settle", self._clock.now_us(), payload))
         self._judged[hold_id] = charged
         await self._budgets.count([Settlement(hold_id, charged, tuple(str(name) for name, _ in hold["scopes"]))])
         log.warning("hold %s was abandoned and is now %s", hold_id, state)

@@ -97,7 +97,7 @@ class Shadows:
         if len(self._running) >= self._limits.parallel:
             self._metrics.policy_shadowed(shadow.version, "dropped")
             return
-        live_ms = max(0.0, (self._now_us() - record.started_us) / 1000)
+        live_ms = max(0.0, (self._clock.now_us() - record.started_us) / 1000)
         task = asyncio.create_task(self._run(shadow, situation, plan, record.policy_version, live_ms))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -158,7 +158,7 @@ class Shadows:
         most = worst_case_nano(self._settings.price, bound, self._settings.tokens_max)
         if most == 0:
             return None
-        hold_id = uuid7(self._now_us() // 1000)
+        hold_id = uuid7(self._clock.now_us() // 1000)
         scopes = [Scope(SCOPE, self._limits.budget_nano)]
         await self._budgets.hold(hold_id, most, most, scopes, self._settings.timeout_s + LEASE_SLACK_S)
         money = {"hold_id": hold_id, "rollout_id": hold_id}  # the client's rollout shows only the client's money
@@ -175,11 +175,7 @@ class Shadows:
         await (self._budgets.post(hold_id, nano) if nano else self._budgets.void(hold_id))
 
     async def _write(self, kind: Kind, payload: Mapping[str, object]) -> None:
-        now_us = self._now_us()
-        await self._journal.append(Event(uuid7(now_us // 1000), kind, now_us, payload))
-
-    def _now_us(self) -> int:
-        return int(self._clock.now().timestamp() * 1_000_000)
+        await self._journal.append(Event.new(kind, self._clock.now_us(), payload))
 
 
 def _result(refusal: str | None, live: Plan | None, shadow: Plan | None) -> str:

@@ -331,10 +331,14 @@ class Reports(Protocol):
 
 
 class Clock(Protocol):
-    """Time, so that tests own it."""
+    """Time, so that tests own it. `now` is UTC, for records; `monotonic_s` never goes back, for durations."""
 
     def now(self) -> datetime: ...
     def monotonic_s(self) -> float: ...
+
+    def now_us(self) -> int:
+        """`now` in microseconds since the epoch."""
+        return int(self.now().timestamp() * 1_000_000)
 
 
 class Metrics(Protocol):

@@ -94,7 +94,7 @@ class Admission:
         self._pick = pick  # the policy version that plans a request, by its id
 
     def record(self, asked: Asked, choice: Choice, caps: Caps) -> RolloutRecord:
-        now_us = self._now_us()
+        now_us = self._clock.now_us()
         rollout_id = uuid7(now_us // 1000)
         principal, chat = asked.principal, asked.chat
         return RolloutRecord(
@@ -139,8 +139,7 @@ class Admission:
             "amount_nano": hold.granted_nano,
             "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
         }
-        now_us = self._now_us()
-        return hold, HoldRecord(self._journal, Event(uuid7(now_us // 1000), "hold", now_us, payload))
+        return hold, HoldRecord(self._journal, Event.new("hold", self._clock.now_us(), payload))
 
     def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
         """(worst case of the tree under the cap on cost, least with which one answer can be had), in nano-dollars."""
@@ -193,9 +192,6 @@ class Admission:
             sink=running if chat.stream else None,
             shape=shape_of(chat.params),
         )
-
-    def _now_us(self) -> int:
-        return int(self._clock.now().timestamp() * 1_000_000)
 
 
 def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int, choices: int) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.core.log.events import Event
-from gateway.core.log.ids import uuid7
 from gateway.core.log.redact import Redactor, apply_mode
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.experience import question_text
@@ -182,14 +181,14 @@ class Completer:
 
     async def _finish(self, running: Running, job: Job, body: Mapping[str, Any] | None) -> None:
         record = running.record
-        close_record(record, self._now_us())
+        close_record(record, self._clock.now_us())
         record.cost_nano = job.tree.meter.spent_nano
         if running.error is not None:
             record.error = running.error.body()["error"]
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"
-        record.overhead_ms = overhead_ms(record, self._now_us())
+        record.overhead_ms = overhead_ms(record, self._clock.now_us())
         running.usage = Usage(record.prompt_tokens, record.completion_tokens)
         answered = self._sticky.mark(job, body) if body is not None else None
         if body is not None:
@@ -206,7 +205,7 @@ class Completer:
         except BatonError as error:  # a reply that is not on disk is not given
             running.error, running.body = error, None
         await self._settle(running)
-        self._metrics.finished(record, overhead_ms(record, self._now_us()))
+        self._metrics.finished(record, overhead_ms(record, self._clock.now_us()))
         running.finished.set()
 
     async def _log(self, job: Job, scopes: Sequence[Scope]) -> None:
@@ -238,8 +237,4 @@ class Completer:
         await self._rates.release(running.principal, record.id, record.prompt_tokens + record.completion_tokens)
 
     def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
-        now_us = self._now_us()
-        return Event(uuid7(now_us // 1000), kind, now_us, payload)
-
-    def _now_us(self) -> int:
-        return int(self._clock.now().timestamp() * 1_000_000)
+        return Event.new(kind, self._clock.now_us(), payload)
