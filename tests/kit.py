@@ -18,8 +18,7 @@ from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
-from gateway.service.loop.attempts import Attempts, RetryBudget
-from gateway.service.loop.calls import NO_TOKENIZER
+from gateway.service.loop.calls import NO_TOKENIZER, Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
@@ -140,16 +139,15 @@ class Kit:
         self.metrics = SpyMetrics()
         self.embedder = embedder or HashingEmbedder()
         clock = TestClock()
-        attempts = Attempts(
-            self.workers, RetryBudget(start_retries=100), clock, attempts_max=attempts_max, wait_initial_s=0.001
-        )
+        budget = RetryBudget(start_retries=100)
+        calls = Calls(self.workers, budget, clock, tokens, attempts_max=attempts_max, wait_initial_s=0.001)
         rule = RulePlanner(RuleWeights())
         learned = ConductorPlanner(self.conductor, ConductorSettings("full", PRICE, timeout_s))
         planners = {"baton": (learned, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
         self.catalog = Catalog(pools or pool_file(), planners)  # type: ignore[arg-type]
         self.completer = Completer(
             catalog=self.catalog,
-            rounds=Rounds(attempts, clock, tokens),
+            rounds=Rounds(calls),
             budgets=self.budgets,
             limits=self.limits,
             journal=self.journal,

@@ -63,7 +63,7 @@ from gateway.wiring.admin import AdminParts, admin_of
 from gateway.wiring.conductor import PolicyParts, conductor_of, engine_of, policy_parts
 from gateway.wiring.pools import pool_parts
 from gateway.wiring.requests import (
-    attempts_of,
+    calls_of,
     idempotency_of,
     media_of,
     openai_of,
@@ -211,7 +211,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
 def _rounds(settings: Settings, workers: PooledWorkers, clock: SystemClock, opened: AsyncExitStack) -> Rounds:
     tokens = Tokenizers()
     opened.push_async_callback(tokens.close)
-    return Rounds(attempts_of(settings, workers, clock), clock, tokens)
+    return Rounds(calls_of(settings, workers, clock, tokens))
 
 
 def _auth(settings: Settings, store: PostgresStore, peppers: Mapping[int, bytes], clock: SystemClock) -> Authenticator:

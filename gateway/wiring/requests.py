@@ -18,9 +18,9 @@ from gateway.api.public.responses import ResponsesApi
 from gateway.config.outside import listed
 from gateway.config.settings import Services, Settings
 from gateway.core.loop.caps import Caps
-from gateway.service.loop.attempts import Attempts, RetryBudget
+from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorSettings
-from gateway.service.ports.request import Clock, Journal, Metrics
+from gateway.service.ports.request import Clock, Journal, Metrics, TokenCounter
 from gateway.service.request.admit import LEASE_SLACK_S, Policies
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
@@ -29,11 +29,12 @@ from gateway.service.request.responses import Responses
 from gateway.service.request.sticky import Sticky
 
 
-def attempts_of(settings: Settings, workers: PooledWorkers, clock: Clock) -> Attempts:
-    return Attempts(
+def calls_of(settings: Settings, workers: PooledWorkers, clock: Clock, tokens: TokenCounter) -> Calls:
+    return Calls(
         workers,
         RetryBudget(calls_per_retry=round(1 / settings.retry_budget_share)),
         clock,
+        tokens,
         attempts_max=settings.retry_attempts_max,
         wait_initial_s=settings.retry_backoff_s,
     )

@@ -39,7 +39,7 @@ class ExecutedEnvironment(ABC):
 
     def spent_nano(self, ran: Ran, workers: TimedWorkers) -> int:
         """What an episode takes from the meter."""
-        return ran.job.tree.meter.spent_nano
+        return ran.loop.tree.meter.spent_nano
 
     def children(self, prompt: Prompt) -> Planner | None:
         """Who plans the child loops of a plan that was given as text; None: they are refused."""

@@ -22,10 +22,10 @@ from gateway.core.loop.plan import REASONS, Plan, validate
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import pool_hash
 from gateway.errors import BatonError, PlanRefused, UpstreamError
-from gateway.service.loop.attempts import Attempts, RetryBudget
+from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.rounds import Rounds, close_record, pool_entry
-from gateway.service.loop.state import EarlyStart, HoldRecord, Job, Planner, Situation, Tree
+from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree
 from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
 from policy.environments.base import Episode, PlanSource, Posed, Prompt
 from policy.environments.timing import Seconds, stamp
@@ -92,9 +92,9 @@ class TextPlanner:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A loop that has ended: its job, and the reply or the error."""
+    """A loop that has ended: its loop, and the reply or the error."""
 
-    job: Job
+    loop: Loop
     body: Mapping[str, Any] | None
     error: BatonError | None
 
@@ -116,38 +116,37 @@ class Executor:
 
     def posed(self, prompt: Prompt) -> Posed:
         """What a policy is shown of the prompt in round 1."""
-        job = self._job(prompt, TextPlanner("", 0, None), 1)
-        situation = self._loop(_Nobody()).situation(job, 1)
+        loop = self._loop(prompt, TextPlanner("", 0, None), 1)
+        situation = self._rounds(_Nobody()).situation(loop, 1)
         return Posed(prompt, situation, prompt_input(situation))
 
     async def run(self, prompt: Prompt, source: PlanSource, workers: Workers, children: Planner | None = None) -> Ran:
         """One loop to its end. Raises nothing of the error tree: it is in the result."""
         if isinstance(source, str):
-            job = self._job(prompt, TextPlanner(source, self.caps.depth, children), 1)
+            loop = self._loop(prompt, TextPlanner(source, self.caps.depth, children), 1)
         else:
-            job = self._job(prompt, source, min(self.rounds, self.caps.rounds))
+            loop = self._loop(prompt, source, min(self.rounds, self.caps.rounds))
         body, error = None, None
         try:
-            body = await self._loop(workers).run(job)
-            job.record.status, job.record.reply = "done", dict(body)
+            body = await self._rounds(workers).run(loop)
+            loop.record.status, loop.record.reply = "done", dict(body)
         except BatonError as raised:
             error = raised
-            job.record.status, job.record.error = "failed", raised.body()["error"]
-        close_record(job.record, EPOCH_US)
-        job.record.cost_nano = job.tree.meter.spent_nano
-        return Ran(job, body, error)
+            loop.record.status, loop.record.error = "failed", raised.body()["error"]
+        close_record(loop.record, EPOCH_US)
+        loop.record.cost_nano = loop.tree.meter.spent_nano
+        return Ran(loop, body, error)
 
-    def _loop(self, workers: Workers) -> Rounds:
+    def _rounds(self, workers: Workers) -> Rounds:
         budget = RetryBudget(start_retries=self.caps.calls, saved_retries_max=self.caps.calls)  # of this episode alone
-        attempts = Attempts(workers, budget, VirtualClock(), attempts_max=self.attempts_max, sleep=_no_wait)
-        return Rounds(attempts, VirtualClock())
+        return Rounds(Calls(workers, budget, VirtualClock(), attempts_max=self.attempts_max, sleep=_no_wait))
 
-    def _job(self, prompt: Prompt, planner: Planner, rounds: int) -> Job:
+    def _loop(self, prompt: Prompt, planner: Planner, rounds: int) -> Loop:
         record = _record(prompt, planner.name, self.caps)
         slots = asyncio.Semaphore(self.caps.parallel)
         held = HoldRecord(MemoryJournal(), Event(record.id, "hold", EPOCH_US, {"hold_id": record.id}))
         tree = Tree(Meter(self.caps.cost_nano, self.caps), record.id, self.caps.wall_s, slots, held)
-        return Job(
+        return Loop(
             record=record,
             tree=tree,
             conversation=prompt.messages,
@@ -164,7 +163,7 @@ class Executor:
 
 def episode_of(prompt: Prompt, ran: Ran, sample: int, outcome: float, seconds: Seconds) -> Episode:
     """What is kept of a loop that has ended; its records get their simulated times."""
-    record, children = ran.job.record, tuple(ran.job.tree.children)
+    record, children = ran.loop.record, tuple(ran.loop.tree.children)
     latency_s = stamp(record, children, seconds)
     steps = [*record.steps, *(step for child in children for step in child.steps)]
     refusals = {planned.refusal for loop in (record, *children) for planned in loop.rounds} - {None}
@@ -176,7 +175,7 @@ def episode_of(prompt: Prompt, ran: Ran, sample: int, outcome: float, seconds: S
         outcome=outcome,
         cost_nano=record.cost_nano,
         latency_s=latency_s,
-        calls=ran.job.tree.meter.calls,
+        calls=ran.loop.tree.meter.calls,
         steps=len(steps),
         workers=tuple(step.worker for step in steps),
         record=record,

@@ -140,7 +140,7 @@ class LiveEnvironment(ExecutedEnvironment):
     def spent_nano(self, ran: Ran, workers: TimedWorkers) -> int:
         """What the meter counts, calls never heard of again in full, and what the gateway charged beyond."""
         surplus_nano = workers.surplus_nano if isinstance(workers, GatewayWorkers) else 0
-        return ran.job.tree.meter.spent_nano + surplus_nano
+        return ran.loop.tree.meter.spent_nano + surplus_nano
 
     def grade(self, prompt: Prompt, reply: str) -> float:
         """The caller's grader."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from gateway.core.log.ids import uuid7
@@ -30,46 +29,46 @@ from gateway.errors import (
     SpoolFull,
     UpstreamError,
 )
-from gateway.service.loop.attempts import Attempts
-from gateway.service.loop.calls import NO_TOKENIZER, price_of
-from gateway.service.loop.state import Job, Planner, Situation, StepRun
+from gateway.service.loop.bodies import price_of
+from gateway.service.loop.calls import Calls
+from gateway.service.loop.state import Loop, Planner, Situation, StepRun
 from gateway.service.loop.steps import StepRunner, replay
-from gateway.service.ports.request import Clock, TokenCounter, WorkerExperience
+from gateway.service.ports.request import WorkerExperience
 
 SHOWN_MIN = 2  # outcomes before a conductor is told of them: it takes what it is shown at its word
 FATAL = (MoneyUnavailable, SpoolFull)  # nothing may be done that cannot be paid for or written down
 
 
 class Rounds:
-    """Runs loops. Holds no state of its own: everything about one is in its Job."""
+    """Runs loops. Holds no state of its own: everything about one is in its Loop."""
 
-    def __init__(self, attempts: Attempts, clock: Clock, tokens: TokenCounter = NO_TOKENIZER) -> None:
-        self._clock = clock
-        self._steps = StepRunner(attempts, clock, self._child, tokens)
+    def __init__(self, calls: Calls) -> None:
+        self._clock = calls.clock
+        self._steps = StepRunner(calls, self._child)
 
-    async def run(self, job: Job) -> Mapping[str, Any]:
+    async def run(self, loop: Loop) -> Mapping[str, Any]:
         """The body of the reply. Raises the error that left the request without any answer."""
-        left_s = job.tree.deadline_s - self._clock.monotonic_s()
+        left_s = loop.tree.deadline_s - self._clock.monotonic_s()
         try:
             async with asyncio.timeout(left_s):
-                return await self._rounds(job)
+                return await self._rounds(loop)
         except TimeoutError:
-            return await self._best_so_far(job, DeadlineExceeded(f"no answer within {job.caps.wall_s:g} s"), "wall_s")
+            return await self._best_so_far(loop, DeadlineExceeded(f"no answer within {loop.caps.wall_s:g} s"), "wall_s")
         except CapReached as reached:
-            return await self._best_so_far(job, reached, reached.cap)
+            return await self._best_so_far(loop, reached, reached.cap)
         except UpstreamError as failed:
-            return await self._best_so_far(job, failed, "worker")
+            return await self._best_so_far(loop, failed, "worker")
 
-    async def stick(self, job: Job, planner: Planner) -> Mapping[str, Any] | None:
+    async def stick(self, loop: Loop, planner: Planner) -> Mapping[str, Any] | None:
         """The body of the worker that `planner` goes back to; None where it failed before it said anything, so that
         the request may be planned. Raises the error that ended the request."""
-        record = self._planning(job, planner)
-        graph = _Graph(self._steps, job, record, final=True)
+        record = self._planning(loop, planner)
+        graph = _Graph(self._steps, loop, record, final=True)
         try:
-            async with asyncio.timeout(job.tree.deadline_s - self._clock.monotonic_s()):
-                last = await graph.run(planner, self.situation(job, 1), self._clock.now_us)
+            async with asyncio.timeout(loop.tree.deadline_s - self._clock.monotonic_s()):
+                last = await graph.run(planner, self.situation(loop, 1), self._clock.now_us)
         except TimeoutError:
-            raise DeadlineExceeded(f"no answer within {job.caps.wall_s:g} s") from None
+            raise DeadlineExceeded(f"no answer within {loop.caps.wall_s:g} s") from None
         finally:
             record.finished_us = record.finished_us or self._clock.now_us()
         if last is None or last.body is None or last.error is not None:
@@ -77,51 +76,51 @@ class Rounds:
             begun = last is not None and last.record.first_byte_us is not None
             if begun or not isinstance(error, UpstreamError):
                 raise error
-            job.record.fallback = f"worker_{error.kind}"
+            loop.record.fallback = f"worker_{error.kind}"
             return None
         return last.body
 
-    async def _rounds(self, job: Job) -> Mapping[str, Any]:
+    async def _rounds(self, loop: Loop) -> Mapping[str, Any]:
         body: Mapping[str, Any] | None = None
-        for number in range(1, job.rounds + 1):
-            final = number == job.rounds
-            ran = await self._round(job, number, final)
+        for number in range(1, loop.rounds + 1):
+            final = number == loop.rounds
+            ran = await self._round(loop, number, final)
             if ran is None:  # an empty plan: ship what there is
                 break
-            body = await self._answer(job, ran, number, final)
+            body = await self._answer(loop, ran, number, final)
             if final:
                 return body  # it has been streamed already, if anybody listens
             if asks(body):  # for the client to do: no plan may go on over it
                 break
         if body is None:
             raise PlanRefused("no_steps", "the plan had no steps")
-        await replay(body, job)
+        await replay(body, loop)
         return body
 
-    async def _round(self, job: Job, number: int, final: bool) -> StepRun | None:
+    async def _round(self, loop: Loop, number: int, final: bool) -> StepRun | None:
         """Plan and run one round; the last step, or None for an empty plan."""
-        situation = self.situation(job, number)
-        record = self._planning(job, job.planner)
-        graph = _Graph(self._steps, job, record, final)
+        situation = self.situation(loop, number)
+        record = self._planning(loop, loop.planner)
+        graph = _Graph(self._steps, loop, record, final)
         try:
-            return await graph.run(job.planner, situation, self._clock.now_us)
+            return await graph.run(loop.planner, situation, self._clock.now_us)
         except (ConductorError, PlanRefused) as refused:
             record.refusal = refused.reason
-            if job.fallback is None:
+            if loop.fallback is None:
                 raise
-            job.record.fallback = f"{job.planner.name}_{refused.reason}"
+            loop.record.fallback = f"{loop.planner.name}_{refused.reason}"
             if refused.reason == "depth_cap":
-                job.record.capped = "depth"
+                loop.record.capped = "depth"
         finally:
             record.finished_us = record.finished_us or self._clock.now_us()
-        return await self._fall_back(job, job.fallback, number, final)
+        return await self._fall_back(loop, loop.fallback, number, final)
 
-    async def _fall_back(self, job: Job, router: Planner, number: int, final: bool) -> StepRun:
+    async def _fall_back(self, loop: Loop, router: Planner, number: int, final: bool) -> StepRun:
         """The configured router plans instead, within the same deadline."""
-        record = self._planning(job, router)
-        graph = _Graph(self._steps, job, record, final)
+        record = self._planning(loop, router)
+        graph = _Graph(self._steps, loop, record, final)
         try:
-            last = await graph.run(router, self.situation(job, number), self._clock.now_us)
+            last = await graph.run(router, self.situation(loop, number), self._clock.now_us)
         except PlanRefused as refused:
             record.refusal = refused.reason
             raise UpstreamError(
@@ -133,96 +132,96 @@ class Rounds:
             raise UpstreamError(f"router {router.name} planned nothing", code="no_worker", dispatched=False)
         return last
 
-    def _planning(self, job: Job, planner: Planner) -> RoundRecord:
+    def _planning(self, loop: Loop, planner: Planner) -> RoundRecord:
         """The record of one planning call; a refused one and the router's that follows it are two."""
-        record = RoundRecord(len(job.record.rounds) + 1, planner.name, started_us=self._clock.now_us())
-        job.record.rounds.append(record)
+        record = RoundRecord(len(loop.record.rounds) + 1, planner.name, started_us=self._clock.now_us())
+        loop.record.rounds.append(record)
         return record
 
-    async def _answer(self, job: Job, last: StepRun, number: int, final: bool) -> Mapping[str, Any]:
+    async def _answer(self, loop: Loop, last: StepRun, number: int, final: bool) -> Mapping[str, Any]:
         """The last step's body; where it failed, another worker's or an earlier answer. Raises its error."""
         while last.body is None or last.error is not None:
             error = last.error or ConductorError("unparseable", "the last step ended without a reply")
             streamed = final and last.record.first_byte_us is not None
-            if streamed or job.fallback is None or not isinstance(error, UpstreamError) or not _others(job):
-                return await self._best_so_far(job, error, error.cap if isinstance(error, CapReached) else "worker")
-            job.record.fallback = f"worker_{error.kind}"
-            last = await self._fall_back(job, job.fallback, number, final)
+            if streamed or loop.fallback is None or not isinstance(error, UpstreamError) or not _others(loop):
+                return await self._best_so_far(loop, error, error.cap if isinstance(error, CapReached) else "worker")
+            loop.record.fallback = f"worker_{error.kind}"
+            last = await self._fall_back(loop, loop.fallback, number, final)
         return last.body
 
-    async def _best_so_far(self, job: Job, error: BatonError, why: str) -> Mapping[str, Any]:
+    async def _best_so_far(self, loop: Loop, error: BatonError, why: str) -> Mapping[str, Any]:
         """The latest answer any step gave, flagged; nothing fits where a stream has begun or nothing was answered."""
-        begun = any(run.record.first_byte_us is not None and job.sink is not None for run in job.runs)
-        done = [run.body for run in job.runs if run.body is not None and run.record.status == "done"]
-        bodies = [body for body in done if job.shape is None or job.shape.kept(body)]
+        begun = any(run.record.first_byte_us is not None and loop.sink is not None for run in loop.runs)
+        done = [run.body for run in loop.runs if run.body is not None and run.record.status == "done"]
+        bodies = [body for body in done if loop.shape is None or loop.shape.kept(body)]
         if isinstance(error, FATAL) or begun or not bodies or not (reply_text(bodies[-1]) or asks(bodies[-1])):
             raise error
         body = bodies[-1]
-        job.record.capped = job.record.capped or why
-        await replay(body, job)
+        loop.record.capped = loop.record.capped or why
+        await replay(body, loop)
         return body
 
     # ------------------------------------------------------------ what the policy is shown
 
-    def situation(self, job: Job, number: int) -> Situation:
+    def situation(self, loop: Loop, number: int) -> Situation:
         """What a policy plans round `number` of this loop from."""
-        loops = job.depth < job.caps.depth
-        offered = tuple(spec for spec in job.workers if spec.kind != "self" or loops)
-        failed = frozenset(run.step.worker for run in job.runs if run.error is not None)
+        loops = loop.depth < loop.caps.depth
+        offered = tuple(spec for spec in loop.workers if spec.kind != "self" or loops)
+        failed = frozenset(run.step.worker for run in loop.runs if run.error is not None)
         allowed = Allowed(
             handles=tuple(spec.handle for spec in offered),
-            steps_max=job.caps.steps,
-            first_index=len(job.runs),
-            depth_capped=frozenset(spec.handle for spec in job.workers if spec.kind == "self" and not loops),
+            steps_max=loop.caps.steps,
+            first_index=len(loop.runs),
+            depth_capped=frozenset(spec.handle for spec in loop.workers if spec.kind == "self" and not loops),
         )
         return Situation(
-            pool=job.record.pool_name,
-            conversation=job.conversation,
+            pool=loop.record.pool_name,
+            conversation=loop.conversation,
             workers=offered,
-            shown=tuple(shown_worker(spec, job.experience.get(spec.name)) for spec in offered),
-            experience=job.experience,
-            replies=_shown_replies(job),
+            shown=tuple(shown_worker(spec, loop.experience.get(spec.name)) for spec in offered),
+            experience=loop.experience,
+            replies=_shown_replies(loop),
             allowed=allowed,
             round=number,
-            depth_left=job.caps.depth - job.depth,
-            timeout_s=max(0.001, job.tree.deadline_s - self._clock.monotonic_s()),
-            explore=job.explore,
+            depth_left=loop.caps.depth - loop.depth,
+            timeout_s=max(0.001, loop.tree.deadline_s - self._clock.monotonic_s()),
+            explore=loop.explore,
             avoid=failed,
-            task_type=job.record.task_type,
-            before_spending=partial(self._steps.announce, job, f"plan.{number}", "conductor"),
-            final=number == job.rounds,
-            quality=job.quality,
-            version=job.version,
-            rollout_id=job.record.id if job.depth == 0 else None,
+            task_type=loop.record.task_type,
+            before_spending=lambda nano: loop.announce(self._clock.now_us(), f"plan.{number}", "conductor", nano),
+            final=number == loop.rounds,
+            quality=loop.quality,
+            version=loop.version,
+            rollout_id=loop.record.id if loop.depth == 0 else None,
         )
 
     # ------------------------------------------------------------ child loops
 
     async def _child(
-        self, job: Job, run: StepRun, messages: list[dict[str, Any]], answers: bool, streams: bool
+        self, loop: Loop, run: StepRun, messages: list[dict[str, Any]], answers: bool, streams: bool
     ) -> Mapping[str, Any]:
         """A step on `self`: the same policy on the step's own messages, one level deeper, on what money is left."""
-        if job.depth >= job.caps.depth:
-            raise CapReached("depth", f"no child loop below depth {job.caps.depth}")
-        child = Job(
-            record=_child_record(job, self._clock.now_us(), messages),
-            tree=job.tree,
+        if loop.depth >= loop.caps.depth:
+            raise CapReached("depth", f"no child loop below depth {loop.caps.depth}")
+        child = Loop(
+            record=_child_record(loop, self._clock.now_us(), messages),
+            tree=loop.tree,
             conversation=tuple(messages),
-            params=job.params if answers else {},
-            workers=job.workers,
-            experience=job.experience,
-            planner=job.planner,
-            fallback=job.fallback,
-            caps=job.caps,
-            rounds=job.rounds,
-            explore=job.explore,
-            quality=job.quality,
-            version=job.version,
-            sink=job.sink if streams else None,
-            shape=job.shape if answers else None,
+            params=loop.params if answers else {},
+            workers=loop.workers,
+            experience=loop.experience,
+            planner=loop.planner,
+            fallback=loop.fallback,
+            caps=loop.caps,
+            rounds=loop.rounds,
+            explore=loop.explore,
+            quality=loop.quality,
+            version=loop.version,
+            sink=loop.sink if streams else None,
+            shape=loop.shape if answers else None,
         )
         run.record.child_rollout_id = child.record.id
-        job.tree.children.append(child.record)
+        loop.tree.children.append(child.record)
         try:
             body = await self._rounds(child)
             child.record.status, child.record.reply = "done", dict(body)
@@ -235,8 +234,8 @@ class Rounds:
             raise
         finally:
             close_record(child.record, self._clock.now_us())
-            job.record.capped = job.record.capped or child.record.capped
-            job.record.fallback = job.record.fallback or child.record.fallback
+            loop.record.capped = loop.record.capped or child.record.capped
+            loop.record.fallback = loop.record.fallback or child.record.fallback
             run.record.cost_nano, run.record.usage_estimated = child.record.cost_nano, False
             run.record.prompt_tokens = child.record.prompt_tokens
             run.record.completion_tokens = child.record.completion_tokens
@@ -249,32 +248,32 @@ class _Graph:
     """The steps of one round as tasks. Steps may be added while the plan is still being decoded."""
 
     steps: StepRunner
-    job: Job
+    loop: Loop
     record: RoundRecord
     final: bool
 
     async def run(self, planner: Planner, situation: Situation, now_us: Any) -> StepRun | None:
         """Plan, and run every step; the last one when all have ended. A refused plan cancels what had started."""
-        first = len(self.job.runs)
+        first = len(self.loop.runs)
         tasks: list[asyncio.Task[None]] = []
 
         def early(step: Step) -> None:
             tasks.append(self._start(step, answers=False))
 
         try:
-            plan = await planner.plan(situation, self.record, self.job.tree.meter, early)
+            plan = await planner.plan(situation, self.record, self.loop.tree.meter, early)
             self.record.plan, self.record.finished_us = plan.as_json(), now_us()
-            self.job.tell("planned", round=self.record.round, by=self.record.planner, steps=len(plan.steps))
+            self.loop.tell("planned", round=self.record.round, by=self.record.planner, steps=len(plan.steps))
             self._start_rest(plan, tasks)
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for run in self.job.runs[first:]:
+        for run in self.loop.runs[first:]:
             if isinstance(run.error, FATAL):
                 raise run.error
-        return self.job.runs[-1] if plan.steps else None
+        return self.loop.runs[-1] if plan.steps else None
 
     def _start_rest(self, plan: Plan, tasks: list[asyncio.Task[None]]) -> None:
         started = len(tasks)
@@ -282,16 +281,16 @@ class _Graph:
             tasks.append(self._start(step, answers=offset == len(plan.steps) - 1))
 
     def _start(self, step: Step, *, answers: bool) -> asyncio.Task[None]:
-        spec = next(spec for spec in self.job.workers if spec.handle == step.worker)
-        index = len(self.job.runs)
+        spec = next(spec for spec in self.loop.workers if spec.handle == step.worker)
+        index = len(self.loop.runs)
         record = StepRecord(
             self.record.round, index, spec.name, spec.handle, spec.kind, spec.version, step.task, list(step.see)
         )
         run = StepRun(index, step, spec, record)
-        self.job.runs.append(run)
-        self.job.record.steps.append(record)
-        streams = answers and self.final and self.job.sink is not None
-        return asyncio.create_task(self.steps.run(self.job, run, answers=answers, streams=streams))
+        self.loop.runs.append(run)
+        self.loop.record.steps.append(record)
+        streams = answers and self.final and self.loop.sink is not None
+        return asyncio.create_task(self.steps.run(self.loop, run, answers=answers, streams=streams))
 
 
 def shown_worker(spec: WorkerSpec, past: WorkerExperience | None) -> ShownWorker:
@@ -338,8 +337,8 @@ def close_record(record: RolloutRecord, now_us: int) -> None:
     record.policy_assigned = next((p.policy_version for p in record.rounds if p.policy_version), None)
 
 
-def _child_record(job: Job, now_us: int, messages: list[dict[str, Any]]) -> RolloutRecord:
-    parent = job.record
+def _child_record(loop: Loop, now_us: int, messages: list[dict[str, Any]]) -> RolloutRecord:
+    parent = loop.record
     child_id = uuid7(now_us // 1000)
     return RolloutRecord(
         id=child_id,
@@ -364,11 +363,11 @@ def _child_record(job: Job, now_us: int, messages: list[dict[str, Any]]) -> Roll
     )
 
 
-def _shown_replies(job: Job) -> tuple[ShownReply, ...]:
+def _shown_replies(loop: Loop) -> tuple[ShownReply, ...]:
     """Digest of every step so far, made in code."""
-    texts = [reply_text(run.body) if run.body is not None else "" for run in job.runs]
-    facts = digest(texts, [run.record.finish_reason for run in job.runs])
-    flags: list[list[str]] = [[] if run.body is not None else ["failed"] for run in job.runs]
+    texts = [reply_text(run.body) if run.body is not None else "" for run in loop.runs]
+    facts = digest(texts, [run.record.finish_reason for run in loop.runs])
+    flags: list[list[str]] = [[] if run.body is not None else ["failed"] for run in loop.runs]
     for group in facts["agree"]:
         for index in group[1:]:
             flags[index].append(f"agrees:{group[0]}")
@@ -377,11 +376,11 @@ def _shown_replies(job: Job) -> tuple[ShownReply, ...]:
             flags[index].append(name)
     return tuple(
         ShownReply(run.index, run.step.worker, facts["answers"][run.index] or None, tuple(flags[run.index]))
-        for run in job.runs
+        for run in loop.runs
     )
 
 
-def _others(job: Job) -> bool:
+def _others(loop: Loop) -> bool:
     """Whether a worker is left that has not failed in this loop."""
-    failed = {run.step.worker for run in job.runs if run.error is not None}
-    return any(spec.handle not in failed and spec.kind in ("openai", "litellm") for spec in job.workers)
+    failed = {run.step.worker for run in loop.runs if run.error is not None}
+    return any(spec.handle not in failed and spec.kind in ("openai", "litellm") for spec in loop.workers)

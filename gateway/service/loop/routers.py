@@ -11,7 +11,7 @@ from gateway.core.loop.plan import Plan, Step
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, WorkerSpec
 from gateway.errors import BatonError, PlanRefused
-from gateway.service.loop.calls import price_of
+from gateway.service.loop.bodies import price_of
 from gateway.service.loop.state import EarlyStart, Planner, Situation
 
 LATENCY_GUESS_S = 2.0

@@ -144,7 +144,7 @@ class Planner(Protocol):
 
 
 @dataclass(slots=True)
-class Job:
+class Loop:
     """One loop: the root's, or a child's one level deeper."""
 
     record: RolloutRecord
@@ -170,6 +170,18 @@ class Job:
     def depth(self) -> int:
         """How many loops are above this one."""
         return self.record.depth
+
+    async def announce(self, now_us: int, step_id: str, worker: str, bound_nano: int, attempt: int = 1) -> None:
+        """Return once it is on disk that a call is about to leave that may cost `bound_nano`. Raises SpoolFull."""
+        payload = {
+            "hold_id": self.tree.hold_id,
+            "rollout_id": self.record.id,
+            "step_id": step_id,
+            "attempt": attempt,
+            "worker": worker,
+            "bound_nano": bound_nano,
+        }
+        await self.tree.held.append(Event.new("dispatch", now_us, payload))
 
     def tell(self, event: str, **facts: Any) -> None:
         """Say what happens to a client that asked for it."""

@@ -25,9 +25,9 @@ from gateway.core.openai.structured import shape_of
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, CapReached
-from gateway.service.loop.calls import OUTPUT_TOKENS_MIN, price_of
+from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of
 from gateway.service.loop.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
-from gateway.service.loop.state import HoldRecord, Job, Tree, nobody
+from gateway.service.loop.state import HoldRecord, Loop, Tree, nobody
 from gateway.service.ports.request import Budgets, Clock, Embedder, Hold, Journal
 from gateway.service.request.catalog import Choice
 from gateway.service.request.running import Running
@@ -75,7 +75,7 @@ def no_version(request_id: str) -> Pick | None:
 
 
 class Admission:
-    """Turns what is asked into a record, a hold and a job. One for the whole process."""
+    """Turns what is asked into a record, a hold and a loop. One for the whole process."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Admission:
         most = planning * loops * caps.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
 
-    def job(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: HoldRecord) -> Job:
+    def loop(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: HoldRecord) -> Loop:
         record, chat = running.record, asked.chat
         draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
         workers = list(choice.workers)
@@ -173,7 +173,7 @@ class Admission:
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
         rounds = ROUNDS_OF.get(type(choice.planner)) or asked.rounds or max(self._policies.rounds, trained)
-        return Job(
+        return Loop(
             record=record,
             tree=tree,
             conversation=chat.messages,

@@ -21,9 +21,9 @@ from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
-from gateway.service.loop.calls import all_or_first_error
 from gateway.service.loop.rounds import Rounds, close_record, pool_entry
-from gateway.service.loop.state import Job
+from gateway.service.loop.state import Loop
+from gateway.service.loop.steps import all_or_first_error
 from gateway.service.ports.request import (
     Budgets,
     Clock,
@@ -105,8 +105,8 @@ class Completer:
             raise
         record.hold_nano = hold.granted_nano
         running = Running(record, chat, rate, principal, hold.scopes)
-        job = self._admission.job(asked, choice, caps, running, held)
-        owner = asyncio.create_task(self._own(running, job))
+        loop = self._admission.loop(asked, choice, caps, running, held)
+        owner = asyncio.create_task(self._own(running, loop))
         self._owned.add(owner)
         owner.add_done_callback(self._owned.discard)
         return running
@@ -122,9 +122,9 @@ class Completer:
 
     # ------------------------------------------------------------ the work
 
-    async def _own(self, running: Running, job: Job) -> None:
+    async def _own(self, running: Running, loop: Loop) -> None:
         """Owns one request to its very end: run, log, settle, release. Runs in its own task."""
-        running.work = asyncio.create_task(self._work(job))
+        running.work = asyncio.create_task(self._work(loop))
         body: Mapping[str, Any] | None = None
         try:
             body = await running.work
@@ -134,43 +134,43 @@ class Completer:
             running.work.cancel()
             await asyncio.wait({running.work})  # the tree unwinds: every upstream connection closes
             running.error = Unavailable("the request was cancelled", code="cancelled")
-            job.record.status = "aborted"
+            loop.record.status = "aborted"
         except Exception as bug:  # boundary: a bug must still settle its money and leave its log
             self._metrics.bug(bug)
             running.error = BatonError("internal error; the request id finds it in the log")
-        await self._finish(running, job, body)
+        await self._finish(running, loop, body)
 
-    async def _work(self, job: Job) -> Mapping[str, Any]:
-        if parts := remote_parts(job.conversation):
+    async def _work(self, loop: Loop) -> Mapping[str, Any]:
+        if parts := remote_parts(loop.conversation):
             media = await all_or_first_error([self._media.fetch(part) for part in parts])
             found = {(part.kind, part.url): each for part, each in zip(parts, media, strict=True)}
-            job.conversation = with_media(job.conversation, found)
-        if (back := await self._sticky.planner(job)) is not None:
-            job.record.pool = [pool_entry(spec, None) for spec in job.workers]
-            if (body := await self._rounds.stick(job, back)) is not None:
+            loop.conversation = with_media(loop.conversation, found)
+        if (back := await self._sticky.planner(loop)) is not None:
+            loop.record.pool = [pool_entry(spec, None) for spec in loop.workers]
+            if (body := await self._rounds.stick(loop, back)) is not None:
                 return body
-        if job.fallback is not None:
-            job.experience = await self._experience(job)
-        job.record.pool = [pool_entry(spec, job.experience.get(spec.name)) for spec in job.workers]
-        return await self._rounds.run(job)
+        if loop.fallback is not None:
+            loop.experience = await self._experience(loop)
+        loop.record.pool = [pool_entry(spec, loop.experience.get(spec.name)) for spec in loop.workers]
+        return await self._rounds.run(loop)
 
-    async def _experience(self, job: Job) -> Mapping[str, WorkerExperience]:
+    async def _experience(self, loop: Loop) -> Mapping[str, WorkerExperience]:
         """What the workers did on tasks like this one; nothing when the embedder or the store is slow or away."""
-        versions = {spec.name: spec.version for spec in job.workers if spec.kind in MODEL_KINDS}
+        versions = {spec.name: spec.version for spec in loop.workers if spec.kind in MODEL_KINDS}
         try:
             async with asyncio.timeout(self._policies.experience_timeout_s):
                 near = await self._store.experience_near(
-                    job.record.task_type, await self._embedding(job), versions, self._policies.experience_k
+                    loop.record.task_type, await self._embedding(loop), versions, self._policies.experience_k
                 )
         except (TimeoutError, BatonError):
             self._metrics.degraded("experience")
             return {}
         return {past.worker: past for past in near if past.n}
 
-    async def _embedding(self, job: Job) -> list[float]:
+    async def _embedding(self, loop: Loop) -> list[float]:
         """The vector of the question. One that leaves the process to be made does so without secrets, and is logged
         where texts are."""
-        question, record = question_text(job.conversation), job.record
+        question, record = question_text(loop.conversation), loop.record
         if not self._embedder.logged:
             return await self._embedder.embed(question)
         personal = record.log_mode == "redacted"
@@ -179,10 +179,10 @@ class Completer:
             record.task_embedding = vector
         return vector
 
-    async def _finish(self, running: Running, job: Job, body: Mapping[str, Any] | None) -> None:
+    async def _finish(self, running: Running, loop: Loop, body: Mapping[str, Any] | None) -> None:
         record = running.record
         close_record(record, self._clock.now_us())
-        record.cost_nano = job.tree.meter.spent_nano
+        record.cost_nano = loop.tree.meter.spent_nano
         if running.error is not None:
             record.error = running.error.body()["error"]
             record.status = record.status if record.status == "aborted" else "failed"
@@ -190,7 +190,7 @@ class Completer:
             record.status = "done"
         record.overhead_ms = overhead_ms(record, self._clock.now_us())
         running.usage = Usage(record.prompt_tokens, record.completion_tokens)
-        answered = self._sticky.mark(job, body) if body is not None else None
+        answered = self._sticky.mark(loop, body) if body is not None else None
         if body is not None:
             running.body = reply_of(
                 running.chat,
@@ -201,16 +201,16 @@ class Completer:
             )
             record.reply = to_log(running.body)
         try:
-            await asyncio.gather(self._log(job, running.scopes), self._sticky.remember(answered))
+            await asyncio.gather(self._log(loop, running.scopes), self._sticky.remember(answered))
         except BatonError as error:  # a reply that is not on disk is not given
             running.error, running.body = error, None
         await self._settle(running)
         self._metrics.finished(record, overhead_ms(record, self._clock.now_us()))
         running.finished.set()
 
-    async def _log(self, job: Job, scopes: Sequence[Scope]) -> None:
+    async def _log(self, loop: Loop, scopes: Sequence[Scope]) -> None:
         """Everything about the request, on disk before its last byte."""
-        record = job.record
+        record = loop.record
         settle = {
             "hold_id": record.id,
             "rollout_id": record.id,
@@ -218,11 +218,11 @@ class Completer:
             "charged_nano": record.cost_nano,
             "scopes": [[scope.name, None] for scope in scopes],
         }
-        records = [record, *job.tree.children]
+        records = [record, *loop.tree.children]
         events = [
             self._event("rollout", apply_mode(as_payload(each), each.log_mode, self._redactor)) for each in records
         ]
-        await job.tree.held.close(self._event("settle", settle), *events)
+        await loop.tree.held.close(self._event("settle", settle), *events)
 
     async def _settle(self, running: Running) -> None:
         """Close the hold and give back the rate limits. With Redis away the journal still says what was spent."""

@@ -19,7 +19,7 @@ from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.turns import Marker
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
-from gateway.service.loop.state import EarlyStart, Job, Situation, StepRun
+from gateway.service.loop.state import EarlyStart, Loop, Situation, StepRun
 from gateway.service.ports.request import Metrics
 from gateway.service.ports.turns import Answered, Conversations
 
@@ -52,27 +52,27 @@ class Sticky:
     tools_s: float
     timeout_s: float
 
-    async def planner(self, job: Job) -> StickyPlanner | None:
+    async def planner(self, loop: Loop) -> StickyPlanner | None:
         """Who plans nothing but the way back; None where the turn is to be planned."""
-        if job.fallback is None or not job.sticky:  # a worker by name needs no way back
+        if loop.fallback is None or not loop.sticky:  # a worker by name needs no way back
             return None
-        marks, brings = self._marker(job.record).wanted(job.record.request["messages"], job.record.policy_requested)
+        marks, brings = self._marker(loop.record).wanted(loop.record.request["messages"], loop.record.policy_requested)
         if not marks or not (self.tools_s if brings else self.window_s):
             return None
         try:
             async with asyncio.timeout(self.timeout_s):
-                name = await self.conversations.find(job.record.key_id, marks)
+                name = await self.conversations.find(loop.record.key_id, marks)
         except (TimeoutError, BatonError):
             self.metrics.degraded(NAME)
             return None
-        spec = next((spec for spec in job.workers if spec.name == name and spec.kind in MODEL_KINDS), None)
+        spec = next((spec for spec in loop.workers if spec.name == name and spec.kind in MODEL_KINDS), None)
         return None if spec is None else StickyPlanner(spec)
 
-    def mark(self, job: Job, body: Mapping[str, Any]) -> Answered | None:
+    def mark(self, loop: Loop, body: Mapping[str, Any]) -> Answered | None:
         """Note in the record who answered, and by which marks the next turn will know it. None where nobody can be
         gone back to: a tool's reply, or a worker that the client named itself."""
-        record, worker = job.record, _author(job, body)
-        if worker is None or job.fallback is None:
+        record, worker = loop.record, _author(loop, body)
+        if worker is None or loop.fallback is None:
             return None
         replies = [choice["message"] for choice in body.get("choices") or () if isinstance(choice.get("message"), dict)]
         whole, calls = self._marker(record).given(record.request["messages"], record.policy_requested, replies)
@@ -96,19 +96,19 @@ class Sticky:
         return Marker(self.secret, record.key_id)
 
 
-def _author(job: Job, body: Mapping[str, Any]) -> str | None:
+def _author(loop: Loop, body: Mapping[str, Any]) -> str | None:
     """The model worker whose words the reply is: of a child loop's reply, the one inside it."""
-    answered = [run for run in job.runs if run.body is not None and run.error is None]
+    answered = [run for run in loop.runs if run.body is not None and run.error is None]
     run = next((run for run in reversed(answered) if run.body is body), answered[-1] if answered else None)
-    return None if run is None else _worker_of(job, run)
+    return None if run is None else _worker_of(loop, run)
 
 
-def _worker_of(job: Job, run: StepRun) -> str | None:
+def _worker_of(loop: Loop, run: StepRun) -> str | None:
     if run.spec.kind != "self":
         return run.spec.name if run.spec.kind in MODEL_KINDS else None
     child_id: str | None = run.record.child_rollout_id
     while child_id is not None:
-        child = next((one for one in job.tree.children if one.id == child_id), None)
+        child = next((one for one in loop.tree.children if one.id == child_id), None)
         done = [step for step in child.steps if step.status == "done"] if child is not None else []
         if not done:
             return None

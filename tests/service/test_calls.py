@@ -1,32 +1,44 @@
-"""Retries: which errors, how long between them, how many in all."""
+"""One worker call: the order of its money, which errors are tried again, how long between them, how many in all."""
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.log.rollout import AttemptRecord
+from gateway.core.log.events import Event
+from gateway.core.log.rollout import AttemptRecord, StepRecord
+from gateway.core.loop.caps import Caps
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Step
+from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import (
     DeadlineExceeded,
+    SpoolFull,
     UpstreamError,
     UpstreamProtocol,
     UpstreamRateLimited,
     UpstreamRefused,
     UpstreamTimeout,
 )
-from gateway.service.loop.attempts import Attempts, RetryBudget
+from gateway.service.loop.calls import Calls, RetryBudget, StepCall
+from gateway.service.loop.state import HoldRecord, Loop, StepRun, Tree
 from gateway.service.ports.request import Clock, WorkerCall
+from tests.fakes.journal import FakeJournal
 from tests.fakes.workers import FakeWorkers, Says, Scripted
+from tests.records import a_rollout
 
-SPEC = WorkerSpec.model_validate({"name": "w", "handle": "atlas", "kind": "openai", "model": "m", "url": "http://w/v1"})
-CALL = WorkerCall(SPEC, {"messages": []}, 30.0, "rollout", "step")
+PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
+NAMES = {"name": "w", "handle": "atlas", "kind": "openai", "model": "m", "url": "http://w/v1"}
+SPEC = WorkerSpec.model_validate({**NAMES, "price": PRICE, "timeout_s": 30.0})
 BUSY = UpstreamError("busy", retryable=True, upstream_status=503)
 
 
@@ -49,32 +61,110 @@ class FakeClock(Clock):
 
 
 class Bench:
-    """Attempts over a scripted worker, with everything that was reported."""
+    """One step's calls of a scripted worker, with the meter they draw from and the journal they are announced in."""
 
     def __init__(self, *script: Scripted, budget: RetryBudget | None = None) -> None:
         self.clock = FakeClock()
         self.workers = FakeWorkers({"w": list(script)})
-        self.records: list[AttemptRecord] = []
-        self.before: list[int] = []
-        self.attempts = Attempts(self.workers, budget or RetryBudget(), self.clock, sleep=self.clock.sleep)
+        self.meter = Meter(10**15, Caps(calls=10**6, tokens=10**12))
+        self.journal = FakeJournal()
+        self.calls = Calls(self.workers, budget or RetryBudget(), self.clock, sleep=self.clock.sleep)
+        self.runs: list[StepRun] = []
 
-    async def note(self, attempt: int) -> None:
-        self.before.append(attempt)
+    @property
+    def records(self) -> list[AttemptRecord]:
+        return [record for run in self.runs for record in run.record.attempts]
+
+    @property
+    def announced(self) -> list[int]:
+        """The attempts that are on disk, as their dispatches number them."""
+        return [event.payload["attempt"] for event in self.journal.of_kind("dispatch")]
+
+    @property
+    def money(self) -> tuple[int, int]:
+        """Nano-dollars (drawn, spent)."""
+        return self.meter.drawn_nano, self.meter.spent_nano
+
+    def call(self, left_s: float = 60.0) -> StepCall:
+        hold = HoldRecord(self.journal, Event("h", "hold", 0, {"hold_id": "h"}))
+        tree = Tree(self.meter, "h", self.clock.s + left_s, asyncio.Semaphore(4), hold)
+        nobody: Any = None
+        loop = Loop(a_rollout(steps=[]), tree, (), {}, (SPEC,), {}, nobody, None, self.meter.caps, 1)
+        run = StepRun(0, Step("atlas", None), SPEC, StepRecord(1, 0, "w", "atlas", "openai", "1", None, []))
+        self.runs.append(run)
+        body = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 100}
+        return StepCall(self.calls, loop, run, body, ())
 
     async def complete(self, left_s: float = 60.0) -> Mapping[str, Any]:
-        deadline_s = self.clock.monotonic_s() + left_s
-        return (await self.attempts.complete(CALL, deadline_s, self.records.append, self.note)).body
+        return await self.call(left_s).complete()
 
     async def stream(self, left_s: float = 60.0) -> list[Mapping[str, Any]]:
-        deadline_s = self.clock.monotonic_s() + left_s
-        chunks = self.attempts.stream(CALL, deadline_s, self.records.append, self.note)
-        return [chunk async for chunk in chunks]
+        chunks: list[Mapping[str, Any]] = []
+
+        async def take(chunk: Mapping[str, Any]) -> None:
+            chunks.append(chunk)
+
+        await self.call(left_s).stream(take)
+        return chunks
+
+
+async def test_the_order_is_draw_announce_call_settle() -> None:
+    seen: list[tuple[bool, int]] = []
+
+    def look(call: WorkerCall) -> Says:
+        seen.append((bench.meter.drawn_nano > 0, len(bench.journal.of_kind("dispatch"))))
+        return Says("fine", usage=Usage(10, 5))
+
+    bench = Bench(look)
+    (append, drawn) = bench.journal.append, []
+
+    async def appended(*events: Event) -> None:
+        drawn.append((bench.meter.drawn_nano, len(bench.workers.calls)))
+        await append(*events)
+
+    bench.journal.append = appended  # type: ignore[method-assign]
+    await bench.complete()
+    worst_nano, left = drawn[0]
+    assert (worst_nano > 0, left) == (True, 0)  # on disk after the draw and before the call
+    assert seen == [(True, 1)]
+    assert bench.journal.of_kind("dispatch")[0].payload["bound_nano"] == worst_nano
+    assert bench.money == (0, 10 * 1_000 + 5 * 2_000)
+
+
+async def test_between_step_and_worker_stands_one_file() -> None:
+    files: list[str] = []
+
+    def look(call: WorkerCall) -> Says:
+        frames = traceback.extract_stack()
+        files.extend(dict.fromkeys(frame.filename for frame in frames if "/gateway/" in frame.filename))
+        return Says("fine")
+
+    await Bench(look).complete()
+    assert [Path(name).name for name in files] == ["calls.py"]
+
+
+async def test_a_failure_with_a_status_costs_nothing_and_one_without_the_bound() -> None:
+    bench = Bench(BUSY, UpstreamTimeout("slow"), Says("fine", usage=Usage(10, 5)))
+    await bench.complete()
+    bound_nano = bench.journal.of_kind("dispatch")[0].payload["bound_nano"]
+    assert bench.money == (0, bound_nano + 20_000)
+    assert [record.counted_by for record in bench.records] == [None, "bound", None]
+
+
+async def test_a_stream_that_was_cut_costs_what_it_said() -> None:
+    bench = Bench(Says("one two three", dies_after=3))
+    with pytest.raises(UpstreamProtocol):
+        await bench.stream()
+    drawn_nano, spent_nano = bench.money
+    bound_nano = bench.journal.of_kind("dispatch")[0].payload["bound_nano"]
+    assert (drawn_nano, 0 < spent_nano < bound_nano) == (0, True)
+    assert [record.counted_by for record in bench.records] == ["bytes"]
 
 
 async def test_a_good_call_is_one_try() -> None:
     bench = Bench(Says("fine"))
     assert (await bench.complete())["choices"][0]["message"]["content"] == "fine"
-    assert bench.before == [1]
+    assert bench.announced == [1]
     assert [(record.error, record.upstream_status) for record in bench.records] == [(None, None)]
     assert bench.clock.slept == []
 
@@ -83,7 +173,7 @@ async def test_a_good_call_is_one_try() -> None:
 async def test_what_may_pass_is_tried_again(how: str) -> None:
     bench = Bench(BUSY, UpstreamTimeout("slow"), Says("fine"))
     await (bench.complete() if how == "complete" else bench.stream())
-    assert bench.before == [1, 2, 3]
+    assert bench.announced == [1, 2, 3]
     assert [record.error for record in bench.records] == ["upstream_error", "upstream_timeout", None]
     assert [record.upstream_status for record in bench.records] == [503, None, None]
 
@@ -96,14 +186,14 @@ async def test_what_will_not_pass_is_not(how: str, error: Exception) -> None:
     bench = Bench(error, Says("fine"))
     with pytest.raises(type(error)):
         await (bench.complete() if how == "complete" else bench.stream())
-    assert bench.before == [1]
+    assert bench.announced == [1]
 
 
 async def test_three_tries_at_most_and_the_last_error_is_raised() -> None:
     bench = Bench(BUSY, BUSY, UpstreamProtocol("nonsense"), Says("too late"))
     with pytest.raises(UpstreamProtocol):
         await bench.complete()
-    assert bench.before == [1, 2, 3]
+    assert bench.announced == [1, 2, 3]
 
 
 async def test_waits_grow_and_are_bounded() -> None:
@@ -130,7 +220,7 @@ async def test_no_time_left_means_no_try() -> None:
     bench = Bench(Says("fine"))
     with pytest.raises(DeadlineExceeded):
         await bench.complete(left_s=0.0)
-    assert bench.before == []
+    assert bench.announced == []
     assert bench.workers.calls == []
 
 
@@ -139,14 +229,14 @@ async def test_a_try_gets_no_more_time_than_is_left() -> None:
     await bench.complete(left_s=5.0)
     assert [call.timeout_s for call in bench.workers.calls] == [pytest.approx(5.0), pytest.approx(3.0)]
     await bench.complete(left_s=500.0)
-    assert bench.workers.calls[-1].timeout_s == CALL.timeout_s
+    assert bench.workers.calls[-1].timeout_s == SPEC.timeout_s
 
 
 async def test_a_stream_is_not_tried_again_once_it_spoke() -> None:
     bench = Bench(Says("one two three", dies_after=2), Says("fine"))
     with pytest.raises(UpstreamProtocol):
         await bench.stream()
-    assert bench.before == [1]
+    assert bench.announced == [1]
     assert [record.error for record in bench.records] == ["upstream_protocol"]
 
 
@@ -162,39 +252,42 @@ async def test_an_empty_stream_is_a_failure_like_any_other(monkeypatch: pytest.M
     monkeypatch.setattr("tests.fakes.workers.chunks", lambda call, says: [])
     with pytest.raises(UpstreamProtocol, match="empty"):
         await bench.stream()
-    assert bench.before == [1, 2, 3]
+    assert bench.announced == [1, 2, 3]
 
 
 async def test_leaving_a_stream_closes_the_worker_and_is_recorded() -> None:
     bench = Bench(Says("one two three"))
-    chunks: Any = bench.attempts.stream(CALL, bench.clock.s + 9, bench.records.append)
-    await anext(chunks)
-    await chunks.aclose()
+
+    async def leave(chunk: Mapping[str, Any]) -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await bench.call().stream(leave)
     assert bench.workers.cancelled == ["w"]
     assert [record.error for record in bench.records] == ["cancelled"]
+    assert bench.meter.drawn_nano == 0
 
 
 async def test_cancelling_is_not_retried() -> None:
     bench = Bench(Says("late", delay_s=5))
     task = asyncio.create_task(bench.complete())
-    await asyncio.sleep(0.01)
+    while not bench.workers.calls:
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert bench.before == [1]
+    assert bench.announced == [1]
     assert [record.error for record in bench.records] == ["cancelled"]
 
 
-async def test_what_a_hook_raises_ends_the_call_before_it_leaves() -> None:
+async def test_what_is_not_on_disk_does_not_leave() -> None:
     bench = Bench(Says("fine"))
-
-    async def refuse(attempt: int) -> None:
-        raise MemoryError("the journal is full")
-
-    with pytest.raises(MemoryError):
-        await bench.attempts.complete(CALL, bench.clock.s + 9, bench.records.append, refuse)
+    bench.journal.full = True
+    with pytest.raises(SpoolFull):
+        await bench.complete()
     assert bench.workers.calls == []
     assert bench.records == []
+    assert bench.money == (0, 0)
 
 
 async def test_a_call_that_never_left_says_so_in_its_record() -> None:
