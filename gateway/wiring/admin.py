@@ -14,7 +14,8 @@ from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.pools import PostgresPools
 from gateway.adapters.postgres.retention import PostgresRetention
-from gateway.api.operator.keys import AdminApi
+from gateway.api.edge.bodies import Operators
+from gateway.api.operator.keys import KeysApi
 from gateway.api.operator.orgs import OrgsApi
 from gateway.api.operator.pools import PoolsApi
 from gateway.config.settings import Services, Settings
@@ -26,7 +27,6 @@ from gateway.service.admin.pools import Pools
 from gateway.service.money.credits import Crediting
 from gateway.service.ports.pools import PoolMetrics
 from gateway.service.ports.request import Budgets, Clock
-from gateway.service.request.auth import Authenticator
 from gateway.wiring.pools import PoolParts, pools_of
 
 CONNECTIONS_MAX = 2
@@ -46,7 +46,7 @@ def admin_of(
     services: Services,
     parts: PoolParts,
     budgets: Budgets,
-    auth: Authenticator,
+    operators: Operators,
     peppers: Mapping[int, bytes],
     clock: Clock,
     metrics: PoolMetrics,
@@ -59,13 +59,12 @@ def admin_of(
     opened.push_async_callback(store.close)
     auditor = Auditor(PostgresAudit(engine), AnchorFile(settings.data_dir / ANCHORS), clock)
     retention = Retention(PostgresRetention(engine), clock, settings.retention_days or None)
-    bytes_max = settings.body_bytes_max
     pools = pools_of(settings, services, parts, PostgresPools(engine), store, clock, metrics)
     key_admin = KeyAdmin(store, peppers, clock, parts.first.pools.pools)
     pools.tell(follow=lambda file: key_admin.adopt(file.pools))
-    keys = AdminApi(key_admin, budgets, auth, clock, bytes_max)
+    keys = KeysApi(key_admin, budgets, operators, clock)
     crediting = Crediting(store, budgets, clock)
-    orgs = OrgsApi(OrgAdmin(store, clock), crediting, auditor, budgets, auth, clock, bytes_max)
+    orgs = OrgsApi(OrgAdmin(store, clock), crediting, auditor, budgets, operators, clock)
     keeping = Housekeeping(auditor, retention, budgets, clock, every_s=settings.retention_every_s)
-    routers = (keys.router(), orgs.router(), PoolsApi(pools, auth, bytes_max).router())
+    routers = (keys.router(), orgs.router(), PoolsApi(pools, operators).router())
     return AdminParts(routers, keeping, pools)

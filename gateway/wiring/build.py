@@ -35,6 +35,7 @@ from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.adapters.upstream.tokens import Tokenizers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
+from gateway.api.edge.bodies import Operators
 from gateway.api.edge.headers import with_cors
 from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
@@ -179,15 +180,16 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)
     responses, texts = responses_of(settings, store, spool, openai), TextsApi(openai)
     outcomes = OutcomesApi(Outcomes(store, spool, clock, redactor), auth, settings.body_bytes_max)
-    admin = admin_of(settings, services, parts, budgets, auth, peppers, clock, metrics, opened)
+    operators = Operators(auth, settings.body_bytes_max)
+    admin = admin_of(settings, services, parts, budgets, operators, peppers, clock, metrics, opened)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
-    versions = PoliciesApi(policies.admin if policies else None, auth, settings.body_bytes_max)
+    versions = PoliciesApi(policies.admin if policies else None, operators)
     reports = _reports(settings, services)
     opened.push_async_callback(reports.close)
-    pages = PagesApi(reports, auth, clock)
+    pages = PagesApi(reports, operators, clock)
     jobs = _jobs(settings, services)
     opened.push_async_callback(jobs.close)
-    training = JobsApi(jobs, auth, settings.body_bytes_max)
+    training = JobsApi(jobs, operators)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     public = [api.router() for api in (openai, responses, texts, outcomes, health)]
     private = [pages.router(), *admin.routers, versions.router(), training.router(), health.router()]

@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from gateway.api.edge import stack as edge
+from gateway.api.edge.bodies import Operators
 from gateway.api.operator.policies import PoliciesApi
 from gateway.cli import main
 from gateway.cli.admin import policy
@@ -51,7 +52,7 @@ async def operator_of(kit: Following | None, place: Path) -> tuple[FastAPI, KeyA
     app = FastAPI()
     edge.install(app)
     policies = kit.policies if kit else None
-    app.include_router(PoliciesApi(policies, Authenticator(store, peppers, clock), 1_000_000).router())
+    app.include_router(PoliciesApi(policies, Operators(Authenticator(store, peppers, clock), 1_000_000)).router())
     return app, KeyAdmin(FakeAdmin(store), peppers, clock, {"default": ["atlas"]})
 
 
@@ -114,17 +115,17 @@ async def test_a_refused_gate_is_a_409_and_force_is_kept(operator: Operator, tmp
     [
         ("", {}, 400, "directory"),
         ("", {"directory": "here", "gate": GATE}, 400, "absolute path"),
-        ("", {"directory": 5}, 400, "`directory` is no str"),
+        ("", {"directory": 5}, 400, "`directory` must be a string"),
         ("", {"directory": "/x", "speed": 1}, 400, "Unknown parameter: 'speed'"),
         ("", [], 400, "must be a JSON object"),
-        ("/conductor@1/canary", {}, 400, "give the `percent`"),
-        ("/conductor@1/canary", {"percent": True}, 400, "`percent` is no int"),
+        ("/conductor@1/canary", {}, 400, "Missing required parameter: 'percent'"),
+        ("/conductor@1/canary", {"percent": True}, 400, "`percent` must be a whole number"),
         ("/conductor@1/canary", {"percent": 7}, 400, "1, 5, 25, 100"),
         ("/conductor@1/canary", {"percent": 5}, 409, "is live"),
         ("/conductor@9/shadow", {}, 404, "no policy version conductor@9"),
         ("/conductor/shadow", {}, 400, "write NAME@NUMBER"),
         ("/conductor/rollback", {}, 409, "conductor@1 replaced no other version"),
-        ("/conductor@1/retire", {"why": 3}, 400, "`why` is no str"),
+        ("/conductor@1/retire", {"why": 3}, 400, "`why` must be a string"),
     ],
 )
 async def test_bad_input_has_its_named_error(operator: Operator, path: str, body: Any, status: int, told: str) -> None:

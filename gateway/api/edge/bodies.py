@@ -1,43 +1,76 @@
-"""What the routes that change something share: who asks, why, and a body that is an object."""
+"""What admin requests say: who acts and why, the fields of the body, and the numbers of the query."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
 
 from gateway.api.edge.stack import read_json
 from gateway.core.access.audit import Act
+from gateway.core.openai.shapes import known, missing, whole
 from gateway.errors import BadRequest
 from gateway.service.admin import limits
 from gateway.service.request.auth import Authenticator
 
-
-async def operator(request: Request, authenticator: Authenticator) -> Act:
-    """The admin key that asks, as the audit names it, with the query's `why`. Raises Unauthorized, BadRequest."""
-    principal = await authenticator.authenticate(request.headers.get("authorization"), "admin")
-    return Act(f"key:{principal.public_id}", limits.why(request.query_params.get("why", "")))
+KINDS: Mapping[type, str] = {str: "a string", int: "a whole number", bool: "true or false", dict: "an object"}
+Fields = Mapping[str, type]  # the fields a body may have; `object` where the use case checks the type
 
 
-async def asked(request: Request, bytes_max: int, act: Act) -> tuple[dict[str, Any], Act]:
-    """The body's fields, `why` taken out of them. Raises BadRequest."""
-    body = await read_json(request, bytes_max)
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object", code="invalid_type")
-    why = body.pop("why", act.why)
-    return body, Act(act.actor, limits.why(why))
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Reads every request of the admin API. Only admin keys may send one."""
+
+    authenticator: Authenticator
+    body_bytes_max: int
+
+    async def act(self, request: Request) -> Act:
+        """The admin key that acts, and the `why` of the query. Raises Unauthorized, BadRequest."""
+        principal = await self.authenticator.authenticate(request.headers.get("authorization"), "admin")
+        return Act(f"key:{principal.public_id}", limits.why(request.query_params.get("why", "")))
+
+    async def change(self, request: Request, fields: Fields | None = None) -> tuple[Act, dict[str, Any]]:
+        """The act, with the body's `why` where it has one, and the other fields of the body.
+
+        `fields` None: the use case checks names and types. Raises Unauthorized, TooLarge, and BadRequest naming the
+        first field that is unknown or has the wrong type.
+        """
+        act = await self.act(request)
+        body = await read_json(request, self.body_bytes_max)
+        if not isinstance(body, dict):
+            raise BadRequest("the body must be a JSON object", code="invalid_type")
+        if fields is not None:
+            _check(body, fields)
+        if "why" in body:
+            act = Act(act.actor, limits.why(body.pop("why")))
+        return act, body
 
 
-def required(body: dict[str, Any], name: str) -> str:
-    """Take a text out of the body that must be there. Raises BadRequest."""
-    if not isinstance(body.get(name), str):
-        raise BadRequest(f"give a `{name}`", param=name, code="missing_required_parameter")
-    return str(body.pop(name))
+def required(body: dict[str, Any], name: str, kind: type = str) -> Any:
+    """Remove a field from the body and return it. Raises BadRequest where it is missing or has the wrong type."""
+    if name not in body:
+        raise missing(name)
+    _check({name: body[name]}, {name: kind})
+    return body.pop(name)
 
 
-def whole(request: Request, name: str, default: int, most: int) -> int:
-    """A whole number of the query, from 1 on. Raises BadRequest."""
-    given = request.query_params.get(name) or str(default)
-    if not (given.isascii() and given.isdigit() and len(given) < 20 and 1 <= int(given) <= most):
-        raise BadRequest(f"`{name}` must be a whole number from 1 to {most}", param=name)
-    return int(given)
+def _check(body: Mapping[str, Any], fields: Fields) -> None:
+    for name, value in known(body, fields).items():
+        kind = fields[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise BadRequest(f"`{name}` must be {KINDS[kind]}", param=name, code="invalid_type")
+
+
+def number(text: str, name: str, least: int, most: int) -> int:
+    """The whole number that a header or a query parameter gives. Raises BadRequest naming it."""
+    value = whole(text)
+    if value is None or not least <= value <= most:
+        raise BadRequest(f"`{name}` must be a whole number from {least} to {most}", param=name)
+    return value
+
+
+def query_number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    """`number` of the query; `default` where it is absent or empty."""
+    return number(request.query_params.get(name) or str(default), name, least, most)

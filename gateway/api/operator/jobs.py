@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.api.edge.stack import read_json
+from gateway.api.edge.bodies import Fields, Operators, query_number
 from gateway.core.policies.jobs import read_policy, read_spec
-from gateway.errors import BadRequest
 from gateway.service.ports.jobs import Jobs
-from gateway.service.request.auth import Authenticator
 
-FIELDS = frozenset({"policy", "arguments", "gate", "auto"})
+FIELDS: Fields = dict.fromkeys(("policy", "arguments", "gate", "auto"), object)
 POLICY = "conductor"
 LIST_DEFAULT, LIST_MAX = 50, 200
 LINES_MAX = 1_000
+LINE_MAX = 10**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,7 @@ class JobsApi:
     """What the routes need."""
 
     jobs: Jobs
-    authenticator: Authenticator
-    body_bytes_max: int
+    operators: Operators
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -41,32 +39,26 @@ class JobsApi:
     async def submit(self, request: Request) -> Response:
         """Queue a job: `arguments` as `baton train` takes them, `policy` (conductor), `gate` (arguments of the gate),
         `auto` (a canary of 1 % when the gate passes it). 409 while the policy has another."""
-        by = await self._who(request)
-        body = await read_json(request, self.body_bytes_max)
-        if not isinstance(body, dict):
-            raise BadRequest("the body must be a JSON object", code="invalid_type")
-        unknown = sorted(set(body) - FIELDS)
-        if unknown:
-            raise BadRequest(f"Unknown parameter: '{unknown[0]}'.", param=unknown[0], code="unknown_parameter")
+        act, body = await self.operators.change(request, FIELDS)
         policy = read_policy(body.pop("policy", POLICY))
-        return JSONResponse((await self.jobs.submit(policy, read_spec(body), by)).as_json(), status_code=201)
+        return JSONResponse((await self.jobs.submit(policy, read_spec(body), act.actor)).as_json(), status_code=201)
 
     async def list(self, request: Request) -> Response:
         """The latest jobs, newest first: `policy`, `limit` (50)."""
-        await self._who(request)
+        await self.operators.act(request)
         policy = request.query_params.get("policy") or None
-        found = await self.jobs.list(policy, _whole(request, "limit", LIST_DEFAULT, 1, LIST_MAX))
+        found = await self.jobs.list(policy, query_number(request, "limit", LIST_DEFAULT, 1, LIST_MAX))
         return JSONResponse({"object": "list", "data": [job.as_json() for job in found]})
 
     async def show(self, request: Request, job_id: str) -> Response:
         """One job: state, stage, progress, result."""
-        await self._who(request)
+        await self.operators.act(request)
         return JSONResponse((await self.jobs.get(job_id)).as_json())
 
     async def log(self, request: Request, job_id: str) -> Response:
         """Lines of its log after line number `after` (0), oldest first, and the job's state at that time."""
-        await self._who(request)
-        after = _whole(request, "after", 0, 0, 10**18)
+        await self.operators.act(request)
+        after = query_number(request, "after", 0, 0, LINE_MAX)
         job = await self.jobs.get(job_id)  # first: a job that has ended has written its last line
         lines = await self.jobs.log(job.id, after, LINES_MAX)
         more = {"state": job.state, "next": lines[-1]["n"] if lines else after, "whole": len(lines) < LINES_MAX}
@@ -74,21 +66,10 @@ class JobsApi:
 
     async def cancel(self, request: Request, job_id: str) -> Response:
         """End a queued job; a running one stops after its checkpoint."""
-        by = await self._who(request)
-        return JSONResponse((await self.jobs.cancel(job_id, by)).as_json())
+        act = await self.operators.act(request)
+        return JSONResponse((await self.jobs.cancel(job_id, act.actor)).as_json())
 
     async def resume(self, request: Request, job_id: str) -> Response:
         """Queue a failed or cancelled job again."""
-        by = await self._who(request)
-        return JSONResponse((await self.jobs.resume(job_id, by)).as_json())
-
-    async def _who(self, request: Request) -> str:
-        principal = await self.authenticator.authenticate(request.headers.get("authorization"), "admin")
-        return f"key:{principal.public_id}"
-
-
-def _whole(request: Request, name: str, default: int, least: int, most: int) -> int:
-    given = request.query_params.get(name) or str(default)
-    if not (given.isascii() and given.isdigit() and len(given) < 20 and least <= int(given) <= most):
-        raise BadRequest(f"`{name}` must be a whole number from {least} to {most}", param=name)
-    return int(given)
+        act = await self.operators.act(request)
+        return JSONResponse((await self.jobs.resume(job_id, act.actor)).as_json())

@@ -8,26 +8,24 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.api.edge.bodies import asked, operator, required
+from gateway.api.edge.bodies import Fields, Operators, required
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.scopes import WINDOWS, key_scope, user_scope, windows
-from gateway.service.admin import limits
+from gateway.core.openai.shapes import known
 from gateway.service.admin.keys import CREATABLE, GRACE_S, KeyAdmin, describe
 from gateway.service.ports.request import Budgets, Clock
-from gateway.service.request.auth import Authenticator
 
-ROTATE_FIELDS = frozenset({"grace_s"})
+ROTATE_FIELDS: Fields = {"grace_s": int, "why": str}
 
 
 @dataclass(frozen=True, slots=True)
-class AdminApi:
+class KeysApi:
     """What the routes need."""
 
     keys: KeyAdmin
     budgets: Budgets
-    authenticator: Authenticator
+    operators: Operators
     clock: Clock
-    body_bytes_max: int
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -42,15 +40,15 @@ class AdminApi:
 
     async def create(self, request: Request) -> Response:
         """A new key; its secret is in this reply and nowhere else."""
-        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        act, body = await self.operators.change(request)
         name = required(body, "name")
-        limits.known(body, CREATABLE)
+        known(body, CREATABLE)
         row, secret = await self.keys.create_key(name, act=act, **body)
         return JSONResponse({**describe(row), "key": secret}, status_code=201)
 
     async def list(self, request: Request) -> Response:
         """Every key with what it has posted and holds."""
-        await operator(request, self.authenticator)
+        await self.operators.act(request)
         shown = []
         for row in await self.keys.list_keys():
             balance = await self.budgets.balance(key_scope(row.public_id))
@@ -60,7 +58,7 @@ class AdminApi:
 
     async def show(self, request: Request, public_id: str) -> Response:
         """One key, with what it has posted and holds in all, this month and today; with `user`, one end user of it."""
-        await operator(request, self.authenticator)
+        await self.operators.act(request)
         row = await self.keys.get_key(public_id)
         scope = key_scope(row.public_id)
         user = request.query_params.get("user")
@@ -69,19 +67,18 @@ class AdminApi:
 
     async def update(self, request: Request, public_id: str) -> Response:
         """Change a key's name, limits, pools, workers, caps, log mode or training mark; null lifts a limit."""
-        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        act, body = await self.operators.change(request)
         return JSONResponse(describe(await self.keys.update_key(public_id, body, act)))
 
     async def rotate(self, request: Request, public_id: str) -> Response:
         """A new secret for the key, in this reply and nowhere else; the one of before works for `grace_s` (86400)."""
-        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
-        grace_s = limits.known(body, ROTATE_FIELDS).get("grace_s", GRACE_S)
-        row, secret = await self.keys.rotate_key(public_id, grace_s, act)
+        act, body = await self.operators.change(request, ROTATE_FIELDS)
+        row, secret = await self.keys.rotate_key(public_id, body.get("grace_s", GRACE_S), act)
         return JSONResponse({**describe(row), "key": secret})
 
     async def revoke(self, request: Request, public_id: str) -> Response:
         """Revoke a key; it stops working within a second."""
-        act = await operator(request, self.authenticator)
+        act = await self.operators.act(request)
         return JSONResponse(describe(await self.keys.revoke_key(public_id, act)))
 
 

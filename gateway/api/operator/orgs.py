@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.api.edge.bodies import asked, operator, required, whole
+from gateway.api.edge.bodies import Operators, query_number, required
 from gateway.api.operator.keys import balances
 from gateway.core.money.scopes import org_scope, user_scope
 from gateway.service.admin.audit import Auditor, describe_entry
 from gateway.service.admin.orgs import OrgAdmin, describe_org
 from gateway.service.money.credits import Crediting, describe_credit
 from gateway.service.ports.request import Budgets, Clock
-from gateway.service.request.auth import Authenticator
 
 AUDIT_DEFAULT, AUDIT_MAX = 100, 1_000
 SEQ_MAX = 10**18
@@ -28,9 +27,8 @@ class OrgsApi:
     credits: Crediting
     auditor: Auditor
     budgets: Budgets
-    authenticator: Authenticator
+    operators: Operators
     clock: Clock
-    body_bytes_max: int
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -48,18 +46,18 @@ class OrgsApi:
 
     async def create(self, request: Request) -> Response:
         """A new organisation: `name`, and limits for all of its keys together and for each of their end users."""
-        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        act, body = await self.operators.change(request)
         return JSONResponse(describe_org(await self.orgs.create(required(body, "name"), body, act)), status_code=201)
 
     async def list(self, request: Request) -> Response:
         """Every organisation, closed ones too."""
-        await operator(request, self.authenticator)
+        await self.operators.act(request)
         return JSONResponse({"object": "list", "data": [describe_org(row) for row in await self.orgs.list()]})
 
     async def show(self, request: Request, name: str) -> Response:
         """One organisation, with what it has posted and holds in all, this month and today; with `user`, one end user
         of it."""
-        await operator(request, self.authenticator)
+        await self.operators.act(request)
         row = await self.orgs.get(name)
         user = request.query_params.get("user")
         scope = org_scope(row.name) if user is None else user_scope(org_scope(row.name), user)
@@ -67,35 +65,35 @@ class OrgsApi:
 
     async def update(self, request: Request, name: str) -> Response:
         """Change limits; null lifts one."""
-        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        act, body = await self.operators.change(request)
         return JSONResponse(describe_org(await self.orgs.update(name, body, act)))
 
     async def close(self, request: Request, name: str) -> Response:
         """Close an organisation for good: its keys stop working within a second."""
-        act = await operator(request, self.authenticator)
+        act = await self.operators.act(request)
         return JSONResponse(describe_org(await self.orgs.close(name, act)))
 
     async def credit(self, request: Request) -> Response:
         """Give money back: `charge` (a hold's, rollout's or completion's id) and `usd` of it or all; or top up `key` or
         `org` in a `window` (life, month, day) by `usd`. The header `idempotency-key` makes a repetition harmless."""
-        body, act = await asked(request, self.body_bytes_max, await operator(request, self.authenticator))
+        act, body = await self.operators.change(request)
         made = await self.credits.give(body, request.headers.get("idempotency-key"), act)
         return JSONResponse(made, status_code=201 if made["created"] else 200)
 
     async def list_credits(self, request: Request) -> Response:
         """The latest credits, newest first."""
-        await operator(request, self.authenticator)
+        await self.operators.act(request)
         return JSONResponse({"object": "list", "data": [describe_credit(one) for one in await self.credits.list()]})
 
     async def audit(self, request: Request) -> Response:
         """What was changed, by whom and why, newest first: `limit` (100), `before` an entry's number, `target`."""
-        await operator(request, self.authenticator)
-        limit = whole(request, "limit", AUDIT_DEFAULT, AUDIT_MAX)
-        before = whole(request, "before", SEQ_MAX, SEQ_MAX)
+        await self.operators.act(request)
+        limit = query_number(request, "limit", AUDIT_DEFAULT, 1, AUDIT_MAX)
+        before = query_number(request, "before", SEQ_MAX, 1, SEQ_MAX)
         found = await self.auditor.latest(limit, before, request.query_params.get("target") or None)
         return JSONResponse({"object": "list", "data": [describe_entry(link) for link in found]})
 
     async def verify(self, request: Request) -> Response:
         """Walk the audit from its first entry on: what was changed, removed, swapped, cut off or made anew since."""
-        await operator(request, self.authenticator)
+        await self.operators.act(request)
         return JSONResponse(await self.auditor.verify())

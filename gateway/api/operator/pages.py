@@ -15,10 +15,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from gateway.core.access.keys import Principal
+from gateway.api.edge.bodies import Operators, number
+from gateway.core.openai.shapes import unknown
 from gateway.errors import BadRequest, NotFound
 from gateway.service.ports.request import STATUSES, Clock, Reports, RolloutsQuery
-from gateway.service.request.auth import Authenticator
 
 log = logging.getLogger("baton")
 WINDOW_S_MIN, WINDOW_S_DEFAULT, WINDOW_S_MAX = 60, 3_600, 7 * 86_400
@@ -48,7 +48,7 @@ class PagesApi:
     """What the routes need."""
 
     reports: Reports
-    authenticator: Authenticator
+    operators: Operators
     clock: Clock
 
     def router(self) -> APIRouter:
@@ -72,33 +72,30 @@ class PagesApi:
     async def overview(self, request: Request) -> Response:
         """Requests, dollars, errors, fallbacks and quantiles of the last `window_s` seconds (3600), by key, policy and
         worker."""
-        await self._operator(request)
+        await self.operators.act(request)
         asked = _parameters(request, "window_s")
-        window_s = _whole(asked, "window_s", WINDOW_S_DEFAULT, WINDOW_S_MIN, WINDOW_S_MAX)
+        window_s = number(asked.get("window_s", str(WINDOW_S_DEFAULT)), "window_s", WINDOW_S_MIN, WINDOW_S_MAX)
         return _private(await self.reports.overview(self.clock.now(), window_s))
 
     async def rollouts(self, request: Request) -> Response:
         """A page of every key's requests, newest first: `limit`, `before` (the `next` of the page before it), `key`,
         `policy`, `status` (done, failed, aborted, fallback, capped)."""
-        await self._operator(request)
+        await self.operators.act(request)
         asked = _parameters(request, "limit", "before", "key", "policy", "status")
         if asked.get("status", STATUSES[0]) not in STATUSES:
             raise BadRequest(f"`status` must be one of {', '.join(STATUSES)}", param="status")
-        limit = _whole(asked, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
+        limit = number(asked.get("limit", str(PAGE_DEFAULT)), "limit", 1, PAGE_MAX)
         filters = {name: asked.get(name) for name in ("before", "key", "policy", "status")}
         return _private(await self.reports.rollouts_page(RolloutsQuery(limit, **filters)))
 
     async def rollout(self, request: Request, rollout_id: str) -> Response:
         """The whole tree of any key's rollout, by rollout or completion id. Who read it is logged."""
-        operator = await self._operator(request)
+        act = await self.operators.act(request)
         found = await self.reports.rollout_any(rollout_id)
         if found is None:
             raise NotFound(f"no rollout `{rollout_id[:64]}`", param="rollout_id")
-        log.info("admin key %s read rollout %s of key %s", operator.public_id, found["id"], found["key_id"])
+        log.info("admin %s read rollout %s of key %s", act.actor.replace(":", " "), found["id"], found["key_id"])
         return _private(found)
-
-    async def _operator(self, request: Request) -> Principal:
-        return await self.authenticator.authenticate(request.headers.get("authorization"), "admin")
 
 
 def _serving(content: bytes, media_type: str) -> Any:
@@ -117,14 +114,7 @@ def _parameters(request: Request, *known: str) -> dict[str, str]:
     asked = {name: value for name, value in request.query_params.items() if value}
     for name, value in asked.items():
         if name not in known:
-            raise BadRequest(f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+            raise unknown(name)
         if len(value) > FILTER_CHARS_MAX:
             raise BadRequest(f"`{name}` is over {FILTER_CHARS_MAX} characters", param=name)
     return asked
-
-
-def _whole(asked: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    given = asked.get(name, str(default))
-    if not (given.isascii() and given.isdigit() and len(given) < 10 and least <= int(given) <= most):
-        raise BadRequest(f"`{name}` must be a whole number from {least} to {most}", param=name)
-    return int(given)

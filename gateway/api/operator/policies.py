@@ -10,14 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from gateway.api.edge.stack import read_json
-from gateway.errors import BadRequest, NotFound
+from gateway.api.edge.bodies import Fields, Operators, required
+from gateway.errors import NotFound
 from gateway.service.policies.admin import PolicyAdmin
-from gateway.service.request.auth import Authenticator
 
-PUBLISH_FIELDS = {"directory": str, "gate": dict, "force": bool, "why": str}
-MOVE_FIELDS: Mapping[str, type] = {"why": str}
-CANARY_FIELDS = {"percent": int, "why": str}
+PUBLISH_FIELDS: Fields = {"directory": str, "gate": dict, "force": bool, "why": str}
+MOVE_FIELDS: Fields = {"why": str}
+CANARY_FIELDS: Fields = {"percent": int, "why": str}
 EMPTY: Mapping[str, Any] = {"object": "list", "name": None, "data": [], "compared": [], "events": []}
 Move = Callable[[PolicyAdmin, str, str, str], Awaitable[dict[str, Any]]]
 
@@ -27,8 +26,7 @@ class PoliciesApi:
     """What the routes need. `policies`: None where this gateway's conductor has one version and no registry."""
 
     policies: PolicyAdmin | None
-    authenticator: Authenticator
-    body_bytes_max: int
+    operators: Operators
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -43,24 +41,20 @@ class PoliciesApi:
     async def list(self, request: Request) -> Response:
         """Every version with its state, the two being compared with their figures, and the latest events; empty where
         this gateway's conductor has no versions."""
-        await self._who(request)
+        await self.operators.act(request)
         return JSONResponse(EMPTY if self.policies is None else await self.policies.overview())
 
     async def show(self, request: Request, version: str) -> Response:
         """One version: manifest, gate report, shadow plans, events."""
-        await self._who(request)
+        await self.operators.act(request)
         return JSONResponse(await self._policies().show(version))
 
     async def publish(self, request: Request) -> Response:
         """Copy a policy directory of this host in, as a candidate: `directory` (absolute), `gate` (the gate's report),
         and, for one that the gate refused, `force` and `why`."""
-        by = await self._who(request)
-        body = await self._body(request, PUBLISH_FIELDS)
-        if "directory" not in body:
-            raise BadRequest("give the `directory`", param="directory", code="missing_required_parameter")
-        made = await self._policies().publish(
-            Path(body["directory"]), by, body.get("why", ""), body.get("gate"), body.get("force", False)
-        )
+        act, body = await self.operators.change(request, PUBLISH_FIELDS)
+        directory = Path(required(body, "directory"))
+        made = await self._policies().publish(directory, act.actor, act.why, body.get("gate"), body.get("force", False))
         return JSONResponse(made, status_code=201)
 
     async def shadow(self, request: Request, version: str) -> Response:
@@ -69,11 +63,9 @@ class PoliciesApi:
 
     async def canary(self, request: Request, version: str) -> Response:
         """Give it `percent` of requests: 1, 5, 25 or 100."""
-        by = await self._who(request)
-        body = await self._body(request, CANARY_FIELDS)
-        if "percent" not in body:
-            raise BadRequest("give the `percent`", param="percent", code="missing_required_parameter")
-        return JSONResponse(await self._policies().canary(version, body["percent"], by, body.get("why", "")))
+        act, body = await self.operators.change(request, CANARY_FIELDS)
+        percent = required(body, "percent", int)
+        return JSONResponse(await self._policies().canary(version, percent, act.actor, act.why))
 
     async def promote(self, request: Request, version: str) -> Response:
         """Make the canary live."""
@@ -88,29 +80,11 @@ class PoliciesApi:
         return await self._move(request, version, PolicyAdmin.rollback)
 
     async def _move(self, request: Request, version: str, move: Move) -> Response:
-        by = await self._who(request)
-        body = await self._body(request, MOVE_FIELDS)
-        return JSONResponse(await move(self._policies(), version, by, body.get("why", "")))
+        act, _ = await self.operators.change(request, MOVE_FIELDS)
+        return JSONResponse(await move(self._policies(), version, act.actor, act.why))
 
     def _policies(self) -> PolicyAdmin:
         if self.policies is None:
             fix = "BATON_POLICY_ENGINE says who holds them"
             raise NotFound(f"this gateway's conductor has no versions; {fix}", code="no_versions")
         return self.policies
-
-    async def _body(self, request: Request, fields: Mapping[str, type]) -> dict[str, Any]:
-        """The body's fields, each of its type; none at all is an empty object. Raises BadRequest."""
-        body = await read_json(request, self.body_bytes_max)
-        if not isinstance(body, dict):
-            raise BadRequest("the body must be a JSON object", code="invalid_type")
-        for name, value in body.items():
-            if name not in fields:
-                raise BadRequest(f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
-            if not isinstance(value, fields[name]) or (fields[name] is int and isinstance(value, bool)):
-                raise BadRequest(f"`{name}` is no {fields[name].__name__}", param=name, code="invalid_type")
-        return body
-
-    async def _who(self, request: Request) -> str:
-        """The admin key that asks, as the audit names it."""
-        principal = await self.authenticator.authenticate(request.headers.get("authorization"), "admin")
-        return f"key:{principal.public_id}"

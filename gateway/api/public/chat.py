@@ -10,6 +10,7 @@ from typing import Any, cast
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.edge.bodies import number
 from gateway.api.edge.headers import headers_of
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.stack import Json, read_json, unless_gone
@@ -18,7 +19,7 @@ from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
 from gateway.core.loop.depth import HEADER, verify
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.openai.chat import FIELDS, MEDIA_BYTES_MAX, ChatRequest, parse_request
-from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.errors import NotFound, Unavailable
 from gateway.service.request.admit import Asked
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
@@ -183,11 +184,7 @@ def _depth(header: str | None, secret: bytes) -> int:
 
 def _whole_number(request: Request, header: str, least: int, most: int) -> int | None:
     text = request.headers.get(header)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit()) or not least <= int(text[:9]) <= most:
-        raise BadRequest(f"{header} must be a number from {least} to {most}", param=header)
-    return int(text)
+    return None if text is None else number(text, header, least, most)
 
 
 _CHAT_DOC = {

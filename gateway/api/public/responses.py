@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.api.edge.bodies import query_number
 from gateway.api.edge.stack import Json, read_json
 from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
 from gateway.core.access.idempotency import HEADER
@@ -75,14 +76,10 @@ class ResponsesApi:
     async def input_items(self, request: Request, response_id: str) -> Response:
         """What a stored response was made from, the conversation that it continued included, newest first."""
         principal, query = await self._who(request), request.query_params
-        limit, order = query.get("limit", str(PAGE_ITEMS)), query.get("order", "desc")
-        if not (limit.isascii() and limit.isdigit()) or not 1 <= int(limit[:9]) <= PAGE_ITEMS_MAX:
-            raise BadRequest(f"`limit` must be a number from 1 to {PAGE_ITEMS_MAX}", param="limit")
+        limit, order = query_number(request, "limit", PAGE_ITEMS, 1, PAGE_ITEMS_MAX), query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise BadRequest("`order` must be asc or desc", param="order")
-        page = self.responses.input_items(
-            principal, response_id, limit=int(limit), order=order, after=query.get("after")
-        )
+        page = self.responses.input_items(principal, response_id, limit=limit, order=order, after=query.get("after"))
         return Json(await page)
 
     async def cancel(self, request: Request, response_id: str) -> Response:

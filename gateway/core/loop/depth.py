@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+from gateway.core.openai.shapes import whole
+
 HEADER = "x-baton-depth"
 DEPTH_MAX = 999
 
@@ -23,9 +25,10 @@ def sign(depth: int, secret: bytes) -> str:
 def verify(value: str | None, secret: bytes) -> int | None:
     """The depth that a header proves, or None where it is absent, malformed or signed with another secret."""
     number, _, mac = (value or "").partition(";")
-    if not (number.isascii() and number.isdigit() and len(number) <= 3 and mac.isascii()):
+    depth = whole(number)
+    if depth is None or depth > DEPTH_MAX or not mac.isascii():
         return None
-    return int(number) if hmac.compare_digest(mac, _mac(int(number), secret)) else None
+    return depth if hmac.compare_digest(mac, _mac(depth, secret)) else None
 
 
 def _mac(depth: int, secret: bytes) -> str:

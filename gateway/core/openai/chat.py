@@ -37,6 +37,7 @@ from gateway.core.openai.shapes import (
     refuse_if_dangerous,
     string_pairs,
     text,
+    unknown,
 )
 from gateway.errors import BadRequest
 
@@ -164,8 +165,7 @@ def parse_request(
     for error in _conflicts(known):
         raise error
     if strict and reader.dropped:
-        first = reader.dropped[0]
-        raise BadRequest(f"Unknown parameter: '{first}'.", param=first, code="unknown_parameter")
+        raise unknown(reader.dropped[0])
     options = known.get("stream_options", {})
     return ChatRequest(
         model=known["model"],

@@ -21,6 +21,7 @@ from gateway.core.openai.shapes import (
     missing,
     one_of,
     text,
+    whole,
 )
 from gateway.core.openai.structured import check_schema
 
@@ -179,7 +180,7 @@ def _modalities(raw: list[Any], reader: Reader) -> list[Any]:
 
 def _logit_bias(raw: Mapping[str, Any], reader: Reader) -> Mapping[str, Any]:
     for token in raw:
-        if not (token.isascii() and token.isdigit()):
+        if whole(token) is None:
             raise bad("logit_bias", "token ids (whole numbers, as strings) to biases", "invalid_value")
     return raw
 

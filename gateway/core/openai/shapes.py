@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,24 @@ OBJECT = mapping, "an object"
 def bad(where: str, good: str, code: str) -> BadRequest:
     """The error of a value that is not what it must be."""
     return BadRequest(f"`{where}` must be {good}", param=where, code=code)
+
+
+def unknown(where: str) -> BadRequest:
+    """The error of a property that Baton does not know."""
+    return BadRequest(f"Unknown parameter: '{where}'.", param=where, code="unknown_parameter")
+
+
+def known(given: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """`given`, unchanged. Raises BadRequest naming the first property that is not one of `names`."""
+    others = sorted(str(name) for name in given if name not in names)
+    if others:
+        raise unknown(others[0][:64])
+    return given
+
+
+def whole(text: str) -> int | None:
+    """The whole number that up to 19 ASCII digits write; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def missing(where: str) -> BadRequest:

@@ -28,6 +28,7 @@ from gateway.core.openai.shapes import (
     one_of,
     refuse_if_dangerous,
     text,
+    unknown,
 )
 from gateway.errors import BadRequest, UpstreamProtocol
 
@@ -102,7 +103,7 @@ def _known(body: object, fields: Fields, needed: str, strict: bool) -> tuple[dic
         refuse_if_dangerous(name, name)
     dropped = tuple(sorted(name for name in body if name not in fields))
     if strict and dropped:
-        raise BadRequest(f"Unknown parameter: '{dropped[0]}'.", param=dropped[0], code="unknown_parameter")
+        raise unknown(dropped[0])
     known = {name: value for name, value in body.items() if name in fields and value is not None}
     for name, value in known.items():
         _, check, good = fields[name]

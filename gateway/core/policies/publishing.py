@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.core.openai.shapes import whole
 from gateway.core.policies.versions import PLAIN_NAME, Version
 from gateway.errors import BadRequest, Conflict
 
 WHY_CHARS_MAX = 2_000
+NUMBER_MAX = 99_999_999
 
 
 def check_words(name: str, why: str) -> None:
@@ -47,9 +49,9 @@ def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def number_for(manifest: Mapping[str, Any], versions: Sequence[Version]) -> int:
     """The manifest's own number where it is free, else one more than any."""
     taken = {version.number for version in versions}
-    given = str(manifest.get("version", ""))
-    if given.isascii() and given.isdigit() and len(given) < 9 and int(given) not in taken:
-        return int(given)
+    number = whole(str(manifest.get("version", "")))
+    if number is not None and number <= NUMBER_MAX and number not in taken:
+        return number
     return max(taken, default=0) + 1
 
 

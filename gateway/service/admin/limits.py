@@ -74,12 +74,3 @@ def why(text: Any) -> str:
 def bad(field: str, message: str) -> BadRequest:
     """The refusal of a field."""
     return BadRequest(f"{field}: {message}", param=field, code="bad_field")
-
-
-def known(given: Mapping[str, Any], fields: frozenset[str]) -> Mapping[str, Any]:
-    """`given`, when it holds no other fields. Raises BadRequest naming the first that it should not."""
-    unknown = sorted(str(name) for name in given if name not in fields)
-    if unknown:
-        name = unknown[0][:64]
-        raise BadRequest(f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
-    return given

@@ -33,6 +33,7 @@ from gateway.core.openai.shapes import (
     one_of,
     refuse_if_dangerous,
     text,
+    unknown,
 )
 from gateway.errors import BadRequest, BatonError
 
@@ -184,8 +185,7 @@ def parse_responses_request(
     items = parse_items(known["input"], items_max, reader)
     known |= {name: _DEEP[name](known[name], reader) for name in _DEEP if name in known}
     if strict and reader.dropped:
-        first = reader.dropped[0]
-        raise BadRequest(f"Unknown parameter: '{first}'.", param=first, code="unknown_parameter")
+        raise unknown(reader.dropped[0])
     return ResponsesRequest(known["model"], items, known, tuple(reader.dropped))
 
 
