@@ -164,7 +164,7 @@ async def timed(database_url: str, rows: int) -> list[float]:
             found.append((time.perf_counter() - began_s) * 1000)
         return found
     finally:
-        await store.close()
+        await store.engine.dispose()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

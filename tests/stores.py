@@ -58,4 +58,4 @@ async def store_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             await connection.run_sync(insert_rows, rows.event_rows(one))
 
     yield World(store, ingest_real)
-    await store.close()
+    await store.engine.dispose()

@@ -254,7 +254,10 @@ class Log(BaseModel):
         "0: never. Money and audit stay",
     )
     retention_every_s: Seconds = Field(3600.0, description="how often rollouts whose time is over are looked for")
-    db_connections_max: Count = Field(10, description="connections to PostgreSQL")
+    db_connections_max: Count = Field(10, description="connections to PostgreSQL on the path of requests")
+    db_background_connections_max: Count = Field(
+        6, description="connections to PostgreSQL for reports, administration, policy versions, jobs and retention"
+    )
     db_connect_s: Seconds = Field(5.0, description="time to connect to PostgreSQL")
     db_statement_s: Seconds = Field(10.0, description="time for one statement")
 

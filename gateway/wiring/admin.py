@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from fastapi import APIRouter
@@ -11,7 +10,7 @@ from fastapi import APIRouter
 from gateway.adapters.host.anchors import ANCHORS, AnchorFile
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
-from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.pools import PostgresPools
 from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.api.edge.bodies import Operators
@@ -29,8 +28,6 @@ from gateway.service.ports.pools import PoolMetrics
 from gateway.service.ports.request import Budgets, Clock
 from gateway.wiring.pools import PoolParts, pools_of
 
-CONNECTIONS_MAX = 2
-
 
 @dataclass(frozen=True, slots=True)
 class AdminParts:
@@ -44,19 +41,17 @@ class AdminParts:
 def admin_of(
     settings: Settings,
     services: Services,
+    connections: Connections,
     parts: PoolParts,
     budgets: Budgets,
     operators: Operators,
     peppers: Mapping[int, bytes],
     clock: Clock,
     metrics: PoolMetrics,
-    opened: AsyncExitStack,
 ) -> AdminParts:
-    """Over connections of its own: who administers must not keep a request waiting, nor wait for one."""
-    connect_s = settings.db_connect_s
-    engine = async_engine(services.database_url, pool_size=CONNECTIONS_MAX, connect_timeout_s=connect_s)
+    """Administration over the background's connections: no request waits for it, and it waits for none."""
+    engine = connections.background
     store = PostgresAdmin(engine)
-    opened.push_async_callback(store.close)
     auditor = Auditor(PostgresAudit(engine), AnchorFile(settings.data_dir / ANCHORS), clock)
     retention = Retention(PostgresRetention(engine), clock, settings.retention_days or None)
     pools = pools_of(settings, services, parts, PostgresPools(engine), store, clock, metrics)

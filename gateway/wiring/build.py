@@ -22,7 +22,7 @@ from gateway.adapters.host.clock import SystemClock
 from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.adapters.journal.shipper import Shipper, ShipperLimits
 from gateway.adapters.journal.spool import Spool, SpoolLimits
-from gateway.adapters.postgres.database import async_engine, sync_engine
+from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.jobs import JobStore
 from gateway.adapters.postgres.queue import queue_app
 from gateway.adapters.postgres.reports import PostgresReports
@@ -77,7 +77,6 @@ log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
 SWEEP_S = 60.0
 EMBEDDING_SHARE = 0.8  # of the time that a look-up of experience has; the rest is for the search
-REPORT_CONNECTIONS_MAX = 2
 PEPPER_VERSION = 1
 EXIT_JOURNAL_BROKEN = 70
 
@@ -145,18 +144,20 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     parts = pool_parts(settings, services, depth_secret, opened)
     pools = parts.first.pools
     redactor = Redactor(parts.first.secrets.values())
-    store = _store(settings, services)
-    opened.push_async_callback(store.close)
+    connections = _connections(settings, services)
+    opened.push_async_callback(connections.close)
+    store = PostgresStore(connections.requests, experience_half_life=settings.experience_half_life)
     embedder = _embedder(settings)
     opened.push_async_callback(embedder.close)
     conductor, planning = await conductor_of(settings, services, pools, parts.workers, opened)
-    spool, shipper = await _log(settings, services, metrics, opened)
+    spool, shipper = await _log(settings, connections, metrics, opened)
     budgets, limits = _money(settings, services)
     opened.push_async_callback(budgets.close)
     opened.push_async_callback(limits.close)
-    policies, learned = _versions(settings, services, conductor, planning, (budgets, spool, clock, metrics), opened)
+    under = (connections, budgets, spool, clock, metrics)
+    policies, learned = _versions(settings, services, conductor, planning, under, opened)
     catalog = Catalog(pools, _planners(settings, learned, store), policies.versions if policies else None)
-    sticky = sticky_of(settings, services, store, metrics, opened)
+    sticky = sticky_of(settings, services, connections, metrics, opened)
     completer = Completer(
         catalog=catalog,
         rounds=_rounds(settings, parts.workers, clock, opened),
@@ -176,20 +177,16 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     peppers = {PEPPER_VERSION: services.pepper}
     auth = _auth(settings, store, peppers, clock)
     health = _health(budgets, store, conductor, policies, metrics)
-    idempotency = idempotency_of(settings, store)
+    idempotency = idempotency_of(settings, connections)
     openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)
-    responses, texts = responses_of(settings, store, spool, openai), TextsApi(openai)
+    responses, texts = responses_of(settings, connections, spool, openai), TextsApi(openai)
     outcomes = OutcomesApi(Outcomes(store, spool, clock, redactor), auth, settings.body_bytes_max)
     operators = Operators(auth, settings.body_bytes_max)
-    admin = admin_of(settings, services, parts, budgets, operators, peppers, clock, metrics, opened)
+    admin = admin_of(settings, services, connections, parts, budgets, operators, peppers, clock, metrics)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     versions = PoliciesApi(policies.admin if policies else None, operators)
-    reports = _reports(settings, services)
-    opened.push_async_callback(reports.close)
-    pages = PagesApi(reports, operators, clock)
-    jobs = _jobs(settings, services)
-    opened.push_async_callback(jobs.close)
-    training = JobsApi(jobs, operators)
+    pages = PagesApi(PostgresReports(connections.background), operators, clock)
+    training = JobsApi(JobStore(connections.background, queue_app(services.database_url)), operators)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     public = [api.router() for api in (openai, responses, texts, outcomes, health)]
     private = [pages.router(), *admin.routers, versions.router(), training.router(), health.router()]
@@ -249,7 +246,7 @@ def _versions(
     services: Services,
     conductor: Conductor,
     planning: ConductorSettings,
-    under: tuple[RedisBudgets, Spool, SystemClock, PrometheusMetrics],
+    under: tuple[Connections, RedisBudgets, Spool, SystemClock, PrometheusMetrics],
     opened: AsyncExitStack,
 ) -> tuple[PolicyParts | None, Planner]:
     """The versions of the conductor, where engines hold any, and the planner `conductor`."""
@@ -276,7 +273,7 @@ def _planners(settings: Settings, learned: Planner, store: PostgresStore) -> dic
 
 
 async def _log(
-    settings: Settings, services: Services, metrics: PrometheusMetrics, opened: AsyncExitStack
+    settings: Settings, connections: Connections, metrics: PrometheusMetrics, opened: AsyncExitStack
 ) -> tuple[Spool, Shipper]:
     limits = SpoolLimits(
         segment_bytes=settings.spool_segment_bytes,
@@ -285,9 +282,7 @@ async def _log(
     )
     spool = await Spool.open(settings.spool_path, limits, metrics, on_fatal=_die)
     opened.push_async_callback(spool.close)
-    engine = sync_engine(services.database_url, connect_timeout_s=settings.db_connect_s)
-    opened.push_async_callback(asyncio.to_thread, engine.dispose)
-    shipper = Shipper(spool, LogWriter(engine), ShipperLimits(records=settings.ship_batch_max), metrics)
+    shipper = Shipper(spool, LogWriter(connections.shipping), ShipperLimits(records=settings.ship_batch_max), metrics)
     opened.push_async_callback(shipper.stop)
     return spool, shipper
 
@@ -298,15 +293,13 @@ def _die(error: BaseException) -> None:
     os._exit(EXIT_JOURNAL_BROKEN)
 
 
-def _store(settings: Settings, services: Services) -> PostgresStore:
-    return PostgresStore(
-        async_engine(
-            services.database_url,
-            pool_size=settings.db_connections_max,
-            connect_timeout_s=settings.db_connect_s,
-            statement_timeout_s=settings.db_statement_s,
-        ),
-        experience_half_life=settings.experience_half_life,
+def _connections(settings: Settings, services: Services) -> Connections:
+    return Connections.of(
+        services.database_url,
+        requests_max=settings.db_connections_max,
+        background_max=settings.db_background_connections_max,
+        connect_timeout_s=settings.db_connect_s,
+        statement_timeout_s=settings.db_statement_s,
     )
 
 
@@ -317,21 +310,6 @@ def _embedder(settings: Settings) -> HashingEmbedder | HttpEmbedder:
     ref = settings.embedder_api_key
     key = poolfile.resolve_secret(ref, environment()) if ref else None
     return HttpEmbedder(url, model, key, timeout_s=EMBEDDING_SHARE * settings.experience_timeout_s)
-
-
-def _reports(settings: Settings, services: Services) -> PostgresReports:
-    """Over connections of its own: an operator who looks must not keep a request waiting."""
-    connect_s = settings.db_connect_s
-    return PostgresReports(
-        async_engine(services.database_url, pool_size=REPORT_CONNECTIONS_MAX, connect_timeout_s=connect_s)
-    )
-
-
-def _jobs(settings: Settings, services: Services) -> JobStore:
-    """Over connections of its own, as the reports are."""
-    url, connect_s = services.database_url, settings.db_connect_s
-    engine = async_engine(url, pool_size=REPORT_CONNECTIONS_MAX, connect_timeout_s=connect_s)
-    return JobStore(engine, queue_app(url))
 
 
 def _money(settings: Settings, services: Services) -> tuple[RedisBudgets, RedisRateLimits]:

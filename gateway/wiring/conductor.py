@@ -16,7 +16,7 @@ from gateway.adapters.engines.replicas import Replicas
 from gateway.adapters.engines.vllm import VllmLora
 from gateway.adapters.host import poolfile
 from gateway.adapters.host.metrics import PrometheusMetrics
-from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.registry import Registry
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
@@ -36,7 +36,6 @@ from gateway.service.ports.request import Budgets, Clock, Conductor, Journal, Po
 
 log = logging.getLogger("gateway")
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
-REGISTRY_CONNECTIONS_MAX = 4  # the follower's, the watcher's, an operator's; never a request's
 UNLOAD_SLACK_S = 60.0
 
 
@@ -146,6 +145,7 @@ def policy_parts(
     engine: PolicyEngine,
     planner: ConductorPlanner,
     planning: ConductorSettings,
+    connections: Connections,
     budgets: Budgets,
     journal: Journal,
     clock: Clock,
@@ -155,14 +155,7 @@ def policy_parts(
     """The registry, what follows it, and what an operator does with it. `services.policies` is there."""
     if services.policies is None:
         raise ValueError("this gateway was given no policies directory")
-    database = async_engine(
-        services.database_url,
-        pool_size=REGISTRY_CONNECTIONS_MAX,
-        connect_timeout_s=settings.db_connect_s,
-        statement_timeout_s=settings.db_statement_s,
-    )
-    registry = Registry(database, services.policies)
-    opened.push_async_callback(registry.close)
+    registry = Registry(connections.background, services.policies)
     versions = Versions(registry, engine, clock, metrics, limits=_version_limits(settings))
     opened.push_async_callback(versions.close)
     watcher = Watcher(versions, registry, clock, metrics, _watch_limits(settings))

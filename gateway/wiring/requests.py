@@ -6,8 +6,8 @@ import hashlib
 import time
 from contextlib import AsyncExitStack
 
+from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.responses import PostgresResponses
-from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies
 from gateway.adapters.redis.conversations import RedisConversations
 from gateway.adapters.upstream.media import WebMedia
@@ -72,10 +72,10 @@ def media_of(settings: Settings) -> WebMedia:
     )
 
 
-def idempotency_of(settings: Settings, store: PostgresStore) -> Idempotency:
+def idempotency_of(settings: Settings, connections: Connections) -> Idempotency:
     """A request that never ended is given up once recovery has settled its money."""
     return Idempotency(
-        PostgresReplies(store.engine),
+        PostgresReplies(connections.requests),
         lease_s=settings.caps_wall_s_max + LEASE_SLACK_S + settings.money_sweep_s,
         keep_s=settings.idempotency_keep_s,
         reply_bytes_max=settings.idempotency_reply_bytes_max,
@@ -83,12 +83,12 @@ def idempotency_of(settings: Settings, store: PostgresStore) -> Idempotency:
 
 
 def sticky_of(
-    settings: Settings, services: Services, store: PostgresStore, metrics: Metrics, opened: AsyncExitStack
+    settings: Settings, services: Services, connections: Connections, metrics: Metrics, opened: AsyncExitStack
 ) -> Sticky:
     """The marks are under a secret of all gateways that share the stores, as keys are."""
     conversations = RedisConversations(
         services.redis_url,
-        PostgresConversations(store.engine),
+        PostgresConversations(connections.requests),
         deadline_s=min(settings.redis_timeout_s, settings.sticky_timeout_s / 2),
         timeout_s=settings.sticky_timeout_s,
         connections_max=settings.redis_connections_max,
@@ -124,10 +124,9 @@ def openai_of(
     )
 
 
-def responses_of(settings: Settings, store: PostgresStore, journal: Journal, chats: OpenAIApi) -> ResponsesApi:
-    stored = PostgresResponses(store.engine)
+def responses_of(settings: Settings, connections: Connections, journal: Journal, chats: OpenAIApi) -> ResponsesApi:
     responses = Responses(
-        stored,
+        PostgresResponses(connections.requests),
         journal,
         messages_max=settings.messages_max,
         body_bytes_max=settings.body_bytes_max,

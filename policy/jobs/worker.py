@@ -97,7 +97,7 @@ class Worker:
             settings.retrain_auto,
         )
         self._jobs: set[asyncio.Future[None]] = set()
-        engine = async_engine(settings.database_url, pool_size=CONNECTIONS_MAX, statement_timeout_s=10.0)
+        self._engine = engine = async_engine(settings.database_url, pool_size=CONNECTIONS_MAX, statement_timeout_s=10.0)
         self._store = JobStore(engine, queue_app(settings.database_url))
         self._grading = Grading(GradingStore(engine), judge_tools(settings.judge))
         self._releases: Releases = Registry(engine, settings.policies)
@@ -123,7 +123,7 @@ class Worker:
                 for name, loop in loops.items():
                     group.create_task(_for_ever(name, loop), name=name)
         finally:
-            await self._store.close()
+            await self._engine.dispose()
 
     async def _queue(self, queue: str) -> None:
         """One worker of the library on one queue. Without PostgreSQL it takes nothing new up and ends when the job it

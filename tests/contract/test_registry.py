@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.database import async_engine, connected
 from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
 from gateway.service.ports.policies import PolicyRegistry
@@ -25,9 +25,8 @@ async def registry(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     if request.param == "fake":
         yield FakeRegistry(tmp_path / "policies")
         return
-    found = Registry(async_engine(request.getfixturevalue("database_url")), tmp_path / "policies")
-    yield found
-    await found.close()
+    async with connected(request.getfixturevalue("database_url")) as engine:
+        yield Registry(engine, tmp_path / "policies")
 
 
 async def published(registry: Any, tmp_path: Path, number: int, **manifest: Any) -> str:

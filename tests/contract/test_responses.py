@@ -146,4 +146,4 @@ async def test_a_database_that_is_away_is_said() -> None:
             await responses.find(["resp_1"], "key1")
         with pytest.raises(Unavailable):
             await responses.erase("resp_1", "key1")
-    await real.close()
+    await real.engine.dispose()

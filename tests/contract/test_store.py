@@ -223,7 +223,7 @@ async def test_a_database_that_is_away_is_unavailable(world: World) -> None:
     if isinstance(world.store, FakeStore):
         world.store.away = True
     else:
-        await world.store.close()
+        await world.store.engine.dispose()
         world.store = PostgresStore(async_engine("postgresql://127.0.0.1:1/none"))
     assert not await world.store.ready()
     with pytest.raises(Unavailable):

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.engines.files import check
 from gateway.adapters.postgres import policy_files, rows
-from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.registry import Registry
 from gateway.adapters.postgres.store import PostgresStore
@@ -34,9 +34,8 @@ PASSED = {"passed": True, "refusals": []}
 
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]:
-    found = Registry(async_engine(database_url), tmp_path / "data" / "policies")
-    yield found
-    await found.close()
+    async with connected(database_url) as engine:
+        yield Registry(engine, tmp_path / "data" / "policies")
 
 
 def directories(registry: Registry) -> list[str]:
@@ -156,10 +155,10 @@ async def test_a_disk_that_cannot_take_it_leaves_nothing(
 
 async def test_a_data_directory_that_is_a_file(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    registry = Registry(async_engine(database_url), tmp_path / "file" / "policies")
-    with pytest.raises(Unavailable, match="nothing was published"):
-        await publish(registry, write_policy(tmp_path / "source", "7"))
-    await registry.close()
+    async with connected(database_url) as engine:
+        registry = Registry(engine, tmp_path / "file" / "policies")
+        with pytest.raises(Unavailable, match="nothing was published"):
+            await publish(registry, write_policy(tmp_path / "source", "7"))
 
 
 async def test_a_publication_that_dies_midway_registers_nothing_and_is_cleared_by_the_next(

@@ -34,10 +34,6 @@ class PostgresAdmin:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def close(self) -> None:
-        """Close every connection."""
-        await self._engine.dispose()
-
     # ---------------------------------------------------------------- keys
 
     async def key_insert(self, key: KeyRow, act: Act) -> None:

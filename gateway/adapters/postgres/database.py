@@ -1,9 +1,14 @@
-"""Engines for PostgreSQL over psycopg 3: every connection has a connect, a pool and a statement time-out."""
+"""Connections to PostgreSQL over psycopg 3: every one has a connect, a pool and a statement time-out.
+
+Whoever makes an engine disposes of it. The stores are given one, and never close it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, make_url, text
@@ -65,6 +70,51 @@ def sync_engine(
     """The engine of the shipper and of migrations: long statements in a thread of their own."""
     options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
     return create_engine(driver_url(database_url), **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The connections of one gateway process. `requests`: for the path of a request, and for the money that it waits
+    for. `background`: for everything else, so that no request waits for a report, a sweep or an operator. `shipping`:
+    the background's one synchronous connection; the shipper inserts in a thread, which cannot use an async pool."""
+
+    requests: AsyncEngine
+    background: AsyncEngine
+    shipping: Engine
+
+    @classmethod
+    def of(
+        cls,
+        database_url: str,
+        *,
+        requests_max: int,
+        background_max: int,
+        connect_timeout_s: float,
+        statement_timeout_s: float,
+    ) -> Connections:
+        """Nothing is connected before it is used. Raises ConfigError for a URL that is not PostgreSQL's."""
+        limits = {"connect_timeout_s": connect_timeout_s, "statement_timeout_s": statement_timeout_s}
+        return cls(
+            requests=async_engine(database_url, pool_size=requests_max, **limits),
+            background=async_engine(database_url, pool_size=background_max, **limits),
+            shipping=sync_engine(database_url, connect_timeout_s=connect_timeout_s),
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.requests.dispose()
+        await self.background.dispose()
+        await asyncio.to_thread(self.shipping.dispose)
+
+
+@asynccontextmanager
+async def connected(database_url: str, **limits: Any) -> AsyncIterator[AsyncEngine]:
+    """An engine for as long as the block lasts. `limits`: as of `async_engine`."""
+    engine = async_engine(database_url, **limits)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
 
 
 @asynccontextmanager

@@ -45,10 +45,6 @@ class JobStore:
         self._engine = engine
         self._app = app
 
-    async def close(self) -> None:
-        """Close every connection of the engine."""
-        await self._engine.dispose()
-
     # ---------------------------------------------------------------- for people
 
     async def submit(self, policy: str, spec: JobSpec, by: str) -> Job:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +17,12 @@ from typing import Any, cast
 
 from sqlalchemy import Double, Select, func, insert, select, update
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.engines.files import MANIFEST_FILE, read_object
 from gateway.adapters.postgres import audit as store_audit
 from gateway.adapters.postgres import policy_files
+from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.policy_files import Incoming
 from gateway.adapters.postgres.tables import (
     outcomes,
@@ -55,7 +54,7 @@ from gateway.core.policies.versions import (
     standing,
 )
 from gateway.core.policies.watch import Figures
-from gateway.errors import BadRequest, Conflict, NotFound, Unavailable
+from gateway.errors import BadRequest, Conflict, NotFound
 
 LOCK_CLASS = 0x706F6C  # "pol": a class of advisory locks of our own
 VERSIONS_MAX = 10_000
@@ -69,10 +68,6 @@ class Registry:
     def __init__(self, engine: AsyncEngine, policies: Path) -> None:
         self._engine = engine
         self.policies = policies.resolve()
-
-    async def close(self) -> None:
-        """Close every connection."""
-        await self._engine.dispose()
 
     def directory(self, version: Version) -> Path:
         """Where a version lies on this host."""
@@ -267,14 +262,8 @@ class Registry:
             await connection.execute(select(lock))
             yield connection, await _of(connection, name)
 
-    @asynccontextmanager
-    async def _begin(self) -> AsyncIterator[AsyncConnection]:
-        try:
-            async with self._engine.begin() as connection:
-                yield connection
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
-            reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__
-            raise Unavailable(f"the registry is not available ({reason})", code="store_unavailable") from error
+    def _begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return transaction(self._engine)
 
 
 # ---------------------------------------------------------------- rows

@@ -1,13 +1,16 @@
 """What an operator looks at (port `Reports`): sums over a window, pages of rollouts, and any key's rollout.
 
-Read-only. It has connections of its own, so that a slow report never waits in front of a request; every statement has a
-time-out, every list a limit.
+Read-only. Reports use the background's connections, so that no request waits for a slow one, and at most REPORTS_MAX of
+those at a time, so that policy versions and administration wait for none either. Every statement has a time-out, every
+list a limit.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -16,11 +19,14 @@ from sqlalchemy import CTE, ColumnElement, Integer, Select, cast, func, literal,
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.store import PostgresStore, by_name
 from gateway.adapters.postgres.tables import keys, rollouts, steps
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports.request import RolloutsQuery
 
+REPORTS_MAX = 2
+TURN_S = 2.0  # as long as a connection is waited for
 BUCKETS = 60
 GROUPS_MAX = 50
 CURSOR = re.compile(r"(\d{1,17})\.([0-9a-f-]{36})")
@@ -31,18 +37,17 @@ class PostgresReports:
     """`rollouts_max`: a window's sums are over its latest so many requests. `timeout_s` is for each statement."""
 
     def __init__(self, engine: AsyncEngine, *, rollouts_max: int = 200_000, timeout_s: float = 10.0) -> None:
+        self._engine = engine
         self._store = PostgresStore(engine)
         self._rollouts_max = rollouts_max
         self._timeout_s = timeout_s
-
-    async def close(self) -> None:
-        await self._store.close()
+        self._turns = asyncio.Semaphore(REPORTS_MAX)
 
     async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
         """Sums over the top-level rollouts of the `window_s` seconds that end at `until`."""
         since = until - timedelta(seconds=window_s)
         recent = self._recent(since, until)
-        async with self._store.begin(self._timeout_s) as connection:
+        async with self._reading() as connection:
             totals = (await _all(connection, select(*_measures(recent)).select_from(recent)))[0]
             return {
                 "since": since.astimezone(UTC).isoformat(),
@@ -58,7 +63,7 @@ class PostgresReports:
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
         """Newest first. Raises BadRequest for a `before` that no page gave."""
         wanted = _page(query).limit(query.limit + 1)
-        async with self._store.begin(self._timeout_s) as connection:
+        async with self._reading() as connection:
             found = (await connection.execute(wanted)).mappings().all()
             shown = found[: query.limit]
             called = await _workers_of(connection, [row["id"] for row in shown])
@@ -71,11 +76,25 @@ class PostgresReports:
 
     async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
         """The tree of a rollout, whoever owns it, by rollout or completion id; what JSON cannot say is null."""
-        async with self._store.begin(self._timeout_s) as connection:
+        async with self._reading() as connection:
             named = select(rollouts.c.key_id).where(by_name(rollout_id)).order_by(rollouts.c.depth).limit(1)
             owner = await connection.scalar(named)
         found = None if owner is None else await self._store.rollout_get(rollout_id, owner)
         return None if found is None else rows.clean(found)
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction, as soon as fewer than REPORTS_MAX others read. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Unavailable(f"{REPORTS_MAX} reports are read already; retry shortly", code="reports_busy") from None
+        try:
+            async with transaction(self._engine, self._timeout_s) as connection:
+                yield connection
+        finally:
+            self._turns.release()
 
     def _recent(self, since: datetime, until: datetime, *, children: bool = False) -> CTE:
         """The rollouts of a window with their latency; with or without child loops."""

@@ -112,9 +112,6 @@ class PostgresStore:
         self.recovery_timeout_s = recovery_timeout_s
         self._has_vector: bool | None = None
 
-    async def close(self) -> None:
-        await self.engine.dispose()
-
     def begin(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[AsyncConnection]:
         """A transaction; `timeout_s` replaces the engine's statement time-out inside it. Raises Unavailable."""
         return transaction(self.engine, timeout_s)

@@ -15,7 +15,7 @@ from gateway.adapters.host.clock import SystemClock
 from gateway.adapters.host.poolsource import judge_pool
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
-from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.cli.process.datadir import JUDGE, KEYS, DataDir
 from gateway.config import settings as config
@@ -64,12 +64,8 @@ class Office:
 @asynccontextmanager
 async def administration(database_url: str) -> AsyncIterator[Office]:
     """The stores of administration, for as long as the block lasts."""
-    engine = async_engine(database_url, pool_size=1)
-    store = PostgresAdmin(engine)
-    try:
-        yield Office(store, PostgresAudit(engine), PostgresRetention(engine), SystemClock())
-    finally:
-        await store.close()
+    async with connected(database_url, pool_size=1) as engine:
+        yield Office(PostgresAdmin(engine), PostgresAudit(engine), PostgresRetention(engine), SystemClock())
 
 
 def person(why: str = "") -> Act:

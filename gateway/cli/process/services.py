@@ -20,7 +20,7 @@ from gateway.adapters.host.servers import (
     EmbeddedRedis,
     Server,
 )
-from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.migrate import upgrade
 from gateway.adapters.postgres.registry import Registry
 from gateway.cli.process.datadir import DataDir
@@ -66,12 +66,10 @@ def policy_version(directory: Path) -> str:
 async def live_version(database_url: str, policies: Path, directory: Path, *, insist: bool) -> tuple[str, Path]:
     """The live version of this installation and where it lies; `directory` is what a first start makes live. Raises
     VersionRefused, Unavailable."""
-    registry = Registry(async_engine(database_url, pool_size=1), policies)
-    try:
+    async with connected(database_url, pool_size=1) as engine:
+        registry = Registry(engine, policies)
         version = await registry.seed(directory, insist=insist)
         return version.id, registry.directory(version)
-    finally:
-        await registry.close()
 
 
 def pepper_of(settings: Settings, data: DataDir) -> bytes:

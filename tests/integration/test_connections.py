@@ -1,0 +1,98 @@
+"""Two pools of PostgreSQL connections a process: what the background does keeps no request waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.reports import REPORTS_MAX
+from tests.security.gateway import PROVIDER_KEY, Gateway, ask, running
+from tests.servers import RedisServer
+
+REQUESTS_MAX, BACKGROUND_MAX = 2, 3
+
+
+@pytest.fixture
+def gateway(
+    tmp_path: Path, database_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Gateway]:
+    monkeypatch.setenv("PROVIDER_KEY", PROVIDER_KEY)
+    sizes = {"db_connections_max": REQUESTS_MAX, "db_background_connections_max": BACKGROUND_MAX}
+    with running(Gateway(tmp_path, database_url, redis_server, **sizes)) as served:
+        yield served
+
+
+def connections(database_url: str) -> int:
+    engine = sync_engine(database_url)
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    try:
+        with engine.connect() as connection:
+            return int(connection.scalar(text(query)) or 0)
+    finally:
+        engine.dispose()
+
+
+def test_a_long_report_keeps_no_request_and_no_operator_waiting(gateway: Gateway) -> None:
+    (_, secret), (_, admin) = gateway.key(), gateway.key("admin")
+    engine = sync_engine(gateway.database_url)
+    asked = threading.Barrier(REPORTS_MAX + 1)
+
+    def report() -> int:
+        with gateway.client(admin, admin=True) as http:
+            asked.wait(20)
+            return http.get("/admin/overview?window_s=3600").status_code
+
+    with ThreadPoolExecutor(REPORTS_MAX) as readers:
+        with engine.begin() as connection:
+            connection.execute(text("LOCK TABLE steps IN ACCESS EXCLUSIVE MODE"))
+            reports = [readers.submit(report) for _ in range(REPORTS_MAX)]
+            asked.wait(20)
+            _wait_for_locks(gateway.database_url, REPORTS_MAX)
+            with gateway.client(secret) as http:
+                assert http.post("/v1/chat/completions", json=ask()).status_code == 200
+            with gateway.client(admin, admin=True) as http:
+                assert http.get("/admin/keys").status_code == 200
+                refused = http.get("/admin/overview?window_s=3600")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "reports_busy")
+            assert [one.done() for one in reports] == [False] * REPORTS_MAX
+        assert [one.result(20) for one in reports] == [200] * REPORTS_MAX
+    engine.dispose()
+
+
+def _wait_for_locks(database_url: str, waiting: int) -> None:
+    """Return once so many statements wait for a lock. Raises AssertionError after 10 s."""
+    engine = sync_engine(database_url)
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    until_s = time.monotonic() + 10
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            while int(connection.scalar(text(query)) or 0) < waiting:
+                assert time.monotonic() < until_s, "the reports do not read the log"
+                time.sleep(0.02)
+    finally:
+        engine.dispose()
+
+
+def test_a_process_has_no_more_connections_than_its_settings_and_one(gateway: Gateway) -> None:
+    (_, secret), (_, admin) = gateway.key(), gateway.key("admin")
+    paths = ["/admin/keys", "/admin/orgs", "/admin/audit", "/admin/pools", "/admin/jobs", "/admin/rollouts?limit=5"]
+
+    def look(path: str) -> None:
+        with gateway.client(admin, admin=True) as http:
+            http.get(path)
+
+    def chat(_: int) -> None:
+        with gateway.client(secret) as http:
+            assert http.post("/v1/chat/completions", json=ask()).status_code == 200
+
+    with ThreadPoolExecutor(16) as clients:
+        list(clients.map(look, paths * 4))
+        list(clients.map(chat, range(16)))
+    assert connections(gateway.database_url) <= REQUESTS_MAX + BACKGROUND_MAX + 1
