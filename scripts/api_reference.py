@@ -31,7 +31,7 @@ from gateway.core.log.outcome import FIELDS as OUTCOME_FIELDS
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai import body, shapes
-from gateway.core.openai.refused import REFUSED, REFUSED_PREFIXES
+from gateway.core.openai.shapes import REFUSED, REFUSED_PREFIXES
 from gateway.errors import BatonError
 from gateway.service.ports.request import RateState
 from gateway.service.request.running import reply_headers

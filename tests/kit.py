@@ -23,7 +23,7 @@ from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
 from gateway.service.ports.request import Clock, Embedder, MediaSource, TokenCounter, Workers
-from gateway.service.request.admit import Asked, Policies
+from gateway.service.request.admit import Policies, RequestContext
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
 from gateway.service.request.running import Running
@@ -173,7 +173,7 @@ class Kit:
     async def start(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:
         await self.budgets.load({}) if self.budgets.epoch_lost else None
         chat = parse_request(body or ask(), messages_max=100)
-        return await self.completer.start(Asked(who, chat, **asked))
+        return await self.completer.start(RequestContext(who, chat, **asked))
 
     async def serve(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:
         """Start a request, read its stream if it has one, and wait for its end."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.openai.refused import REFUSED, REFUSED_PREFIXES, is_refused
+from gateway.core.openai.shapes import REFUSED, REFUSED_PREFIXES, is_refused
 from tests.fakes.workers import Says
 from tests.integration.test_api import served
 from tests.kit import Kit, ask

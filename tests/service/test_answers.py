@@ -14,7 +14,7 @@ from gateway.core.openai.chat import FIELDS
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
 from gateway.service.ports.request import WorkerCall, WorkerReply
-from gateway.service.request.running import Progress, Running
+from gateway.service.request.running import ProgressNote, Running
 from tests.fakes.media import FakeMedia
 from tests.fakes.workers import Says
 from tests.kit import PRICE, Kit, ask, model_worker, plan
@@ -331,7 +331,7 @@ async def test_the_tier_is_the_one_that_was_used(told: str | None, tier: str) ->
     for running in (await kit.serve(ask(model="alpha")), (await streamed(kit, ask(model="alpha")))[0]):
         assert running.body is not None
         assert (running.body["service_tier"], running.body["system_fingerprint"]) == (tier, "fp_1")
-        assert running.said.get("service_tier", "default") in (tier, "default")
+        assert running.reply_facts.get("service_tier", "default") in (tier, "default")
 
 
 @pytest.mark.parametrize(("store", "train"), [(False, False), (True, True), (None, True)])
@@ -379,7 +379,7 @@ async def test_progress_tells_of_plans_and_steps_without_their_texts() -> None:
     kit = Kit((plan(("atlas", "secret task", []), ("birch", None, [0])),))
     body = ask(stream=True)
     running = await kit.start(body, progress=True)
-    news = [piece.event async for piece in running.chunks() if isinstance(piece, Progress)]
+    news = [piece.event async for piece in running.chunks() if isinstance(piece, ProgressNote)]
     await running.finished.wait()
     assert [event["event"] for event in news if event["event"] == "planned"] == ["planned"]
     ended = {event["worker"]: event["status"] for event in news if event["event"] == "step_ended"}
@@ -389,4 +389,4 @@ async def test_progress_tells_of_plans_and_steps_without_their_texts() -> None:
 
 async def test_nobody_is_told_who_did_not_ask() -> None:
     _, pieces = await streamed(Kit(), ask())
-    assert not any(isinstance(piece, Progress) for piece in pieces)
+    assert not any(isinstance(piece, ProgressNote) for piece in pieces)

@@ -24,7 +24,7 @@ from gateway.errors import (
 )
 from gateway.service.ports.request import WorkerCall
 from gateway.service.request.admit import PROMPT_TOKENS_BOUND
-from gateway.service.request.running import Progress, reply_headers
+from gateway.service.request.running import ProgressNote, reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, PRICE, Kit, ask, plan
 
@@ -92,7 +92,7 @@ async def test_the_last_steps_stream_is_the_reply() -> None:
     kit = Kit((plan(("atlas", None, []), ("birch", None, [0])),), {"beta": Says("one two three", piece_delay_s=0.01)})
     running = await kit.start(ask(stream=True))
     pieces = [said async for said in running.chunks()]
-    choices = [choice for said in pieces if not isinstance(said, Progress) for choice in said]
+    choices = [choice for said in pieces if not isinstance(said, ProgressNote) for choice in said]
     words = [choice["delta"].get("content") for choice in choices]
     assert "".join(filter(None, words)) == "one two three"
     assert running.record.steps[1].first_byte_us is not None

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.access.keys import Principal
 from gateway.errors import UpstreamError, UpstreamTimeout
-from gateway.service.request.running import Progress, Running
+from gateway.service.request.running import ProgressNote, Running
 from policy.dataset.select import PLANNERS
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, plan
@@ -229,7 +229,7 @@ async def test_a_streamed_tool_call_keeps_its_deltas_and_indices() -> None:
     running = await kit.start(ask(tools=TOOLS, stream=True))
     seen: dict[int, dict[str, str]] = {}
     async for choices in running.chunks():
-        assert not isinstance(choices, Progress)
+        assert not isinstance(choices, ProgressNote)
         for delta in (piece for choice in choices for piece in choice.get("delta", {}).get("tool_calls") or ()):
             whole = seen.setdefault(delta["index"], {"id": "", "arguments": ""})
             whole["id"] += delta.get("id") or ""

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import completion_create_params as openai_types
 
-from gateway.core.openai.chat import FIELDS, REFUSED, REFUSED_PREFIXES, ROLES, ChatRequest, parse_request
+from gateway.core.openai.chat import FIELDS, ROLES, ChatRequest, parse_request
+from gateway.core.openai.shapes import REFUSED, REFUSED_PREFIXES
 from gateway.core.pool.workers import Capability
 from gateway.errors import BadRequest
 

@@ -8,9 +8,9 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.log.clocks import covered_us
 from gateway.core.log.ids import uuid7
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
+from gateway.service.request.running import covered_us
 
 spans = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=12)
 

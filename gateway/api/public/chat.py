@@ -20,7 +20,7 @@ from gateway.core.loop.depth import HEADER, verify
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.openai.chat import FIELDS, MEDIA_BYTES_MAX, ChatRequest, parse_request
 from gateway.errors import NotFound, Unavailable
-from gateway.service.request.admit import Asked
+from gateway.service.request.admit import RequestContext
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
@@ -87,10 +87,10 @@ class OpenAIApi:
     async def begin(
         self, request: Request, principal: Principal, chat: ChatRequest, response: Mapping[str, Any] | None = None
     ) -> Running:
-        """Admit a chat request under the headers it came with, and set it going. `response`: see `Asked`."""
+        """Admit a chat request under the headers it came with, and set it going. `response`: see `RequestContext`."""
         if self.completer.in_flight >= self.in_flight_max:
             raise Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
-        asked = Asked(
+        asked = RequestContext(
             principal=principal,
             chat=chat,
             caps=caps_from_headers(request.headers),

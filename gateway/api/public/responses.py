@@ -16,7 +16,7 @@ from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai.responses.reply import ended
 from gateway.core.openai.responses.request import FIELDS, INCLUDABLE
 from gateway.errors import BadRequest
-from gateway.service.request.frames_responses import ResponseFrames
+from gateway.service.request.frames import ResponseFrames
 from gateway.service.request.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepared, Responses
 
 

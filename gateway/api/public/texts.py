@@ -21,7 +21,7 @@ from gateway.core.openai.texts import (
     parse_completion,
     parse_embedding,
 )
-from gateway.service.request.frames_texts import TextFrames
+from gateway.service.request.frames import TextFrames
 
 OWN_HEADERS = ("x-baton-pool", "x-baton-keepalive")
 

@@ -2,7 +2,7 @@
 
 `FIELDS` is the whole story of a request body: which properties are known, what makes a value acceptable, and what
 becomes of it. `read` Baton acts on it itself; `last` it goes to the worker whose reply the client gets; `refused` it is
-a 400, because nothing here could do what it asks. `core/openai/refused.py` has what could redirect or unlock
+a 400, because nothing here could do what it asks. `core/openai/shapes.py` has what could redirect or unlock
 something, a 400 at any depth. Anything else is dropped and counted.
 """
 
@@ -17,8 +17,6 @@ from gateway.core.openai.messages import ROLES as ROLES
 from gateway.core.openai.messages import read_messages
 from gateway.core.openai.options import DEEP
 from gateway.core.openai.parts import media_kinds
-from gateway.core.openai.refused import REFUSED as REFUSED
-from gateway.core.openai.refused import REFUSED_PREFIXES as REFUSED_PREFIXES
 from gateway.core.openai.reply import TIERS
 from gateway.core.openai.shapes import (
     FLAG,

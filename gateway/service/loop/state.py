@@ -33,8 +33,8 @@ class Sink(Protocol):
         ...
 
 
-def nobody(event: Mapping[str, Any]) -> None:
-    """The `tell` of a request that nobody watches."""
+def no_listener(event: Mapping[str, Any]) -> None:
+    """The `tell` of a request that no_listener watches."""
 
 
 class HoldRecord:
@@ -78,7 +78,7 @@ class Tree:
     deadline_s: float  # monotonic
     slots: asyncio.Semaphore  # worker calls in flight
     held: HoldRecord  # on disk before anything is spent
-    tell: Callable[[Mapping[str, Any]], None] = nobody  # told of what happens, for a client that asked to be
+    tell: Callable[[Mapping[str, Any]], None] = no_listener  # told of what happens, for a client that asked to be
     children: list[RolloutRecord] = field(default_factory=list)
 
 

@@ -1,6 +1,6 @@
-"""Admission: what is asked for, the record it starts, the money held for it, and the loop it becomes.
+"""Admission: rate limits, the record of a request, the money held for it, and the loop that will serve it.
 
-Everything here happens before the first call leaves; `complete.py` is the way of the request as a whole.
+Everything here happens before the first worker call leaves. `complete.py` has the way of the request as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.meter import Meter
 from gateway.core.money.amounts import nano_to_usd, worst_case_nano
-from gateway.core.money.scopes import scopes_of
+from gateway.core.money.scopes import org_scope, scopes_of
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import media_parts
 from gateway.core.openai.structured import shape_of
@@ -27,8 +27,8 @@ from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of
 from gateway.service.loop.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
-from gateway.service.loop.state import HoldRecord, Loop, Tree, nobody
-from gateway.service.ports.request import Budgets, Clock, Embedder, Hold, Journal
+from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
+from gateway.service.ports.request import Budgets, Clock, Embedder, Hold, Journal, RateLimits, RateState
 from gateway.service.request.catalog import Choice
 from gateway.service.request.running import Running
 
@@ -54,8 +54,8 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request with what came beside its body: caps and pool by header, and the depth of a gateway before us."""
+class RequestContext:
+    """A request with what came beside its body: the key, headers, and the depth of a gateway in front of this one."""
 
     principal: Principal
     chat: ChatRequest
@@ -65,17 +65,43 @@ class Asked:
     quality: int | None = None  # the dial, see core/loop/prompt.py
     depth: int = 0
     sticky: bool = True  # whether the turn may go back to the worker that asked (service/request/sticky.py)
-    progress: bool = False  # its stream tells of plans and steps as they happen
-    response: Mapping[str, Any] | None = None  # of the Responses API: what is logged beside the messages, if anything
+    progress: bool = False  # whether the stream carries a comment for each plan and step
+    response: Mapping[str, Any] | None = None  # what the Responses API logs beside the messages
 
 
 def no_version(request_id: str) -> Pick | None:
-    """The `pick` of a gateway whose conductor has one version."""
+    """Pick no version: the conductor has only one."""
     return None
 
 
+class Rates:
+    """The rate limits of a request: its key's, and its organisation's where that has any."""
+
+    def __init__(self, limits: RateLimits) -> None:
+        self._limits = limits
+
+    async def admit(self, who: Principal, request_id: str, tokens: int) -> RateState:
+        """Count the request in and return what is left to the key. Raises RateLimited; then neither counts it."""
+        state = await self._limits.admit(who.public_id, request_id, tokens, who.rpm, who.tpm, who.concurrency)
+        org = who.organisation
+        if org.rated:
+            try:
+                await self._limits.admit(org_scope(who.org), request_id, tokens, org.rpm, org.tpm, org.concurrency)
+            except BaseException:  # boundary: whatever stopped it, the key's place in flight is given back
+                await self._limits.release(who.public_id, request_id, 0)
+                raise
+        return state
+
+    async def release(self, who: Principal, request_id: str, tokens_used: int | None) -> None:
+        """Count the request out. A key without limits was never counted in."""
+        if not (who.rpm is None and who.tpm is None and who.concurrency is None):
+            await self._limits.release(who.public_id, request_id, tokens_used)
+        if who.organisation.rated:
+            await self._limits.release(org_scope(who.org), request_id, tokens_used)
+
+
 class Admission:
-    """Turns what is asked into a record, a hold and a loop. One for the whole process."""
+    """Turns a request into a record, a hold and a loop. One object serves the whole process."""
 
     def __init__(
         self,
@@ -93,10 +119,10 @@ class Admission:
         self._policies = policies
         self._pick = pick  # the policy version that plans a request, by its id
 
-    def record(self, asked: Asked, choice: Choice, caps: Caps) -> RolloutRecord:
+    def record(self, context: RequestContext, choice: Choice, caps: Caps) -> RolloutRecord:
         now_us = self._clock.now_us()
         rollout_id = uuid7(now_us // 1000)
-        principal, chat = asked.principal, asked.chat
+        principal, chat = context.principal, context.chat
         return RolloutRecord(
             id=rollout_id,
             key_id=principal.public_id,
@@ -107,11 +133,11 @@ class Admission:
             pool_hash=pool_hash(choice.workers),
             pool_revision=choice.revision or None,
             pool=[],
-            caps=caps.as_json() | ({} if asked.quality is None else {"quality": asked.quality}),
-            request={"model": chat.model, **_said(chat), **chat.params}
-            | ({"response": dict(asked.response)} if asked.response else {}),
-            completion_id=_prefix(asked) + rollout_id.replace("-", ""),
-            depth=asked.depth,
+            caps=caps.as_json() | ({} if context.quality is None else {"quality": context.quality}),
+            request={"model": chat.model, **_messages(chat), **chat.params}
+            | ({"response": dict(context.response)} if context.response else {}),
+            completion_id=_prefix(context) + rollout_id.replace("-", ""),
+            depth=context.depth,
             end_user=chat.end_user,
             task_type=chat.metadata.get("task_type"),
             task_embedding=[] if self._embedder.logged else None,
@@ -124,7 +150,8 @@ class Admission:
     async def hold(
         self, record: RolloutRecord, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest, who: Principal
     ) -> tuple[Hold, HoldRecord]:
-        """Reserve the worst case of the whole tree, in every scope or none; the hold, and its record."""
+        """Reserve the worst case of the whole tree in every scope, or in none. Returns the hold and its record. Raises
+        CapReached, BudgetExceeded or MoneyUnavailable."""
         most, least = self._bounds(choice, caps, input_bound, chat)
         if least > caps.cost_nano:
             raise CapReached(
@@ -142,7 +169,7 @@ class Admission:
         return hold, HoldRecord(self._journal, Event.new("hold", self._clock.now_us(), payload))
 
     def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
-        """(worst case of the tree under the cap on cost, least with which one answer can be had), in nano-dollars."""
+        """Nano-dollars: (worst case of the tree under the cap on cost, the least that buys one answer)."""
         policies = self._policies
         planned = choice.fallback is not None
         named = choice.planner.name.removeprefix("fixed:")
@@ -158,21 +185,21 @@ class Admission:
         says = chat.endpoint != "embeddings"  # which have no output
         dearest = max(_call_nano(spec, input_bound, says * spec.output_tokens_max, chat.choices) for spec in workers)
         cheapest = min(_call_nano(spec, input_bound, says * OUTPUT_TOKENS_MIN, chat.choices) for spec in workers)
-        # A version's own rounds and a request's may be more than the setting's: only the cap bounds them all.
+        # A version or a request may ask for more rounds than the setting; only the cap bounds them all.
         most = planning * loops * caps.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
 
-    def loop(self, asked: Asked, choice: Choice, caps: Caps, running: Running, held: HoldRecord) -> Loop:
-        record, chat = running.record, asked.chat
+    def loop(self, context: RequestContext, choice: Choice, caps: Caps, running: Running, held: HoldRecord) -> Loop:
+        record, chat = running.record, context.chat
         draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
         workers = list(choice.workers)
         draw.shuffle(workers)
         meter = Meter(record.hold_nano, caps)
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
-        tree = Tree(meter, record.id, deadline_s, slots, held, running.tell if asked.progress else nobody)
+        tree = Tree(meter, record.id, deadline_s, slots, held, running.tell if context.progress else no_listener)
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
-        rounds = ROUNDS_OF.get(type(choice.planner)) or asked.rounds or max(self._policies.rounds, trained)
+        rounds = ROUNDS_OF.get(type(choice.planner)) or context.rounds or max(self._policies.rounds, trained)
         return Loop(
             record=record,
             tree=tree,
@@ -185,9 +212,9 @@ class Admission:
             caps=caps,
             rounds=min(caps.rounds, rounds),
             explore=record.train and draw.random() < self._policies.explore_share,
-            quality=asked.quality,
+            quality=context.quality,
             version=version,
-            sticky=asked.sticky,
+            sticky=context.sticky,
             endpoint=chat.endpoint,
             sink=running if chat.stream else None,
             shape=shape_of(chat.params),
@@ -195,24 +222,25 @@ class Admission:
 
 
 def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int, choices: int) -> int:
-    """The worst case of one call for so many choices, of `output_bound` tokens each; of as many calls where the worker
-    gives one choice at a time."""
+    """The worst case of one call for `choices` of `output_bound` tokens each. A worker that takes no `n` is called once
+    for each choice."""
     if "n" in spec.cannot:
         return choices * worst_case_nano(price_of(spec), input_bound, output_bound)
     return worst_case_nano(price_of(spec), input_bound, output_bound * choices)
 
 
-def _prefix(asked: Asked) -> str:
-    return PREFIXES[asked.chat.endpoint] if asked.response is None else "resp_"
+def _prefix(context: RequestContext) -> str:
+    return PREFIXES[context.chat.endpoint] if context.response is None else "resp_"
 
 
-def _said(chat: ChatRequest) -> dict[str, Any]:
-    """The conversation, where there is one."""
+def _messages(chat: ChatRequest) -> dict[str, Any]:
+    """The conversation, for the log; only chat requests have one."""
     return {"messages": [dict(message) for message in chat.messages]} if chat.endpoint == "chat" else {}
 
 
-def able(choice: Choice, chat: ChatRequest) -> Choice:
-    """The choice with the workers alone that take what the request holds. Raises BadRequest where no model is left."""
+def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
+    """The choice without the workers that cannot take what the request holds (images, tools, …). Raises BadRequest
+    where no model is left."""
     needs = chat.needs
     unable = [spec for spec in choice.workers if not needs.isdisjoint(spec.cannot)]
     if not unable:

@@ -1,7 +1,7 @@
 """The way of a request, top to bottom: resolve → limits → hold → rounds → journal → settle → reply.
 
-The work runs in tasks of its own, not in the client's connection: a client that leaves cancels the worker calls, but
-what was spent is still settled and what was done is still logged.
+The work runs in its own tasks, not in the client's connection. A client that leaves cancels the worker calls; the money
+that was spent is still settled, and the rollout is still logged.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from gateway.service.ports.request import (
     Store,
     WorkerExperience,
 )
-from gateway.service.request.admit import Admission, Asked, Policies, able, no_version
+from gateway.service.request.admit import Admission, Policies, Rates, RequestContext, no_version, with_able_workers
 from gateway.service.request.catalog import Catalog
-from gateway.service.request.rates import Rates
 from gateway.service.request.running import Running, overhead_ms
 from gateway.service.request.sticky import Sticky
 
 
 class Completer:
-    """Serves requests over the ports. One for the whole process."""
+    """Serves requests over the ports. One object serves the whole process."""
 
     def __init__(
         self,
@@ -81,41 +80,42 @@ class Completer:
 
     @property
     def in_flight(self) -> int:
-        """Requests admitted and not yet settled and logged."""
+        """The number of requests that are admitted and not yet settled and logged."""
         return len(self._owned)
 
-    async def start(self, asked: Asked) -> Running:
-        """Admit a request and set it going. Raises NotFound, RateLimited, BudgetExceeded, CapReached, Unavailable."""
-        policies, principal, chat = self._policies, asked.principal, asked.chat
-        choice = able(self._catalog.resolve(principal, chat.model, asked.pool, chat.endpoint), chat)
-        caps = policies.caps.narrowed(principal.caps).narrowed(asked.caps)
-        if asked.depth > caps.depth:
-            raise CapReached("depth", f"this request comes from {asked.depth} gateways deep; the cap is {caps.depth}")
+    async def start(self, context: RequestContext) -> Running:
+        """Admit a request and start its work. Raises BadRequest, NotFound, RateLimited, BudgetExceeded, CapReached or
+        Unavailable."""
+        policies, principal, chat = self._policies, context.principal, context.chat
+        choice = with_able_workers(self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint), chat)
+        caps = policies.caps.narrowed(principal.caps).narrowed(context.caps)
+        if context.depth > caps.depth:
+            raise CapReached("depth", f"this request comes from {context.depth} gateways deep; the cap is {caps.depth}")
         grading.check(chat.metadata, principal.log_mode)
         self._media.check(remote_parts(chat.messages))
         if chat.dropped:
             self._metrics.dropped(len(chat.dropped))
-        record = self._admission.record(asked, choice, caps)
+        record = self._admission.record(context, choice, caps)
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
         rate = await self._rates.admit(principal, record.id, input_bound // 4)
         try:
             hold, held = await self._admission.hold(record, choice, caps, input_bound, chat, principal)
-        except BaseException:  # boundary: whatever stopped the hold, the place in flight is given back
+        except BaseException:  # boundary: whatever stopped the hold, release the slot in flight
             await self._rates.release(principal, record.id, 0)
             raise
         record.hold_nano = hold.granted_nano
         running = Running(record, chat, rate, principal, hold.scopes)
-        loop = self._admission.loop(asked, choice, caps, running, held)
+        loop = self._admission.loop(context, choice, caps, running, held)
         owner = asyncio.create_task(self._own(running, loop))
         self._owned.add(owner)
         owner.add_done_callback(self._owned.discard)
         return running
 
     async def drain(self, timeout_s: float) -> int:
-        """Wait for open requests; cancel those left after `timeout_s`; returns how many."""
+        """Wait for open requests and cancel those left after `timeout_s`. Returns the number of cancelled requests."""
         _, late = await asyncio.wait(self._owned, timeout=timeout_s) if self._owned else (None, set())
         for task in late:
-            task.cancel()  # `_own` passes it on to the work and still settles
+            task.cancel()  # `_own` cancels the work and still settles
         if late:
             await asyncio.wait(late, timeout=timeout_s)
         return len(late)
@@ -123,7 +123,7 @@ class Completer:
     # ------------------------------------------------------------ the work
 
     async def _own(self, running: Running, loop: Loop) -> None:
-        """Owns one request to its very end: run, log, settle, release. Runs in its own task."""
+        """Own one request to its end: run, log, settle, release. Runs in its own task."""
         running.work = asyncio.create_task(self._work(loop))
         body: Mapping[str, Any] | None = None
         try:
@@ -132,7 +132,7 @@ class Completer:
             running.error = error
         except asyncio.CancelledError:
             running.work.cancel()
-            await asyncio.wait({running.work})  # the tree unwinds: every upstream connection closes
+            await asyncio.wait({running.work})  # until the tree has unwound and every upstream connection is closed
             running.error = Unavailable("the request was cancelled", code="cancelled")
             loop.record.status = "aborted"
         except Exception as bug:  # boundary: a bug must still settle its money and leave its log
@@ -143,8 +143,8 @@ class Completer:
     async def _work(self, loop: Loop) -> Mapping[str, Any]:
         if parts := remote_parts(loop.conversation):
             media = await all_or_first_error([self._media.fetch(part) for part in parts])
-            found = {(part.kind, part.url): each for part, each in zip(parts, media, strict=True)}
-            loop.conversation = with_media(loop.conversation, found)
+            by_url = {(part.kind, part.url): one for part, one in zip(parts, media, strict=True)}
+            loop.conversation = with_media(loop.conversation, by_url)
         if (back := await self._sticky.planner(loop)) is not None:
             loop.record.pool = [pool_entry(spec, None) for spec in loop.workers]
             if (body := await self._rounds.stick(loop, back)) is not None:
@@ -155,7 +155,7 @@ class Completer:
         return await self._rounds.run(loop)
 
     async def _experience(self, loop: Loop) -> Mapping[str, WorkerExperience]:
-        """What the workers did on tasks like this one; nothing when the embedder or the store is slow or away."""
+        """What the workers did on tasks like this one. Empty when the embedder or the store is slow or away."""
         versions = {spec.name: spec.version for spec in loop.workers if spec.kind in MODEL_KINDS}
         try:
             async with asyncio.timeout(self._policies.experience_timeout_s):
@@ -168,8 +168,8 @@ class Completer:
         return {past.worker: past for past in near if past.n}
 
     async def _embedding(self, loop: Loop) -> list[float]:
-        """The vector of the question. One that leaves the process to be made does so without secrets, and is logged
-        where texts are."""
+        """The vector of the question. Text that goes to an embedder outside the process is scrubbed first; its vector
+        is logged where the key logs text."""
         question, record = question_text(loop.conversation), loop.record
         if not self._embedder.logged:
             return await self._embedder.embed(question)
@@ -202,14 +202,14 @@ class Completer:
             record.reply = to_log(running.body)
         try:
             await asyncio.gather(self._log(loop, running.scopes), self._sticky.remember(answered))
-        except BatonError as error:  # a reply that is not on disk is not given
+        except BatonError as error:  # a reply whose rollout is not on disk is not sent
             running.error, running.body = error, None
         await self._settle(running)
         self._metrics.finished(record, overhead_ms(record, self._clock.now_us()))
         running.finished.set()
 
     async def _log(self, loop: Loop, scopes: Sequence[Scope]) -> None:
-        """Everything about the request, on disk before its last byte."""
+        """Put the rollout and the settlement on disk. The last byte of the reply waits for it."""
         record = loop.record
         settle = {
             "hold_id": record.id,
@@ -225,14 +225,14 @@ class Completer:
         await loop.tree.held.close(self._event("settle", settle), *events)
 
     async def _settle(self, running: Running) -> None:
-        """Close the hold and give back the rate limits. With Redis away the journal still says what was spent."""
+        """Close the hold and release the rate limits. With Redis away the journal still says what was spent."""
         record = running.record
         try:
             if record.cost_nano:
                 await self._budgets.post(record.id, record.cost_nano)
             else:
                 await self._budgets.void(record.id)
-        except (MoneyUnavailable, NotFound):  # away, or rebuilt meanwhile: the ledger has it
+        except (MoneyUnavailable, NotFound):  # Redis is away or was rebuilt; the ledger has the settlement
             self._metrics.degraded("settle")
         await self._rates.release(running.principal, record.id, record.prompt_tokens + record.completion_tokens)
 

@@ -1,8 +1,8 @@
 """A running request as server-sent events, in OpenAI's exact order.
 
-Role first; `finish_reason` and `logprobs` on every choice; a finish in a chunk of its own; usage, if asked for, null on
-every chunk and then once with empty choices; `[DONE]` only after success. An error after the first byte is one `error`
-event and no `[DONE]`. While nothing else comes, a comment keeps the connection alive.
+The role comes first. Every choice has `finish_reason` and `logprobs`; the finish has its own chunk. Usage, if the
+client wants it, is null on every chunk and comes once at the end with empty choices. `[DONE]` follows success only: an
+error after the first byte is one `error` event. A comment keeps an idle connection alive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway.core.openai.reply import chunk, json_bytes, usage_json
-from gateway.service.request.running import Progress, Running, Said, reply_headers
+from gateway.core.openai.responses.events import Events
+from gateway.core.openai.responses.reply import Head
+from gateway.core.openai.responses.request import Places
+from gateway.core.openai.texts import text_chunk
+from gateway.service.request.running import ProgressNote, Running, StreamItem, reply_headers
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": baton is working\n\n"
@@ -22,27 +26,27 @@ OBFUSCATION_BYTES = 16
 
 
 class Frames(Protocol):
-    """How an API says in frames what happens to a request."""
+    """The frames of one API for one request."""
 
-    begun: bool  # whether anything of the reply has been said: an error cannot have its own status any more
+    begun: bool  # whether a part of the reply has been sent: then an error can no longer have its own status
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
-        """Of a worker's chunk."""
+        """The frames of a worker's chunk."""
         ...
 
     def idle(self) -> list[bytes]:
-        """While nothing else comes."""
+        """The frames that keep an idle stream alive."""
         ...
 
     def end(self) -> list[bytes]:
-        """Once the request is logged and settled; never nothing."""
+        """The last frames, once the request is logged and settled; at least one."""
         ...
 
 
 async def events(running: Running, keepalive_s: float, frames: Frames) -> AsyncIterator[bytes]:
-    """The body of the stream. `keepalive_s` 0: no comments."""
+    """Yield the body of the stream. `keepalive_s` 0: no keep-alive comments."""
     source = running.chunks()
-    pending: asyncio.Task[Said | None] | None = None
+    pending: asyncio.Task[StreamItem | None] | None = None
     try:
         while True:
             pending = pending or asyncio.create_task(_next(source))
@@ -51,10 +55,10 @@ async def events(running: Running, keepalive_s: float, frames: Frames) -> AsyncI
                 for frame in frames.idle():
                     yield frame
                 continue
-            said, pending = pending.result(), None
-            if said is None:
+            item, pending = pending.result(), None
+            if item is None:
                 break
-            for frame in [_news(said)] if isinstance(said, Progress) else frames.chunk(said):
+            for frame in [_news(item)] if isinstance(item, ProgressNote) else frames.chunk(item):
                 yield frame
     finally:
         if pending is not None:
@@ -63,17 +67,17 @@ async def events(running: Running, keepalive_s: float, frames: Frames) -> AsyncI
         yield frame
 
 
-async def _next(source: AsyncIterator[Said]) -> Said | None:
+async def _next(source: AsyncIterator[StreamItem]) -> StreamItem | None:
     return await anext(source, None)
 
 
-def _news(progress: Progress) -> bytes:
-    """A comment: parsers of events skip it, whoever asked for it reads it."""
-    return f": baton {json.dumps(progress.event)}\n\n".encode()
+def _news(note: ProgressNote) -> bytes:
+    """A note as an SSE comment: event parsers skip it, and a client that asked for notes reads it."""
+    return f": baton {json.dumps(note.event)}\n\n".encode()
 
 
 class ChatFrames:
-    """Turns worker chunks into ours, one choice index at a time."""
+    """`Frames` of a chat completion: a worker's chunks in our shape, one choice index at a time."""
 
     def __init__(self, running: Running) -> None:
         self.begun = False
@@ -106,7 +110,7 @@ class ChatFrames:
         running = self._running
         if running.error is not None:
             return [_data(running.error.body())]
-        story = f": baton {json.dumps(reply_headers(running.record))}\n\n".encode()
+        story = _story(running)
         if not running.chat.include_usage:
             return [story, DONE]
         last = self._chunk([])
@@ -125,13 +129,108 @@ class ChatFrames:
             created_s=record.created_us // 1_000_000,
             model=self._running.chat.model,
         )
-        body |= self._running.said
+        body |= self._running.reply_facts
         if self._running.chat.obfuscate:
-            body["obfuscation"] = secrets.token_urlsafe(OBFUSCATION_BYTES)[: 1 + secrets.randbelow(OBFUSCATION_BYTES)]
+            body["obfuscation"] = _padding()
         if self._running.chat.include_usage:
             body["usage"] = None
         return body
 
 
+class TextFrames:
+    """`Frames` of a text completion: the worker's chunks in the older shape, each as it comes."""
+
+    def __init__(self, running: Running) -> None:
+        self.begun = False
+        self._running = running
+
+    def idle(self) -> list[bytes]:
+        """A comment."""
+        return [KEEP_ALIVE]
+
+    def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        """One frame a chunk."""
+        self.begun = True
+        return [_data(self._chunk(choices))]
+
+    def end(self) -> list[bytes]:
+        """The last frames, once the request is logged and settled."""
+        running = self._running
+        if running.error is not None:
+            return [_data(running.error.body())]
+        story = _story(running)
+        if not running.chat.include_usage:
+            return [story, DONE]
+        return [_data(self._chunk([]) | {"usage": usage_json(running.usage)}), story, DONE]
+
+    def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        record = self._running.record
+        body = text_chunk(
+            choices,
+            completion_id=record.completion_id,
+            created_s=record.created_us // 1_000_000,
+            model=self._running.chat.model,
+        )
+        return body | ({"usage": None} if self._running.chat.include_usage else {})
+
+
+class ResponseFrames:
+    """`Frames` of a response: the typed events of the Responses API.
+
+    `response.created` waits for the first piece of the reply, or for the first idle moment: until then an error still
+    has its own status. The rollout's story is a comment before the last event, because clients stop reading there.
+    """
+
+    def __init__(self, running: Running, head: Head, places: Places) -> None:
+        self.begun = False
+        self._running = running
+        self._places = places
+        self._events = Events(head)
+
+    def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        """The events of a worker's chunk."""
+        return [*self._open(), *map(self._padded, self._events.chunk(choices))]
+
+    def idle(self) -> list[bytes]:
+        """The first events, then comments."""
+        return self._open() or [KEEP_ALIVE]
+
+    def end(self) -> list[bytes]:
+        """The last events, once the request is logged and settled."""
+        running = self._running
+        if running.error is not None:
+            error = self._places.reworded(running.error).body()["error"]
+            return [_story(running), *map(_frame, self._events.failed(error))]
+        opening = self._open()
+        last = self._events.completed(running.body or {}, running.record.finished_us // 1_000_000)
+        return [*opening, *map(_frame, last[:-1]), _story(running), _frame(last[-1])]
+
+    def _open(self) -> list[bytes]:
+        if self.begun:
+            return []
+        self.begun = True
+        return list(map(_frame, self._events.open()))
+
+    def _padded(self, event: Mapping[str, Any]) -> bytes:
+        """Deltas get random padding where that was asked for, so that their sizes tell nothing."""
+        if not (self._running.chat.obfuscate and event["type"].endswith(".delta")):
+            return _frame(event)
+        return _frame({**event, "obfuscation": _padding()})
+
+
+def _story(running: Running) -> bytes:
+    """What became of the request, as a comment: the headers of a reply that does not stream."""
+    return f": baton {json.dumps(reply_headers(running.record))}\n\n".encode()
+
+
+def _padding() -> str:
+    """1 to OBFUSCATION_BYTES random characters, so that the sizes of deltas tell nothing."""
+    return secrets.token_urlsafe(OBFUSCATION_BYTES)[: 1 + secrets.randbelow(OBFUSCATION_BYTES)]
+
+
 def _data(body: Mapping[str, Any]) -> bytes:
     return b"data: " + json_bytes(body) + b"\n\n"
+
+
+def _frame(event: Mapping[str, Any]) -> bytes:
+    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"

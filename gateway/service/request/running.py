@@ -1,14 +1,13 @@
-"""A request being served, as its reader sees it: the chunks, the result, and the headers that tell its story."""
+"""A request that is being served, as its reader sees it: chunks, result, and the x-baton headers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.access.keys import Principal
-from gateway.core.log.clocks import covered_us
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.money.amounts import Usage, nano_to_usd
 from gateway.core.openai.chat import ChatRequest
@@ -20,17 +19,18 @@ QUEUE_CHUNKS_MAX = 32  # a slower reader than this holds the worker's stream bac
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Something that happened on the way to the reply."""
+class ProgressNote:
+    """An event on the way to the reply, for a client that asked for them."""
 
     event: Mapping[str, Any]
 
 
-Said = Sequence[Mapping[str, Any]] | Progress  # choices of a chunk, or news
+StreamItem = Sequence[Mapping[str, Any]] | ProgressNote  # the choices of a chunk, or a note
 
 
 class Running:
-    """A request being served. Read `chunks` (if it streams) and then `result`; `cancel` when the client leaves."""
+    """A request that is being served. Read `chunks` if it streams, then `result`; `cancel` it when the client
+    leaves."""
 
     def __init__(
         self,
@@ -44,46 +44,46 @@ class Running:
         self.chat = chat
         self.rate = rate
         self.principal = principal
-        self.scopes = scopes  # that its hold is in
+        self.scopes = scopes  # of its hold
         self.body: dict[str, Any] | None = None
         self.error: BatonError | None = None
         self.usage = Usage()
-        self.said: dict[str, str] = {}  # by the reply about itself: `service_tier`, `system_fingerprint`
+        self.reply_facts: dict[str, str] = {}  # `service_tier`, `system_fingerprint` of the reply
         self.finished = asyncio.Event()
         self.work: asyncio.Task[Mapping[str, Any]] | None = None
-        self._queue: asyncio.Queue[Said | None] = asyncio.Queue(QUEUE_CHUNKS_MAX)
+        self._queue: asyncio.Queue[StreamItem | None] = asyncio.Queue(QUEUE_CHUNKS_MAX)
 
     async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
-        """Sink: waits while the reader is QUEUE_CHUNKS_MAX chunks behind."""
+        """Sink: pass choices on. Waits while the reader is QUEUE_CHUNKS_MAX chunks behind."""
         await self._queue.put(choices)
 
     def about(self, reply: Mapping[str, Any]) -> None:
-        """Sink: what the reply says of itself."""
-        self.said |= about(reply)
+        """Sink: note what the reply says about itself."""
+        self.reply_facts |= about(reply)
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Say what happens, where the reader is not behind: news that is late is none."""
+        """Pass an event on. Drops it where the reader is behind: a late note is worth nothing."""
         if not self._queue.full():
-            self._queue.put_nowait(Progress(event))
+            self._queue.put_nowait(ProgressNote(event))
 
-    async def chunks(self) -> AsyncIterator[Said]:
-        """The reply's chunks until it is over; then `finished` is set and `body` or `error` is there."""
+    async def chunks(self) -> AsyncIterator[StreamItem]:
+        """Yield the reply's chunks. Ends when `finished` is set; then `body` or `error` is there."""
         while (choices := await self._next()) is not None:
             yield choices
 
     async def result(self) -> dict[str, Any]:
-        """The whole reply. Raises what ended the request."""
+        """Wait for the whole reply. Raises the error that ended the request."""
         await self.finished.wait()
         if self.body is None:
             raise self.error or BatonError("the request ended without a reply")
         return self.body
 
     def cancel(self) -> None:
-        """The client has left: stop every upstream call. Settling and logging go on."""
+        """Stop every upstream call, because the client has left. Settling and logging go on."""
         if self.work is not None:
             self.work.cancel()
 
-    async def _next(self) -> Said | None:
+    async def _next(self) -> StreamItem | None:
         """The next chunk, or None once the request has finished and the queue is empty."""
         if self.finished.is_set() and self._queue.empty():
             return None
@@ -100,7 +100,7 @@ class Running:
 
 
 def overhead_ms(record: RolloutRecord, now_us: int) -> float:
-    """Milliseconds in which neither the conductor nor any worker was being waited for."""
+    """Milliseconds in which the request waited neither for the conductor nor for a worker."""
     spans = [(planned.started_us, planned.finished_us) for planned in record.rounds if planned.planner == "conductor"]
     for step in record.steps:
         child = step.child_rollout_id is not None
@@ -111,7 +111,7 @@ def overhead_ms(record: RolloutRecord, now_us: int) -> float:
 
 
 def reply_headers(record: RolloutRecord) -> dict[str, str]:
-    """The x-baton headers, as far as they are known yet."""
+    """The x-baton headers, as far as they are known."""
     policy = record.policy_used or record.policy_requested
     version = f" ({record.policy_version})" if record.policy_version else ""
     headers = {
@@ -127,3 +127,12 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
     if record.capped:
         headers["x-baton-capped"] = record.capped
     return {name: value.encode("ascii", "replace").decode() for name, value in headers.items()}
+
+
+def covered_us(spans: Iterable[tuple[int, int]]) -> int:
+    """The length of the union of [start, end) spans, in microseconds: the time in which at least one is open."""
+    total, reach = 0, 0
+    for start, end in sorted(span for span in spans if span[1] > span[0]):
+        total += max(0, end - max(start, reach))
+        reach = max(reach, end)
+    return total

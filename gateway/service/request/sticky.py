@@ -1,9 +1,9 @@
-"""Turns that go back to the worker that asked, without planning (DESIGN: one loop).
+"""Turns that go back to the worker that asked, without planning.
 
-A turn that brings the results of tool calls goes to whoever made the calls; one that continues a conversation inside
-the window goes to whoever answered last: the provider's prompt cache and the tools' state are warm there. Where that
-worker is gone from the pool, is not this key's any more, or fails before it has said anything, the request is planned
-like any other. Nothing here can fail a request.
+A turn with the results of tool calls goes to the worker that made the calls. A turn that continues a conversation
+inside the window goes to the worker that answered last: the provider's prompt cache and the tools' state are warm
+there. Where that worker has left the pool, is no longer allowed to the key, or fails before its first word, the
+request is planned like any other. Nothing here can fail a request.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from gateway.core.log.rollout import RolloutRecord, RoundRecord
 from gateway.core.loop.meter import Meter
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.turns import Marker
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError
 from gateway.service.loop.state import EarlyStart, Loop, Situation, StepRun
 from gateway.service.ports.request import Metrics
 from gateway.service.ports.turns import Answered, Conversations
 
-MODEL_KINDS = ("openai", "litellm")
 NAME = "sticky"
 
 
 class StickyPlanner:
-    """One step: the conversation to the worker that asked."""
+    """Plans one step: the conversation goes to the worker that asked."""
 
     name = NAME
 
@@ -42,8 +41,11 @@ class StickyPlanner:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """`window_s`: how long after a reply a conversation that goes on goes back; 0: never. `tools_s`: the same for tool
-    results, which may be long in coming. `secret`: under the marks."""
+    """Finds and remembers the worker of a conversation.
+
+    `window_s`: seconds after a reply in which a conversation goes back to its worker; 0: never. `tools_s`: the same for
+    tool results, which take longer. `secret` signs the marks.
+    """
 
     conversations: Conversations
     metrics: Metrics
@@ -53,7 +55,7 @@ class Sticky:
     timeout_s: float
 
     async def planner(self, loop: Loop) -> StickyPlanner | None:
-        """Who plans nothing but the way back; None where the turn is to be planned."""
+        """A planner that only routes back to the worker of the previous turn; None where the turn must be planned."""
         if loop.fallback is None or not loop.sticky:  # a worker by name needs no way back
             return None
         marks, brings = self._marker(loop.record).wanted(loop.record.request["messages"], loop.record.policy_requested)
@@ -69,8 +71,8 @@ class Sticky:
         return None if spec is None else StickyPlanner(spec)
 
     def mark(self, loop: Loop, body: Mapping[str, Any]) -> Answered | None:
-        """Note in the record who answered, and by which marks the next turn will know it. None where nobody can be
-        gone back to: a tool's reply, or a worker that the client named itself."""
+        """Note in the record which worker answered, and the marks by which the next turn finds it. None where no turn
+        can go back: a tool's reply, or a worker that the client named."""
         record, worker = loop.record, _author(loop, body)
         if worker is None or loop.fallback is None:
             return None
@@ -83,7 +85,7 @@ class Sticky:
         return Answered(record.key_id, record.id, worker, marks)
 
     async def remember(self, answered: Answered | None) -> None:
-        """For the next turn. Bounded; the log has it too."""
+        """Store the answer for the next turn, in bounded time. The log has it too."""
         if answered is None:
             return
         try:
@@ -97,7 +99,7 @@ class Sticky:
 
 
 def _author(loop: Loop, body: Mapping[str, Any]) -> str | None:
-    """The model worker whose words the reply is: of a child loop's reply, the one inside it."""
+    """The model worker that wrote the reply; in a child loop's reply, the worker inside it."""
     answered = [run for run in loop.runs if run.body is not None and run.error is None]
     run = next((run for run in reversed(answered) if run.body is body), answered[-1] if answered else None)
     return None if run is None else _worker_of(loop, run)
