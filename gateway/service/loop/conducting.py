@@ -1,4 +1,4 @@
-"""The learned policy: the conductor model decodes a plan under a schema, and steps start while it is still writing."""
+"""The learned policy: the conductor decodes a plan under a schema, and steps start while it is still decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gateway.service.ports.request import Conductor, ConductorCall, ConductorChu
 
 @dataclass(frozen=True, slots=True)
 class ConductorSettings:
-    """How this gateway asks its conductor."""
+    """How this gateway calls its conductor. `timeout_s` bounds one planning call; `price` is the conductor's."""
 
     profile: Profile
     price: Price
@@ -37,8 +37,8 @@ class ConductorSettings:
 
 
 def prompt_input(situation: Situation, quality: int | None = None) -> PromptInput:
-    """What of a situation the conductor's prompt tells: for the server and, word for word, for the trainer. `quality`:
-    the dial where the request sets none."""
+    """The part of a situation that the conductor's prompt shows, the same for the server and for the trainer.
+    `quality`: the dial where the request sets none."""
     return PromptInput(
         situation.conversation,
         situation.shown,
@@ -51,7 +51,7 @@ def prompt_input(situation: Situation, quality: int | None = None) -> PromptInpu
 
 
 class ConductorPlanner:
-    """`conductor`: one planning call a round. Anything wrong with it is a ConductorError or a PlanRefused."""
+    """`conductor`: one planning call a round. Every failure is a ConductorError or a PlanRefused."""
 
     name = "conductor"
 
@@ -84,7 +84,7 @@ class ConductorPlanner:
         finally:
             record.plan_text = reading.reader.text
             record.decision_mask = decision_mask(reading.tokens)
-            # a call that broke off is billed for what it was sent and had said
+            # a call that broke off is billed for its prompt and for what it had decoded
             usage = usage or Usage(bound, len(record.plan_token_ids) or len(reading.reader.text), estimated=True)
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
             record.cost_nano = cost_nano(self._settings.price, usage)
@@ -112,7 +112,8 @@ class ConductorPlanner:
 
 
 class _Reading:
-    """The plan so far: hands on each step as soon as another one follows it, for then it is not the answering one."""
+    """The plan while it is decoded. Passes each step on as soon as another step follows it: then it is not the step
+    that answers, and may start."""
 
     def __init__(self, situation: Situation, early: EarlyStart) -> None:
         self.reader = PlanReader()

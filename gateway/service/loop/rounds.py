@@ -1,7 +1,8 @@
-"""The loop: plan, run the steps as a graph, show the policy what came back; again, or ship (DESIGN §2).
+"""The loop: plan, run the steps as a graph, show the policy what came back; then plan again, or ship.
 
-One loop serves every published scheme. Steps start as soon as what they see has ended, the first ones while the plan
-is still being decoded. A step on worker `self` is this same loop one level deeper, on the same meter and deadline.
+One loop serves every published scheme. A step starts as soon as the steps it sees have ended; the first steps start
+while the plan is still being decoded. A step on worker `self` is the same loop one level deeper, on the same meter and
+deadline.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gateway.core.loop.plan import Allowed, Plan, Step
 from gateway.core.loop.prompt import Seen, ShownReply, ShownWorker, price_tier
 from gateway.core.loop.turns import asks
 from gateway.core.openai.reply import reply_text
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import (
     BatonError,
     CapReached,
@@ -35,19 +36,19 @@ from gateway.service.loop.state import Loop, Planner, Situation, StepRun
 from gateway.service.loop.steps import StepRunner, replay
 from gateway.service.ports.request import WorkerExperience
 
-SHOWN_MIN = 2  # outcomes before a conductor is told of them: it takes what it is shown at its word
-FATAL = (MoneyUnavailable, SpoolFull)  # nothing may be done that cannot be paid for or written down
+SHOWN_MIN = 2  # outcomes before a conductor is shown them: it believes what it is shown
+FATAL = (MoneyUnavailable, SpoolFull)  # without money or a log nothing may run, not even the fallback
 
 
 class Rounds:
-    """Runs loops. Holds no state of its own: everything about one is in its Loop."""
+    """Runs loops. It has no state of its own; all state of a loop is in its `Loop`."""
 
     def __init__(self, calls: Calls) -> None:
         self._clock = calls.clock
         self._steps = StepRunner(calls, self._child)
 
     async def run(self, loop: Loop) -> Mapping[str, Any]:
-        """The body of the reply. Raises the error that left the request without any answer."""
+        """Run the loop and return the body of the reply. Raises the error that left the request without an answer."""
         left_s = loop.tree.deadline_s - self._clock.monotonic_s()
         try:
             async with asyncio.timeout(left_s):
@@ -60,8 +61,8 @@ class Rounds:
             return await self._best_so_far(loop, failed, "worker")
 
     async def stick(self, loop: Loop, planner: Planner) -> Mapping[str, Any] | None:
-        """The body of the worker that `planner` goes back to; None where it failed before it said anything, so that
-        the request may be planned. Raises the error that ended the request."""
+        """Return the reply of the worker that `planner` goes back to; None where the worker failed before its first
+        word, so that the request can be planned. Raises the error that ended the request."""
         record = self._planning(loop, planner)
         graph = _Graph(self._steps, loop, record, final=True)
         try:
@@ -85,12 +86,12 @@ class Rounds:
         for number in range(1, loop.rounds + 1):
             final = number == loop.rounds
             ran = await self._round(loop, number, final)
-            if ran is None:  # an empty plan: ship what there is
+            if ran is None:  # an empty plan: ship the previous answer
                 break
             body = await self._answer(loop, ran, number, final)
             if final:
-                return body  # it has been streamed already, if anybody listens
-            if asks(body):  # for the client to do: no plan may go on over it
+                return body  # a streaming client has received it already
+            if asks(body):  # tool calls are for the client: no further round may run over them
                 break
         if body is None:
             raise PlanRefused("no_steps", "the plan had no steps")
@@ -98,7 +99,7 @@ class Rounds:
         return body
 
     async def _round(self, loop: Loop, number: int, final: bool) -> StepRun | None:
-        """Plan and run one round; the last step, or None for an empty plan."""
+        """Plan and run one round. Returns the last step, or None for an empty plan."""
         situation = self.situation(loop, number)
         record = self._planning(loop, loop.planner)
         graph = _Graph(self._steps, loop, record, final)
@@ -116,7 +117,7 @@ class Rounds:
         return await self._fall_back(loop, loop.fallback, number, final)
 
     async def _fall_back(self, loop: Loop, router: Planner, number: int, final: bool) -> StepRun:
-        """The configured router plans instead, within the same deadline."""
+        """Let the fallback router plan instead, within the same deadline."""
         record = self._planning(loop, router)
         graph = _Graph(self._steps, loop, record, final)
         try:
@@ -133,24 +134,31 @@ class Rounds:
         return last
 
     def _planning(self, loop: Loop, planner: Planner) -> RoundRecord:
-        """The record of one planning call; a refused one and the router's that follows it are two."""
+        """Add the record of one planning call. A refused call and the router's plan after it have two records."""
         record = RoundRecord(len(loop.record.rounds) + 1, planner.name, started_us=self._clock.now_us())
         loop.record.rounds.append(record)
         return record
 
     async def _answer(self, loop: Loop, last: StepRun, number: int, final: bool) -> Mapping[str, Any]:
-        """The last step's body; where it failed, another worker's or an earlier answer. Raises its error."""
+        """Return the last step's body. Where the step failed, another worker answers, or an earlier answer is shipped.
+        Raises the step's error where neither is possible."""
         while last.body is None or last.error is not None:
             error = last.error or ConductorError("unparseable", "the last step ended without a reply")
             streamed = final and last.record.first_byte_us is not None
-            if streamed or loop.fallback is None or not isinstance(error, UpstreamError) or not _others(loop):
+            if (
+                streamed
+                or loop.fallback is None
+                or not isinstance(error, UpstreamError)
+                or not _has_other_workers(loop)
+            ):
                 return await self._best_so_far(loop, error, error.cap if isinstance(error, CapReached) else "worker")
             loop.record.fallback = f"worker_{error.kind}"
             last = await self._fall_back(loop, loop.fallback, number, final)
         return last.body
 
     async def _best_so_far(self, loop: Loop, error: BatonError, why: str) -> Mapping[str, Any]:
-        """The latest answer any step gave, flagged; nothing fits where a stream has begun or nothing was answered."""
+        """Ship the latest answer of any step and flag the rollout. Raises `error` where a stream has begun, or no step
+        answered."""
         begun = any(run.record.first_byte_us is not None and loop.sink is not None for run in loop.runs)
         done = [run.body for run in loop.runs if run.body is not None and run.record.status == "done"]
         bodies = [body for body in done if loop.shape is None or loop.shape.kept(body)]
@@ -164,7 +172,7 @@ class Rounds:
     # ------------------------------------------------------------ what the policy is shown
 
     def situation(self, loop: Loop, number: int) -> Situation:
-        """What a policy plans round `number` of this loop from."""
+        """The situation from which a policy plans round `number`."""
         loops = loop.depth < loop.caps.depth
         offered = tuple(spec for spec in loop.workers if spec.kind != "self" or loops)
         failed = frozenset(run.step.worker for run in loop.runs if run.error is not None)
@@ -200,7 +208,8 @@ class Rounds:
     async def _child(
         self, loop: Loop, run: StepRun, messages: list[dict[str, Any]], answers: bool, streams: bool
     ) -> Mapping[str, Any]:
-        """A step on `self`: the same policy on the step's own messages, one level deeper, on what money is left."""
+        """Run a step on `self`: the same policy on the step's messages, one level deeper, with the money that is
+        left."""
         if loop.depth >= loop.caps.depth:
             raise CapReached("depth", f"no child loop below depth {loop.caps.depth}")
         child = Loop(
@@ -245,7 +254,7 @@ class Rounds:
 
 @dataclass(slots=True)
 class _Graph:
-    """The steps of one round as tasks. Steps may be added while the plan is still being decoded."""
+    """The steps of one round as tasks. Steps are added while the plan is still being decoded."""
 
     steps: StepRunner
     loop: Loop
@@ -253,7 +262,8 @@ class _Graph:
     final: bool
 
     async def run(self, planner: Planner, situation: Situation, now_us: Any) -> StepRun | None:
-        """Plan, and run every step; the last one when all have ended. A refused plan cancels what had started."""
+        """Plan and run every step. Returns the last step when all have ended. A refused plan cancels the steps that
+        have started."""
         first = len(self.loop.runs)
         tasks: list[asyncio.Task[None]] = []
 
@@ -294,7 +304,7 @@ class _Graph:
 
 
 def shown_worker(spec: WorkerSpec, past: WorkerExperience | None) -> ShownWorker:
-    """One worker as the conductor is told of it."""
+    """One worker as the conductor's prompt shows it."""
     if past is not None and past.n < SHOWN_MIN:
         past = None
     seen = Seen(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean) if past else None
@@ -305,7 +315,7 @@ def shown_worker(spec: WorkerSpec, past: WorkerExperience | None) -> ShownWorker
 
 
 def pool_entry(spec: WorkerSpec, past: WorkerExperience | None) -> dict[str, Any]:
-    """One worker of the pool as the rollout's record keeps it."""
+    """One worker as the rollout's record stores it."""
     price = price_of(spec)
     seen = None
     if past is not None:
@@ -325,7 +335,7 @@ def pool_entry(spec: WorkerSpec, past: WorkerExperience | None) -> dict[str, Any
 
 
 def close_record(record: RolloutRecord, now_us: int) -> None:
-    """Sum up a loop's record from its rounds and steps."""
+    """Complete a loop's record from its rounds and steps."""
     parts: list[RoundRecord | StepRecord] = [*record.rounds, *record.steps]
     record.cost_nano = sum(part.cost_nano for part in parts)
     record.prompt_tokens = sum(step.prompt_tokens for step in record.steps)
@@ -364,7 +374,7 @@ def _child_record(loop: Loop, now_us: int, messages: list[dict[str, Any]]) -> Ro
 
 
 def _shown_replies(loop: Loop) -> tuple[ShownReply, ...]:
-    """Digest of every step so far, made in code."""
+    """The digest of every step so far."""
     texts = [reply_text(run.body) if run.body is not None else "" for run in loop.runs]
     facts = digest(texts, [run.record.finish_reason for run in loop.runs])
     flags: list[list[str]] = [[] if run.body is not None else ["failed"] for run in loop.runs]
@@ -380,7 +390,7 @@ def _shown_replies(loop: Loop) -> tuple[ShownReply, ...]:
     )
 
 
-def _others(loop: Loop) -> bool:
-    """Whether a worker is left that has not failed in this loop."""
+def _has_other_workers(loop: Loop) -> bool:
+    """Whether the pool has a model worker that has not failed in this loop."""
     failed = {run.step.worker for run in loop.runs if run.error is not None}
-    return any(spec.handle not in failed and spec.kind in ("openai", "litellm") for spec in loop.workers)
+    return any(spec.handle not in failed and spec.kind in MODEL_KINDS for spec in loop.workers)

@@ -1,4 +1,4 @@
-"""Policies that plan without a model: a fixed worker, the rule that weighs what was observed, and vote and cascade."""
+"""Routers, the policies that plan without a model: fixed worker, rule, vote and cascade."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.service.loop.bodies import price_of
 from gateway.service.loop.state import EarlyStart, Planner, Situation
 
 LATENCY_GUESS_S = 2.0
-USAGE_GUESS = Usage(400, 300)  # a typical call, where nothing was observed yet
+USAGE_GUESS = Usage(400, 300)  # a typical call, where there is no experience
 VOTE_URL = "builtin:vote"
 VOTERS = 3
 SHIP = Plan(())
@@ -30,12 +30,12 @@ def models_of(situation: Situation) -> list[WorkerSpec]:
 
 
 def single(spec: WorkerSpec) -> Plan:
-    """The conversation to one worker."""
+    """A plan of one step: the conversation to one worker."""
     return Plan((Step(spec.handle, None),))
 
 
 def side_by_side(situation: Situation, specs: Sequence[WorkerSpec], last: WorkerSpec | None = None) -> Plan:
-    """The conversation to all at once, and then `last`, which sees all of them."""
+    """A plan that sends the conversation to all `specs` in parallel, and then to `last`, which sees all replies."""
     steps = [Step(spec.handle, None) for spec in specs]
     if last is not None:
         first = situation.allowed.first_index
@@ -44,8 +44,8 @@ def side_by_side(situation: Situation, specs: Sequence[WorkerSpec], last: Worker
 
 
 def vote_plan(situation: Situation, voters: Sequence[WorkerSpec]) -> Plan:
-    """The conversation to all voters, and the majority of their answers; ties to the first. As many of them as the
-    caps leave room for; one alone needs no vote. Raises PlanRefused where the pool has no `vote`."""
+    """A plan that asks the voters in parallel and takes the majority of their answers (ties go to the first). The caps
+    may leave room for fewer voters; one voter needs no vote. Raises PlanRefused where the pool has no `vote`."""
     voters = voters[: max(1, situation.allowed.steps_max - 1)]
     if len(voters) == 1:
         return single(voters[0])
@@ -56,8 +56,8 @@ def vote_plan(situation: Situation, voters: Sequence[WorkerSpec]) -> Plan:
 
 
 def cascade_plan(situation: Situation, first: Sequence[WorkerSpec], then: WorkerSpec | None) -> Plan:
-    """Round 1: `first` side by side; where caps or pool allow no second opinion, `then` at once. Round 2: `then` unless
-    the last of `first` is confirmed by another, or there is no `then`. What came last is shipped."""
+    """Round 1: `first` in parallel, or `then` alone where caps or pool allow no second opinion. Round 2: `then`, unless
+    another reply agrees with the last of `first`. The last reply is shipped."""
     if situation.round == 1:
         asked = first[-1:] if situation.final else first[-situation.allowed.steps_max :]
         return single(then) if then is not None and len(asked) < 2 else side_by_side(situation, asked)
@@ -67,12 +67,12 @@ def cascade_plan(situation: Situation, first: Sequence[WorkerSpec], then: Worker
 
 
 def agreed(situation: Situation) -> bool:
-    """Whether the last reply, which an empty plan ships, gives the same answer as an earlier one."""
+    """Whether the last reply, which an empty plan ships, has the same answer as an earlier reply."""
     return any(flag.startswith("agrees:") for flag in situation.replies[-1].flags)
 
 
 class FixedPlanner:
-    """`fixed:<worker>`: one step, the conversation as it is, always the same worker."""
+    """`fixed:<worker>`: one step, the conversation as it is, always to the same worker."""
 
     def __init__(self, worker: str) -> None:
         self.name = f"fixed:{worker}"
@@ -89,9 +89,9 @@ class FixedPlanner:
 class RulePlanner:
     """`rule`: one step on the model worker of the highest utility, w1·success + w2/latency − w3·cost.
 
-    Success, latency and cost are what was observed on the nearest past tasks with an outcome; a worker with few is
-    given the benefit of the doubt (a Beta prior), so every worker gets tried until it disappoints. Where a request
-    explores, every worker is credited with many right answers on top: the least known is tried, unless it has failed.
+    Success, latency and cost come from the nearest past tasks with an outcome. A Beta prior gives workers with few
+    outcomes the benefit of the doubt, so each worker is tried until it disappoints. A request that explores credits
+    every worker with many more right answers, so that the least known worker is tried, unless it has failed.
     """
 
     name = "rule"
@@ -110,26 +110,26 @@ class RulePlanner:
         return sorted(models, key=lambda spec: (self.utility(spec, situation, hope), spec.name), reverse=True)
 
     def utility(self, spec: WorkerSpec, situation: Situation, hope: float = 0.0) -> float:
-        """What the rule expects of this worker on this task, credited with `hope` right answers."""
+        """The utility that the rule expects of this worker on this task, after `hope` credited right answers."""
         past = situation.experience.get(spec.name)
         latency_s = past.latency_ms_mean / 1000 if past else spec.latency_hint_s or LATENCY_GUESS_S
         usd = _expected_nano(spec, situation) / NANO_PER_USD
         return rule_utility(self._weights, self.success(spec, situation, hope), latency_s, usd)
 
     def success(self, spec: WorkerSpec, situation: Situation, hope: float = 0.0) -> float:
-        """How often it expects this worker to be right on this task, in [0, 1]."""
+        """The expected probability, in [0, 1], that this worker is right on this task."""
         past = situation.experience.get(spec.name)
         return smoothed_success(self._weights, past.success_mean if past else 0.0, past.n if past else 0, hope)
 
 
 def _expected_nano(spec: WorkerSpec, situation: Situation) -> int:
-    """What a call of this worker is expected to cost. Raises Unpriced."""
+    """The expected nano-dollars of a call of this worker. Raises Unpriced."""
     past = situation.experience.get(spec.name)
     return past.cost_nano_mean if past else cost_nano(price_of(spec), USAGE_GUESS)
 
 
 class VoteRouter:
-    """`vote`: the workers that the rule likes best answer side by side, and the majority is the reply."""
+    """`vote`: the workers that the rule ranks highest answer in parallel; the majority answer is the reply."""
 
     name = "vote"
 
@@ -145,8 +145,9 @@ class VoteRouter:
 
 
 class CascadeRouter:
-    """`cascade`: two workers that are good for their price answer side by side; where they agree that is the reply,
-    else the most successful of the others answers. Where nothing was observed the dearest counts as that one."""
+    """`cascade`: two workers that are good for their price answer in parallel. Where they agree, that is the reply;
+    else the most successful of the others answers. Without experience the dearest worker counts as the most
+    successful."""
 
     name = "cascade"
 
@@ -155,7 +156,7 @@ class CascadeRouter:
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Raises PlanRefused where no model worker is left."""
-        first = self._rule.ranked(situation)[1::-1]  # the best last: it is what agreement ships
+        first = self._rule.ranked(situation)[1::-1]  # the best is last, because agreement ships the last reply
         asked = {reply.handle for reply in situation.replies} or {spec.handle for spec in first}
         rest = [spec for spec in models_of(situation) if spec.handle not in asked]
         return cascade_plan(situation, first, max(rest, key=lambda spec: self._worth(spec, situation), default=None))
@@ -165,7 +166,8 @@ class CascadeRouter:
 
 
 class AutoPlanner:
-    """`baton` while a pool is new: the rule, until so many judged rollouts exist that the conductor can be trusted."""
+    """`baton` while a pool is new: the rule plans until the pool has `outcomes_min` judged rollouts, then the
+    conductor."""
 
     name = "auto"
 
@@ -179,7 +181,7 @@ class AutoPlanner:
         self._trusted: set[str] = set()
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """As the planner it stands for; the record names that one."""
+        """Plan as the rule or the conductor does; the record names which."""
         planner = self._learned if await self._trusts(situation.pool) else self._rule
         record.planner = planner.name
         return await planner.plan(situation, record, meter, early)
@@ -188,7 +190,7 @@ class AutoPlanner:
         if pool not in self._trusted:
             try:
                 judged = await self._count(pool)
-            except BatonError:  # the store is away: the rule needs nothing
+            except BatonError:  # the store is away; the rule needs no store
                 return False
             if judged >= self._outcomes_min:
                 self._trusted.add(pool)

@@ -1,4 +1,4 @@
-"""What one loop works on: the request it serves, what it may use, and the tree of loops it belongs to."""
+"""The state of one loop: the request it serves, what it may use, and the tree of loops it belongs to."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from gateway.service.ports.request import Journal, WorkerExperience
 
 
 class Sink(Protocol):
-    """Where the last step's stream goes. Awaiting it is the back-pressure of a slow reader."""
+    """Takes the last step's stream. A slow reader holds `chunk` back."""
 
     async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
         """Pass the choices of one chunk on to the client."""
         ...
 
     def about(self, reply: Mapping[str, Any]) -> None:
-        """What a completion or chunk says of itself beside its choices: `service_tier`, `system_fingerprint`."""
+        """Take what a reply or chunk says about itself beside its choices: `service_tier`, `system_fingerprint`."""
         ...
 
 
 def no_listener(event: Mapping[str, Any]) -> None:
-    """The `tell` of a request that no_listener watches."""
+    """The `tell` of a request whose client did not ask for events."""
 
 
 class HoldRecord:
-    """The journal's record of a hold. It goes to disk with the first thing that is written under it, in one fsync: a
-    hold under which nothing has left yet costs nothing, whatever becomes of this process."""
+    """The journal's record of a hold. It goes to disk with the first event under it, in one fsync: a hold under which
+    no call has left costs nothing, even if this process dies."""
 
     def __init__(self, journal: Journal, event: Event) -> None:
         self._journal = journal
@@ -47,7 +47,7 @@ class HoldRecord:
         self._written: asyncio.Future[None] | None = None
 
     async def append(self, *events: Event) -> None:
-        """Return once the hold and these are on disk. Raises SpoolFull, whichever of them found no room."""
+        """Return once the hold and these events are on disk. Raises SpoolFull where one of them finds no room."""
         if self._written is None:
             self._written = asyncio.ensure_future(self._journal.append(self._event, *events))
             await asyncio.shield(self._written)
@@ -58,8 +58,8 @@ class HoldRecord:
             await asyncio.gather(asyncio.shield(self._written), self._journal.append(*events))
 
     async def close(self, settle: Event, *rest: Event) -> None:
-        """The last records of the request, which find room also where the hold's own did not. A hold that is in no
-        journal has no end there either."""
+        """Write the closing records. Skip `settle` if the hold itself was never written. Closing records find room even
+        where the hold did not."""
         if self._written is None:
             await self.append(settle, *rest)
             return
@@ -71,20 +71,20 @@ class HoldRecord:
 
 @dataclass(slots=True)
 class Tree:
-    """What all loops of one request share."""
+    """The state that all loops of one request share."""
 
     meter: Meter
     hold_id: str
-    deadline_s: float  # monotonic
+    deadline_s: float  # on the clock's monotonic scale
     slots: asyncio.Semaphore  # worker calls in flight
-    held: HoldRecord  # on disk before anything is spent
-    tell: Callable[[Mapping[str, Any]], None] = no_listener  # told of what happens, for a client that asked to be
+    held: HoldRecord  # on disk before any money is spent
+    tell: Callable[[Mapping[str, Any]], None] = no_listener  # takes events, for a client that asked for them
     children: list[RolloutRecord] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class StepRun:
-    """One step while it runs. `ended` is set whatever became of it; `body` is there only when it worked."""
+    """One step while it runs. `ended` is set when it ends, well or badly; `body` is its reply, if it has one."""
 
     index: int
     step: Step
@@ -93,19 +93,19 @@ class StepRun:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     body: Mapping[str, Any] | None = None
     error: BatonError | None = None
-    dispatches: int = 0  # calls that left, over all of its attempts
+    dispatches: int = 0  # calls that left, over all attempts
 
 
 BeforeSpending = Callable[[int], Awaitable[None]]
 
 
 async def nothing_to_write(nano: int) -> None:
-    """The `before_spending` of a situation that no request stands behind."""
+    """The `before_spending` of a situation without a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a policy plans from. `shown` and `allowed.handles` are in the order shown."""
+    """What a policy plans from. `shown` and `allowed.handles` have the order of the prompt."""
 
     pool: str
     conversation: Sequence[Mapping[str, Any]]
@@ -117,41 +117,42 @@ class Situation:
     round: int
     depth_left: int
     timeout_s: float
-    explore: bool  # decode at temperature 1, so that the log holds alternatives to learn from
+    explore: bool  # decode at temperature 1, so that the log has alternatives to learn from
     avoid: frozenset[str] = frozenset()  # handles that failed in this loop
-    before_spending: BeforeSpending = nothing_to_write  # awaited before a planning call that may cost so many nano
-    task_type: str | None = None  # as the client names it
-    final: bool = False  # no round follows: this one's reply is the answer
+    # awaited, with its bound in nano-dollars, before a planning call
+    before_spending: BeforeSpending = nothing_to_write
+    task_type: str | None = None  # the client's own name for the kind of task
+    final: bool = False  # no round follows: the reply of this round is the answer
     quality: int | None = None  # the request's dial, see core/loop/prompt.py
-    version: Pick | None = None  # the policy version that plans; None: the conductor's only one
+    version: Pick | None = None  # the policy version that plans; None: the conductor has only one
     rollout_id: str | None = None  # of a request; None in a child loop
 
 
 class EarlyStart(Protocol):
-    """Told of each step that is certain to run, while the rest of the plan is still being written."""
+    """Takes each step that is certain to run, while the rest of the plan is still being decoded."""
 
     def __call__(self, step: Step) -> None: ...
 
 
 class Planner(Protocol):
-    """A policy: turns a situation into a plan, and fills in the round's record as it goes."""
+    """A policy: turns a situation into a plan and fills in the round's record."""
 
     name: str
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """One plan within `situation.allowed`. Raises ConductorError, PlanRefused or CapReached."""
+        """Return a plan within `situation.allowed`. Raises ConductorError, PlanRefused or CapReached."""
         ...
 
 
 @dataclass(slots=True)
 class Loop:
-    """One loop: the root's, or a child's one level deeper."""
+    """One loop: the request's own, or a child's one level deeper."""
 
     record: RolloutRecord
     tree: Tree
     conversation: tuple[Mapping[str, Any], ...]
-    params: Mapping[str, Any]  # the client's own, for the step whose reply is the answer
-    workers: tuple[WorkerSpec, ...]  # in the order shown
+    params: Mapping[str, Any]  # the client's parameters, for the step that answers
+    workers: tuple[WorkerSpec, ...]  # in the order of the prompt
     experience: Mapping[str, WorkerExperience]
     planner: Planner
     fallback: Planner | None
@@ -163,12 +164,12 @@ class Loop:
     sticky: bool = True  # whether the turn may go back to the worker that asked
     endpoint: Endpoint = "chat"
     sink: Sink | None = None
-    shape: Shape | None = None  # what `params` promise the client its reply will be
+    shape: Shape | None = None  # the shape that `params` promise of the reply
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index
 
     @property
     def depth(self) -> int:
-        """How many loops are above this one."""
+        """The number of loops above this one."""
         return self.record.depth
 
     async def announce(self, now_us: int, step_id: str, worker: str, bound_nano: int, attempt: int = 1) -> None:
@@ -184,5 +185,5 @@ class Loop:
         await self.tree.held.append(Event.new("dispatch", now_us, payload))
 
     def tell(self, event: str, **facts: Any) -> None:
-        """Say what happens to a client that asked for it."""
+        """Pass an event to a client that asked for events."""
         self.tree.tell({"event": event, "depth": self.depth, **facts})

@@ -1,8 +1,8 @@
-"""One step: what it may see, the calls that make its reply, whether that is what was asked for, and what is logged.
+"""One step: its messages, the calls that make its reply, the check of the reply, and its record.
 
-The answering step's reply is checked before it is the client's: a promised shape (`response_format`) that a worker did
-not keep to is asked for once more, and then refused. A stream cannot be taken back, so there only its end waits for the
-check: no `finish_reason` is passed on before it.
+The answering step's reply is checked before the client gets it. Where a worker breaks the promised shape
+(`response_format`), the step asks once more and then refuses. A stream cannot be taken back, so only its end waits for
+the check: no `finish_reason` is passed on before it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Child = Callable[[Loop, StepRun, list[dict[str, Any]], bool, bool], Awaitable[Ma
 
 
 class StepRunner:
-    """Runs single steps. `child` runs a step on worker `self` as a loop one level deeper."""
+    """Runs single steps over `calls`. `child` runs a step on worker `self` as a loop one level deeper."""
 
     def __init__(self, calls: Calls, child: Child) -> None:
         self._shared = calls
         self._child = child
 
     async def run(self, loop: Loop, run: StepRun, *, answers: bool, streams: bool) -> None:
-        """Wait for what the step sees, call its worker, keep reply or error. `answers`: it gets the client's own
-        parameters; `streams`: its stream is the reply. Raises nothing but CancelledError."""
+        """Wait for the steps it sees, call its worker, and keep the reply or the error. `answers`: the step gets the
+        client's own parameters. `streams`: its stream is the reply. Raises only CancelledError."""
         try:
             await asyncio.gather(*(loop.runs[index].ended.wait() for index in run.step.see))
             loop.tell("step_started", step=run.index, worker=run.spec.name)
@@ -66,12 +66,12 @@ class StepRunner:
         run.body = one_call(merged(replies), body)
         return await self._checked(loop, run, body, saw) if answers and loop.shape is not None else run.body
 
-    # ------------------------------------------------------------ whole
+    # ------------------------------------------------------------ in one piece
 
     async def _calls(
         self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw
     ) -> list[Mapping[str, Any]]:
-        """The replies to several bodies at once, each from an equal share of what is left."""
+        """Call the worker with several bodies at once; each call may use an equal share of what is left."""
         calls = [
             StepCall(self._shared, loop, run, body, saw, share=len(bodies), counted=number == 0)
             for number, body in enumerate(map(dict, bodies))
@@ -85,16 +85,17 @@ class StepRunner:
         return await all_or_first_error([one(call) for call in calls])
 
     async def _checked(self, loop: Loop, run: StepRun, body: Mapping[str, Any], saw: Saw) -> Mapping[str, Any]:
-        """The reply once each of its choices has the promised shape; those that had not were asked for once more."""
+        """Return the reply when each choice has the promised shape. Choices without it are asked for once more. Raises
+        UpstreamInvalid where the second try breaks it too."""
         made = dict(run.body or {})
         wrong = _problems(loop, made)
         if not wrong:
             return made
         if run.spec.kind not in MODEL_KINDS:
             raise _invalid(run, wrong)
-        asked = [_asking_again(loop, body, made["choices"][at], problem) for at, problem in wrong.items()]
+        bodies = [_asking_again(loop, body, made["choices"][at], problem) for at, problem in wrong.items()]
         try:
-            again = merged(await self._calls(loop, run, asked, saw))["choices"]
+            again = merged(await self._calls(loop, run, bodies, saw))["choices"]
         except CapReached:
             raise _invalid(run, wrong) from None
         choices = list(made["choices"])
@@ -108,7 +109,7 @@ class StepRunner:
     # ------------------------------------------------------------ streamed
 
     async def _streamed(self, loop: Loop, run: StepRun, body: dict[str, Any], saw: Saw) -> Mapping[str, Any]:
-        """The reply as it comes. Where a shape was promised, no choice ends before all of them were checked."""
+        """Stream the reply. Where a shape was promised, no choice ends before all choices are checked."""
         bodies = fan_out(body, run.spec)
         calls = [
             StepCall(self._shared, loop, run, each, saw, share=len(bodies), counted=number == 0)
@@ -124,7 +125,7 @@ class StepRunner:
 
         try:
             replies = await all_or_first_error([one(number, call) for number, call in enumerate(calls)])
-        except BaseException:  # boundary: what came of a stream that broke off is kept for the log, whatever broke it
+        except BaseException:  # boundary: the log keeps the beginning of a broken stream, whatever broke it
             begun = [call.collected.body() for call in calls if call.collected.started]
             run.body = merged(begun) if begun else None
             raise
@@ -138,7 +139,8 @@ class StepRunner:
     def _passing_on(
         self, loop: Loop, run: StepRun, body: Mapping[str, Any], shift: int | None, held: list[dict[str, Any]]
     ) -> PassOn:
-        """What is done with each chunk of one call: `shift` renumbers its choice, `held` takes back their ends."""
+        """The function that takes each chunk of one call. `shift` renumbers its choice; `held` collects the ends of
+        choices that wait for the check."""
 
         async def pass_on(chunk: Mapping[str, Any]) -> None:
             run.record.first_byte_us = run.record.first_byte_us or self._shared.clock.now_us()
@@ -182,11 +184,11 @@ def _seen(run: StepRun) -> SeenStep:
 
 
 def _problems(loop: Loop, body: Mapping[str, Any]) -> dict[int, str]:
-    """What is wrong with which choice, by its place."""
+    """The problem of each choice that breaks the shape, by the choice's position."""
     if loop.shape is None:
         return {}
-    found = {at: loop.shape.problem(choice) for at, choice in enumerate(body.get("choices") or ())}
-    return {at: problem for at, problem in found.items() if problem is not None}
+    problems = {at: loop.shape.problem(choice) for at, choice in enumerate(body.get("choices") or ())}
+    return {at: problem for at, problem in problems.items() if problem is not None}
 
 
 def _invalid(run: StepRun, wrong: Mapping[int, str]) -> UpstreamInvalid:
@@ -197,20 +199,22 @@ def _invalid(run: StepRun, wrong: Mapping[int, str]) -> UpstreamInvalid:
 
 
 def _asking_again(loop: Loop, body: Mapping[str, Any], choice: Mapping[str, Any], problem: str) -> dict[str, Any]:
-    """The body that asks for one choice once more, told what was wrong with it."""
-    said = (choice.get("message") or {}).get("content")
+    """The body that asks for one choice again and names its problem."""
+    answer = (choice.get("message") or {}).get("content")
     wanted = loop.shape.described() if loop.shape else ""
-    told = f"That is not what was asked for: {problem}. Answer again with {wanted}\nThat alone, and nothing around it."
+    correction = (
+        f"That is not what was asked for: {problem}. Answer again with {wanted}\nThat alone, and nothing around it."
+    )
     messages = [
         *body["messages"],
-        {"role": "assistant", "content": said if isinstance(said, str) else ""},
-        {"role": "user", "content": told},
+        {"role": "assistant", "content": answer if isinstance(answer, str) else ""},
+        {"role": "user", "content": correction},
     ]
     return {**{name: value for name, value in body.items() if name != "n"}, "messages": messages}
 
 
 async def replay(body: Mapping[str, Any], loop: Loop) -> None:
-    """Stream a reply that is already whole (an earlier round's, a child's) to the client."""
+    """Stream a complete reply (of an earlier round, or of a child loop) to the client."""
     if loop.sink is None:
         return
     loop.sink.about(body)
