@@ -35,6 +35,8 @@ def a_round(number: int = 1, **changes: Any) -> RoundRecord:
         "plan": {"steps": [{"worker": "quill", "task": None, "see": []}]},
         "sampling": {"temperature": 1.0},
         "schema_hash": "cd34",
+        "allowed": {"handles": ["quill"], "steps_max": 3, "first_index": 0, "depth_capped": []},
+        "quality": 7,
         "prompt_tokens": 3,
         "completion_tokens": 3,
         "cost_nano": 5,

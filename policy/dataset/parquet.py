@@ -27,7 +27,7 @@ from policy.dataset.row import Row, StepRow
 
 VERSION = "2"
 ROW_GROUP_ROWS = 1_000
-JSON_COLUMNS = ("pool", "tags", "request_messages", "plan", "sampling", "outcome_metadata")
+JSON_COLUMNS = ("pool", "caps", "allowed", "tags", "request_messages", "plan", "sampling", "outcome_metadata")
 
 
 def require() -> None:
@@ -49,7 +49,7 @@ def _steps() -> Any:
 def row_schema() -> Any:
     """Columns of the shape `rows`; text where nothing else is said."""
     kinds = dict.fromkeys(("prompt_token_ids", "plan_token_ids"), pa.list_(pa.int32()))
-    kinds |= dict.fromkeys(("round", "depth", "outcome_n"), pa.int32())
+    kinds |= dict.fromkeys(("round", "depth", "quality", "outcome_n"), pa.int32())
     kinds |= dict.fromkeys(("outcome_sources", "grader_versions"), pa.list_(pa.string()))
     kinds |= dict.fromkeys(("outcome", "latency_ms"), pa.float64())
     kinds |= {

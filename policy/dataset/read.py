@@ -36,6 +36,7 @@ _ROLLOUT = (
         "log_mode",
         "pool_name",
         "pool",
+        "caps",
         "task_type",
         "tags",
     ),
@@ -43,7 +44,8 @@ _ROLLOUT = (
 )
 _ROUND = (
     *("round", "messages", "prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask", "plan_text", "plan"),
-    *("sampling", "schema_hash", "prompt_version", "prompt_hash", "planner", "policy_version", "refusal"),
+    *("sampling", "schema_hash", "allowed", "quality", "prompt_version", "prompt_hash", "planner", "policy_version"),
+    "refusal",
 )
 _STEP = tuple(name for name in StepRow.__slots__ if name != "latency_ms")
 Record = Mapping[Any, Any]

@@ -87,6 +87,7 @@ class Row:
     log_mode: str
     pool_name: str
     pool: Sequence[Mapping[str, Any]]  # as shown, in order
+    caps: Mapping[str, Any]  # of the request, with the dial where it set one
     workers_used: tuple[tuple[str, str], ...]  # (worker, version) of the whole request, sorted
     task_type: str | None
     tags: Mapping[str, str]
@@ -101,6 +102,8 @@ class Row:
     plan: Mapping[str, Any] | None
     sampling: Mapping[str, Any]
     schema_hash: str | None
+    allowed: Mapping[str, Any] | None  # `core.loop.plan.Allowed` as JSON; None: logged before the log had it
+    quality: int | None  # the dial as the prompt showed it; None: it showed none
     prompt_version: str | None
     prompt_hash: str | None
     planner: str

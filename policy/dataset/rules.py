@@ -12,22 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fractions import Fraction
+from typing import Any
 
+from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.plan import Allowed, allowed_of, plan_schema, schema_hash
 from gateway.errors import ConfigError
+from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Call, Row, Side
 
 LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
-FIXES = {
-    "train_false": "their keys or requests said train: false, and that stands",
-    "metadata_only": "log those keys in mode full or redacted from now on",
-    "redacted": "token ids would spell out what was redacted; such requests cannot be used",
-    "no_tokens": "serve the conductor with return_token_ids (the embedded one does), or export --without-tokens",
-    "no_logprobs": "serve the conductor with --logprobs-mode processed_logprobs and collect anew",
-    "too_few_outcomes": "post outcomes (POST /v1/outcomes), or lower --min-outcomes",
-    "stale_worker": "their workers have another version today or are gone; --keep-stale keeps them",
-    "prompt_on_both_sides": "their question is in the training side too",
-    "over_key_share": "one key may hold no more; --key-share raises it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +76,7 @@ class Report:
 
     def reasons(self) -> str:
         """`12 redacted (why), 3 …`: the rows left out, most first."""
-        most = sorted(self.left_out.items(), key=lambda item: (-item[1], item[0]))
-        return "; ".join(f"{count} {reason} ({FIXES[reason]})" for reason, count in most)
+        return listed(self.left_out)
 
 
 # ---------------------------------------------------------------- one row
@@ -92,7 +84,7 @@ class Report:
 
 def why_left_out(row: Row, rules: Rules, min_outcomes: int) -> str | None:
     """The first reason that holds, None for a row to keep."""
-    fault = token_fault(row) if rules.tokens_required else None
+    fault = token_fault(row, row.log_mode) if rules.tokens_required else None
     if fault:
         return fault
     if rules.versions is not None and is_stale(row.workers_used, rules.versions):
@@ -100,14 +92,26 @@ def why_left_out(row: Row, rules: Rules, min_outcomes: int) -> str | None:
     return "too_few_outcomes" if row.outcome_n < min_outcomes else None
 
 
-def token_fault(row: Row) -> str | None:
-    """Why the stored behaviour of a plan cannot be reweighted: no tokens, or not one log-prob and mark for each."""
-    if not row.plan_token_ids or not row.prompt_token_ids:
-        return {"metadata": "metadata_only", "redacted": "redacted"}.get(row.log_mode, "no_tokens")
-    sampled = len(row.plan_token_ids)
-    fits = len(row.plan_logprobs) == len(row.decision_mask) == sampled
-    finite = all(-math.inf < one <= LOGPROB_SLACK for one in row.plan_logprobs)
+def token_fault(planned: Row | RoundRecord, log_mode: str = "full") -> str | None:
+    """Why the log-probs of a plan cannot be used: there are no tokens, or not one log-prob and one mark for each."""
+    if not planned.plan_token_ids or not planned.prompt_token_ids:
+        return {"metadata": "metadata_only", "redacted": "redacted"}.get(log_mode, "no_tokens")
+    sampled = len(planned.plan_token_ids)
+    fits = len(planned.plan_logprobs) == len(planned.decision_mask) == sampled
+    finite = all(-math.inf < logprob <= LOGPROB_SLACK for logprob in planned.plan_logprobs)
     return None if fits and finite else "no_logprobs"
+
+
+def grammar_of(planned: Row | RoundRecord) -> tuple[Allowed, Mapping[str, Any]]:
+    """What a plan was allowed, and the schema it was decoded under. Raises RowRefused where the log does not say, or
+    where the schema has another hash than was logged."""
+    if planned.allowed is None:
+        raise RowRefused("no_allowed")
+    allowed = allowed_of(planned.allowed)
+    schema = plan_schema(allowed)
+    if schema_hash(schema) != planned.schema_hash:
+        raise RowRefused("other_schema")
+    return allowed, schema
 
 
 def is_stale(used: Iterable[tuple[str, str]], versions: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Logged rollouts as requests to judge a candidate by: whole ones, sampled ones, under grammars that can be rebuilt.
+"""Logged rollouts as requests to judge a candidate by: complete, sampled, under the grammars that were logged.
 
 A request is a root rollout with all its rounds and child loops, since they share one outcome; its weight is the product
 over all its planning calls. Whatever cannot be used is counted by name.
@@ -6,38 +6,24 @@ over all its planning calls. Whatever cannot be used is counted by name.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.core.loop.plan import Allowed, Plan, plan_schema, schema_hash, validate
+from gateway.core.loop.plan import Allowed, Plan, validate
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError, PlanRefused
 from policy.dataset import parquet
 from policy.dataset.curate import load
+from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Row
-from policy.dataset.rules import FIXES, Rules, token_fault
+from policy.dataset.rules import Rules, grammar_of, token_fault
 from policy.dataset.select import Selection
 from policy.serve.sampling import GREEDY_BELOW
 
 ROWS_MAX = 50_000
-FIRST_INDEX_MAX = 64
-REASONS: Mapping[str, str] = {
-    **FIXES,
-    "no_outcome": "nobody judged it; post outcomes (POST /v1/outcomes)",
-    "incomplete": "rounds or the outermost loop of the request are not among the rows; export all of them",
-    "greedy": "planned at temperature 0: a policy that never varies has no propensities; raise BATON_EXPLORE_SHARE",
-    "unknown_grammar": "its grammar cannot be rebuilt from the row: logged by another version of the code",
-    "other_prompt": "logged under another prompt than the candidate was trained on; collect logs with that prompt",
-    "other_tokens": "the candidate's tokenizer cuts its prompt differently, so no log-prob compares",
-}
-_LIMITS = (
-    re.compile(r"\Asteps (\d+) depth (\d+) round \d+"),
-    re.compile(r"\ARound \d+\. At most (\d+) steps\. Child loops left: (\d+)\."),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +106,8 @@ class Log:
     versions: tuple[str, ...]
 
     def reasons(self) -> str:
-        """`12 greedy (why), 3 …`: most first."""
-        most = sorted(self.left_out.items(), key=lambda item: (-item[1], item[0]))
-        return "; ".join(f"{count} {name} ({REASONS[name]})" for name, count in most)
+        """The requests left out, most first: `12 greedy (what to do); 3 …`."""
+        return listed(self.left_out)
 
 
 def rows_of(source: LoggedSource) -> list[Row]:
@@ -151,10 +136,9 @@ def read(rows: Sequence[Row], prompt_hash: str, source: str = "the log") -> Log:
     requests, calls, left_out = [], [], Counter[str]()
     for root_id, family in families.items():
         ordered = sorted(family, key=lambda row: (row.rollout_id != root_id, row.rollout_id, row.round))
-        built = [call_of(row) for row in ordered]
-        usable = [call for call in built if call is not None and call.row.prompt_hash == prompt_hash]
+        usable, refused = _calls(ordered, prompt_hash)
         calls += usable
-        reason = _why_not(root_id, ordered, prompt_hash) or ("unknown_grammar" if None in built else None)
+        reason = _why_not(root_id, ordered, prompt_hash) or refused
         if reason is None and any(call.temperature < GREEDY_BELOW for call in usable):
             reason = "greedy"
         if reason is not None:
@@ -162,6 +146,24 @@ def read(rows: Sequence[Row], prompt_hash: str, source: str = "the log") -> Log:
             continue
         requests.append(_request(usable))
     return Log(requests, calls, left_out, tuple(sorted({row.policy_version or "?" for row in rows})))
+
+
+def _calls(family: Sequence[Row], prompt_hash: str) -> tuple[list[Call], str | None]:
+    """The planning calls made under that prompt, and why the first of those that cannot be used is refused."""
+    calls, refused = [], None
+    for row in family:
+        try:
+            call = call_of(row)
+        except RowRefused as error:
+            refused = refused or error.reason
+        else:
+            calls += [call] if row.prompt_hash == prompt_hash else []
+    return calls, refused
+
+
+def call_of(row: Row) -> Call:
+    """The planning call of a row with its schema. Raises RowRefused as `grammar_of`."""
+    return Call(row, *grammar_of(row))
 
 
 def _request(calls: Sequence[Call]) -> Request:
@@ -185,7 +187,7 @@ def _check_outcomes(rows: Sequence[Row], source: str) -> None:
 
 
 def _why_not(root_id: str, family: Sequence[Row], prompt_hash: str) -> str | None:
-    """The first reason that holds for a request, in words of REASONS."""
+    """The first reason that holds for a request, a key of dataset.refusals.REASONS."""
     rounds: dict[str, list[int]] = defaultdict(list)
     for row in family:
         rounds[row.rollout_id].append(row.round)
@@ -195,32 +197,4 @@ def _why_not(root_id: str, family: Sequence[Row], prompt_hash: str) -> str | Non
         return "no_outcome"
     if any(row.prompt_hash != prompt_hash for row in family):
         return "other_prompt"
-    return next((fault for row in family if (fault := token_fault(row))), None)
-
-
-# ---------------------------------------------------------------- the grammar of a row
-
-
-def call_of(row: Row) -> Call | None:
-    """A row with what it was allowed to plan, proven by the hash of the grammar that was logged; None where no grammar
-    of this code has that hash."""
-    limits = _limits(row.messages)
-    if limits is None:
-        return None
-    steps_max, depth_left = limits
-    handles = tuple(str(one["handle"]) for one in row.pool if depth_left or one.get("kind") != "self")
-    for first_index in range(FIRST_INDEX_MAX) if row.round > 1 else (0,):
-        allowed = Allowed(handles, steps_max, first_index)
-        schema = plan_schema(allowed)
-        if schema_hash(schema) == row.schema_hash:
-            return Call(row, allowed, schema)
-    return None
-
-
-def _limits(messages: Iterable[Mapping[str, str]]) -> tuple[int, int] | None:
-    """Steps and child loops left, as the prompt tells them: the last message, so that no quoted text can pose as it."""
-    texts = [str(message.get("content") or "") for message in messages]
-    for pattern in _LIMITS if texts else ():
-        if found := pattern.match(texts[-1]):
-            return int(found[1]), int(found[2])
-    return None
+    return next((fault for row in family if (fault := token_fault(row, row.log_mode))), None)

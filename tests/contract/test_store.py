@@ -50,6 +50,8 @@ async def test_a_rollout_comes_back_whole(world: World) -> None:
     assert tree["rounds"][0]["plan_logprobs"] == [-0.1, -2.5, -0.000001]
     assert tree["rounds"][0]["plan_token_ids"] == [10, 11, 12]
     assert tree["rounds"][0]["decision_mask"] == [True, False, True]
+    limits = {"handles": ["quill"], "steps_max": 3, "first_index": 0, "depth_capped": []}
+    assert (tree["rounds"][0]["allowed"], tree["rounds"][0]["quality"]) == (limits, 7)
     assert [(s["step"], s["worker"], s["see"]) for s in tree["steps"]] == [(0, "alpha", []), (1, "beta", [0])]
     assert tree["steps"][0]["messages"] == [{"role": "user", "content": "2+2?"}]
     assert tree["steps"][0]["attempts"][0]["started_us"] == T0_US + 30_000

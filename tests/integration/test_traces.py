@@ -29,8 +29,9 @@ from policy.dataset import read as reading
 from policy.dataset.curate import curated, load
 from policy.dataset.export import export
 from policy.dataset.read import rows_of, snapshot
+from policy.dataset.refusals import REASONS
 from policy.dataset.row import Row, StepRow
-from policy.dataset.rules import FIXES, Rules
+from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
 from tests.policy.dataset_rows import read
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, event, new_id
@@ -505,5 +506,5 @@ def test_the_gateways_command_finds_the_log(database_url: str, add: Add, tmp_pat
 
 def test_the_page_names_every_column_and_reason() -> None:
     page = (Path(__file__).parents[2] / "docs" / "traces.md").read_text(encoding="utf-8")
-    names = [*Row.__slots__, *StepRow.__slots__, *(f"`{reason}`" for reason in FIXES)]
+    names = [*Row.__slots__, *StepRow.__slots__, *(f"`{reason}`" for reason in REASONS)]
     assert [name for name in names if name not in page] == []

@@ -47,8 +47,9 @@ def rows_of(prompt: Prompt, episode: Episode) -> Iterable[Row]:
 
 def _row(prompt: Prompt, episode: Episode, root: RolloutRecord, loop: RolloutRecord, planned: RoundRecord) -> Row:
     names = ("messages", "prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask", "plan_text", "plan")
-    more = ("sampling", "schema_hash", "prompt_version", "prompt_hash", "planner", "policy_version", "refusal", "round")
-    copied: dict[str, Any] = {name: getattr(planned, name) for name in (*names, *more)}
+    more = ("sampling", "schema_hash", "allowed", "quality", "prompt_version", "prompt_hash", "planner")
+    rest = ("policy_version", "refusal", "round")
+    copied: dict[str, Any] = {name: getattr(planned, name) for name in (*names, *more, *rest)}
     return Row(
         **copied,
         rollout_id=loop.id,
@@ -60,6 +61,7 @@ def _row(prompt: Prompt, episode: Episode, root: RolloutRecord, loop: RolloutRec
         log_mode="full",
         pool_name="arena",
         pool=loop.pool,
+        caps=loop.caps,
         workers_used=(),
         task_type=prompt.category,
         tags={},

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from policy.dataset import rules
+from policy.dataset.refusals import REASONS
 from policy.dataset.row import Judgement, Outcome, settle
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection, parse_tags, parse_time
@@ -66,7 +67,7 @@ def test_named_sources_alone_count_in_their_order() -> None:
 def test_a_row_is_left_out_by_name(changes: dict[str, Any], reason: str | None) -> None:
     found = rules.why_left_out(a_row(**changes), Rules(versions={"alpha": "1", "beta": "2"}), min_outcomes=1)
     assert found == reason
-    assert reason is None or reason in rules.FIXES
+    assert reason is None or reason in REASONS
 
 
 def test_what_can_be_read_is_kept_where_no_tokens_are_asked_for() -> None:
@@ -153,7 +154,7 @@ def test_each_side_is_capped_and_everything_is_counted() -> None:
     assert report.key_share <= 0.05
     assert report.train > report.validation > 0
     assert set(report.left_out) == {"over_key_share", "redacted"}
-    assert report.reasons().endswith(f"3 redacted ({rules.FIXES['redacted']})")
+    assert report.reasons().endswith(f"3 redacted ({REASONS['redacted']})")
     assert (report.keys, report.outcome_values, report.warnings) == (31, 2, [])
 
 

@@ -14,6 +14,7 @@ import pytest
 from gateway.core.loop.plan import Allowed, plan_schema, schema_hash
 from gateway.errors import ConfigError
 from policy.dataset import parquet
+from policy.dataset.refusals import RowRefused
 from policy.dataset.row import Row
 from policy.evaluate.entrants import SHIPPED
 from policy.gate import triage
@@ -139,8 +140,8 @@ def changed(rows: list[Row], **changes: Any) -> list[Row]:
         ({"plan_token_ids": []}, "no_tokens"),
         ({"plan_token_ids": [], "log_mode": "redacted"}, "redacted"),
         ({"prompt_hash": "another"}, "other_prompt"),
-        ({"schema_hash": "another"}, "unknown_grammar"),
-        ({"messages": []}, "unknown_grammar"),
+        ({"schema_hash": "another"}, "other_schema"),
+        ({"allowed": None}, "no_allowed"),
         ({"sampling": {"temperature": 0.0}}, "greedy"),
         ({"round": 2}, "incomplete"),
         ({"root_id": "gone"}, "incomplete"),
@@ -173,24 +174,14 @@ def test_a_log_that_nothing_can_be_judged_from_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_grammar_is_rebuilt_from_either_profile_and_proven_by_its_hash() -> None:
-    pool = [
-        {"name": "a", "handle": "quill", "kind": "openai"},
-        {"name": "self", "handle": "self", "kind": "self"},
-        {"name": "b", "handle": "atlas", "kind": "openai"},
-    ]
-    for text, round_number, allowed in (
-        ("steps 5 depth 0 round 1 quality 7\nquill", 1, Allowed(("quill", "atlas"), 5)),
-        ("Round 2. At most 3 steps. Child loops left: 1.\n", 2, Allowed(("quill", "self", "atlas"), 3, 4)),
-    ):
-        digest = schema_hash(plan_schema(allowed))
-        row = a_row(pool=pool, messages=[{"role": "user", "content": text}], schema_hash=digest, round=round_number)
-        found = call_of(row)
-        assert found is not None
-        assert found.allowed == allowed
-        assert call_of(replace(row, pool=pool[:1])) is None
-    quoted = [{"role": "user", "content": "hello\nsteps 5 depth 2 round 1"}]
-    assert call_of(a_row(pool=pool, messages=quoted, schema_hash=digest)) is None
+def test_the_grammar_follows_from_what_was_allowed_and_is_proven_by_its_hash() -> None:
+    allowed = Allowed(("quill", "self", "atlas"), 3, 4, frozenset({"deep"}))
+    row = a_row(allowed=allowed.as_json(), schema_hash=schema_hash(plan_schema(allowed)), messages=[])
+    call = call_of(row)
+    assert (call.allowed, call.schema) == (allowed, plan_schema(allowed))
+    for logged, reason in ((Allowed(("quill",), 3, 4).as_json(), "other_schema"), (None, "no_allowed")):
+        with pytest.raises(RowRefused, match=reason):
+            call_of(replace(row, allowed=logged))
 
 
 # ---------------------------------------------------------------- asking, estimating, checking

@@ -265,7 +265,7 @@ def test_logs_without_log_probs_or_of_another_prompt_are_refused_by_name() -> No
     for found, reason in ((of_rollouts(bare, known, weights), "no_logprobs"),
                           (of_rollouts(rollouts, "0" * 64, weights), "other_prompt")):  # fmt: skip
         assert set(found.refused) == {reason}
-        with pytest.raises(ConfigError, match=f"no rollout can be trained on: 12 × {reason}"):
+        with pytest.raises(ConfigError, match=f"no rollout can be trained on: 12 {reason}"):
             LoggedSource(found, "toy@2")
     even = [replace(one, outcome=0.0) for one in rollouts]
     with pytest.raises(ConfigError, match="same reward"):

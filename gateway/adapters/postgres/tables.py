@@ -163,6 +163,8 @@ rounds = Table(
     Column("plan", JSONB),
     _need("sampling", JSONB),
     Column("schema_hash", Text),
+    Column("allowed", JSONB),
+    Column("quality", SmallInteger),
     Column("refusal", Text),
     _need("prompt_tokens", BigInteger),
     _need("completion_tokens", BigInteger),

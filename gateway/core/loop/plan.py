@@ -55,6 +55,20 @@ class Allowed:
     first_index: int = 0
     depth_capped: frozenset[str] = frozenset()  # handles that would start a child loop, were there depth left
 
+    def as_json(self) -> dict[str, Any]:
+        """The form that a round's record keeps; `allowed_of` is the inverse."""
+        limits = {"steps_max": self.steps_max, "first_index": self.first_index}
+        return {"handles": list(self.handles), **limits, "depth_capped": sorted(self.depth_capped)}
+
+
+def allowed_of(logged: Mapping[str, Any]) -> Allowed:
+    """The limits that `Allowed.as_json` wrote. Raises ValueError on anything else."""
+    try:
+        handles, capped = map(str, logged["handles"]), map(str, logged["depth_capped"])
+        return Allowed(tuple(handles), int(logged["steps_max"]), int(logged["first_index"]), frozenset(capped))
+    except (KeyError, TypeError):
+        raise ValueError("not the limits of a plan") from None
+
 
 def validate(raw: str | bytes | object, allowed: Allowed) -> Plan:
     """Any input → a plan within `allowed`. Raises PlanRefused with a stable `reason`."""

@@ -100,6 +100,11 @@ def render(profile: Profile, shown: PromptInput) -> list[dict[str, str]]:
     return [{"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": _defused(_full(shown))}]
 
 
+def tells_quality(profile: Profile) -> bool:
+    """Whether prompts of this profile show the dial."""
+    return profile != "compact"
+
+
 def profile_of(prompt_version: str) -> Profile:
     """The profile in a manifest's `prompt_version`, e.g. `compact-1`; `full` for anything else."""
     named = prompt_version.split("-")[0]
@@ -119,7 +124,7 @@ def prompt_hash(profile: Profile) -> str:
 @cache
 def _prompt_hash(profile: Profile) -> str:
     samples = [_SAMPLE, replace(_SAMPLE, round=2, replies=_SAMPLE_REPLIES)]
-    if profile != "compact":  # which never tells the dial
+    if tells_quality(profile):
         samples.append(replace(_SAMPLE, quality=7, messages=({"role": "user", "content": "long " * DIAL_CHARS_MAX},)))
     text = "\x1e".join(m["content"] for sample in samples for m in render(profile, sample))
     return hashlib.sha256(f"{PROMPT_VERSION}\x1f{profile}\x1f{text}".encode()).hexdigest()

@@ -270,6 +270,7 @@ class _Graph:
         def early(step: Step) -> None:
             tasks.append(self._start(step, answers=False))
 
+        self.record.allowed = situation.allowed.as_json()
         try:
             plan = await planner.plan(situation, self.record, self.loop.tree.meter, early)
             self.record.plan, self.record.finished_us = plan.as_json(), now_us()

@@ -7,6 +7,7 @@ import json
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import BadRequest
+from policy.dataset.refusals import listed
 from policy.reward import DIAL, RewardSettings, taught_dial
 from policy.serve.manifest import read_manifest
 from policy.serve.shape import ModelError, load_shape
@@ -24,7 +26,6 @@ from policy.serve.tokens import Tokens
 from policy.train.engines.rows import EngineRow, EngineSettings, of_training, read_rows
 from policy.train.sources.logged import of_export
 from policy.train.step.grpo import MissingLogprobs
-from policy.train.step.rows import told
 
 STOPPED = 143
 
@@ -154,7 +155,7 @@ def _rows(data: Path, init: Path, settings: EngineSettings) -> list[EngineRow]:
         raise BadRequest(f"{init}: no policy directory ({error})") from None
     found = of_export(data, manifest.prompt_hash, RewardSettings(dial=taught_dial(manifest.config) or DIAL))
     if not found.rows:
-        raise BadRequest(f"{data}: no rollout can be trained on: {told(found.refused) or 'none is there'}")
+        raise BadRequest(f"{data}: no rollout can be trained on: {listed(Counter(found.refused)) or 'none is there'}")
     return of_training(found.rows, tokens, settings)
 
 

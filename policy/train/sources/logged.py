@@ -5,10 +5,9 @@ What cannot be trained on is left out by name; where nothing is left, or nothing
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,26 +17,15 @@ from gateway.core.log.rollout import RoundRecord
 from gateway.errors import ConfigError
 from policy.dataset import curate, parquet
 from policy.dataset import row as dataset
+from policy.dataset.refusals import REASONS, RowRefused, listed
 from policy.environments.logged import Logged, refusal
 from policy.reward import RewardSettings, at_quality, reward
 from policy.train.metrics import Value
 from policy.train.sources.sampled import Batch
 from policy.train.spec import chosen
-from policy.train.step.rows import (
-    REFUSALS,
-    Row,
-    RowRefused,
-    checked,
-    require_outcomes,
-    row_of,
-    schema_of,
-    told,
-)
+from policy.train.step.rows import Row, checked, require_outcomes, row_of
 
 EXPORT_ROWS_MAX = 1_000_000
-_DIAL = re.compile(
-    r"^(?:steps \d.* quality (\d)$|Quality wanted: (\d) of )", re.MULTILINE
-)  # as core/loop/prompt.py says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +43,7 @@ class LoggedSource:
     def __init__(self, found: Found, version: str) -> None:
         """`version`: the one that training begins with, `conductor@7`; what the log has of older ones is stale."""
         if not found.rows:
-            raise ConfigError(f"no rollout can be trained on: {told(found.refused) or 'none was selected'}")
+            raise ConfigError(f"no rollout can be trained on: {listed(Counter(found.refused)) or 'none was selected'}")
         require_outcomes([row.reward for row in found.rows])
         self._found = found
         behind = [_behind(row.version, version) for row in found.rows]
@@ -99,7 +87,7 @@ def of_rollouts(rollouts: Sequence[Logged], prompt_hash: str, weights: RewardSet
     for each in rollouts:
         reason = refusal(each)
         if reason is not None:
-            refused.append(reason if reason in REFUSALS else "no_outcome")
+            refused.append(reason if reason in REASONS else "no_outcome")
             continue
         try:
             rows += _rows_of(each, prompt_hash, weights)
@@ -113,7 +101,7 @@ def _rows_of(each: Logged, prompt_hash: str, weights: RewardSettings) -> list[Ro
     record, loops = each.record, (each.record, *each.children)
     planned = [(loop, one) for loop in loops for one in loop.rounds if one.planner == "conductor"]
     parsed = all(one.refusal is None for _, one in planned)
-    settings = at_quality(weights, dial_of(record.rounds[0].messages))
+    settings = at_quality(weights, record.rounds[0].quality)
     latency_s = max(0.0, (record.finished_us - record.created_us) / 1e6)
     value = reward(parsed, each.outcome or 0.0, record.cost_nano, latency_s, settings)
     for _, one in planned:
@@ -124,15 +112,6 @@ def _rows_of(each: Logged, prompt_hash: str, weights: RewardSettings) -> list[Ro
 def _check_prompt(planned: RoundRecord | dataset.Row, prompt_hash: str) -> None:
     if planned.prompt_hash != prompt_hash:
         raise RowRefused("other_prompt")
-
-
-def dial_of(messages: Iterable[Mapping[str, Any]]) -> int | None:
-    """The dial as a prompt shows it; a user's own lines are quoted and cannot pose as it."""
-    for message in messages:
-        found = _DIAL.search(str(message.get("content")))
-        if found:
-            return int(found[1] or found[2])
-    return None
 
 
 # ---------------------------------------------------------------- the database, and files exported from it
@@ -153,25 +132,21 @@ def of_export(path: Path, prompt_hash: str, weights: RewardSettings) -> Found:
 def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSettings) -> Found:
     """Rows of policy.dataset: one each, with the outcome, cost and latency of the whole request."""
     unparsed = {row.root_id for row in rows if row.refusal is not None}
-    before: dict[str, int] = {}
     kept: list[Row] = []
     refused: list[str] = []
     for row in rows:
         try:
             value = _reward(row, row.root_id not in unparsed, weights)
             _check_prompt(row, prompt_hash)
-            kept.append(_row(row, value, before.get(row.rollout_id, 0)))
+            kept.append(_row(row, value))
         except RowRefused as error:
             refused.append(error.reason)
-        before[row.rollout_id] = before.get(row.rollout_id, 0) + len(row.steps)
     return Found(kept, len({row.episode for row in kept}), refused)
 
 
-def _row(row: dataset.Row, value: float, steps_before: int) -> Row:
-    first = steps_before if steps_before or row.round == 1 else None
+def _row(row: dataset.Row, value: float) -> Row:
     return checked(
         row,
-        schema_of(row.pool, row.schema_hash, first, None, row.depth),
         reward=value,
         episode=row.root_id,
         question=row.group,
@@ -183,5 +158,5 @@ def _row(row: dataset.Row, value: float, steps_before: int) -> Row:
 def _reward(row: dataset.Row, parsed: bool, weights: RewardSettings) -> float:
     if row.outcome is None:
         raise RowRefused("no_outcome")
-    settings = at_quality(weights, dial_of(row.messages))
+    settings = at_quality(weights, row.quality)
     return reward(parsed, row.outcome, row.cost_nano, (row.latency_ms or 0.0) / 1000, settings)

@@ -1,0 +1,39 @@
+"""Why a planning call is left out of an export, of training or of the gate: reasons by name, each with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REASONS: Mapping[str, str] = {
+    "train_false": "their keys or requests said train: false, and that stands",
+    "metadata_only": "log those keys in mode full or redacted from now on",
+    "redacted": "token ids would spell out what was redacted; such requests cannot be used",
+    "no_tokens": "serve the conductor with return_token_ids (the embedded one does), or export --without-tokens",
+    "no_logprobs": "serve the conductor with --logprobs-mode processed_logprobs and collect anew",
+    "no_allowed": "logged by an older gateway, which did not log what a plan was allowed; collect anew",
+    "other_schema": "what they were allowed gives another schema than was logged; collect anew with this release",
+    "other_prompt": "planned under another prompt than these weights know; collect logs under that prompt",
+    "other_tokens": "the candidate's tokenizer cuts their prompt differently, so no log-prob compares",
+    "greedy": "planned at temperature 0, which explores nothing; raise BATON_EXPLORE_SHARE",
+    "nucleus": "sampled with top_p < 1, whose log-probs cannot be computed again; serve with top_p 1",
+    "no_outcome": "nobody judged them; post outcomes (POST /v1/outcomes)",
+    "too_few_outcomes": "post outcomes (POST /v1/outcomes), or lower --min-outcomes",
+    "incomplete": "rounds or the outermost loop of the request are missing; export all of them",
+    "stale_worker": "their workers have another version today or are gone; --keep-stale keeps them",
+    "prompt_on_both_sides": "their question is in the training side too",
+    "over_key_share": "one key may hold no more; --key-share raises it",
+}
+
+
+class RowRefused(ValueError):
+    """A planning call that cannot be used. `reason`: a key of REASONS."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}: {REASONS[reason]}")
+        self.reason = reason
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """One line, the most frequent reason first: `12 redacted (what to do); 3 …`; empty for no counts."""
+    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return "; ".join(f"{count} {reason} ({REASONS[reason]})" for reason, count in most)
