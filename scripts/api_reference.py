@@ -19,7 +19,7 @@ from gateway.api.edge.headers import rate_headers
 from gateway.api.edge.health import HealthApi
 from gateway.api.operator.jobs import JobsApi
 from gateway.api.operator.keys import KeysApi
-from gateway.api.operator.orgs import OrgsApi
+from gateway.api.operator.orgs import AuditApi, CreditsApi, OrgsApi
 from gateway.api.operator.pages import PagesApi
 from gateway.api.operator.policies import PoliciesApi
 from gateway.api.operator.pools import PoolsApi
@@ -195,7 +195,7 @@ def routes() -> Iterator[tuple[str, str, str, str]]:
     """(listener, method, path, what it does) of every route; no application is built for it."""
     listeners: dict[str, tuple[Any, ...]] = {
         "public": (OpenAIApi, ResponsesApi, TextsApi, OutcomesApi, HealthApi),
-        "admin": (KeysApi, OrgsApi, PoolsApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
+        "admin": (KeysApi, OrgsApi, CreditsApi, AuditApi, PoolsApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
     }
     for listener, apis in listeners.items():
         for api in apis:

@@ -1,4 +1,4 @@
-"""The command line: one module per command, each with `add` (its arguments) and `run` (returns the exit status).
+"""The command line of Baton.
 
 Exit status: 0 done · 1 could not · 2 wrong arguments, settings or pool file · 3 already running there.
 """
@@ -7,38 +7,50 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from gateway.cli.admin import audit, credits, keys, orgs, policy, pools, retention
+from gateway.cli.admin import audit, keys, orgs, policy, pools
 from gateway.cli.learn import evaluate, replay, traces, train
 from gateway.cli.process import check, serve, worker
 from gateway.errors import BadRequest, BatonError
 
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: its summary for `--help`, its arguments, and what it does, which returns the exit status."""
+
+    summary: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
 COMMANDS = {
-    "serve": serve,
-    "check": check,
-    "keys": keys,
-    "orgs": orgs,
-    "credits": credits,
-    "pools": pools,
-    "audit": audit,
-    "retention": retention,
-    "policy": policy,
-    "replay-workers": replay,
-    "traces": traces,
-    "evaluate": evaluate,
-    "train": train,
-    "worker": worker,
+    "serve": Command("Start a gateway with everything it needs, and serve until Ctrl-C.", serve.add, serve.run),
+    "check": Command("Check settings, pool file and conductor without starting anything.", check.add, check.run),
+    "keys": Command("Create, change, rotate, list and revoke API keys.", keys.add, keys.run),
+    "orgs": Command("Create, list, show, limit and close organisations.", orgs.add_orgs, orgs.run_orgs),
+    "credits": Command(
+        "Give a charge back, top a budget up, and list what was given.", orgs.add_credits, orgs.run_credits
+    ),
+    "pools": Command("Show the pools of a gateway, and reload its pool file.", pools.add, pools.run),
+    "audit": Command("List and verify the audit of every change.", audit.add_audit, audit.run_audit),
+    "retention": Command("Delete rollouts that are over their time.", audit.add_retention, audit.run_retention),
+    "policy": Command("List, publish, shadow, canary, promote and roll back policy versions.", policy.add, policy.run),
+    "replay-workers": Command("Serve recorded answers of real models as workers.", replay.add, replay.run),
+    "traces": Command("Export the log as training data.", traces.add, traces.run),
+    "evaluate": Command("Compare policies on recorded or simulated questions.", evaluate.add, evaluate.run),
+    "train": Command("Train a conductor, here or as a job.", train.add, train.run),
+    "worker": Command("Carry out jobs and grade replies.", worker.add, worker.run),
 }
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands; each module adds its own arguments."""
+    """The parser of every command."""
     top = argparse.ArgumentParser(prog="baton", description="An OpenAI-compatible gateway with a trained conductor.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
-        summary = (module.__doc__ or "").splitlines()[0]
-        module.add(commands.add_parser(name, help=summary, description=summary))
+    for name, command in COMMANDS.items():
+        command.add(commands.add_parser(name, help=command.summary, description=command.summary))
     return top
 
 

@@ -14,8 +14,8 @@ from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.pools import PostgresPools
 from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.api.edge.bodies import Operators
-from gateway.api.operator.keys import KeysApi
-from gateway.api.operator.orgs import OrgsApi
+from gateway.api.operator.keys import Balances, KeysApi
+from gateway.api.operator.orgs import AuditApi, CreditsApi, OrgsApi
 from gateway.api.operator.pools import PoolsApi
 from gateway.config.settings import Services, Settings
 from gateway.service.admin.audit import Auditor
@@ -57,9 +57,9 @@ def admin_of(
     pools = pools_of(settings, services, parts, PostgresPools(engine), store, clock, metrics)
     key_admin = KeyAdmin(store, peppers, clock, parts.first.pools.pools)
     pools.tell(follow=lambda file: key_admin.adopt(file.pools))
-    keys = KeysApi(key_admin, budgets, operators, clock)
-    crediting = Crediting(store, budgets, clock)
-    orgs = OrgsApi(OrgAdmin(store, clock), crediting, auditor, budgets, operators, clock)
+    balances = Balances(budgets, clock)
+    keys, orgs = KeysApi(key_admin, balances, operators), OrgsApi(OrgAdmin(store, clock), balances, operators)
+    credits, audit = CreditsApi(Crediting(store, budgets, clock), operators), AuditApi(auditor, operators)
     keeping = Housekeeping(auditor, retention, budgets, clock, every_s=settings.retention_every_s)
-    routers = (keys.router(), orgs.router(), PoolsApi(pools, operators).router())
-    return AdminParts(routers, keeping, pools)
+    routes = (keys, orgs, credits, audit, PoolsApi(pools, operators))
+    return AdminParts(tuple(api.router() for api in routes), keeping, pools)

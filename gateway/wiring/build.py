@@ -35,7 +35,7 @@ from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.adapters.upstream.tokens import Tokenizers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
-from gateway.api.edge.bodies import Operators
+from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.edge.headers import with_cors
 from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
@@ -181,7 +181,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(settings, completer, catalog, auth, depth_secret, idempotency)
     responses, texts = responses_of(settings, connections, spool, openai), TextsApi(openai)
     outcomes = OutcomesApi(Outcomes(store, spool, clock, redactor), auth, settings.body_bytes_max)
-    operators = Operators(auth, settings.body_bytes_max)
+    operators = Operators(by_admin_key(auth), settings.body_bytes_max)
     admin = admin_of(settings, services, connections, parts, budgets, operators, peppers, clock, metrics)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     versions = PoliciesApi(policies.admin if policies else None, operators)

@@ -159,9 +159,9 @@ def test_a_second_one_says_who_is_there_and_harms_nothing(gateway: Gateway) -> N
 
 
 def test_keys_made_beside_it_work_until_revoked(gateway: Gateway) -> None:
-    def run(*arguments: str) -> bytes:
+    def run(*arguments: str, command: str = "keys") -> bytes:
         done = subprocess.run(
-            [sys.executable, "-m", "gateway", "keys", *arguments],
+            [sys.executable, "-m", "gateway", command, *arguments],
             cwd=ROOT,
             env={**os.environ, "BATON_DATA_DIR": str(gateway.directory)},
             capture_output=True,
@@ -183,6 +183,13 @@ def test_keys_made_beside_it_work_until_revoked(gateway: Gateway) -> None:
     listed = run("list").decode().splitlines()
     assert listed[0].split() == [*("id", "class", "name", "org", "pools"), *("budget_usd", "rpm", "revoked_at")]
     assert [line for line in listed if line.startswith(made["id"]) and "  arena  0.5         100  " in line]
+    mine = gateway.facts["admin_key"].split("_")[2]
+    acts = json.loads(run("list", "--target", f"key:{made['id']}", "--json", command="audit"))
+    assert [(entry["act"], entry["actor"]) for entry in acts] == [
+        ("key.revoked", f"key:{mine}"),
+        ("key.created", f"key:{mine}"),
+    ]
+    assert run("verify", command="audit").endswith(b"the audit is whole\n")
 
 
 def test_a_killed_conductor_is_replaced_while_requests_are_answered(gateway: Gateway) -> None:

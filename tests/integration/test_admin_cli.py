@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 
 from gateway import cli
 from gateway.adapters.postgres.database import driver_url
-from gateway.cli.admin import credits, pools
+from gateway.cli.admin import orgs, pools
 from gateway.cli.admin.client import AdminClient
 
 POOL = """
@@ -117,7 +117,7 @@ def test_credits_and_pools_ask_the_gateway(monkeypatch: pytest.MonkeyPatch, caps
     give = ["credits", "give", "--org", "acme", "--window", "month", "--usd", "5", "--once", "t1", "--why", "w"]
     assert cli.main(give) == 0
     body = {"org": "acme", "usd": "5", "window": "month", "why": "w"}
-    assert asked == [("POST", credits.ROUTE, body, {"idempotency-key": "t1"})]
+    assert asked == [("POST", orgs.CREDITS, body, {"idempotency-key": "t1"})]
     assert capsys.readouterr().out == "credit c1: $5 was given to org:acme:2026-11; counts now\n"
     assert cli.main(["credits", "list", "--json"]) == 0
     assert capsys.readouterr().out == "[]\n"

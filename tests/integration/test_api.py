@@ -15,10 +15,10 @@ import pytest
 from fastapi import FastAPI
 
 from gateway.api.edge import stack as edge
-from gateway.api.edge.bodies import Operators
+from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
-from gateway.api.operator.keys import KeysApi
+from gateway.api.operator.keys import Balances, KeysApi
 from gateway.api.public.chat import OpenAIApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
@@ -69,7 +69,7 @@ async def served(
     health = HealthApi(
         {"money": kit.budgets.ready}, {"conductor": kit.conductor.ready}, lambda: (b"m 1\n", "text/plain")
     )
-    admin = KeysApi(keys, kit.budgets, Operators(auth, body_bytes_max), clock)
+    admin = KeysApi(keys, Balances(kit.budgets, clock), Operators(by_admin_key(auth), body_bytes_max))
     responses = ResponsesApi(
         api,
         Responses(

@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from gateway.api.edge import stack as edge
-from gateway.api.edge.bodies import Operators
+from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator.policies import PoliciesApi
 from gateway.cli import main
 from gateway.cli.admin import policy
@@ -52,7 +52,9 @@ async def operator_of(kit: Following | None, place: Path) -> tuple[FastAPI, KeyA
     app = FastAPI()
     edge.install(app)
     policies = kit.policies if kit else None
-    app.include_router(PoliciesApi(policies, Operators(Authenticator(store, peppers, clock), 1_000_000)).router())
+    app.include_router(
+        PoliciesApi(policies, Operators(by_admin_key(Authenticator(store, peppers, clock)), 1_000_000)).router()
+    )
     return app, KeyAdmin(FakeAdmin(store), peppers, clock, {"default": ["atlas"]})
 
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from gateway.api.edge import stack as edge
-from gateway.api.edge.bodies import Operators
+from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator.pools import PoolsApi
 from gateway.core.pool.workers import revision_of
 from gateway.errors import ConfigError
@@ -49,7 +49,7 @@ async def operator() -> AsyncIterator[Operator]:
     await pools.note_first()
     app = FastAPI()
     edge.install(app)
-    app.include_router(PoolsApi(pools, Operators(Authenticator(store, peppers, clock), 10_000)).router())
+    app.include_router(PoolsApi(pools, Operators(by_admin_key(Authenticator(store, peppers, clock)), 10_000)).router())
     _, key = await keys.create_key("ops", "admin")
     transport = httpx.ASGITransport(app=edge.Edge(app))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from gateway.api.edge import stack as edge
-from gateway.api.edge.bodies import Operators
+from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator.pages import PagesApi, page_files
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.ports.request import RolloutsQuery
@@ -50,7 +50,9 @@ async def operator() -> AsyncIterator[Operator]:
     reports = FakeReports(store)
     app = FastAPI()
     edge.install(app)
-    app.include_router(PagesApi(reports, Operators(Authenticator(store, peppers, clock), 10_000), clock).router())
+    app.include_router(
+        PagesApi(reports, Operators(by_admin_key(Authenticator(store, peppers, clock)), 10_000), clock).router()
+    )
     row, admin_key = await keys.create_key("ops", "admin")
     _, data_key = await keys.create_key("app")
     transport = httpx.ASGITransport(app=edge.Edge(app))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi import Request
 
-from gateway.api.edge.bodies import Operators, number
+from gateway.api.edge.bodies import Operators, by_admin_key, number
 from gateway.core.access.audit import Act
 from gateway.errors import BadRequest
 from gateway.service.admin.keys import KeyAdmin
@@ -30,7 +30,7 @@ async def change(body: Any, fields: Any = None, query: str = "") -> tuple[Act, d
 
     headers = [(b"authorization", f"Bearer {key}".encode())]
     scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": query.encode()}
-    operators = Operators(Authenticator(store, PEPPERS, clock), 1_000)
+    operators = Operators(by_admin_key(Authenticator(store, PEPPERS, clock)), 1_000)
     act, given = await operators.change(Request(scope, receive), fields)
     return act, given, row.public_id
 

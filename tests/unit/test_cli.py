@@ -80,7 +80,7 @@ def test_errors_are_a_line_and_a_status(
     def fail(options: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setattr(check, "run", fail)
+    monkeypatch.setitem(cli.COMMANDS, "check", cli.Command("", check.add, fail))
     assert cli.main(["check"]) == status
     assert capsys.readouterr().err == (f"{error}\n" if status != 130 else "")
 
@@ -155,7 +155,7 @@ def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path, capsys: pytest.
 
 def test_keys_without_a_gateway_say_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["keys", "list"]) == 2
-    assert "start it (`make serve`), or set DATABASE_URL" in capsys.readouterr().err
+    assert "start it (`make serve`), set DATABASE_URL, or give its admin URL" in capsys.readouterr().err
 
 
 def test_caps_must_be_an_object() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,29 @@ KINDS: Mapping[type, str] = {str: "a string", int: "a whole number", bool: "true
 Fields = Mapping[str, type]  # the fields a body may have; `object` where the use case checks the type
 
 
+Actor = Callable[[Request], Awaitable[str]]  # who acts, as the audit names them
+
+
+def by_admin_key(authenticator: Authenticator) -> Actor:
+    """The admin key of the request, as `key:ID`. The actor raises Unauthorized for any other key."""
+
+    async def actor(request: Request) -> str:
+        principal = await authenticator.authenticate(request.headers.get("authorization"), "admin")
+        return f"key:{principal.public_id}"
+
+    return actor
+
+
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Reads every request of the admin API. Only admin keys may send one."""
+    """Reads every request of the admin API. `actor` refuses whoever may not send one."""
 
-    authenticator: Authenticator
+    actor: Actor
     body_bytes_max: int
 
     async def act(self, request: Request) -> Act:
-        """The admin key that acts, and the `why` of the query. Raises Unauthorized, BadRequest."""
-        principal = await self.authenticator.authenticate(request.headers.get("authorization"), "admin")
-        return Act(f"key:{principal.public_id}", limits.why(request.query_params.get("why", "")))
+        """Who acts, and the `why` of the query. Raises Unauthorized, BadRequest."""
+        return Act(await self.actor(request), limits.why(request.query_params.get("why", "")))
 
     async def change(self, request: Request, fields: Fields | None = None) -> tuple[Act, dict[str, Any]]:
         """The act, with the body's `why` where it has one, and the other fields of the body.

@@ -19,13 +19,36 @@ ROTATE_FIELDS: Fields = {"grace_s": int, "why": str}
 
 
 @dataclass(frozen=True, slots=True)
+class Balances:
+    """What scopes have posted and hold. `budgets` None: no gateway runs, so nobody knows, and replies say nothing."""
+
+    budgets: Budgets | None
+    clock: Clock
+
+    async def life(self, scope: str) -> dict[str, Any]:
+        """Dollars in all, as fields of a reply."""
+        return {} if self.budgets is None else await _dollars(self.budgets, scope)
+
+    async def windows(self, scope: str) -> dict[str, Any]:
+        """Dollars in all, this month and today (UTC), as the reply's field `balances`."""
+        if self.budgets is None:
+            return {}
+        names = zip(WINDOWS, windows(scope, self.clock.now()), strict=True)
+        return {"balances": {window: {"scope": name, **await _dollars(self.budgets, name)} for window, name in names}}
+
+
+async def _dollars(budgets: Budgets, scope: str) -> dict[str, str]:
+    balance = await budgets.balance(scope)
+    return {"spent_usd": nano_to_usd(balance.posted_nano), "held_usd": nano_to_usd(balance.held_nano)}
+
+
+@dataclass(frozen=True, slots=True)
 class KeysApi:
     """What the routes need."""
 
     keys: KeyAdmin
-    budgets: Budgets
+    balances: Balances
     operators: Operators
-    clock: Clock
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -49,21 +72,18 @@ class KeysApi:
     async def list(self, request: Request) -> Response:
         """Every key with what it has posted and holds."""
         await self.operators.act(request)
-        shown = []
-        for row in await self.keys.list_keys():
-            balance = await self.budgets.balance(key_scope(row.public_id))
-            spent = {"spent_usd": nano_to_usd(balance.posted_nano), "held_usd": nano_to_usd(balance.held_nano)}
-            shown.append({**describe(row), **spent})
+        rows = await self.keys.list_keys()
+        shown = [{**describe(row), **await self.balances.life(key_scope(row.public_id))} for row in rows]
         return JSONResponse({"object": "list", "data": shown})
 
     async def show(self, request: Request, public_id: str) -> Response:
         """One key, with what it has posted and holds in all, this month and today; with `user`, one end user of it."""
         await self.operators.act(request)
         row = await self.keys.get_key(public_id)
-        scope = key_scope(row.public_id)
         user = request.query_params.get("user")
-        spent = await balances(self.budgets, scope if user is None else user_scope(scope, user), self.clock)
-        return JSONResponse({**describe(row), "balances": spent})
+        scope = key_scope(row.public_id)
+        balances = await self.balances.windows(scope if user is None else user_scope(scope, user))
+        return JSONResponse({**describe(row), **balances})
 
     async def update(self, request: Request, public_id: str) -> Response:
         """Change a key's name, limits, pools, workers, caps, log mode or training mark; null lifts a limit."""
@@ -80,13 +100,3 @@ class KeysApi:
         """Revoke a key; it stops working within a second."""
         act = await self.operators.act(request)
         return JSONResponse(describe(await self.keys.revoke_key(public_id, act)))
-
-
-async def balances(budgets: Budgets, scope: str, clock: Clock) -> dict[str, Any]:
-    """Dollars posted and held in all, this month and today (UTC)."""
-    found = {}
-    for window, name in zip(WINDOWS, windows(scope, clock.now()), strict=True):
-        balance = await budgets.balance(name)
-        posted, held = nano_to_usd(balance.posted_nano), nano_to_usd(balance.held_nano)
-        found[window] = {"scope": name, "spent_usd": posted, "held_usd": held}
-    return found

@@ -8,12 +8,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge.bodies import Operators, query_number, required
-from gateway.api.operator.keys import balances
+from gateway.api.operator.keys import Balances
 from gateway.core.money.scopes import org_scope, user_scope
 from gateway.service.admin.audit import Auditor, describe_entry
 from gateway.service.admin.orgs import OrgAdmin, describe_org
 from gateway.service.money.credits import Crediting, describe_credit
-from gateway.service.ports.request import Budgets, Clock
 
 AUDIT_DEFAULT, AUDIT_MAX = 100, 1_000
 SEQ_MAX = 10**18
@@ -21,14 +20,11 @@ SEQ_MAX = 10**18
 
 @dataclass(frozen=True, slots=True)
 class OrgsApi:
-    """What the routes need."""
+    """What the routes of organisations need."""
 
     orgs: OrgAdmin
-    credits: Crediting
-    auditor: Auditor
-    budgets: Budgets
+    balances: Balances
     operators: Operators
-    clock: Clock
 
     def router(self) -> APIRouter:
         """The routes."""
@@ -38,10 +34,6 @@ class OrgsApi:
         router.add_api_route("/orgs/{name}", self.show, methods=["GET"], response_model=None)
         router.add_api_route("/orgs/{name}", self.update, methods=["PATCH"], response_model=None)
         router.add_api_route("/orgs/{name}/close", self.close, methods=["POST"], response_model=None)
-        router.add_api_route("/credits", self.credit, methods=["POST"], response_model=None, status_code=201)
-        router.add_api_route("/credits", self.list_credits, methods=["GET"], response_model=None)
-        router.add_api_route("/audit", self.audit, methods=["GET"], response_model=None)
-        router.add_api_route("/audit/verify", self.verify, methods=["GET"], response_model=None)
         return router
 
     async def create(self, request: Request) -> Response:
@@ -61,7 +53,7 @@ class OrgsApi:
         row = await self.orgs.get(name)
         user = request.query_params.get("user")
         scope = org_scope(row.name) if user is None else user_scope(org_scope(row.name), user)
-        return JSONResponse({**describe_org(row), "balances": await balances(self.budgets, scope, self.clock)})
+        return JSONResponse({**describe_org(row), **await self.balances.windows(scope)})
 
     async def update(self, request: Request, name: str) -> Response:
         """Change limits; null lifts one."""
@@ -73,25 +65,55 @@ class OrgsApi:
         act = await self.operators.act(request)
         return JSONResponse(describe_org(await self.orgs.close(name, act)))
 
-    async def credit(self, request: Request) -> Response:
+
+@dataclass(frozen=True, slots=True)
+class CreditsApi:
+    """What the routes of credits need."""
+
+    credits: Crediting
+    operators: Operators
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/admin")
+        router.add_api_route("/credits", self.give, methods=["POST"], response_model=None, status_code=201)
+        router.add_api_route("/credits", self.list, methods=["GET"], response_model=None)
+        return router
+
+    async def give(self, request: Request) -> Response:
         """Give money back: `charge` (a hold's, rollout's or completion's id) and `usd` of it or all; or top up `key` or
         `org` in a `window` (life, month, day) by `usd`. The header `idempotency-key` makes a repetition harmless."""
         act, body = await self.operators.change(request)
         made = await self.credits.give(body, request.headers.get("idempotency-key"), act)
         return JSONResponse(made, status_code=201 if made["created"] else 200)
 
-    async def list_credits(self, request: Request) -> Response:
+    async def list(self, request: Request) -> Response:
         """The latest credits, newest first."""
         await self.operators.act(request)
         return JSONResponse({"object": "list", "data": [describe_credit(one) for one in await self.credits.list()]})
 
-    async def audit(self, request: Request) -> Response:
+
+@dataclass(frozen=True, slots=True)
+class AuditApi:
+    """What the routes of the audit need."""
+
+    auditor: Auditor
+    operators: Operators
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/admin")
+        router.add_api_route("/audit", self.list, methods=["GET"], response_model=None)
+        router.add_api_route("/audit/verify", self.verify, methods=["GET"], response_model=None)
+        return router
+
+    async def list(self, request: Request) -> Response:
         """What was changed, by whom and why, newest first: `limit` (100), `before` an entry's number, `target`."""
         await self.operators.act(request)
         limit = query_number(request, "limit", AUDIT_DEFAULT, 1, AUDIT_MAX)
         before = query_number(request, "before", SEQ_MAX, 1, SEQ_MAX)
-        found = await self.auditor.latest(limit, before, request.query_params.get("target") or None)
-        return JSONResponse({"object": "list", "data": [describe_entry(link) for link in found]})
+        links = await self.auditor.latest(limit, before, request.query_params.get("target") or None)
+        return JSONResponse({"object": "list", "data": [describe_entry(link) for link in links]})
 
     async def verify(self, request: Request) -> Response:
         """Walk the audit from its first entry on: what was changed, removed, swapped, cut off or made anew since."""

@@ -1,24 +1,31 @@
-"""List and verify the audit of everything that was changed.
-
-Works on the database of the running gateway (found through the data directory) or on DATABASE_URL; verifies against
-the anchors in the data directory.
-"""
+"""`baton audit` and `baton retention`: what is kept of every change, and what is deleted of the log."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
+from urllib.parse import urlencode
 
-from gateway.cli.admin.show import services_of, table
-from gateway.cli.process.keyring import administration
+from gateway.cli.admin.client import AdminClient
+from gateway.cli.admin.show import add_admin, add_why, show, table
+from gateway.cli.process.datadir import DataDir
+from gateway.cli.process.keyring import administration, local_user
+from gateway.cli.process.services import database_of
 from gateway.config import settings as config
-from gateway.service.admin.audit import describe_entry
+from gateway.core.access.audit import Act
+from gateway.service.admin import limits
+from gateway.service.admin.housekeeping import Retention, describe_swept
 
-COLUMNS = ("seq", "at", "actor", "act", "target", "why")
+ROUTE = "/admin/audit"
+PAGE_MAX = 1_000  # entries of one request
+VERIFY_S_MAX = 600.0  # the whole chain is read
 EXIT_FAULTY = 1
-TOLD = {
+COLUMNS = ("seq", "at", "actor", "act", "target", "why")
+FAULTS = {
     "changed": "its content is not what was written",
     "missing": "the entry before it is gone, or entries were swapped",
     "unlinked": "it does not follow the entry before it",
@@ -27,38 +34,80 @@ TOLD = {
 }
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Arguments: one action each."""
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `baton audit`: one action each."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listed = actions.add_parser("list", help="the latest entries, newest first")
-    listed.add_argument("--limit", type=int, default=50, metavar="N", help="how many")
-    listed.add_argument("--before", type=int, metavar="SEQ", help="entries before that number")
-    listed.add_argument("--target", help="of one key (key:ID), organisation (org:NAME) or version only")
-    verify = actions.add_parser("verify", help="walk the chain; exit status 1 where something is wrong")
-    for action in (listed, verify):
-        action.add_argument("--json", action="store_true", help="for programs")
+    latest = actions.add_parser("list", help="the latest entries, newest first")
+    latest.add_argument("--limit", type=int, default=50, metavar="N", help="how many entries")
+    latest.add_argument("--before", type=int, metavar="SEQ", help="only entries before that number")
+    latest.add_argument("--target", help="only of one key (key:ID), organisation (org:NAME) or version")
+    verify = actions.add_parser("verify", help="check the chain; exit status 1 where something is wrong")
+    for action in (latest, verify):
+        add_admin(action)
 
 
-def run(options: argparse.Namespace) -> int:
-    """One action; 1 where the chain is not whole."""
-    services, data = services_of(config.load())
-    found = asyncio.run(_done(services.database_url, data.path, options))
-    print(json.dumps(found) if options.json else _text(options.action, found))
-    return EXIT_FAULTY if options.action == "verify" and not found["ok"] else 0
+def run_audit(options: argparse.Namespace) -> int:
+    """One action on the audit; 1 where the chain is broken."""
+    admin = AdminClient(options.url, options.key_file, timeout_s=VERIFY_S_MAX)
+    if options.action == "list":
+        entries = list(islice(_entries(admin, options), max(1, options.limit)))
+        show(options, entries, partial(table, COLUMNS))
+        return 0
+    report = admin.ask("GET", f"{ROUTE}/verify")
+    show(options, report, _report_text)
+    return 0 if report["ok"] else EXIT_FAULTY
 
 
-async def _done(database_url: str, data: Any, options: argparse.Namespace) -> Any:
+def _entries(admin: AdminClient, options: argparse.Namespace) -> Iterator[Any]:
+    """Entries, newest first, in pages of at most PAGE_MAX."""
+    query: dict[str, Any] = {"limit": min(max(1, options.limit), PAGE_MAX)}
+    query |= {name: getattr(options, name) for name in ("before", "target") if getattr(options, name) is not None}
+    while page := admin.ask("GET", f"{ROUTE}?{urlencode(query)}")["data"]:
+        yield from page
+        query["before"] = page[-1]["seq"]
+        if len(page) < query["limit"]:
+            return
+
+
+def _report_text(report: dict[str, Any]) -> str:
+    lines = [f"entry {fault['seq']}: {fault['wrong']}: {FAULTS[fault['wrong']]}" for fault in report["faults"]]
+    state = "whole" if report["ok"] else f"NOT whole: {len(lines)} faults"
+    summary = f"{report['entries']} entries, anchored up to {report['anchored']}; the audit is {state}"
+    return "\n".join([*lines, summary])
+
+
+def add_retention(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `baton retention`."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    sweep = actions.add_parser("run", help="delete now what is over its time")
+    sweep.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    add_why(sweep)
+    sweep.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def run_retention(options: argparse.Namespace) -> int:
+    """One sweep, on PostgreSQL itself: it may take longer than a request of the admin API."""
+    settings = config.load()
+    url = database_of(settings, DataDir(settings.data_dir))
+    act = Act(local_user(), limits.why(options.why))
+    report = asyncio.run(_sweep(url, settings.retention_days or None, act, dry=options.dry_run))
+    show(options, report, lambda report: "\n".join(_sweep_lines(report, dry=options.dry_run)))
+    return 0
+
+
+async def _sweep(database_url: str, days: int | None, act: Act, *, dry: bool) -> dict[str, Any]:
     async with administration(database_url) as office:
-        auditor = office.auditor(data)
-        if options.action == "verify":
-            return await auditor.verify()
-        found = await auditor.latest(max(1, options.limit), options.before, options.target)
-        return [describe_entry(link) for link in found]
+        swept = await Retention(office.retention, office.clock, days).run(act, dry=dry)
+    return dict(describe_swept(swept, dry=dry))
 
 
-def _text(action: str, found: Any) -> str:
-    if action == "list":
-        return table(COLUMNS, found)
-    lines = [f"entry {fault['seq']}: {fault['wrong']}: {TOLD[fault['wrong']]}" for fault in found["faults"]]
-    state = "whole" if found["ok"] else f"NOT whole: {len(lines)} faults"
-    return "\n".join([*lines, f"{found['entries']} entries, anchored up to {found['anchored']}; the audit is {state}"])
+def _sweep_lines(report: dict[str, Any], *, dry: bool) -> Iterator[str]:
+    verb = "would be " if dry else ""
+    for one in report["months"]:
+        rows = f"{sum(one['rollouts'].values())} rollouts, {one['rounds']} rounds, {one['steps']} steps"
+        yield f"{one['month']} {verb}dropped whole: {rows}"
+    for month in report["held"]:
+        yield f"{month} is over and in use: tried again with the next sweep"
+    by_key = ", ".join(f"{key}: {count}" for key, count in sorted(report["rollouts"].items())) or "none"
+    others = f"{report['shadows']} shadow plans, {report['dead_letters']} dead letters"
+    yield f"rollouts {verb}deleted: {by_key}; other rows: {others}"

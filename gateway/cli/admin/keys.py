@@ -1,21 +1,18 @@
-"""Create, change, rotate, list and revoke API keys.
-
-Works on the database of the running gateway (found through the data directory) or on DATABASE_URL.
-"""
+"""`baton keys`: the admin API's keys, as commands."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+from functools import partial
 from typing import Any
+from urllib.parse import quote, urlencode
 
-from gateway.cli.admin.show import ABSENT, add_limits, given, services_of, table
-from gateway.cli.process.keyring import key_admin, person
-from gateway.config import settings as config
-from gateway.config.settings import Services
-from gateway.service.admin.keys import CHANGEABLE, CREATABLE, GRACE_S, describe
+from gateway.cli.admin.client import AdminClient
+from gateway.cli.admin.show import ABSENT, add_admin, add_limits, add_why, given, show, table
+from gateway.service.admin.keys import CHANGEABLE, CREATABLE, GRACE_S
 
+ROUTE = "/admin/keys"
 COLUMNS = ("id", "class", "name", "org", "pools", "budget_usd", "rpm", "revoked_at")
 
 
@@ -32,27 +29,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         add_limits(action)
         _add_rights(action)
     update.add_argument(
-        "--train", dest="train", action="store_true", default=ABSENT, help="its traffic may be in training exports"
+        "--train", dest="train", action="store_true", default=ABSENT, help="training exports may hold its traffic"
     )
     rotate = actions.add_parser("rotate", help="give a key a new secret, shown this once")
     rotate.add_argument(
         "--grace-s", type=int, default=GRACE_S, metavar="N", help="seconds for which the old secret works (a day)"
     )
     revoke = actions.add_parser("revoke", help="end a key; it stops working within a second")
-    show = actions.add_parser("show", help="one key")
-    for action in (update, rotate, revoke, show):
-        action.add_argument("id", help="the 12 characters in the middle of the key, or the whole key")
+    one = actions.add_parser("show", help="one key")
+    for action in (update, rotate, revoke, one):
+        action.add_argument("id", type=_public_id, help="the 12 characters in the middle of the key, or the whole key")
     for action in (create, update, rotate, revoke):
-        action.add_argument("--why", default="", help="kept in the audit")
-    for action in (
-        create,
-        update,
-        rotate,
-        revoke,
-        show,
-        actions.add_parser("list", help="every key, revoked ones too"),
-    ):
-        action.add_argument("--json", action="store_true", help="for programs")
+        add_why(action)
+    for action in (create, update, rotate, revoke, one, actions.add_parser("list", help="every key, revoked ones too")):
+        add_admin(action)
 
 
 def _add_rights(parser: argparse.ArgumentParser) -> None:
@@ -65,80 +55,59 @@ def _add_rights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caps", type=_object, default=ABSENT, metavar="JSON", help='lower caps, e.g. {"rounds": 1}')
     parser.add_argument("--log-mode", choices=("full", "redacted", "metadata"), default=ABSENT)
     parser.add_argument(
-        "--no-train", dest="train", action="store_false", default=ABSENT, help="its traffic is in no training export"
+        "--no-train", dest="train", action="store_false", default=ABSENT, help="no training export holds its traffic"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """One action; what it prints is a line, a table, or JSON."""
-    services, _ = services_of(config.load())
-    found = asyncio.run(ACTIONS[options.action](services, options))
-    print(json.dumps(found) if options.json else _text(options.action, found))
+    """One action; print a line, a table, or JSON."""
+    reply = _ask(AdminClient(options.url, options.key_file), options)
+    show(options, reply, partial(_text, options.action))
     return 0
 
 
-async def _create(services: Services, options: argparse.Namespace) -> dict[str, Any]:
-    fields = given(options, sorted(CREATABLE - {"name", "key_class"}))
-    async with key_admin(services) as (admin, _):
-        row, secret = await admin.create_key(options.name, options.key_class, act=person(options.why), **fields)
-    return {**describe(row), "key": secret}
+def _ask(admin: AdminClient, options: argparse.Namespace) -> Any:
+    if options.action == "list":
+        return admin.ask("GET", ROUTE)["data"]
+    if options.action == "create":
+        return admin.ask("POST", ROUTE, {**given(options, CREATABLE), "why": options.why})
+    path = f"{ROUTE}/{quote(options.id, safe='')}"
+    match options.action:
+        case "update":
+            return admin.ask("PATCH", path, {**given(options, CHANGEABLE), "why": options.why})
+        case "rotate":
+            return admin.ask("POST", f"{path}/rotate", {"grace_s": options.grace_s, "why": options.why})
+        case "revoke":
+            return admin.ask("DELETE", f"{path}?{urlencode({'why': options.why})}")
+        case _:
+            return admin.ask("GET", path)
 
 
-async def _update(services: Services, options: argparse.Namespace) -> dict[str, Any]:
-    async with key_admin(services) as (admin, _):
-        fields = given(options, sorted(CHANGEABLE))
-        return describe(await admin.update_key(_public_id(options.id), fields, person(options.why)))
-
-
-async def _rotate(services: Services, options: argparse.Namespace) -> dict[str, Any]:
-    async with key_admin(services) as (admin, _):
-        row, secret = await admin.rotate_key(_public_id(options.id), options.grace_s, person(options.why))
-    return {**describe(row), "key": secret}
-
-
-async def _list(services: Services, options: argparse.Namespace) -> list[dict[str, Any]]:
-    async with key_admin(services) as (admin, _):
-        return [describe(row) for row in await admin.list_keys()]
-
-
-async def _show(services: Services, options: argparse.Namespace) -> dict[str, Any]:
-    async with key_admin(services) as (admin, _):
-        return describe(await admin.get_key(_public_id(options.id)))
-
-
-async def _revoke(services: Services, options: argparse.Namespace) -> dict[str, Any]:
-    async with key_admin(services) as (admin, _):
-        return describe(await admin.revoke_key(_public_id(options.id), person(options.why)))
-
-
-ACTIONS = {"create": _create, "update": _update, "rotate": _rotate, "list": _list, "show": _show, "revoke": _revoke}
+def _text(action: str, reply: Any) -> str:
+    if action == "list":
+        return table(COLUMNS, reply)
+    if action in ("create", "rotate"):
+        until = f"; the old one works until {reply['previous_until']}" if action == "rotate" else ""
+        shown = f"({reply['class']}, `{reply['name']}`); the secret is shown this once{until}"
+        return f"{reply['key']}\nkey {reply['id']} {shown}"
+    if action == "revoke":
+        return f"key {reply['id']} was revoked at {reply['revoked_at']}"
+    return json.dumps(reply, indent=2)
 
 
 def _public_id(text: str) -> str:
     return text.split("_")[2] if text.count("_") == 3 else text
 
 
-def _text(action: str, found: Any) -> str:
-    if action == "list":
-        return table(COLUMNS, found)
-    if action in ("create", "rotate"):
-        until = f"; the old one works until {found['previous_until']}" if action == "rotate" else ""
-        shown = f"({found['class']}, `{found['name']}`); the secret is shown this once{until}"
-        return f"{found['key']}\nkey {found['id']} {shown}"
-    if action == "revoke":
-        return f"key {found['id']} was revoked at {found['revoked_at']}"
-    return json.dumps(found, indent=2)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"`{text}` is not a JSON object")
-    return found
+    return value

@@ -1,72 +1,105 @@
-"""Create, list, show, limit and close organisations.
-
-Works on the database of the running gateway (found through the data directory) or on DATABASE_URL.
-"""
+"""`baton orgs` and `baton credits`: what organisations may spend, and what they get back."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+from functools import partial
 from typing import Any
+from urllib.parse import quote, urlencode
 
-from gateway.cli.admin.show import add_limits, given, services_of, table
-from gateway.cli.process.keyring import administration, person
-from gateway.config import settings as config
+from gateway.cli.admin.client import AdminClient
+from gateway.cli.admin.show import add_admin, add_limits, add_why, given, show, table
+from gateway.core.money.scopes import WINDOWS
 from gateway.service.admin.limits import FIELDS
-from gateway.service.admin.orgs import OrgAdmin, describe_org
 
-COLUMNS = ("name", "budget_usd", "budget_month_usd", "budget_day_usd", "rpm", "retention_days", "closed_at")
+ORGS = "/admin/orgs"
+CREDITS = "/admin/credits"
+ORG_COLUMNS = ("name", "budget_usd", "budget_month_usd", "budget_day_usd", "rpm", "retention_days", "closed_at")
+CREDIT_COLUMNS = ("id", "at", "usd", "charge", "scopes", "by", "why")
+ACTIONS = {
+    "create": "make an organisation",
+    "list": "every organisation, closed ones too",
+    "show": "one organisation",
+    "update": "change its limits; they count within a second",
+    "close": "end it for good: its keys stop working within a second",
+}
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Arguments: one action each."""
+def add_orgs(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `baton orgs`: one action each."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    made = {
-        name: actions.add_parser(name, help=told)
-        for name, told in (
-            ("create", "make an organisation"),
-            ("list", "every organisation, closed ones too"),
-            ("show", "one organisation"),
-            ("update", "change its limits; they count within a second"),
-            ("close", "end it for good: its keys stop working within a second"),
-        )
-    }
-    for name, action in made.items():
+    for name, summary in ACTIONS.items():
+        action = actions.add_parser(name, help=summary)
         if name != "list":
             action.add_argument("name", help="letters, digits, dots, dashes and underscores")
         if name in ("create", "update"):
             add_limits(action)
         if name in ("create", "update", "close"):
-            action.add_argument("--why", default="", help="kept in the audit")
-        action.add_argument("--json", action="store_true", help="for programs")
+            add_why(action)
+        add_admin(action)
 
 
-def run(options: argparse.Namespace) -> int:
-    """One action; what it prints is a line, a table, or JSON."""
-    services, _ = services_of(config.load())
-    found = asyncio.run(_done(services.database_url, options))
-    print(json.dumps(found) if options.json else _text(options.action, found))
+def run_orgs(options: argparse.Namespace) -> int:
+    """One action on organisations; print a line, a table, or JSON."""
+    reply = _ask(AdminClient(options.url, options.key_file), options)
+    show(options, reply, partial(_org_text, options.action))
     return 0
 
 
-async def _done(database_url: str, options: argparse.Namespace) -> Any:
-    async with administration(database_url) as office:
-        admin = OrgAdmin(office.store, office.clock)
-        if options.action == "list":
-            return [describe_org(row) for row in await admin.list()]
-        if options.action == "show":
-            return describe_org(await admin.get(options.name))
-        act = person(options.why)
-        if options.action == "close":
-            return describe_org(await admin.close(options.name, act))
-        change = admin.create if options.action == "create" else admin.update
-        return describe_org(await change(options.name, given(options, FIELDS), act))
+def _ask(admin: AdminClient, options: argparse.Namespace) -> Any:
+    if options.action == "list":
+        return admin.ask("GET", ORGS)["data"]
+    path = f"{ORGS}/{quote(options.name, safe='')}"
+    match options.action:
+        case "create":
+            return admin.ask("POST", ORGS, {"name": options.name, **given(options, FIELDS), "why": options.why})
+        case "update":
+            return admin.ask("PATCH", path, {**given(options, FIELDS), "why": options.why})
+        case "close":
+            return admin.ask("POST", f"{path}/close?{urlencode({'why': options.why})}")
+        case _:
+            return admin.ask("GET", path)
 
 
-def _text(action: str, found: Any) -> str:
+def _org_text(action: str, reply: Any) -> str:
     if action == "list":
-        return table(COLUMNS, found)
+        return table(ORG_COLUMNS, reply)
     if action == "close":
-        return f"organisation {found['name']} was closed at {found['closed_at']}"
-    return json.dumps(found, indent=2)
+        return f"organisation {reply['name']} was closed at {reply['closed_at']}"
+    return json.dumps(reply, indent=2)
+
+
+def add_credits(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `baton credits`: one action each."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    give = actions.add_parser("give", help="give a charge back, or top a budget up")
+    what = give.add_mutually_exclusive_group(required=True)
+    what.add_argument("--charge", metavar="ID", help="of a rollout, completion or hold: give it back")
+    what.add_argument("--key", metavar="ID", help="top up the budget of a key")
+    what.add_argument("--org", metavar="NAME", help="top up the budget of an organisation")
+    give.add_argument("--usd", metavar="X", help="dollars; default, for a charge: all that is left of it")
+    give.add_argument("--window", choices=WINDOWS, help="the budget to top up: in all (life), this month, today")
+    give.add_argument("--once", metavar="NAME", help="a credit of this name is given once, however often it is sent")
+    give.add_argument("--why", default="", help="the reason, written to the ledger and to the audit")
+    for action in (give, actions.add_parser("list", help="the latest credits")):
+        add_admin(action)
+
+
+def run_credits(options: argparse.Namespace) -> int:
+    """One action on credits; print a line, a table, or JSON."""
+    admin = AdminClient(options.url, options.key_file)
+    if options.action == "list":
+        show(options, admin.ask("GET", CREDITS)["data"], partial(table, CREDIT_COLUMNS))
+        return 0
+    names = ("charge", "key", "org", "usd", "window", "why")
+    body = {name: getattr(options, name) for name in names if getattr(options, name)}
+    headers = {"idempotency-key": options.once} if options.once else {}
+    show(options, admin.ask("POST", CREDITS, body, headers), _credit_text)
+    return 0
+
+
+def _credit_text(reply: dict[str, Any]) -> str:
+    when = "" if reply["created"] else " before"
+    scopes = ", ".join(reply["scopes"])
+    return f"credit {reply['id']}: ${reply['usd']} was given{when} to {scopes}; counts {reply['counts']}"

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.cli.admin.client import AdminClient
+from gateway.cli.admin.show import add_admin, add_why, aligned, show, table
 from gateway.errors import BadRequest, BatonError, ConfigError
 
 ROUTES = "/admin/policies"
@@ -48,11 +50,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         if name == "canary":
             made[-1].add_argument("percent", type=int, choices=(1, 5, 25, 100))
         if name != "show":
-            made[-1].add_argument("--why", default="", help="kept in the audit")
+            add_why(made[-1])
     for action in made:
-        action.add_argument("--url", help="the admin API; default: of the gateway on the data directory")
-        action.add_argument("--key-file", type=Path, metavar="FILE", help="an admin key, with --url")
-        action.add_argument("--json", action="store_true", help="for programs")
+        add_admin(action)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
             raise
         print(error.message, file=sys.stderr)
         return EXIT_GATE_REFUSED
-    print(json.dumps(found) if options.json else _text(options.action, found))
+    show(options, found, partial(_text, options.action))
     return 0
 
 
@@ -116,13 +116,13 @@ def _text(action: str, found: Any) -> str:
     if action != "list":
         share = f" of {found['percent']} %" if found["percent"] else ""
         return f"{found['version']} is {found['state']}{share}"
-    lines = [_table([COLUMNS, *(tuple(_cell(row[name]) for name in COLUMNS) for row in found["data"])])]
+    lines = [table(COLUMNS, found["data"])]
     lines += [_compared(one) for one in found["compared"]]
     events = [
         (one["at"][:19], one["version"], one["what"], one["who"], one["why"] + " (forced)" * one["forced"])
         for one in found["events"][:SHOWN_EVENTS]
     ]
-    return "\n".join([*lines, "", _table(events)]) if events else lines[0]
+    return "\n".join([*lines, "", aligned(events)]) if events else lines[0]
 
 
 def _compared(one: Mapping[str, Any]) -> str:
@@ -131,16 +131,3 @@ def _compared(one: Mapping[str, Any]) -> str:
     if one["cost_nano_mean"] is not None:
         told.append(f"${one['cost_nano_mean'] / 1e9:.6f} a request")
     return f"  {one['version']}: {one['requests']} requests, {one['judged']} judged; {', '.join(told) or 'nothing yet'}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else str(value)

@@ -7,14 +7,12 @@ says what is wrong with a pool file before a gateway reads it.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from gateway.cli.admin.client import AdminClient
-from gateway.cli.admin.show import table
+from gateway.cli.admin.show import add_admin, add_why, show, table
 
 COLUMNS = ("name", "handle", "kind", "model", "pools")
 REVISION_COLUMNS = ("hash", "at", "actor", "in_use", "why")
@@ -24,23 +22,21 @@ RELOAD_S_MAX = 60.0  # the file and the keys may lie on a slow disk, and LiteLLM
 def add(parser: argparse.ArgumentParser) -> None:
     """Arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="every worker, the pools it is in, and the hash of it all")
+    current = actions.add_parser("show", help="every worker, the pools it is in, and the hash of it all")
     reload = actions.add_parser("reload", help="read the pool file anew, while requests go on")
     reload.add_argument("--dry-run", action="store_true", help="only say what would change")
-    reload.add_argument("--why", default="", help="kept in the audit")
+    add_why(reload)
     revisions = actions.add_parser("revisions", help="every pool that ever served, or one of them whole")
     revisions.add_argument("hash", nargs="?", help="as a rollout's `pool_revision` names it")
-    for action in (show, reload, revisions):
-        action.add_argument("--url", help="the admin API; default: of the gateway on the data directory")
-        action.add_argument("--key-file", type=Path, metavar="FILE", help="an admin key, with --url")
-        action.add_argument("--json", action="store_true", help="for programs")
+    for action in (current, reload, revisions):
+        add_admin(action)
 
 
 def run(options: argparse.Namespace) -> int:
     """What the gateway says."""
     client = AdminClient(options.url, options.key_file, timeout_s=RELOAD_S_MAX)
     found, lines = ACTIONS[options.action](client, options)
-    print(json.dumps(found) if options.json else "\n".join(lines))
+    show(options, found, lambda _: "\n".join(lines))
     return 0
 
 

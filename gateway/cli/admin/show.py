@@ -1,16 +1,12 @@
-"""What the commands of administration share: limits as arguments, the database they work on, tables as text."""
+"""What the commands of administration share: their common arguments, and tables as text."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from gateway.cli.process.datadir import FACTS, DataDir
-from gateway.cli.process.services import pepper_of
-from gateway.config.settings import Services, Settings
-from gateway.errors import ConfigError
 
 ABSENT = argparse.SUPPRESS
 MONEY = {
@@ -29,6 +25,18 @@ COUNTS = {
 }
 
 
+def add_admin(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every command that asks the admin API: where it is, and how to print its reply."""
+    parser.add_argument("--url", help="the admin API; default: of the gateway on the data directory")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="a file with an admin key; --url needs it")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_why(parser: argparse.ArgumentParser) -> None:
+    """The reason of a change."""
+    parser.add_argument("--why", default="", help="the reason, written to the audit")
+
+
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """An argument for each limit; one that is not given is not in the options. `none` lifts a limit."""
     for name, what in MONEY.items():
@@ -37,35 +45,34 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar="N", type=_count, default=ABSENT, help=f"{what}; none: not limited")
 
 
-def given(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Those of the named options that were given."""
     return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
-def services_of(settings: Settings) -> tuple[Services, DataDir]:
-    """What administration needs of an installation, running or not. Raises ConfigError that says how to get one."""
-    data = DataDir(settings.data_dir)
-    facts = data.read(FACTS) or {}
-    database_url = settings.database_url or facts.get("database_url")
-    if not database_url:
-        raise ConfigError(f"no gateway serves from {data.path}: start it (`make serve`), or set DATABASE_URL")
-    pool_file = settings.pool or Path(facts.get("pool_file") or data.path / "arena-pool.yaml")
-    return Services(database_url, redis_url="", pool_file=pool_file, pepper=pepper_of(settings, data)), data
+def show(options: argparse.Namespace, reply: Any, text: Callable[[Any], str]) -> None:
+    """Print a reply: as JSON where the options say so, else as text for people."""
+    print(json.dumps(reply) if options.json else text(reply), flush=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows under their columns' names."""
-    cells = [tuple(columns), *(tuple(_cell(row[name]) for name in columns) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-    )
+def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """The named columns of the rows, under their names."""
+    return aligned([columns, *([_cell(row[name]) for name in columns] for row in rows)])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells as text, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list):
-        return ",".join(map(str, value)) or "-"
-    return "-" if value is None else str(value)
+        value = ",".join(map(str, value))
+    return "-" if value in (None, "") else str(value)
 
 
 def _or_none(text: str) -> str | None:
@@ -78,4 +85,4 @@ def _count(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number, and not `none`") from None
+        raise argparse.ArgumentTypeError(f"`{text}` is neither a whole number nor `none`") from None

@@ -12,6 +12,7 @@ import sys
 from importlib.util import find_spec
 
 from gateway.cli.process.datadir import FACTS, DataDir
+from gateway.cli.process.services import database_of
 from gateway.config import settings as config
 from gateway.errors import ConfigError
 
@@ -37,9 +38,5 @@ def _log() -> tuple[str, list[str]]:
     """The URL of the database, and the pool file whose worker versions are today's."""
     settings = config.load()
     data = DataDir(settings.data_dir)
-    facts = data.read(FACTS) or {}
-    url = settings.database_url or facts.get("database_url")
-    if not url:
-        raise ConfigError(f"no gateway serves from {data.path}: start it (`make serve`), or set DATABASE_URL")
-    pool_file = settings.pool or facts.get("pool_file")
-    return url, ["--pool-file", str(pool_file)] if pool_file else []
+    pool_file = settings.pool or (data.read(FACTS) or {}).get("pool_file")
+    return database_of(settings, data), ["--pool-file", str(pool_file)] if pool_file else []

@@ -7,7 +7,6 @@ A job takes the same ones, less where the result goes, and asks the admin API of
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import subprocess
@@ -19,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli.admin.client import AdminClient
+from gateway.cli.admin.show import show, table
 from gateway.config import settings as config
 from gateway.core.policies.jobs import ACTIVE
 from gateway.errors import BadRequest, ConfigError
 
 COMMAND = ("-m", "policy", "train")
 PATHS = ("--data", "--prices", "--init", "--prompts", "--key-file", "--pool-file")
+COLUMNS = ("job", "policy", "state", "stage", "step", "made")
 FOLLOW_S = 1.0
 PAGES_MAX = 100  # of a log, printed at once
 EXITS = {"done": 0, "refused": 4, "cancelled": 130}  # of `logs -f`; anything else that ended is 1
@@ -118,16 +119,9 @@ def _status(words: Sequence[str]) -> int:
         _print(job, options, "\n".join(f"{name:<10} {value}" for name, value in described(job).items()))
         return 0
     jobs = client.ask("GET", "/admin/jobs")["data"]
-    rows = [("job", "policy", "state", "stage", "step", "made"), *(_row(job) for job in jobs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    _print(jobs, options, "\n".join(lines) if jobs else "no jobs yet; `baton train submit --env …` makes one")
+    rows = [{**job, "job": job["id"], "step": _step(job["progress"]), "made": job["version"]} for job in jobs]
+    _print(jobs, options, table(COLUMNS, rows) if jobs else "no jobs yet; `baton train submit --env …` makes one")
     return 0
-
-
-def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
-    shown = (job["id"], job["policy"], job["state"], job["stage"], _step(job["progress"]), job["version"])
-    return tuple(str(value) if value else "-" for value in shown)
 
 
 def described(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,8 +201,8 @@ def _change(action: str, words: Sequence[str]) -> int:
     return 0
 
 
-def _print(found: Any, options: argparse.Namespace, text: str) -> None:
-    print(json.dumps(found) if options.json else text, flush=True)
+def _print(reply: Any, options: argparse.Namespace, text: str) -> None:
+    show(options, reply, lambda _: text)
 
 
 ACTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {

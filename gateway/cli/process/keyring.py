@@ -1,4 +1,4 @@
-"""Keys without a running gateway: straight to PostgreSQL, over the same use case as the admin API."""
+"""Administration straight on PostgreSQL: the first keys, the judge's key, retention, and commands without a gateway."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from gateway.cli.process.datadir import JUDGE, KEYS, DataDir
 from gateway.config import settings as config
 from gateway.config.settings import Services
 from gateway.core.access import keys
-from gateway.core.access.audit import Act
 from gateway.core.access.keys import KeyClass
-from gateway.service.admin import limits
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.keys import KeyAdmin
 
@@ -42,22 +40,26 @@ class FirstKeys:
 @asynccontextmanager
 async def key_admin(services: Services) -> AsyncIterator[tuple[KeyAdmin, PostgresAdmin]]:
     """The use case and the store under it, for as long as the block lasts."""
-    pool = poolfile.load(services.pool_file, config.environment())
     async with administration(services.database_url) as office:
-        yield KeyAdmin(office.store, {PEPPER_VERSION: services.pepper}, office.clock, pool.pools), office.store
+        yield office.keys(services.pool_file, services.pepper), office.store
 
 
 @dataclass(frozen=True, slots=True)
 class Office:
-    """What administers without a running gateway."""
+    """The stores of administration, and the use cases over them."""
 
     store: PostgresAdmin
     entries: PostgresAudit
     retention: PostgresRetention
     clock: SystemClock
 
+    def keys(self, pool_file: Path, pepper: bytes) -> KeyAdmin:
+        """Keys that may name the pools and workers of that file. Raises ConfigError."""
+        pools = poolfile.load(pool_file, config.environment()).pools
+        return KeyAdmin(self.store, {PEPPER_VERSION: pepper}, self.clock, pools)
+
     def auditor(self, data: Path) -> Auditor:
-        """With the anchors of that data directory."""
+        """The audit, checked against the anchors in that data directory."""
         return Auditor(self.entries, AnchorFile(data / ANCHORS), self.clock)
 
 
@@ -68,14 +70,14 @@ async def administration(database_url: str) -> AsyncIterator[Office]:
         yield Office(PostgresAdmin(engine), PostgresAudit(engine), PostgresRetention(engine), SystemClock())
 
 
-def person(why: str = "") -> Act:
-    """Whoever types the command, as the audit names them."""
+def local_user() -> str:
+    """The user of this machine, as the audit names them."""
     uid = os.getuid()
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:  # a container's user need not have a name
         name = str(uid)
-    return Act(f"local:{name}", limits.why(why))
+    return f"local:{name}"
 
 
 async def first_keys(services: Services, data: DataDir) -> FirstKeys:

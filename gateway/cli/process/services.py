@@ -23,12 +23,13 @@ from gateway.adapters.host.servers import (
 from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.migrate import upgrade
 from gateway.adapters.postgres.registry import Registry
-from gateway.cli.process.datadir import DataDir
+from gateway.cli.process.datadir import FACTS, DataDir
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
 from gateway.errors import ConfigError, Unavailable
 
 ARENA_SEED = 7
+ARENA_POOL = "arena-pool.yaml"
 POOL_TEXT_S = 30.0
 SHIPPED_CONDUCTOR = "shipped/arena-3"  # inside the policy package
 T = TypeVar("T")
@@ -76,6 +77,21 @@ def pepper_of(settings: Settings, data: DataDir) -> bytes:
     """The secret under key digests: the one referred to, else the data directory's own."""
     ref = settings.pepper
     return poolfile.resolve_secret(ref, config.environment()).encode() if ref else data.pepper()
+
+
+def database_of(settings: Settings, data: DataDir) -> str:
+    """The database of an installation: DATABASE_URL, else that of the gateway on the data directory. Raises
+    ConfigError."""
+    url = settings.database_url or (data.read(FACTS) or {}).get("database_url")
+    if not url:
+        raise ConfigError(f"no gateway serves from {data.path}: start it (`make serve`), or set DATABASE_URL")
+    return str(url)
+
+
+def pool_file(settings: Settings, data: DataDir) -> Path:
+    """The pool file of an installation, running or not."""
+    served = (data.read(FACTS) or {}).get("pool_file")
+    return settings.pool or Path(served or data.path / ARENA_POOL)
 
 
 class Stack:
@@ -162,7 +178,7 @@ class Stack:
         )
         arena.health = "/healthz"
         await self.run(arena)
-        path = self.data.path / "arena-pool.yaml"
+        path = self.data.path / ARENA_POOL
         path.write_bytes(await output_of("policy.simulators.arena", "pool", "--base-url", arena.url))
         return path, f"simulated (the arena), {arena.url}"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway.adapters.host.servers import Server
 from gateway.cli.process.datadir import FACTS, JUDGE, DataDir
-from gateway.cli.process.services import conductor_directory
+from gateway.cli.process.services import conductor_directory, database_of
 from gateway.config import settings as config
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
@@ -35,9 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """Become that program: its signals and exit status are ours. Raises ConfigError without a database."""
     settings = config.load(data_dir=options.data_dir)
     data = DataDir(settings.data_dir)
-    url = settings.database_url or (data.read(FACTS) or {}).get("database_url")
-    if not url:
-        raise ConfigError(f"no gateway serves from {data.path}: start it (`make serve`), or set DATABASE_URL")
+    url = database_of(settings, data)
     if find_spec("policy") is None:
         raise ConfigError("this installation has no policy package; run the worker where it is installed")
     path = tell(settings, data, url)
