@@ -111,6 +111,27 @@ def test_sql_stays_in_its_files() -> None:
     assert [path for path in outside if any(SQL.search(value) for value in strings(path))] == []
 
 
+def test_sql_is_never_built_from_strings() -> None:
+    """What makes a statement of a string takes a constant, or what psycopg or SQLAlchemy composed."""
+    makers = {"text", "exec_driver_sql", "execute", "executemany", "SQL", "DDL"}
+
+    def is_built(node: ast.expr) -> bool:
+        if isinstance(node, ast.JoinedStr):
+            return any(isinstance(part, ast.FormattedValue) for part in node.values)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return isinstance(node.func.value, ast.Constant)  # "…".format(), "…".join()
+        return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mod)
+
+    def built(path: str) -> Iterator[int]:
+        for node in ast.walk(tree(path)):
+            makes = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in makers
+            if isinstance(node, ast.Call) and makes and node.args and is_built(node.args[0]):
+                yield node.lineno
+
+    ours = [path for path in product() if path.startswith(("gateway/", "policy/"))]
+    assert [f"{path}:{line}" for path in ours for line in built(path)] == []
+
+
 def test_a_broad_except_gives_its_reason() -> None:
     broad = re.compile(r"except\*?\s+(\(?\s*)?(Base)?Exception(Group)?\b")
     lines = [

@@ -238,15 +238,15 @@ async def test_what_a_rollout_is_told_while_its_month_is_dropped_goes_too(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untold = [await log.add(JUNE)]
-    alone = store_months._alone
+    lock = store_months._lock_log
 
     async def told(connection: AsyncConnection) -> None:
         while untold:
             late = an_outcome(untold.pop(), None, key_id="plain", kind="comment", comment="late")
             await PostgresStore(log.engine).outcome_insert(late)
-        await alone(connection)
+        await lock(connection)
 
-    monkeypatch.setattr(store_months, "_alone", told)
+    monkeypatch.setattr(store_months, "_lock_log", told)
     await log.sweep()
     assert (await log.counts())["outcomes"] == 0
     entry = (await PostgresAudit(log.engine).latest(10, target="rollouts:2026-06"))[0].entry

@@ -9,13 +9,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, make_url, text
+from psycopg import sql
+from sqlalchemy import URL, Engine, TextClause, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from gateway.adapters.postgres.queries import query
 from gateway.errors import ConfigError, Unavailable
 
 
@@ -117,14 +120,18 @@ async def connected(database_url: str, **limits: Any) -> AsyncIterator[AsyncEngi
         await engine.dispose()
 
 
+@lru_cache(maxsize=64)
+def _statement_timeout(timeout_ms: int) -> TextClause:
+    return query("statement_timeout", timeout_ms=sql.Literal(timeout_ms))
+
+
 @asynccontextmanager
 async def transaction(engine: AsyncEngine, timeout_s: float | None = None) -> AsyncIterator[AsyncConnection]:
     """A transaction; `timeout_s` replaces the engine's statement time-out inside it. Raises Unavailable."""
     try:
         async with engine.begin() as connection:
             if timeout_s is not None:
-                # not set_config(): that is a query, before which the isolation level would have to be chosen
-                await connection.execute(text(f"SET LOCAL statement_timeout = {round(timeout_s * 1000)}"))
+                await connection.execute(_statement_timeout(round(timeout_s * 1000)))
             yield connection
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__

@@ -9,6 +9,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any
 
+from psycopg import sql
 from sqlalchemy import (
     ARRAY,
     REAL,
@@ -24,11 +25,11 @@ from sqlalchemy import (
     delete,
     func,
     select,
-    text,
 )
 from sqlalchemy.dialects import postgresql as pg
 
 from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.queries import identifiers, query
 from gateway.adapters.postgres.tables import (
     MODEL_KINDS,
     experience,
@@ -72,7 +73,8 @@ def _insert_all(connection: Connection, table: Table, values: Sequence[rows.Row]
                 raise ValueError(f"{table.name}.{name} is no text but {type(row[name]).__name__}")
     for name in floats:
         values = [row | {name: _named(row[name])} for row in values]
-    connection.execute(_all_of(table.name, names), {"rows": json.dumps(values, ensure_ascii=False, default=str)})
+    rows_json = json.dumps(values, ensure_ascii=False, default=str)
+    connection.execute(_insert_missing(table.name, names), {"rows": rows_json})
 
 
 def _of_floats(kind: Any) -> bool:
@@ -87,11 +89,8 @@ def _named(numbers: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _all_of(table: str, names: tuple[str, ...]) -> TextClause:
-    """Takes the rows as a JSON array. The names are those of our own tables."""
-    columns = ", ".join(names)
-    source = f"json_populate_recordset(NULL::{table}, CAST(:rows AS json))"
-    return text(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {source} ON CONFLICT DO NOTHING")  # noqa: S608
+def _insert_missing(table: str, names: tuple[str, ...]) -> TextClause:
+    return query("insert_missing", table=sql.Identifier(table), columns=identifiers(names))
 
 
 def insert_outcome(connection: Connection, outcome: Outcome) -> bool:

@@ -1,37 +1,37 @@
 """The log by month: `rollouts`, `rounds` and `steps` are cut by ranges of ids, and an old month goes as three tables.
 
 A part of `rounds` or `steps` refers to the same month's part of `rollouts`, so that parts can go without the rest being
-looked through. What refers to `rollouts` as a whole (`BOUND`) would be looked through: its references are taken off for
-the moment in which parts change, and put back without reading the table again (docs/adr/0018).
+read. What refers to `rollouts` as a whole (`BOUND`) would be read: its references are taken off while parts change, and
+put back without reading the table again (docs/adr/0018).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import ColumnElement, TableClause, column, delete, func, insert, select, table, text
+from psycopg import sql
+from sqlalchemy import ColumnElement, TableClause, TextClause, column, delete, func, insert, select, table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.adapters.postgres.queries import identifiers, query
 from gateway.adapters.postgres.tables import MONTHLY, experience, outcomes, policy_shadows, rollouts
 from gateway.adapters.postgres.tables_jobs import gradings
 from gateway.adapters.postgres.tables_turns import continuations
 from gateway.core.log.months import Month
 
 SCHEMA = "months"
+REST = "rollouts_rest"  # rollouts of no month that has tables
 BOUND = (gradings, continuations, outcomes, experience)  # in the order in which the shipper writes them
 HANGING = (*BOUND, policy_shadows)
-GIVE_WAY_MS = 1_500  # above PostgreSQL's deadlock_timeout, after which an autovacuum in the way is sent off
+GIVE_WAY_MS = 1_500  # above PostgreSQL's deadlock_timeout, after which an autovacuum in the way is cancelled
 MOVED_MAX = 10_000
-LIKE = "INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE INCLUDING COMPRESSION"
-# No lock to be had, time over, a deadlock; no right to it, a table of that name already, something that depends on it.
-_HELD = ("55P03", "57014", "40P01", "42501", "42P07", "2BP01")
-_PARTS = text(
-    "SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid "
-    "WHERE i.inhparent = CAST('rollouts' AS regclass)"
-)
+# SQLSTATEs of "not now": no lock available, time over, a deadlock; no right to it, a table of that name exists already,
+# something depends on it.
+_NOT_NOW = ("55P03", "57014", "40P01", "42501", "42P07", "2BP01")
+_STORED = query("parts_of_rollouts")
 
 
 class Held(Exception):
@@ -40,39 +40,41 @@ class Held(Exception):
 
 @asynccontextmanager
 async def giving_way() -> AsyncIterator[None]:
-    """Makes Held of whatever says so. The transaction is lost."""
+    """Raise Held where PostgreSQL says "not now". The transaction is lost then."""
     try:
         yield
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None)
-        if state not in _HELD:
+        if state not in _NOT_NOW:
             raise
         raise Held(str(error.orig).splitlines()[0]) from error
 
 
 async def existing(connection: AsyncConnection) -> list[Month]:
     """Months that have tables of their own, oldest first."""
-    names = await connection.scalars(_PARTS)
+    names = await connection.scalars(_STORED)
     return sorted(month for name in names if (month := Month.named(name)) is not None)
 
 
 async def make(connection: AsyncConnection, month: Month) -> int:
-    """Give a month its tables; returns how many rollouts of it were waiting among the rest. Raises Held."""
+    """Give a month its tables; return how many rollouts of it were moved there from the rest. Raises Held."""
     async with giving_way():
-        found = await _waiting(connection, month)
-        if found > MOVED_MAX:
+        waiting = await _waiting(connection, month)
+        if waiting > MOVED_MAX:
             raise Held(
-                f"{found:,} rollouts or more are stored without it; they are deleted by row when their time is over"
+                f"{waiting:,} rollouts or more are stored without it; they are deleted by row when their time is over"
             )
         for name in MONTHLY:
-            await _do(connection, f"CREATE TABLE {_part(name, month)} (LIKE {name} {LIKE})")
-        if found:
-            await _alone(connection)
+            part, whole = _part(name, month), sql.Identifier(name)
+            await connection.execute(query("part_create", part=part, whole=whole))
+        if waiting:
+            await _lock_log(connection)
             async with _unbound(connection):
                 await _move(connection, month)
                 await _attach(connection, month)
-            return found
-        await _quickly(connection, f"LOCK TABLE {', '.join(_rest(name) for name in MONTHLY)} IN ACCESS EXCLUSIVE MODE")
+            return waiting
+        rest = sql.SQL(", ").join(sql.Identifier(SCHEMA, f"{name}_rest") for name in MONTHLY)
+        await _quickly(connection, query("lock_exclusive", tables=rest))
         if await _waiting(connection, month):
             raise Held("a rollout of it has just been stored")
         await _attach(connection, month)
@@ -80,100 +82,100 @@ async def make(connection: AsyncConnection, month: Month) -> int:
 
 
 async def fence(connection: AsyncConnection, month: Month) -> None:
-    """Until the transaction ends nothing is added to the month or changed in it; it can be read. Raises Held."""
+    """Let nobody add to the month or change it until the transaction ends; it can be read. Raises Held."""
     async with giving_way():
-        await _quickly(connection, f"LOCK TABLE {_part('rollouts', month)} IN SHARE MODE")
+        await _quickly(connection, query("lock_share", tables=_part("rollouts", month)))
 
 
 async def drop(connection: AsyncConnection, month: Month) -> dict[str, int]:
-    """The month with all that hangs on it; how many rows of `HANGING` went. Raises Held where it cannot be alone with
-    the log for a moment."""
+    """Drop the month with all that hangs on it; return how many rows of each of `HANGING` went. Raises Held where the
+    log cannot be locked for a moment."""
     async with giving_way():
-        gone = {each.name: await _clear(connection, each, month) for each in HANGING}
-        await _alone(connection)
+        gone = {hanging.name: await _clear(connection, hanging, month) for hanging in HANGING}
+        await _lock_log(connection)
         async with _unbound(connection):
-            for each in HANGING:  # what came in between
-                gone[each.name] += await _clear(connection, each, month)
+            for hanging in HANGING:  # again, for what came in between
+                gone[hanging.name] += await _clear(connection, hanging, month)
             for name in reversed(MONTHLY):
-                await _do(connection, f"DROP TABLE {_part(name, month)}")
+                await connection.execute(query("part_drop", part=_part(name, month)))
     return gone
 
 
 def within(ids: ColumnElement[Any], month: Month) -> ColumnElement[bool]:
-    """The condition that ids are of that month; PostgreSQL then looks into its tables alone."""
+    """The condition that ids are of that month; PostgreSQL then reads its tables alone."""
     return (ids >= month.first_id) & (ids < month.end_id)
 
 
-async def _clear(connection: AsyncConnection, each: Any, month: Month) -> int:
-    return int((await connection.execute(delete(each).where(within(each.c.rollout_id, month)))).rowcount)
+async def _clear(connection: AsyncConnection, hanging: Any, month: Month) -> int:
+    return int((await connection.execute(delete(hanging).where(within(hanging.c.rollout_id, month)))).rowcount)
 
 
 async def _waiting(connection: AsyncConnection, month: Month) -> int:
-    """Rollouts of the month that are stored with the rest, counted a little further than can be moved."""
-    rest = _table("rollouts", "rollouts_rest")
+    """Count the month's rollouts among the rest, up to one more than can be moved."""
+    rest = _like("rollouts", REST)
     some = select(rest.c.id).where(within(rest.c.id, month)).limit(MOVED_MAX + 1).subquery()
     return int(await connection.scalar(select(func.count()).select_from(some)) or 0)
 
 
 async def _move(connection: AsyncConnection, month: Month) -> None:
     for name, key in MONTHLY.items():
-        rest, part = _table(name, f"{name}_rest"), _table(name, month.table(name))
+        rest, part = _like(name, f"{name}_rest"), _like(name, month.table(name))
         mine = select(*rest.c).where(within(rest.c[key], month))
-        await connection.execute(insert(part).from_select([each.name for each in rest.c], mine))
-    rest = _table("rollouts", "rollouts_rest")
+        await connection.execute(insert(part).from_select([c.name for c in rest.c], mine))
+    rest = _like("rollouts", REST)
     await connection.execute(delete(rest).where(within(rest.c.id, month)))  # rounds and steps with them
 
 
 async def _attach(connection: AsyncConnection, month: Month) -> None:
-    bounds = f"FROM ('{month.first_id}') TO ('{month.end_id}')"
+    ids = {"first_id": sql.Literal(month.first_id), "end_id": sql.Literal(month.end_id)}
     for name in MONTHLY:
         part = _part(name, month)
         if name != "rollouts":
-            named = f"CONSTRAINT {month.table(name)}_rollout_id_fkey FOREIGN KEY (rollout_id)"
-            whole = f"REFERENCES {_part('rollouts', month)} (id) ON DELETE CASCADE"
-            await _do(connection, f"ALTER TABLE {part} ADD {named} {whole}")
-        await _quickly(connection, f"ALTER TABLE {name} ATTACH PARTITION {part} FOR VALUES {bounds}")
+            constraint = _reference(month.table(name))
+            refer = query("part_refer", part=part, constraint=constraint, rollouts=_part("rollouts", month))
+            await connection.execute(refer)
+        await _quickly(connection, query("part_attach", whole=sql.Identifier(name), part=part, **ids))
 
 
-async def _alone(connection: AsyncConnection) -> None:
-    """Nobody else at the log until the transaction ends."""
-    names = (*MONTHLY, *(each.name for each in BOUND))
-    await _quickly(connection, f"LOCK TABLE {', '.join(names)} IN ACCESS EXCLUSIVE MODE")
+async def _lock_log(connection: AsyncConnection) -> None:
+    """Lock the log and what refers to it for this transaction alone, until it ends."""
+    names: Iterable[str] = (*MONTHLY, *(bound.name for bound in BOUND))
+    await _quickly(connection, query("lock_exclusive", tables=identifiers(names)))
 
 
 @asynccontextmanager
 async def _unbound(connection: AsyncConnection) -> AsyncIterator[None]:
-    """Without the references to `rollouts` as a whole. What is left must keep to them: it is not read again."""
-    for each in BOUND:
-        await _do(connection, f"ALTER TABLE {each.name} DROP CONSTRAINT {each.name}_rollout_id_fkey")
+    """Take the references to `rollouts` as a whole off for the block. The block must keep to them: nothing is read to
+    check them when they are put back."""
+    places = [{"table": sql.Identifier(bound.name), "constraint": _reference(bound.name)} for bound in BOUND]
+    for place in places:
+        await connection.execute(query("reference_drop", **place))
     yield
-    for each in BOUND:
-        named = f"CONSTRAINT {each.name}_rollout_id_fkey FOREIGN KEY (rollout_id)"
-        whole = "REFERENCES rollouts (id) ON DELETE CASCADE NOT VALID"
-        await _do(connection, f"ALTER TABLE {each.name} ADD {named} {whole}")
+    for place in places:
+        await connection.execute(query("reference_restore", **place))
 
 
-async def _quickly(connection: AsyncConnection, statement: str) -> None:
-    """With a time-out of its own, so that those who wait behind it do not wait for long."""
+async def _quickly(connection: AsyncConnection, statement: TextClause) -> None:
+    """Execute with a time-out of its own, so that those who queue behind the lock do not wait for long."""
     before = await connection.scalar(select(func.current_setting("statement_timeout")))
-    await _do(connection, f"SET LOCAL statement_timeout = {GIVE_WAY_MS}")
-    await _do(connection, statement)
-    await _do(connection, f"SET LOCAL statement_timeout = '{before}'")
+    await connection.execute(_timeout(str(GIVE_WAY_MS)))
+    await connection.execute(statement)
+    await connection.execute(_timeout(before))
 
 
-async def _do(connection: AsyncConnection, statement: str) -> None:
-    """A statement of names and numbers of ours; a name cannot be a parameter."""
-    await connection.execute(text(statement))
+def _timeout(value: str | None) -> Any:
+    return select(func.set_config("statement_timeout", value, True))
 
 
-def _part(name: str, month: Month) -> str:
-    return f"{SCHEMA}.{month.table(name)}"
+def _part(name: str, month: Month) -> sql.Identifier:
+    return sql.Identifier(SCHEMA, month.table(name))
 
 
-def _rest(name: str) -> str:
-    return f"{SCHEMA}.{name}_rest"
+def _reference(name: str) -> sql.Identifier:
+    """The name of a table's foreign key to the rollouts."""
+    return sql.Identifier(f"{name}_rollout_id_fkey")
 
 
-def _table(like: str, name: str) -> TableClause:
-    """A part, with the columns of the whole."""
-    return table(name, *(column(each.name, each.type) for each in rollouts.metadata.tables[like].c), schema=SCHEMA)
+def _like(whole: str, name: str) -> TableClause:
+    """A part by its name, with the columns of the whole."""
+    return table(name, *(column(c.name, c.type) for c in rollouts.metadata.tables[whole].c), schema=SCHEMA)

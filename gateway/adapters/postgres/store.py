@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, func, literal_column, select, text
+from psycopg import sql
+from sqlalchemy import ColumnElement, Select, func, literal_column, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -22,6 +23,7 @@ from gateway.adapters.postgres.admin import key_row, org_row
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.migrate import vector_in_use
+from gateway.adapters.postgres.queries import fragment, query
 from gateway.adapters.postgres.tables import (
     SETTLED,
     experience,
@@ -51,46 +53,10 @@ TREE_ROLLOUTS_MAX = 256
 OUTCOMES_COUNTED_MAX = 10_000
 HOLDS_MAX = 100_000
 
-POSTED_TOTALS = text(
-    "SELECT scope ->> 0, sum(CASE kind WHEN 'credit' THEN -amount_nano ELSE amount_nano END) "
-    "FROM ledger, jsonb_array_elements(scopes) AS scope "
-    "WHERE kind IN ('posted', 'uncertain', 'credit') GROUP BY 1"
-)
 ORG_COLUMNS = tuple(column.label(f"org_{column.name}") for column in orgs.columns)
-# Each worker's latest `recent` judged steps, by how near and how new they are; `core.loop.experience` says what that
-# means. The question is a sub-select so that a prepared statement turns the array into a vector once, not once a row.
-EXPERIENCE_NEAR = """
-WITH wanted AS (
-  SELECT worker, version, coalesce((SELECT at FROM experience AS e WHERE e.worker = named.worker
-    ORDER BY at DESC OFFSET :recent - 1 LIMIT 1), '-infinity') AS since
-  FROM unnest(CAST(:workers AS text[]), CAST(:versions AS text[])) AS named (worker, version)
-), searched AS MATERIALIZED (
-  SELECT e.worker, e.rollout_id, e.step, e.success, e.cost_nano, e.latency_ms, e.at,
-    {cosine} + CASE WHEN e.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
-  FROM wanted JOIN experience AS e
-    ON e.worker = wanted.worker AND e.worker_version = wanted.version AND e.at >= wanted.since
-), found AS (
-  SELECT avg(similarity) AS mean, max(similarity) - avg(similarity) AS spread FROM searched
-), placed AS (
-  SELECT searched.*, CASE WHEN spread <= :spread_min THEN 1
-    ELSE (similarity - mean) / spread END AS likeness
-  FROM searched CROSS JOIN found WHERE spread <= :spread_min OR similarity > mean
-), ordered AS (
-  SELECT *, sum(likeness) OVER latest - likeness AS newer, count(*) FILTER (WHERE likeness > :near) OVER latest AS place
-  FROM placed WINDOW latest AS (PARTITION BY worker ORDER BY at DESC, rollout_id DESC, step DESC
-    ROWS UNBOUNDED PRECEDING)
-), counted AS (
-  SELECT *, least(1, (likeness - :near) / (:nearest - :near))
-    * power(0.5, newer / CAST(:half_life AS double precision)) AS weight
-  FROM ordered WHERE likeness > :near AND place <= :k
-)
-SELECT worker, sum(weight), sum(weight * success) / sum(weight), sum(weight * cost_nano) / sum(weight),
-  sum(weight * latency_ms) / sum(weight)
-FROM counted GROUP BY worker HAVING sum(weight) >= :least ORDER BY worker
-"""
-COSINE = "coalesce(1 - (e.embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector))), 0)"
-BY_SIMILARITY = text(EXPERIENCE_NEAR.format(cosine=COSINE))
-BY_TIME = text(EXPERIENCE_NEAR.format(cosine="0"))
+POSTED_TOTALS = query("posted_totals")
+BY_SIMILARITY = query("experience_near", cosine=fragment("cosine"))
+BY_TIME = query("experience_near", cosine=sql.Literal(0))
 
 
 class PostgresStore:
@@ -197,8 +163,8 @@ class PostgresStore:
             if self._has_vector is None:
                 self._has_vector = await connection.run_sync(vector_in_use)
             similar = self._has_vector and any(embedding)
-            query = BY_SIMILARITY if similar else BY_TIME
-            found = await connection.execute(query, values | ({"embedding": list(embedding)} if similar else {}))
+            statement = BY_SIMILARITY if similar else BY_TIME
+            found = await connection.execute(statement, values | ({"embedding": list(embedding)} if similar else {}))
             return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in found]
 
     # ---------------------------------------------------------------- money

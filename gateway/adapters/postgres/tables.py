@@ -50,7 +50,9 @@ MODEL_KINDS = ("openai", "litellm")
 # Tables with a part for each month, by the column that says which; `months.*_rest` have what is of none of those. Parts
 # of the latter two refer to the same month's of the first, with ON DELETE CASCADE (docs/adr/0018).
 MONTHLY = {"rollouts": "id", "rounds": "rollout_id", "steps": "rollout_id"}
-_settled_sql = "kind IN ('posted', 'voided', 'uncertain')"
+
+
+_SETTLED = text("kind IN ('posted', 'voided', 'uncertain')")
 
 
 def _at(name: str, **more: Any) -> Column[Any]:
@@ -239,7 +241,12 @@ ledger = Table(
     _need("detail", JSONB),
     _at("at", nullable=False),
     Index(None, "hold_id"),
-    Index("ledger_settled_once", "hold_id", unique=True, postgresql_where=text(_settled_sql)),
+    Index(
+        "ledger_settled_once",
+        "hold_id",
+        unique=True,
+        postgresql_where=_SETTLED,
+    ),
     CheckConstraint("kind IN ('hold', 'dispatched', 'posted', 'voided', 'uncertain', 'credit')", name="kind"),
     CheckConstraint("amount_nano BETWEEN 0 AND 9007199254740991", name="amount"),
 )
@@ -292,10 +299,9 @@ policy_versions = Table(
     CheckConstraint("state IN ('candidate', 'shadow', 'canary', 'live', 'retired')", name="state"),
     CheckConstraint("percent IN (1, 5, 25, 100)", name="percent"),
     CheckConstraint("(percent IS NOT NULL) = (state = 'canary')", name="percent_state"),
-    *(
-        Index(f"policy_versions_one_{state}", "name", unique=True, postgresql_where=text(f"state = '{state}'"))
-        for state in ("shadow", "canary", "live")
-    ),
+    Index("policy_versions_one_shadow", "name", unique=True, postgresql_where=text("state = 'shadow'")),
+    Index("policy_versions_one_canary", "name", unique=True, postgresql_where=text("state = 'canary'")),
+    Index("policy_versions_one_live", "name", unique=True, postgresql_where=text("state = 'live'")),
 )
 
 policy_events = Table(

@@ -20,8 +20,6 @@ from sqlalchemy import (
 from gateway.adapters.postgres.tables import JSONB, _at, _id, _need, metadata
 
 QUEUE_SCHEMA = "queue"
-_states_sql = "state IN ('queued', 'running', 'done', 'refused', 'failed', 'cancelled')"
-_active_sql = "state IN ('queued', 'running')"
 
 policy_jobs = Table(
     "policy_jobs",
@@ -42,8 +40,8 @@ policy_jobs = Table(
     _at("changed_at", nullable=False),
     _at("heartbeat_at"),
     _at("ended_at"),
-    CheckConstraint(_states_sql, name="state"),
-    Index("policy_jobs_active_once", "policy", unique=True, postgresql_where=text(_active_sql)),
+    CheckConstraint("state IN ('queued', 'running', 'done', 'refused', 'failed', 'cancelled')", name="state"),
+    Index("policy_jobs_active_once", "policy", unique=True, postgresql_where=text("state IN ('queued', 'running')")),
     Index(None, "policy", "created_at"),
 )
 
