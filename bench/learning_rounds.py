@@ -31,7 +31,6 @@ from bench.stack import ROOT
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import MODEL_KINDS, ConductorPlanner, ConductorSettings, Episode, Prompt, Split, rng_for
 from policy.environments.executor import CAPS, Executor
-from policy.environments.logged import Logged
 from policy.environments.sampling import sample
 from policy.evaluate.entrants import RULE
 from policy.evaluate.inprocess import FREE
@@ -133,11 +132,15 @@ class Learner:
         """`train --env logged` on these rollouts; the last pass's metrics."""
         from policy.environments.spend import Spend
         from policy.train.run.loop import Trainer
-        from policy.train.sources.logged import LoggedSource, of_rollouts
+        from policy.train.sources.logged import Found, LoggedSource
+        from policy.train.sources.sampled import reward_of
+        from policy.train.step.rows import rows_of
 
-        logged = [Logged(self._judged(each), each.outcome, each.children) for each in episodes]
-        found = of_rollouts(logged, self.initial.manifest.prompt_hash, self.settings.reward)
-        source = LoggedSource(found, "rounds@1")
+        rows = []
+        for episode in map(self._judged, episodes):
+            record = episode.record
+            rows += rows_of(episode, reward_of(episode, self.settings.reward), record.id, record.task_type or "")
+        source = LoggedSource(Found(rows, len(episodes), []), "rounds@1")
         settings = self.settings.model_copy(update={"seed": rng_for(self.seed, number).randrange(2**31)})
         with tempfile.TemporaryDirectory(prefix="baton-rounds-") as work:
             trainer = Trainer(self.initial.weights, self.masks, source, settings, Spend(), Path(work), "rounds")
@@ -145,14 +148,14 @@ class Learner:
             last = (Path(work) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
         return dict(json.loads(last))
 
-    def _judged(self, episode: Episode) -> Any:
-        """The record with what a served conductor's end would have told."""
+    def _judged(self, episode: Episode) -> Episode:
+        """The episode with what a served conductor's end would have told."""
         for loop in (episode.record, *episode.children):
             for planned in loop.rounds:
                 planned.prompt_token_ids = planned.prompt_token_ids or list(
                     self._conductor.prompt_ids(planned.messages)
                 )
-        return episode.record
+        return episode
 
 
 def rounds_of(

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from gateway.errors import ConfigError, NotFound
 from policy.dataset.read import count_withheld, extent, rows_of, snapshot
 from policy.dataset.row import Call, Row, Side
-from policy.dataset.rules import Mark, Report, Rules, divided, mark, summed_up, why_left_out
+from policy.dataset.rules import Mark, Report, Rules, divided, mark, summed_up, unparsed, why_left_out
 from policy.dataset.select import Selection
 
 ROWS_MAX = 1_000_000
@@ -39,6 +39,7 @@ class Curated:
     selection: Selection
     sides: dict[Call, Side]
     report: Report
+    unparsed: frozenset[str]  # root ids of requests of which a plan was refused
 
     def rows(self) -> Iterator[Row]:
         """Oldest first, each with its side."""
@@ -71,7 +72,7 @@ def curated(database_url: str, selection: Selection, rules: Rules, rows_max: int
             raise NotFound(_nothing_matches(connection, selection))
         if not report.kept:
             raise NotFound(f"nothing is left of {report.found} planning calls ({selection}): {report.reasons()}")
-        yield Curated(connection, selection, sides, report)
+        yield Curated(connection, selection, sides, report, unparsed(marks))
 
 
 def _nothing_matches(connection: Connection, selection: Selection) -> str:

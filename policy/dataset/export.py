@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,7 @@ from gateway.errors import ConfigError, Unavailable
 from policy.dataset import parquet, shapes
 from policy.dataset.curate import Curated, curated
 from policy.dataset.row import Row
-from policy.dataset.rules import Report, Rules
+from policy.dataset.rules import Report, Rules, reward_of
 from policy.dataset.select import Selection
 from policy.reward import RewardSettings
 
@@ -46,7 +46,7 @@ def export(
         total = found.report.kept if split is None else getattr(found.report, split)
         if not total:
             raise ConfigError(f"the {split} side is empty: set --validation-share or --split-at")
-        _write(file, form, _counted(rows, total, progress), _about(form, found), reward or RewardSettings())
+        _write(file, form, _counted(rows, total, progress), found, reward or RewardSettings())
     return found.report
 
 
@@ -57,17 +57,17 @@ def _check(form: Format, selection: Selection, rules: Rules) -> None:
         raise ConfigError(f"--format {form} needs tokens and outcomes in every row: use --format parquet without them")
 
 
-def _write(
-    file: IO[bytes], form: Format, rows: Iterable[Row], about: Mapping[str, str], reward: RewardSettings
-) -> None:
+def _write(file: IO[bytes], form: Format, rows: Iterable[Row], found: Curated, reward: RewardSettings) -> None:
     if form == "parquet":
-        parquet.write(file, parquet.row_schema(), map(parquet.row_record, rows), about)
-    elif form == "verl":
-        records = (shapes.verl(index, row, reward) for index, row in enumerate(rows))
-        parquet.write(file, parquet.verl_schema(), records, about)
+        parquet.write(file, parquet.row_schema(), map(parquet.row_record, rows), _about(form, found))
+        return
+    paid = ((row, reward_of(row, row.root_id not in found.unparsed, reward)) for row in rows)
+    if form == "verl":
+        records = (shapes.verl(index, *one) for index, one in enumerate(paid))
+        parquet.write(file, parquet.verl_schema(), records, _about(form, found))
     else:
-        for index, row in enumerate(rows):
-            file.write(json.dumps(shapes.art(index, row, reward), ensure_ascii=False).encode() + b"\n")
+        for index, one in enumerate(paid):
+            file.write(json.dumps(shapes.art(index, *one), ensure_ascii=False).encode() + b"\n")
 
 
 def _about(form: Format, found: Curated) -> dict[str, str]:

@@ -19,6 +19,7 @@ from gateway.core.loop.plan import Allowed, allowed_of, plan_schema, schema_hash
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Call, Row, Side
+from policy.reward import RewardSettings, at_quality, reward
 
 LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
 
@@ -52,6 +53,7 @@ class Mark:
     created_at: datetime
     group: str
     outcome: float | None
+    parsed: bool
 
 
 @dataclass(slots=True)
@@ -119,12 +121,35 @@ def is_stale(used: Iterable[tuple[str, str]], versions: Mapping[str, str]) -> bo
     return any(versions.get(worker) != version for worker, version in used)
 
 
+# ---------------------------------------------------------------- the worth of a request
+
+
+def unparsed(rows: Iterable[Row | Mark]) -> frozenset[str]:
+    """Root ids of the requests of which a plan was refused."""
+    return frozenset(row.root_id for row in rows if not row.parsed)
+
+
+def value_of(row: Row, parsed: bool) -> float:
+    """The outcome of the row's request in [0, 1]; 0 where a plan of it was refused (`parsed` is false), for a router
+    planned the rest. Raises RowRefused where nobody judged it."""
+    if row.outcome is None:
+        raise RowRefused("no_outcome")
+    return row.outcome if parsed else 0.0
+
+
+def reward_of(row: Row, parsed: bool, weights: RewardSettings) -> float:
+    """The training reward of the row's request, at the dial that the prompt showed. A request that never ended counts
+    as instant. Raises RowRefused as `value_of`."""
+    settings = at_quality(weights, row.quality)
+    return reward(parsed, value_of(row, parsed), row.cost_nano, (row.latency_ms or 0.0) / 1000, settings)
+
+
 # ---------------------------------------------------------------- many rows
 
 
 def mark(row: Row) -> Mark:
     """What stays in memory of a row."""
-    return Mark(row.call, row.root_id, row.key_id, row.created_at, row.group, row.outcome)
+    return Mark(row.call, row.root_id, row.key_id, row.created_at, row.group, row.outcome, row.parsed)
 
 
 def boundary(marks: Sequence[Mark], validation_share: float) -> datetime | None:

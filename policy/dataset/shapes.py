@@ -1,5 +1,5 @@
-"""Rows in the shapes of other trainers. The reward is computed here, as training does (`policy.reward`); the outcome
-and the dollars stand beside it, untouched.
+"""Rows in the shapes of other trainers. The reward is the one of our own training (`rules.reward_of`); the outcome and
+the dollars stand beside it, untouched.
 
 verl: https://verl.readthedocs.io/en/latest/preparation/prepare_data.html, and the tensors of its `DataProto`
 (`verl/trainer/ppo/ray_trainer.py`). `uid` is the group of equal questions; the reward belongs on the last response
@@ -9,25 +9,13 @@ an OpenAI `Choice` with log-probs and vLLM's token ids, which ART takes as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from gateway.core.pool.workers import NANO_PER_USD
 from policy.dataset.row import Row
-from policy.reward import RewardSettings, reward
-
-Shape = Callable[[int, Row, RewardSettings], dict[str, Any]]
 
 
-def reward_of(row: Row, settings: RewardSettings) -> float:
-    """The training reward of a planning call. A rollout that never ended counts as instant; it has no outcome to
-    lose. Raises ValueError on a well-formed plan without an outcome."""
-    if row.outcome is None and row.parsed:
-        raise ValueError(f"rollout {row.rollout_id} has no outcome and so no reward")
-    return reward(row.parsed, row.outcome or 0.0, row.cost_nano, (row.latency_ms or 0.0) / 1000, settings)
-
-
-def verl(index: int, row: Row, settings: RewardSettings) -> dict[str, Any]:
+def verl(index: int, row: Row, reward: float) -> dict[str, Any]:
     """A row of verl's data set with what was sampled. `reward_model.ground_truth` is the request's own reference
     (metadata `reference`), empty where it named none: then only the logged reward is there."""
     return {
@@ -51,11 +39,11 @@ def verl(index: int, row: Row, settings: RewardSettings) -> dict[str, Any]:
         "response_mask": [1] * len(row.plan_token_ids),
         "decision_mask": [int(one) for one in row.decision_mask],
         "rollout_log_probs": row.plan_logprobs,
-        "reward": reward_of(row, settings),
+        "reward": reward,
     }
 
 
-def art(index: int, row: Row, settings: RewardSettings) -> dict[str, Any]:
+def art(index: int, row: Row, reward: float) -> dict[str, Any]:
     """One `art.Trajectory`: the prompt and the sampled plan. Metrics and metadata are scalars, as ART wants them;
     trajectories with the same `metadata.group` answer the same question and belong in one `TrajectoryGroup`."""
     tokens: list[dict[str, Any]] = [
@@ -92,7 +80,7 @@ def art(index: int, row: Row, settings: RewardSettings) -> dict[str, Any]:
         "messages_and_choices": [*row.messages, choice],
         "tools": None,
         "additional_histories": [],
-        "reward": reward_of(row, settings),
+        "reward": reward,
         "metrics": {name: value for name, value in metrics.items() if value is not None},
         "metadata": {"index": index, **{name: getattr(row, name) for name in named}},
         "logs": [],

@@ -19,7 +19,7 @@ from policy.dataset import parquet
 from policy.dataset.curate import load
 from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Row
-from policy.dataset.rules import Rules, grammar_of, token_fault
+from policy.dataset.rules import Rules, grammar_of, token_fault, value_of
 from policy.dataset.select import Selection
 from policy.serve.sampling import GREEDY_BELOW
 
@@ -168,8 +168,8 @@ def call_of(row: Row) -> Call:
 
 def _request(calls: Sequence[Call]) -> Request:
     row = calls[0].row
-    right = (row.outcome or 0.0) if all(call.row.parsed for call in calls) else 0.0
-    return Request(tuple(calls), right, row.cost_nano / NANO_PER_USD)
+    outcome = value_of(row, all(call.row.parsed for call in calls))
+    return Request(tuple(calls), outcome, row.cost_nano / NANO_PER_USD)
 
 
 def _check_outcomes(rows: Sequence[Row], source: str) -> None:

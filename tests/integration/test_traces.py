@@ -91,6 +91,7 @@ def test_a_row_has_all_of_a_planning_call(database_url: str, connection: Connect
     assert (row.messages, row.plan, row.sampling) == (planned.messages, planned.plan, planned.sampling)
     assert (row.pool, row.tags, row.request_messages) == (record.pool, record.tags, record.request["messages"])
     assert (row.outcome, row.outcome_n, row.outcome_sources, row.grader_versions) == (0.5, 1, ("client",), ())
+    assert (row.caps, row.allowed, row.quality) == (record.caps, planned.allowed, planned.quality)
     assert row.workers_used == (("alpha", "1"), ("beta", "4"))
     assert [(one.worker, one.task, one.see, one.latency_ms) for one in row.steps] == [
         ("alpha", None, (), 100.0),
@@ -287,11 +288,16 @@ def test_verl_rows_are_parquet_and_art_rows_are_lines(database_url: str, add: Ad
     export(database_url, Selection(), rules, tmp_path / "art.jsonl", "art")
     lines = [json.loads(line) for line in (tmp_path / "art.jsonl").read_text().splitlines()]
     assert [one["metrics"]["outcome"] for one in lines] == [0.0, 1.0, 0.0, 1.0]
-    assert [one["reward"] for one in lines[:2]] == [pytest.approx(0.1), pytest.approx(one_right())]
+    right = 1 - 400 / 2**7 * 805e-9  # at dial 7, as the prompt showed it, where time is free
+    assert [one["reward"] for one in lines[:2]] == [pytest.approx(0.1), pytest.approx(right)]
 
 
-def one_right() -> float:
-    return 1 - (20 * 805e-9 + 0.002 * 0.14)
+def test_a_request_of_which_a_plan_was_refused_has_no_reward(database_url: str, add: Add, tmp_path: Path) -> None:
+    add(1.0, rounds=[a_round(1), a_round(2, refusal="unknown_worker")])
+    add(0.0, at_s=1)
+    export(database_url, Selection(), Rules(key_share_max=1.0), tmp_path / "art.jsonl", "art")
+    lines = [json.loads(line) for line in (tmp_path / "art.jsonl").read_text().splitlines()]
+    assert [one["reward"] for one in lines] == [0.0, 0.0, pytest.approx(0.1)]
 
 
 def test_an_export_is_the_same_twice_and_leaves_no_parts(database_url: str, add: Add, tmp_path: Path) -> None:

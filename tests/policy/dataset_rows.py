@@ -87,6 +87,7 @@ def a_mark(index: int, key: str = "key1", **changes: Any) -> Mark:
         "created_at": T0 + timedelta(minutes=index),
         "group": f"g{index}",
         "outcome": float(index % 2),
+        "parsed": True,
     }
     return Mark(**(filled | changes))
 

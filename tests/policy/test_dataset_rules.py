@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from policy.dataset import rules
-from policy.dataset.refusals import REASONS
+from policy.dataset.refusals import REASONS, RowRefused
 from policy.dataset.row import Judgement, Outcome, settle
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection, parse_tags, parse_time
+from policy.reward import RewardSettings
 from tests.policy.dataset_rows import T0, a_mark, a_row
 
 
@@ -68,6 +70,26 @@ def test_a_row_is_left_out_by_name(changes: dict[str, Any], reason: str | None) 
     found = rules.why_left_out(a_row(**changes), Rules(versions={"alpha": "1", "beta": "2"}), min_outcomes=1)
     assert found == reason
     assert reason is None or reason in REASONS
+
+
+def test_a_request_is_worth_its_outcome_and_nothing_where_a_plan_was_refused() -> None:
+    refused = a_row(outcome=0.5, refusal="unparseable")  # a router planned instead, and was half right
+    assert rules.unparsed([a_row(root_id="r0"), refused]) == {"r1"}
+    assert [rules.value_of(refused, parsed) for parsed in (True, False)] == [0.5, 0.0]
+    for parsed in (True, False):
+        with pytest.raises(RowRefused, match="no_outcome"):
+            rules.value_of(a_row(outcome=None), parsed)
+
+
+def test_the_reward_is_the_training_reward_at_the_dial_shown() -> None:
+    weights = RewardSettings()
+    undialled = a_row(cost_nano=2_500_000, latency_ms=0.0, quality=None)
+    assert rules.reward_of(undialled, True, weights) == pytest.approx(0.95)
+    assert rules.reward_of(replace(undialled, quality=0), True, weights) == pytest.approx(0.7)
+    assert rules.reward_of(replace(undialled, quality=9), True, weights) == 1.0
+    assert rules.reward_of(replace(undialled, outcome=0.0), True, weights) == pytest.approx(0.1)
+    assert rules.reward_of(undialled, False, weights) == 0.0
+    assert rules.reward_of(a_row(latency_ms=None, cost_nano=0, quality=None), True, weights) == 1.0
 
 
 def test_what_can_be_read_is_kept_where_no_tokens_are_asked_for() -> None:

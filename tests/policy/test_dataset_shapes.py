@@ -8,27 +8,13 @@ import math
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-from policy.dataset.shapes import art, reward_of, verl
-from policy.reward import RewardSettings
+from policy.dataset.shapes import art, verl
 from tests.policy.dataset_rows import a_row
-
-SETTINGS = RewardSettings()
-
-
-def test_the_reward_is_the_training_reward() -> None:
-    dear = a_row(cost_nano=2_500_000, latency_ms=0.0)
-    assert reward_of(dear, SETTINGS) == pytest.approx(0.95)
-    assert reward_of(a_row(outcome=0.0), SETTINGS) == pytest.approx(0.1)
-    assert reward_of(a_row(refusal="unparseable", outcome=1.0), SETTINGS) == 0.0  # another one planned, and was right
-    assert reward_of(a_row(refusal="unparseable", outcome=None), SETTINGS) == 0.0
-    assert reward_of(a_row(latency_ms=None, cost_nano=0), SETTINGS) == 1.0
-    with pytest.raises(ValueError, match="no outcome"):
-        reward_of(a_row(outcome=None), SETTINGS)
 
 
 def test_verl_gets_its_five_fields_and_what_was_sampled() -> None:
     row = a_row(tags={"reference": "4"}, split="validation")
-    shaped = verl(7, row, SETTINGS)
+    shaped = verl(7, row, 0.25)
     assert shaped["prompt"] == [{"role": "user", "content": "plan this"}]
     assert shaped["reward_model"] == {"style": "rule", "ground_truth": "4"}
     assert (shaped["data_source"], shaped["ability"]) == ("baton/default", "arithmetic")
@@ -37,12 +23,12 @@ def test_verl_gets_its_five_fields_and_what_was_sampled() -> None:
     sampled = [shaped[name] for name in ("responses", "response_mask", "decision_mask", "rollout_log_probs")]
     assert sampled == [[10, 11], [1, 1], [1, 0], [-0.5, -1.25]]
     assert shaped["prompts"] == [1, 2, 3]
-    assert shaped["reward"] == reward_of(row, SETTINGS)
-    assert verl(0, a_row(task_type=None), SETTINGS)["ability"] == "general"
+    assert shaped["reward"] == 0.25
+    assert verl(0, a_row(task_type=None), 0.0)["ability"] == "general"
 
 
 def test_art_gets_messages_and_a_choice_with_log_probs_and_token_ids() -> None:
-    trajectory = json.loads(json.dumps(art(3, a_row(latency_ms=None), SETTINGS)))
+    trajectory = json.loads(json.dumps(art(3, a_row(latency_ms=None), 0.0)))
     assert set(trajectory) == {
         *("messages_and_choices", "tools", "additional_histories", "reward", "metrics", "metadata", "logs")
     }

@@ -1,28 +1,24 @@
-"""`live` against a gateway's real HTTP API, and `logged` over the records that such a gateway leaves."""
+"""`live` against a gateway's real HTTP API."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.core.log.rollout import RolloutRecord, as_payload
 from gateway.core.loop.caps import Caps
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall
-from policy.environments.base import Episode, Prompt
+from policy.environments.base import Episode
 from policy.environments.executor import Executor
 from policy.environments.live import GatewayWorkers, LiveEnvironment
-from policy.environments.logged import Logged, LoggedEnvironment, read_record, refusal
 from policy.environments.replay import FIRST_S, TOKENS_PER_S, ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.environments.simulated import SpeakerWorkers
@@ -30,7 +26,7 @@ from policy.environments.spend import Spend, SpendCapped
 from policy.simulators.replay import ReplaySpeaker, load
 from policy.statistics.baselines import fixed
 from tests.integration.test_api import Served, served
-from tests.kit import Kit, ask
+from tests.kit import Kit
 from tests.policy.environments import lines, recorded, text
 
 EXECUTOR = Executor(Caps(cost_nano=400_000_000))
@@ -160,75 +156,6 @@ async def test_a_gateway_in_trouble_is_a_named_error(
         failed = not isinstance(answer, Exception) and answer().status_code != 200
         assert workers.surplus_nano == (7 if failed else 0)
         assert workers.seconds[("r", "1.0")] > 0
-
-
-# ---------------------------------------------------------------- logged
-
-
-async def logged(replay: ReplayEnvironment, tmp_path: Path, n: int = 6) -> list[Logged]:
-    """Rollouts that a gateway with a conductor has served, read back from its journal, with their outcomes."""
-    rollouts = []
-    for prompt in replay.prompts("train", n, 0):
-        words = text(prompt, ("cheap", None, []), ("dear", None, []))
-        kit = kit_for(replay, tmp_path / "r.jsonl", [words])
-        await kit.serve(ask(prompt.messages[0]["content"], model="baton/conductor"))
-        [event] = kit.journal.of_kind("rollout")
-        record = read_record(json.loads(json.dumps(event.payload)))
-        assert as_payload(record) == as_payload(kit.metrics.records[0])
-        rollouts.append(Logged(record, 1.0))
-    return rollouts
-
-
-def changed(one: Logged, **fields: Any) -> Logged:
-    return replace(one, record=replace(one.record, id=f"{one.record.id}-{sorted(fields)}", **fields))
-
-
-async def test_the_logged_plan_gives_the_logged_episode_and_no_other_runs(
-    replay: ReplayEnvironment, tmp_path: Path
-) -> None:
-    rollouts = await logged(replay, tmp_path)
-    env = LoggedEnvironment(rollouts, validation_share=0.0)
-    prompts = env.prompts("train", 6, 0)
-    assert {prompt.id for prompt in prompts} == {each.record.id for each in rollouts}
-    [planned] = env.rounds(prompts[0])
-    assert len(planned.plan_logprobs) == len(planned.plan_token_ids) == len(planned.decision_mask) > 0
-    [episode] = await env.run(prompts[0], [planned.plan_text or ""])
-    record: RolloutRecord = episode.record
-    assert (episode.parsed, episode.outcome, episode.workers) == (True, 1.0, ("cheap", "dear"))
-    assert (episode.cost_nano, episode.calls, episode.steps) == (record.cost_nano, 2, 2)
-    assert episode.reply.startswith("Well.")
-    with pytest.raises(ValueError, match="was not logged with this plan"):
-        await env.run(prompts[0], ["{}"])
-    with pytest.raises(ValueError, match="cannot be posed anew"):
-        env.situation(prompts[0], Random(0))
-    with pytest.raises(ValueError, match="7 train rollouts asked for, 6 are there"):
-        env.prompts("train", 7, 0)
-    with pytest.raises(ValueError, match="is not a logged one"):
-        env.rounds(Prompt("x", (), (), ""))
-
-
-async def test_rollouts_that_cannot_be_trained_on_are_refused_by_name(
-    replay: ReplayEnvironment, tmp_path: Path
-) -> None:
-    [good] = await logged(replay, tmp_path, 1)
-    planned = good.record.rounds[0]
-    bad = {
-        "child_loop": changed(good, parent_id="another"),
-        "not_for_training": changed(good, train=False),
-        "no_outcome": replace(changed(good, org="x"), outcome=None),
-        "no_conductor": changed(good, rounds=[replace(planned, planner="rule")]),
-        "no_logprobs": changed(good, rounds=[replace(planned, plan_logprobs=[])], org="y"),
-    }
-    assert {name: refusal(each) for name, each in bad.items()} == {name: name for name in bad}
-    assert refusal(replace(good, outcome=1.5)) == "no_outcome"
-    assert refusal(changed(good, rounds=[replace(planned, plan_token_ids=[], plan_logprobs=[])])) == "no_logprobs"
-    env = LoggedEnvironment([good, *bad.values()], validation_share=0.0)
-    assert sorted(env.refused.values()) == sorted(bad)
-    assert [prompt.id for prompt in env.prompts("train", 1, 0)] == [good.record.id]
-    with pytest.raises(ValueError, match=r"can be trained on: 1 × no_logprobs \(its plan was logged without"):
-        LoggedEnvironment([bad["no_logprobs"]])
-    with pytest.raises(ValueError, match="no rollout can be trained on: none was given"):
-        LoggedEnvironment([])
 
 
 async def test_a_live_stream_is_the_same_reply(gateway: Served, replay: ReplayEnvironment) -> None:

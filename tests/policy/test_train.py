@@ -17,11 +17,12 @@ import pytest
 
 from gateway.core.loop.plan import Allowed, plan_schema
 from gateway.errors import ConfigError, Unavailable
-from policy.environments.base import Episode, rng_for
-from policy.environments.logged import Logged
+from policy.dataset import row as dataset
+from policy.environments.base import Episode, Prompt, rng_for
 from policy.environments.spend import Spend
 from policy.serve.manifest import read_manifest
 from tests.policy.environments import PRICES, lines
+from tests.policy.gate_rows import rows_of as logged_rows
 
 pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch")
@@ -32,7 +33,7 @@ from policy.train.run.loop import Trainer  # noqa: E402
 from policy.train.run.session import train  # noqa: E402
 from policy.train.settings import Settings  # noqa: E402
 from policy.train.sources.conductor import BatchConductor, Decoded, Sampler  # noqa: E402
-from policy.train.sources.logged import LoggedSource, of_rollouts  # noqa: E402
+from policy.train.sources.logged import LoggedSource, of_dataset  # noqa: E402
 from policy.train.sources.sampled import SampledSource  # noqa: E402
 from policy.train.sources.scene import scene_of  # noqa: E402
 from policy.train.spec import TrainSpec  # noqa: E402
@@ -221,30 +222,36 @@ def test_a_probe_is_what_the_weights_say(tmp_path: Path) -> None:
     assert said.tolist() == pytest.approx(probe["logprobs"], abs=1e-5)
 
 
-def logged_from(bench: Bench, **changes: Any) -> list[Logged]:
-    """Rollouts of one step as the gateway would have logged them."""
-    kept: list[Episode] = []
+def episodes_of(bench: Bench) -> list[tuple[Prompt, Episode]]:
+    """The episodes of one step, each with its question."""
+    kept: list[tuple[Prompt, Episode]] = []
 
     async def go() -> None:
         source = await bench.source()
         judged = source._judged
 
         def keep(posed: Any, found: Any) -> Any:
-            kept.extend(found.episodes)
+            kept.extend(
+                (prompt, episode) for prompt, group in zip(posed, found.groups, strict=True) for episode in group
+            )
             return judged(posed, found)
 
         source._judged = keep  # type: ignore[method-assign]
         await source.batch(0)
 
     asyncio.run(go())
-    records = [(replace(one.record, **changes), one.outcome, one.children) for one in kept]
-    return [Logged(record, outcome, children) for record, outcome, children in records]
+    return kept
+
+
+def logged_from(bench: Bench, **changes: Any) -> list[dataset.Row]:
+    """Rows of the log, had a gateway served the episodes of one step."""
+    found = [row for prompt, episode in episodes_of(bench) for row in logged_rows(prompt, episode)]
+    return [replace(row, **changes) for row in found]
 
 
 def test_logged_and_sampled_rows_are_the_same() -> None:
     bench = Bench(arena(prompts=4))
-    rollouts = logged_from(bench)
-    found = of_rollouts(rollouts, bench.initial.manifest.prompt_hash, bench.spec.settings.reward)
+    found = of_dataset(logged_from(bench), bench.initial.manifest.prompt_hash, bench.spec.settings.reward)
     sampled = bench.rows()
     assert found.refused == []
     assert sorted((row.plan_ids, row.logprobs, row.reward) for row in found.rows) == sorted(
@@ -256,25 +263,25 @@ def test_logged_and_sampled_rows_are_the_same() -> None:
 
 def test_logs_without_log_probs_or_of_another_prompt_are_refused_by_name() -> None:
     bench = Bench(arena())
-    rollouts = logged_from(bench)
+    rows = logged_from(bench)
     known, weights = bench.initial.manifest.prompt_hash, bench.spec.settings.reward
-    bare = [
-        replace(one, record=replace(one.record, rounds=[replace(r, plan_logprobs=[]) for r in one.record.rounds]))
-        for one in rollouts
-    ]
-    for found, reason in ((of_rollouts(bare, known, weights), "no_logprobs"),
-                          (of_rollouts(rollouts, "0" * 64, weights), "other_prompt")):  # fmt: skip
+    bare = [replace(row, plan_logprobs=[]) for row in rows]
+    older = [replace(row, allowed=None, quality=None) for row in rows]
+    for log, prompt_hash, reason in (
+        (bare, known, "no_logprobs"), (older, known, "no_allowed"), (rows, "0" * 64, "other_prompt")
+    ):  # fmt: skip
+        found = of_dataset(log, prompt_hash, weights)
         assert set(found.refused) == {reason}
-        with pytest.raises(ConfigError, match=f"no rollout can be trained on: 12 {reason}"):
+        with pytest.raises(ConfigError, match=rf"no rollout can be trained on: {len(rows)} {reason} \("):
             LoggedSource(found, "toy@2")
-    even = [replace(one, outcome=0.0) for one in rollouts]
+    even = [replace(row, outcome=0.0) for row in rows]
     with pytest.raises(ConfigError, match="same reward"):
-        LoggedSource(of_rollouts(even, known, weights), "toy@2")
+        LoggedSource(of_dataset(even, known, weights), "toy@2")
 
 
 def test_training_from_the_log_alone_makes_good_plans_likelier(tmp_path: Path) -> None:
     bench = Bench(arena(prompts=6, samples=8))
-    found = of_rollouts(logged_from(bench), bench.initial.manifest.prompt_hash, bench.spec.settings.reward)
+    found = of_dataset(logged_from(bench), bench.initial.manifest.prompt_hash, bench.spec.settings.reward)
     settings = Settings(steps=2, minibatches=2, advantage="batch", lr=3e-4, warmup_share=0.0, staleness_max=0.04)
     before = gain(bench, found.rows, settings)
     trainer = Trainer(
@@ -494,8 +501,8 @@ def test_a_directory_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 def test_episodes_of_routers_have_no_rows() -> None:
     bench = Bench(arena())
-    episodes = logged_from(bench)
-    bare = replace(episodes[0].record, rounds=[replace(r, planner="rule") for r in episodes[0].record.rounds])
+    [(_, episode), *_] = episodes_of(bench)
+    bare = replace(episode.record, rounds=[replace(r, planner="rule") for r in episode.record.rounds])
     episode = Episode("q", 0, "", True, 1.0, 0, 0.0, 1, 1, ("a",), bare)
     assert rows_of(episode, 1.0, "q", "") == []
 

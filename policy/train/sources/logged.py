@@ -13,17 +13,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gateway.core.log.rollout import RoundRecord
 from gateway.errors import ConfigError
 from policy.dataset import curate, parquet
 from policy.dataset import row as dataset
-from policy.dataset.refusals import REASONS, RowRefused, listed
-from policy.environments.logged import Logged, refusal
-from policy.reward import RewardSettings, at_quality, reward
+from policy.dataset.refusals import RowRefused, listed
+from policy.dataset.rules import reward_of, unparsed
+from policy.reward import RewardSettings
 from policy.train.metrics import Value
 from policy.train.sources.sampled import Batch
 from policy.train.spec import chosen
-from policy.train.step.rows import Row, checked, require_outcomes, row_of
+from policy.train.step.rows import Row, checked, require_outcomes
 
 EXPORT_ROWS_MAX = 1_000_000
 
@@ -76,47 +75,6 @@ def _behind(version: str, now: str) -> float:
     return float(max(0, int(latest) - int(number))) if same else 0.0
 
 
-# ---------------------------------------------------------------- rollouts in memory
-
-
-def of_rollouts(rollouts: Sequence[Logged], prompt_hash: str, weights: RewardSettings) -> Found:
-    """Rows of rollouts as the gateway writes them: rounds and child loops, with the request's outcome."""
-    rows: list[Row] = []
-    refused: list[str] = []
-    kept = 0
-    for each in rollouts:
-        reason = refusal(each)
-        if reason is not None:
-            refused.append(reason if reason in REASONS else "no_outcome")
-            continue
-        try:
-            rows += _rows_of(each, prompt_hash, weights)
-            kept += 1
-        except RowRefused as error:
-            refused.append(error.reason)
-    return Found(rows, kept, refused)
-
-
-def _rows_of(each: Logged, prompt_hash: str, weights: RewardSettings) -> list[Row]:
-    record, loops = each.record, (each.record, *each.children)
-    planned = [(loop, one) for loop in loops for one in loop.rounds if one.planner == "conductor"]
-    parsed = all(one.refusal is None for _, one in planned)
-    settings = at_quality(weights, record.rounds[0].quality)
-    latency_s = max(0.0, (record.finished_us - record.created_us) / 1e6)
-    value = reward(parsed, each.outcome or 0.0, record.cost_nano, latency_s, settings)
-    for _, one in planned:
-        _check_prompt(one, prompt_hash)
-    return [row_of(loop, one, value, record.id, record.id, record.task_type or "") for loop, one in planned]
-
-
-def _check_prompt(planned: RoundRecord | dataset.Row, prompt_hash: str) -> None:
-    if planned.prompt_hash != prompt_hash:
-        raise RowRefused("other_prompt")
-
-
-# ---------------------------------------------------------------- the database, and files exported from it
-
-
 def of_database(url: str, filters: Mapping[str, Any], prompt_hash: str, weights: RewardSettings) -> Found:
     """Rows of a log in PostgreSQL. `filters`: fields of Selection and Rules by name. Raises as `curate.load`."""
     selection, rules = chosen(filters)
@@ -131,13 +89,14 @@ def of_export(path: Path, prompt_hash: str, weights: RewardSettings) -> Found:
 
 def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSettings) -> Found:
     """Rows of policy.dataset: one each, with the outcome, cost and latency of the whole request."""
-    unparsed = {row.root_id for row in rows if row.refusal is not None}
+    refused_plans = unparsed(rows)
     kept: list[Row] = []
     refused: list[str] = []
     for row in rows:
         try:
-            value = _reward(row, row.root_id not in unparsed, weights)
-            _check_prompt(row, prompt_hash)
+            value = reward_of(row, row.root_id not in refused_plans, weights)
+            if row.prompt_hash != prompt_hash:
+                raise RowRefused("other_prompt")
             kept.append(_row(row, value))
         except RowRefused as error:
             refused.append(error.reason)
@@ -153,10 +112,3 @@ def _row(row: dataset.Row, value: float) -> Row:
         category=row.task_type or "",
         first=row.round == 1 and row.depth == 0,
     )
-
-
-def _reward(row: dataset.Row, parsed: bool, weights: RewardSettings) -> float:
-    if row.outcome is None:
-        raise RowRefused("no_outcome")
-    settings = at_quality(weights, row.quality)
-    return reward(parsed, row.outcome, row.cost_nano, (row.latency_ms or 0.0) / 1000, settings)
