@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from fastapi.routing import APIRoute, APIRouter
+from fastapi.routing import APIRoute
 
 from gateway import errors
 from gateway.adapters.upstream.media import FETCH_CODES
@@ -199,7 +199,7 @@ def routes() -> Iterator[tuple[str, str, str, str]]:
     }
     for listener, apis in listeners.items():
         for api in apis:
-            router: APIRouter = api.router(cast(Any, object.__new__(api)))
+            router = api.router(cast(Any, object.__new__(api)))
             for route in (route for route in router.routes if isinstance(route, APIRoute) and route.include_in_schema):
                 what = " ".join((route.endpoint.__doc__ or "").split())
                 yield listener, "".join(sorted(route.methods or ())), route.path, what

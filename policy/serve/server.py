@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -23,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
+from gateway.core.openai.reply import DONE, sse
 from policy.serve.engine import Busy, Job, Sampled
 from policy.serve.protocol import (
     ApiError,
@@ -275,7 +275,7 @@ async def _streamed(call: Call) -> Response:
 class EventStream(StreamingResponse):
     """A streamed reply that stops its decode when it ends, however it ends."""
 
-    def __init__(self, events: AsyncIterator[str], pieces: Pieces) -> None:
+    def __init__(self, events: AsyncIterator[bytes], pieces: Pieces) -> None:
         super().__init__(events, media_type="text/event-stream")
         self._pieces = pieces
 
@@ -286,20 +286,16 @@ class EventStream(StreamingResponse):
             await self._pieces.aclose()
 
 
-async def _events(call: Call, first: tuple[str, list[Sampled]], pieces: Pieces) -> AsyncIterator[str]:
+async def _events(call: Call, first: tuple[str, list[Sampled]], pieces: Pieces) -> AsyncIterator[bytes]:
     count = len(first[1])
-    yield _event(call.replies.opening())
-    yield _event(call.replies.piece(*first))
+    yield sse(call.replies.opening())
+    yield sse(call.replies.piece(*first))
     async for text, sampled in pieces:
         count += len(sampled)
-        yield _event(call.replies.piece(text, sampled))
+        yield sse(call.replies.piece(text, sampled))
     if call.request.stream_options and call.request.stream_options.include_usage:
-        yield _event(call.replies.usage_chunk(count))
-    yield "data: [DONE]\n\n"
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n"
+        yield sse(call.replies.usage_chunk(count))
+    yield DONE
 
 
 async def _whole(call: Call, request: Request) -> Response:

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from gateway.core.openai.reply import DONE, sse
+
 BODY_BYTES_MAX = 4 * 2**20
 CHOICES_MAX = 16
 DRAIN_S = 5.0
@@ -198,13 +200,13 @@ class WorkerServer:
         for index, choice in enumerate(cuts):
             for at, piece in enumerate(choice.pieces):
                 delta = _choice(index, "delta", piece, None, role=at == 0)
-                await response.write(_event({**chunk, "choices": [delta]}))
+                await response.write(sse({**chunk, "choices": [delta]}))
                 await asyncio.sleep(said.piece_s / self._speed)
             end = {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
-            await response.write(_event({**chunk, "choices": [end]}))
+            await response.write(sse({**chunk, "choices": [end]}))
         if with_usage:
-            await response.write(_event({**chunk, "choices": [], "usage": usage}))
-        await response.write(b"data: [DONE]\n\n")
+            await response.write(sse({**chunk, "choices": [], "usage": usage}))
+        await response.write(DONE)
         await response.write_eof()
         return response
 
@@ -239,10 +241,6 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-
-
-def _event(chunk: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 def _completion_id(name: str, body: Mapping[str, Any]) -> str:

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from fastapi.responses import JSONResponse
+
+from gateway.api.edge.stack import Router
 
 CHECK_S = 1.0
 Check = Callable[[], Awaitable[bool]]
@@ -22,12 +24,12 @@ class HealthApi:
     metrics: Callable[[], tuple[bytes, str]]
     draining: bool = field(default=False)
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter()
-        router.add_api_route("/livez", self.livez, methods=["GET"], response_model=None)
-        router.add_api_route("/readyz", self.readyz, methods=["GET"], response_model=None)
-        router.add_api_route("/metrics", self.exposition, methods=["GET"], response_model=None)
+        router = Router()
+        router.add("GET", "/livez", self.livez)
+        router.add("GET", "/readyz", self.readyz)
+        router.add("GET", "/metrics", self.exposition)
         return router
 
     async def livez(self) -> dict[str, str]:

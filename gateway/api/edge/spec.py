@@ -144,6 +144,11 @@ QUERIES: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
 }
 
 
+def header_parameters(*names: str) -> dict[str, Any]:
+    """What a route adds to OpenAPI for the optional request headers that it reads."""
+    return {"parameters": [{"name": name, "in": "header", "schema": TEXT, "required": False} for name in names]}
+
+
 def describe(app: FastAPI) -> None:
     """Let the application's OpenAPI say all of that."""
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -94,6 +94,14 @@ class Edge:
 def overloaded() -> Unavailable:
     """The refusal of what could only wait."""
     return Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
+
+
+class Router(APIRouter):
+    """Routes whose endpoints build their own replies, so that FastAPI looks for no model of them."""
+
+    def add(self, method: str, path: str, endpoint: Callable[..., Any], **described: Any) -> None:
+        """One route; `described` goes to OpenAPI."""
+        self.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
 
 
 class Json(JSONResponse):

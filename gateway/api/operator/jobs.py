@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge.bodies import Fields, Operators, query_number
+from gateway.api.edge.stack import Router
 from gateway.core.policies.jobs import read_policy, read_spec
 from gateway.service.ports.jobs import Jobs
 
@@ -25,15 +26,15 @@ class JobsApi:
     jobs: Jobs
     operators: Operators
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/admin/jobs")
-        router.add_api_route("", self.submit, methods=["POST"], response_model=None)
-        router.add_api_route("", self.list, methods=["GET"], response_model=None)
-        router.add_api_route("/{job_id}", self.show, methods=["GET"], response_model=None)
-        router.add_api_route("/{job_id}/log", self.log, methods=["GET"], response_model=None)
-        router.add_api_route("/{job_id}/cancel", self.cancel, methods=["POST"], response_model=None)
-        router.add_api_route("/{job_id}/resume", self.resume, methods=["POST"], response_model=None)
+        router = Router(prefix="/admin/jobs")
+        router.add("POST", "", self.submit)
+        router.add("GET", "", self.list)
+        router.add("GET", "/{job_id}", self.show)
+        router.add("GET", "/{job_id}/log", self.log)
+        router.add("POST", "/{job_id}/cancel", self.cancel)
+        router.add("POST", "/{job_id}/resume", self.resume)
         return router
 
     async def submit(self, request: Request) -> Response:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge.bodies import Fields, Operators, required
+from gateway.api.edge.stack import Router
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.scopes import WINDOWS, key_scope, user_scope, windows
 from gateway.core.openai.shapes import known
@@ -50,15 +51,15 @@ class KeysApi:
     balances: Balances
     operators: Operators
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/admin")
-        router.add_api_route("/keys", self.create, methods=["POST"], response_model=None, status_code=201)
-        router.add_api_route("/keys", self.list, methods=["GET"], response_model=None)
-        router.add_api_route("/keys/{public_id}", self.show, methods=["GET"], response_model=None)
-        router.add_api_route("/keys/{public_id}", self.update, methods=["PATCH"], response_model=None)
-        router.add_api_route("/keys/{public_id}", self.revoke, methods=["DELETE"], response_model=None)
-        router.add_api_route("/keys/{public_id}/rotate", self.rotate, methods=["POST"], response_model=None)
+        router = Router(prefix="/admin")
+        router.add("POST", "/keys", self.create, status_code=201)
+        router.add("GET", "/keys", self.list)
+        router.add("GET", "/keys/{public_id}", self.show)
+        router.add("PATCH", "/keys/{public_id}", self.update)
+        router.add("DELETE", "/keys/{public_id}", self.revoke)
+        router.add("POST", "/keys/{public_id}/rotate", self.rotate)
         return router
 
     async def create(self, request: Request) -> Response:

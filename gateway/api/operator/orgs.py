@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge.bodies import Operators, query_number, required
+from gateway.api.edge.stack import Router
 from gateway.api.operator.keys import Balances
 from gateway.core.money.scopes import org_scope, user_scope
 from gateway.service.admin.audit import Auditor, describe_entry
@@ -26,14 +27,14 @@ class OrgsApi:
     balances: Balances
     operators: Operators
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/admin")
-        router.add_api_route("/orgs", self.create, methods=["POST"], response_model=None, status_code=201)
-        router.add_api_route("/orgs", self.list, methods=["GET"], response_model=None)
-        router.add_api_route("/orgs/{name}", self.show, methods=["GET"], response_model=None)
-        router.add_api_route("/orgs/{name}", self.update, methods=["PATCH"], response_model=None)
-        router.add_api_route("/orgs/{name}/close", self.close, methods=["POST"], response_model=None)
+        router = Router(prefix="/admin")
+        router.add("POST", "/orgs", self.create, status_code=201)
+        router.add("GET", "/orgs", self.list)
+        router.add("GET", "/orgs/{name}", self.show)
+        router.add("PATCH", "/orgs/{name}", self.update)
+        router.add("POST", "/orgs/{name}/close", self.close)
         return router
 
     async def create(self, request: Request) -> Response:
@@ -73,11 +74,11 @@ class CreditsApi:
     credits: Crediting
     operators: Operators
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/admin")
-        router.add_api_route("/credits", self.give, methods=["POST"], response_model=None, status_code=201)
-        router.add_api_route("/credits", self.list, methods=["GET"], response_model=None)
+        router = Router(prefix="/admin")
+        router.add("POST", "/credits", self.give, status_code=201)
+        router.add("GET", "/credits", self.list)
         return router
 
     async def give(self, request: Request) -> Response:
@@ -100,11 +101,11 @@ class AuditApi:
     auditor: Auditor
     operators: Operators
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/admin")
-        router.add_api_route("/audit", self.list, methods=["GET"], response_model=None)
-        router.add_api_route("/audit/verify", self.verify, methods=["GET"], response_model=None)
+        router = Router(prefix="/admin")
+        router.add("GET", "/audit", self.list)
+        router.add("GET", "/audit/verify", self.verify)
         return router
 
     async def list(self, request: Request) -> Response:

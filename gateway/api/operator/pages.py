@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from gateway.api.edge.bodies import Operators, number
+from gateway.api.edge.stack import Router
 from gateway.core.openai.shapes import unknown
 from gateway.errors import BadRequest, NotFound
 from gateway.service.ports.request import STATUSES, Clock, Reports, RolloutsQuery
@@ -51,18 +52,18 @@ class PagesApi:
     operators: Operators
     clock: Clock
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter()
+        router = Router()
         for path in ("/", "/ui"):
-            router.add_api_route(path, self.home, methods=["GET"], response_model=None, include_in_schema=False)
+            router.add("GET", path, self.home, include_in_schema=False)
         for name, content in page_files().items():
             path = "" if name == "index.html" else name
             serve = _serving(content, MEDIA_TYPES[name.rpartition(".")[2]])
-            router.add_api_route(f"/ui/{path}", serve, methods=["GET"], response_model=None, include_in_schema=False)
-        router.add_api_route("/admin/overview", self.overview, methods=["GET"], response_model=None)
-        router.add_api_route("/admin/rollouts", self.rollouts, methods=["GET"], response_model=None)
-        router.add_api_route("/admin/rollouts/{rollout_id}", self.rollout, methods=["GET"], response_model=None)
+            router.add("GET", f"/ui/{path}", serve, include_in_schema=False)
+        router.add("GET", "/admin/overview", self.overview)
+        router.add("GET", "/admin/rollouts", self.rollouts)
+        router.add("GET", "/admin/rollouts/{rollout_id}", self.rollout)
         return router
 
     async def home(self) -> Response:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge.bodies import Fields, Operators, required
+from gateway.api.edge.stack import Router
 from gateway.errors import NotFound
 from gateway.service.policies.admin import PolicyAdmin
 
@@ -28,14 +29,14 @@ class PoliciesApi:
     policies: PolicyAdmin | None
     operators: Operators
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/admin/policies")
-        router.add_api_route("", self.list, methods=["GET"], response_model=None)
-        router.add_api_route("", self.publish, methods=["POST"], response_model=None)
-        router.add_api_route("/{version}", self.show, methods=["GET"], response_model=None)
+        router = Router(prefix="/admin/policies")
+        router.add("GET", "", self.list)
+        router.add("POST", "", self.publish)
+        router.add("GET", "/{version}", self.show)
         for name in ("shadow", "canary", "promote", "retire", "rollback"):
-            router.add_api_route(f"/{{version}}/{name}", getattr(self, name), methods=["POST"], response_model=None)
+            router.add("POST", f"/{{version}}/{name}", getattr(self, name))
         return router
 
     async def list(self, request: Request) -> Response:

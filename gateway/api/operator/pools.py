@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.edge.bodies import Fields, Operators, query_number
+from gateway.api.edge.stack import Router
 from gateway.service.admin.pools import REVISIONS_MAX, Pools
 
 RELOAD_FIELDS: Fields = {"dry_run": bool, "why": str}
@@ -21,13 +22,13 @@ class PoolsApi:
     pools: Pools
     operators: Operators
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/admin/pools")
-        router.add_api_route("", self.show, methods=["GET"], response_model=None)
-        router.add_api_route("/reload", self.reload, methods=["POST"], response_model=None)
-        router.add_api_route("/revisions", self.list, methods=["GET"], response_model=None)
-        router.add_api_route("/revisions/{revision}", self.revision, methods=["GET"], response_model=None)
+        router = Router(prefix="/admin/pools")
+        router.add("GET", "", self.show)
+        router.add("POST", "/reload", self.reload)
+        router.add("GET", "/revisions", self.list)
+        router.add("GET", "/revisions/{revision}", self.revision)
         return router
 
     async def show(self, request: Request) -> Response:

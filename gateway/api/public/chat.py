@@ -7,18 +7,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.edge.bodies import number
 from gateway.api.edge.headers import headers_of
 from gateway.api.edge.idempotency import Idempotency
-from gateway.api.edge.stack import Json, read_json, unless_gone
+from gateway.api.edge.spec import header_parameters
+from gateway.api.edge.stack import Json, Router, read_json, unless_gone
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
 from gateway.core.loop.depth import HEADER, verify
 from gateway.core.loop.prompt import QUALITY_MAX
-from gateway.core.openai.chat import FIELDS, MEDIA_BYTES_MAX, ChatRequest, parse_request
+from gateway.core.openai.chat import MEDIA_BYTES_MAX, ChatRequest, parse_request
 from gateway.errors import NotFound, Unavailable
 from gateway.service.request.admit import RequestContext
 from gateway.service.request.auth import Authenticator
@@ -56,14 +57,12 @@ class OpenAIApi:
     idempotency: Idempotency
     media_bytes_max: int = MEDIA_BYTES_MAX
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/v1")
-        router.add_api_route(
-            "/chat/completions", self.chat, methods=["POST"], response_model=None, openapi_extra=_CHAT_DOC
-        )
-        router.add_api_route("/models", self.models, methods=["GET"], response_model=None)
-        router.add_api_route("/models/{model:path}", self.model, methods=["GET"], response_model=None)
+        router = Router(prefix="/v1")
+        router.add("POST", "/chat/completions", self.chat, openapi_extra=header_parameters(*OWN_HEADERS, *CAP_HEADERS))
+        router.add("GET", "/models", self.models)
+        router.add("GET", "/models/{model:path}", self.model)
         return router
 
     async def chat(self, request: Request) -> Response:
@@ -185,23 +184,3 @@ def _depth(header: str | None, secret: bytes) -> int:
 def _whole_number(request: Request, header: str, least: int, most: int) -> int | None:
     text = request.headers.get(header)
     return None if text is None else number(text, header, least, most)
-
-
-_CHAT_DOC = {
-    "parameters": [
-        {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
-        for name in (*OWN_HEADERS, *CAP_HEADERS)
-    ],
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["model", "messages"],
-                    "properties": {name: {"description": good} for name, (_, _, good) in FIELDS.items()},
-                }
-            }
-        },
-    },
-}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
-from gateway.api.edge.stack import read_json
+from gateway.api.edge.stack import Router, read_json
 from gateway.core.access.keys import Principal
 from gateway.core.openai.reply import finite
 from gateway.service.request.auth import Authenticator
@@ -24,11 +24,11 @@ class OutcomesApi:
     authenticator: Authenticator
     body_bytes_max: int
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/v1")
-        router.add_api_route("/outcomes", self.add, methods=["POST"], response_model=None)
-        router.add_api_route("/rollouts/{rollout_id}", self.rollout, methods=["GET"], response_model=None)
+        router = Router(prefix="/v1")
+        router.add("POST", "/outcomes", self.add)
+        router.add("GET", "/rollouts/{rollout_id}", self.rollout)
         return router
 
     async def add(self, request: Request) -> Response:

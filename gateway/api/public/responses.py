@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from gateway.api.edge.bodies import query_number
-from gateway.api.edge.stack import Json, read_json
+from gateway.api.edge.spec import header_parameters
+from gateway.api.edge.stack import Json, Router, read_json
 from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
 from gateway.core.access.idempotency import HEADER
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai.responses.reply import ended
-from gateway.core.openai.responses.request import FIELDS, INCLUDABLE
+from gateway.core.openai.responses.request import INCLUDABLE
 from gateway.errors import BadRequest
 from gateway.service.request.frames import ResponseFrames
 from gateway.service.request.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepared, Responses
@@ -27,17 +28,17 @@ class ResponsesApi:
     chats: OpenAIApi
     responses: Responses
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/v1/responses")
-        router.add_api_route("", self.create, methods=["POST"], response_model=None, openapi_extra=_CREATE_DOC)
+        router = Router(prefix="/v1/responses")
+        router.add("POST", "", self.create, openapi_extra=header_parameters(*OWN_HEADERS, HEADER, *CAP_HEADERS))
         for path, endpoint, method in (
             ("/{response_id}", self.get, "GET"),
             ("/{response_id}", self.delete, "DELETE"),
             ("/{response_id}/input_items", self.input_items, "GET"),
             ("/{response_id}/cancel", self.cancel, "POST"),
         ):
-            router.add_api_route(path, endpoint, methods=[method], response_model=None)
+            router.add(method, path, endpoint)
         return router
 
     async def create(self, request: Request) -> Response:
@@ -99,23 +100,3 @@ def _only_whole(request: Request) -> None:
     unknown = [name for name in wanted if name not in INCLUDABLE]
     if unknown:
         raise BadRequest(f"`include` must be of: {', '.join(INCLUDABLE)}", param="include", code="invalid_value")
-
-
-_CREATE_DOC = {
-    "parameters": [
-        {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
-        for name in (*OWN_HEADERS, HEADER, *CAP_HEADERS)
-    ],
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["model", "input"],
-                    "properties": {name: {"description": good} for name, (_, _, good) in FIELDS.items()},
-                }
-            }
-        },
-    },
-}

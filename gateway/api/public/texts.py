@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
-from gateway.api.edge.stack import read_json
+from gateway.api.edge.spec import header_parameters
+from gateway.api.edge.stack import Router, read_json
 from gateway.api.public.chat import OpenAIApi
 from gateway.core.access.idempotency import HEADER
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.texts import (
-    COMPLETION_FIELDS,
-    EMBEDDING_FIELDS,
-    Fields,
     parse_completion,
     parse_embedding,
 )
@@ -32,15 +29,12 @@ class TextsApi:
 
     chats: OpenAIApi
 
-    def router(self) -> APIRouter:
+    def router(self) -> Router:
         """The routes."""
-        router = APIRouter(prefix="/v1")
-        for path, endpoint, fields, needed in (
-            ("/completions", self.completions, COMPLETION_FIELDS, "prompt"),
-            ("/embeddings", self.embeddings, EMBEDDING_FIELDS, "input"),
-        ):
-            extra = _doc(fields, needed)
-            router.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=extra)
+        router = Router(prefix="/v1")
+        headers = header_parameters(*OWN_HEADERS, *CAP_HEADERS, HEADER)
+        router.add("POST", "/completions", self.completions, openapi_extra=headers)
+        router.add("POST", "/embeddings", self.embeddings, openapi_extra=headers)
         return router
 
     async def completions(self, request: Request) -> Response:
@@ -64,15 +58,3 @@ class TextsApi:
         if asked.stream:
             return await self.chats.streamed(request, running, TextFrames(running))
         return await self.chats.whole(request, running, lambda body: body)
-
-
-def _doc(fields: Fields, needed: str) -> dict[str, Any]:
-    properties = {name: {"description": good} for name, (_, _, good) in fields.items()}
-    schema = {"type": "object", "required": ["model", needed], "properties": properties}
-    return {
-        "parameters": [
-            {"name": name, "in": "header", "schema": {"type": "string"}, "required": False}
-            for name in (*OWN_HEADERS, *CAP_HEADERS, HEADER)
-        ],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-    }

@@ -10,6 +10,12 @@ from typing import Any
 from gateway.core.money.amounts import Usage
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+DONE = b"data: [DONE]\n\n"  # the last event of a stream that succeeded
+
+
+def sse(body: Mapping[str, Any], event: str | None = None) -> bytes:
+    """One event of a stream, which clients know by its `event` where it has one."""
+    return (b"" if event is None else f"event: {event}\n".encode()) + b"data: " + json_bytes(body) + b"\n\n"
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

@@ -13,14 +13,13 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.core.openai.reply import chunk, json_bytes, usage_json
+from gateway.core.openai.reply import DONE, chunk, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
 from gateway.core.openai.responses.request import Places
 from gateway.core.openai.texts import text_chunk
 from gateway.service.request.running import ProgressNote, Running, StreamItem, reply_headers
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": baton is working\n\n"
 OBFUSCATION_BYTES = 16
 
@@ -109,17 +108,17 @@ class ChatFrames:
         """The last frames, once the request is logged and settled."""
         running = self._running
         if running.error is not None:
-            return [_data(running.error.body())]
+            return [sse(running.error.body())]
         story = _story(running)
         if not running.chat.include_usage:
             return [story, DONE]
         last = self._chunk([])
         last["usage"] = usage_json(running.usage)
-        return [_data(last), story, DONE]
+        return [sse(last), story, DONE]
 
     def _frame(self, choices: Sequence[Mapping[str, Any]]) -> bytes:
         self.begun = True
-        return _data(self._chunk(choices))
+        return sse(self._chunk(choices))
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         record = self._running.record
@@ -151,17 +150,17 @@ class TextFrames:
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """One frame a chunk."""
         self.begun = True
-        return [_data(self._chunk(choices))]
+        return [sse(self._chunk(choices))]
 
     def end(self) -> list[bytes]:
         """The last frames, once the request is logged and settled."""
         running = self._running
         if running.error is not None:
-            return [_data(running.error.body())]
+            return [sse(running.error.body())]
         story = _story(running)
         if not running.chat.include_usage:
             return [story, DONE]
-        return [_data(self._chunk([]) | {"usage": usage_json(running.usage)}), story, DONE]
+        return [sse(self._chunk([]) | {"usage": usage_json(running.usage)}), story, DONE]
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         record = self._running.record
@@ -200,22 +199,22 @@ class ResponseFrames:
         running = self._running
         if running.error is not None:
             error = self._places.reworded(running.error).body()["error"]
-            return [_story(running), *map(_frame, self._events.failed(error))]
+            return [_story(running), *map(_typed, self._events.failed(error))]
         opening = self._open()
         last = self._events.completed(running.body or {}, running.record.finished_us // 1_000_000)
-        return [*opening, *map(_frame, last[:-1]), _story(running), _frame(last[-1])]
+        return [*opening, *map(_typed, last[:-1]), _story(running), _typed(last[-1])]
 
     def _open(self) -> list[bytes]:
         if self.begun:
             return []
         self.begun = True
-        return list(map(_frame, self._events.open()))
+        return list(map(_typed, self._events.open()))
 
     def _padded(self, event: Mapping[str, Any]) -> bytes:
         """Deltas get random padding where that was asked for, so that their sizes tell nothing."""
         if not (self._running.chat.obfuscate and event["type"].endswith(".delta")):
-            return _frame(event)
-        return _frame({**event, "obfuscation": _padding()})
+            return _typed(event)
+        return _typed({**event, "obfuscation": _padding()})
 
 
 def _story(running: Running) -> bytes:
@@ -228,9 +227,5 @@ def _padding() -> str:
     return secrets.token_urlsafe(OBFUSCATION_BYTES)[: 1 + secrets.randbelow(OBFUSCATION_BYTES)]
 
 
-def _data(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + json_bytes(body) + b"\n\n"
-
-
-def _frame(event: Mapping[str, Any]) -> bytes:
-    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
+def _typed(event: Mapping[str, Any]) -> bytes:
+    return sse(event, event["type"])
