@@ -12,10 +12,35 @@ from fastapi.routing import APIRoute
 from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.api.public.chat import OpenAIApi
 from gateway.core.openai.chat import FIELDS
-from scripts import api_reference, chat_table, metrics_reference, reference, responses_reference, training_reference
+from scripts import (
+    api_reference,
+    chat_table,
+    faults,
+    metrics_reference,
+    reference,
+    responses_reference,
+    training_reference,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+GUARANTEES = DOCS / "guarantees"
+PROMISES = {  # page → the fewest promises it holds
+    "conductor": 4,
+    "jobs": 10,
+    "keys": 19,
+    "log": 18,
+    "loop": 10,
+    "money": 16,
+    "security": 11,
+    "turns": 10,
+    "versions": 18,
+}
+PROMISE_LINES = ["Promise", "Mechanism", "Test"]
+LINES = {"security": ["Promise", "Number", "Test"]}
+LINE = re.compile(r"^- \*\*(.+?)\.\*\* ", re.M)
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+FILE = re.compile(r"`((?:gateway|policy|migrations|tests)/[\w./-]+\.\w+)`")
 
 
 def test_the_api_page_is_current() -> None:
@@ -83,12 +108,48 @@ def test_check_notices_a_stale_page(
     assert "make docs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("page", "least"), [("guarantees.md", 20), ("openai.md", 40)])
-def test_every_promise_names_tests_that_exist(page: str, least: int) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", (DOCS / page).read_text(encoding="utf-8"))
-    assert len(named) > least
-    missing = [f"{path}::{test}" for path, test in named if not _has(path, test)]
-    assert missing == []
+@pytest.mark.parametrize("page", PROMISES)
+def test_every_promise_names_a_file_and_tests_that_exist(page: str) -> None:
+    sections = headed((GUARANTEES / f"{page}.md").read_text(encoding="utf-8"))
+    assert len(sections) >= PROMISES[page]
+    assert [fault for title, body in sections for fault in faults_of(title, body, LINES.get(page, PROMISE_LINES))] == []
+
+
+def test_a_promise_without_its_lines_is_noticed() -> None:
+    promise = "- **Promise.** Holds.\n"
+    mechanism = "- **Mechanism.** `gateway/errors.py` says so.\n"
+    tested = "- **Test.** `tests/test_reference_pages.py::test_every_route_is_on_the_page`\n"
+    (title, body), *more = headed(f"# Page\n\n### One\n\n{promise}{mechanism}{tested}\n## Limits\n\n- None.\n")
+    assert (title, more) == ("One", [])
+    assert faults_of(title, body, PROMISE_LINES) == []
+    assert faults_of("One", promise + mechanism, PROMISE_LINES) == ["One: Promise, Mechanism"]
+    assert faults_of("One", promise + mechanism + "- **Test.** none\n", PROMISE_LINES) == ["One: no test"]
+    assert faults_of("One", body.replace("errors.py", "gone.py"), PROMISE_LINES) == ["One: gateway/gone.py"]
+    assert faults_of("One", body.replace("::test_every", "::test_no"), PROMISE_LINES) == [
+        "One: tests/test_reference_pages.py::test_no_route_is_on_the_page"
+    ]
+
+
+def test_the_pages_of_guarantees_are_listed() -> None:
+    index = (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    pages = sorted(path.stem for path in GUARANTEES.iterdir())
+    assert pages == sorted([*PROMISES, "faults"])
+    assert [page for page in pages if f"(guarantees/{page}.md)" not in index] == []
+
+
+def test_every_row_of_the_fault_matrix_has_its_lines_and_can_be_run() -> None:
+    rows = headed((GUARANTEES / "faults.md").read_text(encoding="utf-8"))
+    assert [title for title, body in rows if len(LINE.findall(body)) != 4] == []
+    assert [title for title, body in rows if LINE.findall(body)[::3] != ["Promise", "Command"]] == []
+    named = {title.partition(":")[0] for title, _ in rows}
+    commands = {row if row in faults.ROWS else row.split()[0] for row in named}  # F11 is two rows
+    assert commands == set(faults.ROWS) - {"B1"} | {"B2"}  # B1 is in the security matrix, B2 is `make fuzz`
+
+
+def test_openais_contract_names_tests_that_exist() -> None:
+    named = TEST.findall((DOCS / "openai.md").read_text(encoding="utf-8"))
+    assert len(named) > 40
+    assert [f"{path}::{test}" for path, test in named if not _has(path, test)] == []
 
 
 def test_every_probe_of_openais_contract_is_held_by_a_test() -> None:
@@ -100,6 +161,27 @@ def test_every_probe_of_openais_contract_is_held_by_a_test() -> None:
 
 def test_the_table_of_properties_is_the_specifications() -> None:
     assert [name for name, _, _ in chat_table.rows()] == [f"`{name}`" for name in FIELDS]
+
+
+def headed(page: str) -> list[tuple[str, str]]:
+    """(title, text below it) of each third heading of a page."""
+    parts = re.split(r"^(#{1,3}) (.+)$", page, flags=re.M)[1:]
+    return [
+        (title, body) for level, title, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True) if level == "###"
+    ]
+
+
+def faults_of(title: str, body: str, lines: list[str]) -> list[str]:
+    """What a promise lacks: one of its lines, a test, or a file or test that it names and that is not there."""
+    if LINE.findall(body) != lines:
+        return [f"{title}: {', '.join(LINE.findall(body))}"]
+    tested = TEST.findall(body.partition("- **Test.**")[2])
+    if not tested:
+        return [f"{title}: no test"]
+    lost = [f"{title}: {path}" for path in FILE.findall(body) if not (ROOT / path).is_file()]
+    if "Mechanism" in lines and not FILE.findall(body.partition("- **Mechanism.**")[2].partition("- **Test.**")[0]):
+        lost.append(f"{title}: no file")
+    return lost + [f"{title}: {path}::{test}" for path, test in tested if not _has(path, test)]
 
 
 def _has(path: str, test: str) -> bool:
