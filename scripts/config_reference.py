@@ -12,7 +12,7 @@ from gateway.config.settings import SECTIONS, variable
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-<!-- Written by scripts/config_reference.py (`make docs`); change the fields in gateway/config/settings.py instead. -->
+<!-- Written by scripts/config_reference.py (`make docs`); change the fields in gateway/config/ instead. -->
 
 Every setting is an environment variable. A `BATON_*` variable that is not in this list stops the start with the
 nearest known name; `baton check` says the same without starting. `DATABASE_URL` and `REDIS_URL` are read too, after

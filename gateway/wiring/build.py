@@ -44,8 +44,9 @@ from gateway.api.operator.pages import PagesApi
 from gateway.api.operator.policies import PoliciesApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.texts import TextsApi
-from gateway.config.outside import listed
-from gateway.config.settings import HASHING, Services, Settings, environment
+from gateway.config.planning import HASHING
+from gateway.config.serving import listed
+from gateway.config.settings import Services, Settings, environment
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience import RuleWeights
 from gateway.service.admin.sweeping import Sweep, sweeping

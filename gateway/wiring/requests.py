@@ -15,7 +15,7 @@ from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.public.chat import OpenAIApi
 from gateway.api.public.responses import ResponsesApi
-from gateway.config.outside import listed
+from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
 from gateway.core.loop.caps import Caps
 from gateway.service.loop.calls import Calls, RetryBudget

@@ -1,0 +1,163 @@
+"""Settings of planning and learning: the conductor, its versions, and the jobs that train new ones."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from gateway.config.serving import Bytes, Count, Seconds, Share, Usd
+from gateway.core.loop.experience import HALF_LIFE
+from gateway.core.pool.workers import SecretRef
+
+HASHING = "hashing"
+
+
+class PlanningSettings(BaseModel):
+    """Planning: the pool, the conductor, and who plans when"""
+
+    pool: Path | None = Field(None, description="Pool file; unset: the arena's simulated workers")
+    default_pool_name: str | None = Field(None, description="Pool of keys that name none; unset: the file's `default`")
+    conductor: str = Field(
+        "embedded",
+        description="`embedded` (the shipped one), a policy directory, `worker:NAME` or `http://host:port/v1#model`",
+    )
+    conductor_api_key: SecretRef | None = Field(
+        None, description="Key of a conductor by URL, `env:NAME` or `file:PATH`"
+    )
+    conductor_input_usd_per_mtok: Decimal | None = Field(
+        None, ge=0, le=100_000, description="Dollars per million prompt tokens; 0 when embedded, required for a URL"
+    )
+    conductor_output_usd_per_mtok: Decimal | None = Field(
+        None, ge=0, le=100_000, description="Dollars per million plan tokens; 0 when embedded, required for a URL"
+    )
+    conductor_structured: Literal["auto", "vllm", "json_schema", "json_object", "none"] = Field(
+        "auto", description="How plans are constrained; embedded: `vllm`"
+    )
+    conductor_timeout_s: Seconds = Field(10.0, description="Limit of one planning call; then the fallback router plans")
+    conductor_rounds: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="Plans per request, unless request or manifest ask for more; with 1 every reply streams",
+    )
+    conductor_temperature: float = Field(
+        0.0, ge=0, le=2, description="Sampling temperature of planning, outside the exploring share"
+    )
+    explore_share: Share = Field(
+        0.1, description="Share of requests planned at temperature 1, for training; never with `train: false`"
+    )
+    plan_prompt: Literal["auto", "compact", "full"] = Field(
+        "auto", description="Prompt profile; auto: that of the conductor's manifest, else full"
+    )
+    plan_tokens_max: Count = Field(512, description="Tokens of one plan")
+    plan_bytes_max: Bytes = Field(262_144, description="Bytes of one plan; a longer one is refused unread")
+    default_policy: Literal["auto", "conductor", "rule"] = Field(
+        "auto", description="Policy named `baton`; auto: the conductor after enough outcomes"
+    )
+    conductor_outcomes_min: int = Field(
+        0, ge=0, le=1_000_000, description="Outcomes that a pool needs before `auto` lets the conductor plan"
+    )
+    rule_w_success: float = Field(1.0, ge=0, le=1000, description="Rule: weight of the observed success rate")
+    rule_w_latency: float = Field(0.05, ge=0, le=1000, description="Rule: weight of 1 / seconds")
+    rule_w_cost: float = Field(20.0, ge=0, le=100_000, description="Rule: weight of the dollars of one call")
+    experience_timeout_s: Seconds = Field(0.1, description="If the look-up takes longer, plan without experience")
+    experience_neighbours: Count = Field(200, description="Past steps per worker that experience is computed from")
+    experience_half_life: float = Field(
+        HALF_LIFE,
+        gt=0,
+        le=1_000_000,
+        description="Newer similar steps after which a past step counts half; see experience.md",
+    )
+    embedder: str = Field(
+        HASHING,
+        description="`hashing` (built in), or an embeddings endpoint `http://host:port/v1#model`, which is not priced",
+    )
+    embedder_api_key: SecretRef | None = Field(None, description="Key of an embedder by URL, `env:NAME` or `file:PATH`")
+
+    @property
+    def conductor_kind(self) -> Literal["embedded", "worker", "url", "directory"]:
+        """Which of its four forms `conductor` has."""
+        if self.conductor == "embedded":
+            return "embedded"
+        if self.conductor.startswith("worker:"):
+            return "worker"
+        return "url" if self.conductor.startswith(("http://", "https://")) else "directory"
+
+    @field_validator("embedder")
+    @classmethod
+    def _is_embedder(cls, text: str) -> str:
+        parts = urlsplit(text)
+        if text != HASHING and not (parts.scheme in ("http", "https") and parts.hostname and parts.fragment):
+            raise ValueError(f"write {HASHING}, or http://host:port/v1#model")
+        return text
+
+    @model_validator(mode="after")
+    def _has_model_and_price(self) -> PlanningSettings:
+        if self.conductor_kind == "url":
+            parts = urlsplit(self.conductor)
+            if not parts.hostname or not parts.fragment:
+                raise ValueError(f"conductor `{self.conductor}` names no model; write http://host:port/v1#model")
+            if self.conductor_input_usd_per_mtok is None or self.conductor_output_usd_per_mtok is None:
+                raise ValueError(
+                    "a conductor by URL needs its price, or it would be free: set "
+                    "BATON_CONDUCTOR_INPUT_USD_PER_MTOK and BATON_CONDUCTOR_OUTPUT_USD_PER_MTOK (0 is allowed)"
+                )
+        return self
+
+
+class VersionsSettings(BaseModel):
+    """Policy versions: where they lie, which engines hold them, shadow plans and automatic rollback"""
+
+    policies_dir: Path | None = Field(
+        None, description="Directory of versions, one for all gateways of a database; unset: `policies` in the data one"
+    )
+    policy_engine: Literal["auto", "none", "vllm-lora", "vllm-reload"] = Field(
+        "auto", description="Engine of versions; auto: the embedded one, if any"
+    )
+    policy_engine_urls: str | None = Field(
+        None, description="All replicas of the conductor's server, comma-separated; unset: the conductor's URL"
+    )
+    policy_engine_base: Path | None = Field(None, description="Local directory of the weights that a vLLM started with")
+    policy_versions_max: int = Field(16, ge=2, le=1000, description="Versions that a vLLM holds: its `--max-cpu-loras`")
+    policy_rank_max: int = Field(16, ge=1, le=512, description="Largest rank of an adapter: vLLM's `--max-lora-rank`")
+    policy_poll_s: float = Field(0.5, gt=0, le=10, description="Interval at which changes of versions are read")
+    policy_engine_check_s: Seconds = Field(1.0, description="Interval at which engines are checked for a restart")
+    shadow_share: Share = Field(0.1, description="Share of requests that the shadow version plans too")
+    shadow_parallel_max: int = Field(1, ge=1, le=64, description="Shadow plans at the same time; others are dropped")
+    shadow_usd_max: Usd = Field("0", description="Dollars that all shadow plans may cost, where planning has a price")
+    watch_look_s: Seconds = Field(5.0, description="Interval at which a canary, or a new live version, is compared")
+    watch_window_s: Seconds = Field(3600.0, description="Age of the oldest request that is compared")
+    watch_requests_max: Count = Field(2000, description="Latest requests of each version that are compared")
+    watch_requests_min: Count = Field(30, description="Requests of each version before anything is compared")
+    watch_outcomes_min: Count = Field(30, description="Outcomes of each version before outcomes are compared")
+    watch_validity_margin: Share = Field(0.02, description="Largest loss in the share of plans that are used")
+    watch_errors_margin: Share = Field(0.02, description="Largest rise in the share of requests that fail")
+    watch_outcome_margin: Share = Field(0.03, description="Largest loss in the mean outcome")
+    watch_cost_margin: float = Field(0.5, ge=0, le=100, description="Largest rise in the cost of a request; 0.5: half")
+    watch_z: float = Field(3.3, ge=1, le=10, description="Standard errors by which a margin must be exceeded")
+    watch_probation_s: Seconds = Field(
+        3600.0, description="Time for which a new live version is compared with the last one"
+    )
+
+
+class LearningSettings(BaseModel):
+    """Learning: the worker that carries out jobs and grades replies, and when it trains a policy again"""
+
+    jobs_worker: bool = Field(True, description="`baton serve` starts a worker; off: `baton worker` runs elsewhere")
+    train_python: Path | None = Field(
+        None, description="Python interpreter that has the train extra; unset: the gateway's own"
+    )
+    retrain_outcomes_min: int = Field(
+        0, ge=0, le=1_000_000, description="New outcomes that start a training job; 0: their number starts none"
+    )
+    retrain_every_s: float = Field(
+        0, ge=0, le=366 * 86_400, description="Time since the last job that starts one, if outcomes came; 0: none"
+    )
+    retrain_arguments: str = Field("--env logged", description="Arguments of `baton train` in those jobs")
+    retrain_auto: bool = Field(False, description="A version of theirs that passes the gate becomes a canary of 1 %")
+    judge_model: str | None = Field(None, description="Worker behind the grader `judge`; unset: there is no judge")
+    judge_budget_usd: Usd = Field("1.00", description="Dollars that the judge's key may spend in all")

@@ -1,0 +1,157 @@
+"""Settings of serving: addresses and servers, requests and conversations, workers, and what lies outside.
+
+The types of settings are here too: their bounds are part of every description in docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, field_validator
+
+from gateway.core.money.amounts import usd_to_nano
+from gateway.core.pool.workers import SecretRef
+
+
+def _check_usd(text: str) -> str:
+    usd_to_nano(text)
+    return text
+
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Bytes = Annotated[int, Field(ge=1024, le=2**40)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Usd = Annotated[str, AfterValidator(_check_usd)]
+
+_HOST = re.compile(r"(?!-)[a-z0-9-]+(\.[a-z0-9-]+)*\.[a-z][a-z0-9-]*[a-z0-9](:\d{1,5})?")
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|\*")
+
+
+class PlacesSettings(BaseModel):
+    """Places: where state lives, where Baton listens, and the servers it uses"""
+
+    data_dir: Path = Field(Path(".baton"), description="Directory that holds all state of this installation")
+    host: str = Field("127.0.0.1", description="Address that the public API listens on")
+    port: Port = Field(8080, description="Port of the public API; 0 takes any free one")
+    admin_host: str = Field("127.0.0.1", description="Address that the admin API, health and metrics listen on")
+    admin_port: Port = Field(8081, description="Port of the admin API; 0 takes any free one")
+    port_strict: bool = Field(False, description="Stop where a port is taken; off: take the next free one")
+    database_url: str | None = Field(
+        None,
+        validation_alias=AliasChoices("BATON_DATABASE_URL", "DATABASE_URL"),
+        description="PostgreSQL, `postgresql://user:password@host/database`; unset: Baton starts one",
+    )
+    redis_url: str | None = Field(
+        None,
+        validation_alias=AliasChoices("BATON_REDIS_URL", "REDIS_URL"),
+        description="Redis, `redis://host:6379/0` or `unix:///path`; unset: Baton starts one",
+    )
+    pepper: SecretRef | None = Field(
+        None, description="Secret under key digests, `env:NAME` or `file:PATH`; unset: made once in the data directory"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the program's log")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis(cls, url: str | None) -> str | None:
+        if url is not None and urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("write redis://host:6379/0, rediss://… or unix:///path/to/socket")
+        return url
+
+
+class RequestsSettings(BaseModel):
+    """Requests: what the public API accepts, and how it behaves"""
+
+    body_bytes_max: Bytes = Field(10 * 2**20, description="Bytes of a request body; a larger one is 413")
+    header_bytes_max: Bytes = Field(65_536, description="Bytes of all request headers; more are 431")
+    messages_max: Count = Field(2000, description="Messages of one request")
+    in_flight_max: Count = Field(512, description="Requests served at the same time; a further one is 503")
+    keepalive_s: float = Field(
+        10.0, ge=0, le=3600, description="Interval of keep-alive comments on an idle stream; 0: none"
+    )
+    strict_fields: bool = Field(False, description="Refuse unknown request fields with 400; off: drop them")
+    drain_s: float = Field(30.0, ge=0, le=3600, description="Time for open requests to finish after SIGTERM")
+    key_cache_s: float = Field(1.0, ge=0, le=60, description="Time for which a revoked key may still work")
+    key_stale_s: Seconds = Field(3600.0, description="Time for which a known key works while PostgreSQL is away")
+    key_cache_max: Count = Field(10_000, description="Keys held in memory")
+
+
+class TurnsSettings(BaseModel):
+    """Turns: repeated requests, and conversations that continue"""
+
+    idempotency_keep_s: float = Field(
+        86_400.0, gt=0, le=7 * 86_400, description="Time for which a reply is kept for its Idempotency-Key"
+    )
+    idempotency_reply_bytes_max: int = Field(
+        16 * 2**20, ge=1024, le=2**30, description="Bytes of a reply that is kept; a larger one is sent once"
+    )
+    sticky_window_s: float = Field(
+        600.0,
+        ge=0,
+        le=86_400,
+        description="Time for which a conversation returns to its last worker; 0: every turn is planned",
+    )
+    sticky_tools_s: float = Field(
+        86_400.0,
+        ge=0,
+        le=7 * 86_400,
+        description="Time for which tool results return to the worker that asked; 0: they are planned",
+    )
+    sticky_timeout_s: float = Field(
+        0.25, gt=0, le=60, description="If the look-up of that worker takes longer, plan the turn"
+    )
+
+
+class OutsideSettings(BaseModel):
+    """Outside: hosts that images, audio and files may be fetched from, and web pages that may call"""
+
+    media_hosts: str = Field(
+        "", description="Hosts (`host` or `host:port`) of `https:` parts, comma-separated; empty: only `data:` parts"
+    )
+    media_bytes_max: Annotated[int, Field(ge=1024, le=2**30)] = Field(
+        8 * 2**20, description="Bytes of one image, audio or file, decoded"
+    )
+    media_timeout_s: Annotated[float, Field(gt=0, le=600)] = Field(10.0, description="Time to fetch one of them")
+    media_fetches_max: Annotated[int, Field(ge=1, le=1000)] = Field(16, description="Fetches of one request")
+    cors_origins: str = Field(
+        "", description="Origins of web pages that may call the public API, comma-separated; `*`: any; empty: none"
+    )
+
+    @field_validator("media_hosts")
+    @classmethod
+    def _are_hosts(cls, text: str) -> str:
+        for host in listed(text):
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"`{host}` is not a host name such as images.example.com; addresses are not taken")
+        return text
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, text: str) -> str:
+        for origin in listed(text):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"`{origin}` is not an origin such as https://app.example.com (no path), or *")
+        return text
+
+
+class UpstreamSettings(BaseModel):
+    """Workers: how they are called"""
+
+    worker_idle_s: Seconds = Field(60.0, description="Longest silence inside a worker's stream")
+    worker_reply_bytes_max: Bytes = Field(16 * 2**20, description="Bytes of one worker's reply")
+    worker_connections_max: Count = Field(512, description="Open connections to all workers")
+    retry_attempts_max: int = Field(3, ge=1, le=10, description="Attempts at one step, the first included")
+    retry_backoff_s: Seconds = Field(0.25, description="First pause between attempts; it doubles, with jitter")
+    retry_budget_share: float = Field(
+        0.2, gt=0.001, le=1, description="Retries as a share of calls; above it there are none"
+    )
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The items between commas, in lower case, without spaces around them."""
+    return tuple(item.strip().lower() for item in text.split(",") if item.strip())
