@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 
 from gateway.adapters.host.anchors import ANCHORS, AnchorFile
-from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.admin import PostgresAdmin, PostgresPools
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import Connections
-from gateway.adapters.postgres.pools import PostgresPools
 from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.api.edge.bodies import Operators
 from gateway.api.operator.keys import Balances, KeysApi

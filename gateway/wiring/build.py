@@ -23,8 +23,7 @@ from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.adapters.journal.shipper import Shipper, ShipperLimits
 from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.adapters.postgres.database import Connections
-from gateway.adapters.postgres.jobs import JobStore
-from gateway.adapters.postgres.queue import queue_app
+from gateway.adapters.postgres.jobs import JobStore, queue_app
 from gateway.adapters.postgres.reports import PostgresReports
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.writer import LogWriter

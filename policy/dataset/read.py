@@ -15,8 +15,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, literal, not_, select
 from sqlalchemy.exc import DBAPIError
 
+from gateway.adapters.postgres.admin_tables import keys
 from gateway.adapters.postgres.database import sync_engine
-from gateway.adapters.postgres.tables import keys, outcomes, rollouts, rounds, steps
+from gateway.adapters.postgres.tables import outcomes, rollouts, rounds, steps
 from gateway.core.loop.experience import question_text
 from gateway.errors import BatonError, ConfigError, Unavailable
 from policy.dataset.row import Judgement, Row, StepRow, settle

@@ -24,8 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.gradings import GradingStore
-from gateway.adapters.postgres.jobs import JobStore
-from gateway.adapters.postgres.queue import RUN_JOB, TRAINING, UPKEEP, queue_app
+from gateway.adapters.postgres.jobs import RUN_JOB, TRAINING, UPKEEP, JobStore, queue_app
 from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
 from policy.jobs.grading import BATCH, Grading, JudgeSettings, judge_tools

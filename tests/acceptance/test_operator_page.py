@@ -15,7 +15,7 @@ import httpx
 import pytest
 from sqlalchemy import Connection
 
-from gateway.adapters.postgres import rows, tables, tables_jobs
+from gateway.adapters.postgres import admin_tables, rows, tables
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.core.log.ids import uuid7
@@ -268,7 +268,7 @@ def test_jobs_are_on_the_overview_with_how_far_they_are_and_what_came_of_them(pa
         for number, job in enumerate(told):
             at = datetime(2026, 1, 1, 12, number, tzinfo=UTC)
             values = {"id": uuid7(T0_US // 1000 + number), "policy": "conductor", "attempts": 1, **common, **job}
-            connection.execute(tables_jobs.policy_jobs.insert().values(**values, created_at=at, changed_at=at))
+            connection.execute(admin_tables.policy_jobs.insert().values(**values, created_at=at, changed_at=at))
     page.goto(f"{gateway.facts['admin_url']}/")
     page.until("!!document.querySelector('.jobs')")
     found = page.js("[...document.querySelectorAll('.jobs tbody th, .jobs td')].map((cell) => cell.innerText)")
@@ -279,7 +279,7 @@ def test_jobs_are_on_the_overview_with_how_far_they_are_and_what_came_of_them(pa
     assert count(page, ".jobs script, .jobs img") == 0
     assert page.complaints == []
     with database(gateway) as connection:
-        connection.execute(tables_jobs.policy_jobs.delete())
+        connection.execute(admin_tables.policy_jobs.delete())
 
 
 def test_an_error_is_one_line(page: Page) -> None:

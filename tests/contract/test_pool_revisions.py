@@ -12,9 +12,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.adapters.postgres.admin import PostgresPools
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.pools import PostgresPools
 from gateway.core.access.audit import Verifier
 from gateway.core.pool.workers import canonical, revision_of
 from gateway.errors import Unavailable

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.gradings import GradingStore
 from gateway.adapters.postgres.inserts import insert_rows
-from gateway.adapters.postgres.tables_jobs import gradings
+from gateway.adapters.postgres.tables import gradings
 from policy.graders import Tools
 from policy.jobs.grading import ATTEMPTS_MAX, BATCH, Grading, JudgeSettings, judge_tools
 from tests.records import a_rollout, rollout_event

@@ -18,8 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
-from gateway.adapters.postgres.jobs import JobStore
-from gateway.adapters.postgres.queue import queue_app
+from gateway.adapters.postgres.jobs import JobStore, queue_app
 from gateway.adapters.postgres.registry import Registry
 from gateway.core.policies.jobs import Job, read_spec
 from gateway.errors import Conflict, NotFound

@@ -22,7 +22,9 @@ from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import (
+    continuations,
     experience,
+    gradings,
     ledger,
     metadata,
     outcomes,
@@ -31,8 +33,6 @@ from gateway.adapters.postgres.tables import (
     rounds,
     steps,
 )
-from gateway.adapters.postgres.tables_jobs import gradings
-from gateway.adapters.postgres.tables_turns import continuations
 from gateway.core.access.audit import Act
 from gateway.core.log.ids import uuid7
 from gateway.core.log.months import Month

@@ -17,9 +17,9 @@ import pytest
 from sqlalchemy import Connection, insert, text
 
 from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin_tables import keys
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
-from gateway.adapters.postgres.tables import keys
 from gateway.core.log.redact import apply_mode
 from gateway.core.log.rollout import RolloutRecord, as_payload
 from gateway.errors import ConfigError, NotFound, Unavailable

@@ -8,19 +8,20 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Table, insert, select, update
+from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import audit as store_audit
+from gateway.adapters.postgres.admin_tables import keys, orgs, pool_revisions
 from gateway.adapters.postgres.credits import credit_insert, credit_list
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.rows import clean
-from gateway.adapters.postgres.tables import keys
-from gateway.adapters.postgres.tables_admin import orgs
 from gateway.core.access.audit import Act
 from gateway.errors import BadRequest, Conflict
 from gateway.service.ports.admin import Credit, CreditAsked
 from gateway.service.ports.keys import KeyRow, OrgRow
+from gateway.service.ports.pools import PoolRevision, by
 
 KEYS_MAX = 100_000
 ORGS_MAX = 100_000
@@ -170,3 +171,48 @@ def key_row(row: Row, organisation: OrgRow | None = None) -> KeyRow:
 def org_row(row: Row) -> OrgRow:
     """An organisation from its columns."""
     return OrgRow(**row)
+
+
+# ---------------------------------------------------------------- pool revisions
+
+
+TARGET = "pools"
+
+
+class PostgresPools:
+    """The port PoolRevisions: each revision with its audit entry, or neither. Raises as PostgresAdmin."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def note(self, revision: PoolRevision, after: Mapping[str, Any]) -> bool:
+        async with transaction(self._engine) as connection:
+            new = await _store_revision(connection, revision)
+            if new:
+                await store_audit.write(connection, by(revision), "pool.loaded", TARGET, None, after)
+            return new
+
+    async def change(self, revision: PoolRevision, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        async with transaction(self._engine) as connection:
+            await _store_revision(connection, revision)
+            await store_audit.write(connection, by(revision), "pool.reloaded", TARGET, before, after)
+
+    async def list(self, limit: int) -> Sequence[PoolRevision]:
+        table = pool_revisions
+        query = select(table).order_by(table.c.at.desc(), table.c.hash).limit(limit)
+        async with transaction(self._engine) as connection:
+            return [PoolRevision(**row) for row in (await connection.execute(query)).mappings()]
+
+    async def get(self, hash_: str) -> PoolRevision | None:
+        query = select(pool_revisions).where(pool_revisions.c.hash == str(clean(hash_)))
+        async with transaction(self._engine) as connection:
+            row = (await connection.execute(query)).mappings().first()
+        return None if row is None else PoolRevision(**row)
+
+
+async def _store_revision(connection: AsyncConnection, revision: PoolRevision) -> bool:
+    """Store a revision unless it is stored; return whether it was new."""
+    values = {name: getattr(revision, name) for name in PoolRevision.__slots__}
+    values["why"] = clean(revision.why)
+    query = pg.insert(pool_revisions).values(**values).on_conflict_do_nothing(index_elements=["hash"])
+    return bool((await connection.execute(query.returning(pool_revisions.c.hash))).first())

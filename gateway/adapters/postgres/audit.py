@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.adapters.postgres.admin_tables import audit
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.rows import clean
-from gateway.adapters.postgres.tables_admin import audit
 from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain
 
 LOCK_KEY = 0x6175646974  # "audit": one chain, so one writer at a time

@@ -32,7 +32,9 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.queries import identifiers, query
 from gateway.adapters.postgres.tables import (
     MODEL_KINDS,
+    continuations,
     experience,
+    gradings,
     ledger,
     outcomes,
     policy_shadows,
@@ -40,8 +42,6 @@ from gateway.adapters.postgres.tables import (
     rounds,
     steps,
 )
-from gateway.adapters.postgres.tables_jobs import gradings
-from gateway.adapters.postgres.tables_turns import continuations
 from gateway.core.log.outcome import Outcome
 from gateway.core.loop.credit import Tried, credits
 

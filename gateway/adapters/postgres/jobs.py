@@ -1,7 +1,9 @@
-"""Jobs in PostgreSQL: submitting and steering them for the gateway, running them for a worker.
+"""Jobs in PostgreSQL: submitting and steering them for the gateway, running them for a worker; and their queue.
 
 A worker owns a job by the number of its attempt: every write of a worker names it, and one that another worker has
-overtaken raises Conflict(job_overtaken) and writes nothing.
+overtaken raises Conflict(job_overtaken) and writes nothing. The queue is procrastinate's, its tables in a schema of its
+own. An entry is a nudge that says which job may be run; what a job is and who runs it stands in `policy_jobs`. So an
+entry too many does nothing, and a lost one is entered again by the worker that looks after jobs.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any
 
-from procrastinate import App
+from procrastinate import App, PsycopgConnector
+from procrastinate.exceptions import AlreadyEnqueued
 from sqlalchemy import ColumnElement, Interval, Update, cast, func, insert, literal, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import audit as store_audit
-from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.queue import nudge
+from gateway.adapters.postgres.admin_tables import policy_job_lines as lines
+from gateway.adapters.postgres.admin_tables import policy_jobs as jobs
+from gateway.adapters.postgres.database import driver_url, transaction
 from gateway.adapters.postgres.rows import clean
 from gateway.adapters.postgres.tables import outcomes
-from gateway.adapters.postgres.tables_jobs import policy_job_lines as lines
-from gateway.adapters.postgres.tables_jobs import policy_jobs as jobs
 from gateway.core.access.audit import Act
 from gateway.core.log.ids import uuid7
 from gateway.core.policies.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage
@@ -36,6 +38,11 @@ LINE_CHARS_MAX = 2_000
 ERROR_CHARS_MAX = 2_000
 OUTCOMES_COUNTED_MAX = 1_000_000
 OVERTAKEN = "job_overtaken"
+QUEUE_SCHEMA = "queue"
+TRAINING, UPKEEP = "training", "upkeep"  # names of queues
+RUN_JOB = "run_job"  # the task
+QUEUE_CONNECTIONS_MAX = 4
+QUEUE_CONNECT_S = 5
 
 
 class JobStore:
@@ -56,7 +63,7 @@ class JobStore:
         try:
             async with self._begin() as connection:
                 job = _job((await connection.execute(new.returning(jobs))).mappings().one())
-                await nudge(self._app, connection, job.id)
+                await _nudge(self._app, connection, job.id)
                 await store_audit.write(connection, Act(by), "job.submitted", f"job:{job.id}", None, spec.as_json())
                 return job
         except IntegrityError:
@@ -101,7 +108,7 @@ class JobStore:
                 change = update(jobs).where(jobs.c.id == job.id)
                 change = change.values(state="queued", cancel=False, error=None, ended_at=None, changed_at=_now())
                 queued = await _changed(connection, change)
-                await nudge(self._app, connection, job.id)
+                await _nudge(self._app, connection, job.id)
                 await store_audit.write(connection, Act(by), "job.resumed", f"job:{job.id}", {"state": job.state})
                 return queued
         except IntegrityError:
@@ -159,7 +166,7 @@ class JobStore:
         """Queue it again: this worker stops, the next one goes on from the checkpoint."""
         async with self._begin() as connection:
             await self._own(connection, job, {"state": "queued", **_times("changed")})
-            await nudge(self._app, connection, job.id)
+            await _nudge(self._app, connection, job.id)
 
     async def renudge(self, stale_s: float) -> Sequence[str]:
         """Enter in the queue again what waits or was left running by a worker not heard of for `stale_s`; their ids."""
@@ -169,7 +176,7 @@ class JobStore:
         async with self._begin() as connection:
             found = [str(job_id) for job_id in await connection.scalars(query)]
             for job_id in found:
-                await nudge(self._app, connection, job_id)
+                await _nudge(self._app, connection, job_id)
         return found
 
     async def news(self, policy: str) -> tuple[datetime | None, int]:
@@ -237,3 +244,32 @@ def _ago(seconds: float) -> ColumnElement[Any]:
 
 def _silent(stale_s: float) -> ColumnElement[bool]:
     return jobs.c.heartbeat_at < _ago(stale_s)
+
+
+# ---------------------------------------------------------------- the queue
+
+
+def queue_app(database_url: str, *, statement_timeout_s: float = 10.0) -> App:
+    """An App that is not opened: a store of jobs uses it as it is, a worker opens it."""
+    options = f"-c search_path={QUEUE_SCHEMA} -c timezone=UTC -c statement_timeout={round(statement_timeout_s * 1000)}"
+    connector = PsycopgConnector(
+        conninfo=driver_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False),
+        kwargs={"options": options, "connect_timeout": QUEUE_CONNECT_S, "application_name": "baton worker"},
+        min_size=1,
+        max_size=QUEUE_CONNECTIONS_MAX,
+        timeout=float(QUEUE_CONNECT_S),
+    )
+    return App(connector=connector)
+
+
+async def _nudge(app: App, connection: AsyncConnection, job_id: str) -> None:
+    """Enter a job in the queue as part of the open transaction; one that waits there already is left as it is."""
+    path = func.concat(f"{QUEUE_SCHEMA}, ", func.current_setting("search_path"))
+    try:
+        async with connection.begin_nested():
+            await connection.execute(select(func.set_config("search_path", path, True)))
+            raw = (await connection.get_raw_connection()).driver_connection
+            entry = app.configure_task(RUN_JOB, queue=TRAINING, queueing_lock=job_id, connection=raw)
+            await entry.defer_async(job_id=job_id)
+    except AlreadyEnqueued:
+        return

@@ -13,10 +13,7 @@ from pgvector.sqlalchemy import Vector
 from sqlalchemy import Connection, ForeignKeyConstraint, func, inspect, select
 from sqlalchemy.exc import OperationalError
 
-import gateway.adapters.postgres.tables_admin
-import gateway.adapters.postgres.tables_jobs
-import gateway.adapters.postgres.tables_pools
-import gateway.adapters.postgres.tables_turns  # noqa: F401 - all described in the same metadata
+import gateway.adapters.postgres.admin_tables  # noqa: F401 - described in the metadata of tables.py
 import migrations
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.months import SCHEMA

@@ -17,9 +17,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.adapters.postgres.queries import identifiers, query
-from gateway.adapters.postgres.tables import MONTHLY, experience, outcomes, policy_shadows, rollouts
-from gateway.adapters.postgres.tables_jobs import gradings
-from gateway.adapters.postgres.tables_turns import continuations
+from gateway.adapters.postgres.tables import (
+    MONTHLY,
+    continuations,
+    experience,
+    gradings,
+    outcomes,
+    policy_shadows,
+    rollouts,
+)
 from gateway.core.log.months import Month
 
 SCHEMA = "months"

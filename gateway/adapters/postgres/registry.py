@@ -22,15 +22,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.engines.files import MANIFEST_FILE, read_object
 from gateway.adapters.postgres import audit as store_audit
 from gateway.adapters.postgres import policy_files
+from gateway.adapters.postgres.admin_tables import policy_events, policy_versions
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.policy_files import Incoming
-from gateway.adapters.postgres.tables import (
-    outcomes,
-    policy_events,
-    policy_shadows,
-    policy_versions,
-    rollouts,
-)
+from gateway.adapters.postgres.tables import outcomes, policy_shadows, rollouts
 from gateway.core.access.audit import Act
 from gateway.core.policies.publishing import (
     WHY_CHARS_MAX,

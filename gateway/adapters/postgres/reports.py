@@ -19,9 +19,10 @@ from sqlalchemy import CTE, ColumnElement, Integer, Select, cast, func, literal,
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin_tables import keys
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.store import PostgresStore, by_name
-from gateway.adapters.postgres.tables import keys, rollouts, steps
+from gateway.adapters.postgres.tables import rollouts, steps
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports.request import RolloutsQuery
 

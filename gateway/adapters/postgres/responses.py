@@ -10,8 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.store import _descendants, _owned
-from gateway.adapters.postgres.tables import experience, rollouts, rounds, steps
-from gateway.adapters.postgres.tables_jobs import gradings
+from gateway.adapters.postgres.tables import experience, gradings, rollouts, rounds, steps
 from gateway.core.log.redact import apply_mode
 from gateway.service.ports.responses import LoggedResponse
 

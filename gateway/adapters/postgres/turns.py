@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.tables_turns import continuations, idempotent_replies
+from gateway.adapters.postgres.tables import continuations, idempotent_replies
 from gateway.errors import IdempotencyReused, IdempotencyRunning
 from gateway.service.ports.turns import KeptReply, Slot
 
