@@ -174,6 +174,36 @@ def test_links_between_pages_resolve() -> None:
     assert broken == []
 
 
+def test_every_page_is_in_the_index() -> None:
+    linked = {f"docs/{target}" for target in LINK.findall(text("docs/README.md"))}
+    pages = {path for path in tracked() if re.match(r"docs/[^/]+\.md$", path)} - {"docs/README.md"}
+    assert sorted(pages - linked) == []
+
+
+def test_every_decision_is_linked_from_a_page() -> None:
+    linked = {
+        Path(target).name
+        for page in tracked()
+        if re.match(r"docs/[^/]+\.md$", page)
+        for target in LINK.findall(text(page))
+    }
+    decisions = [path for path in tracked() if re.match(r"docs/adr/\d{4}-", path)]
+    assert [path for path in decisions if Path(path).name not in linked] == []
+
+
+def test_files_that_pages_name_exist() -> None:
+    """Paths in code spans, from the top of the checkout or from gateway/; the changelog speaks of older trees."""
+    tops = "gateway|policy|migrations|tests|scripts|bench|docs|deploy|core|service|adapters|api|wiring|cli|config"
+    named = re.compile(rf"`((?:{tops})/[\w./-]+\.(?:py|md|lua|sql|toml|yaml|json|svg))`")
+    pages = [path for path in tracked() if path.endswith(".md") and path != "CHANGELOG.md"]
+    lost = [(page, path) for page in pages for path in named.findall(text(page)) if not _is_a_file(path)]
+    assert lost == []
+
+
+def _is_a_file(path: str) -> bool:
+    return any((ROOT / top / path).is_file() for top in (".", "gateway"))
+
+
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = sorted(int(Path(path).name[:4]) for path in tracked() if re.match(r"docs/adr/\d{4}-", path))
     assert numbers == list(range(1, len(numbers) + 1))
