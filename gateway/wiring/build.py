@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
@@ -46,6 +46,7 @@ from gateway.api.public.texts import TextsApi
 from gateway.config.planning import HASHING
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings, environment
+from gateway.core.access.keys import PEPPER_VERSION
 from gateway.core.log.redact import Redactor
 from gateway.core.loop.experience import RuleWeights
 from gateway.service.admin.sweeping import Sweep, sweeping
@@ -77,7 +78,6 @@ log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
 SWEEP_S = 60.0
 EMBEDDING_SHARE = 0.8  # of the time that a look-up of experience has; the rest is for the search
-PEPPER_VERSION = 1
 EXIT_JOURNAL_BROKEN = 70
 
 
@@ -191,7 +191,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     public = [api.router() for api in (openai, responses, texts, outcomes, health)]
     private = [pages.router(), *admin.routers, versions.router(), training.router(), health.router()]
     return Bundle(
-        public=with_cors(_app("Baton", settings.in_flight_max, *public), listed(settings.cors_origins)),
+        public=with_cors(
+            _app("Baton", settings.in_flight_max, *public, abandoned=lambda: idempotency.abandoned),
+            listed(settings.cors_origins),
+        ),
         admin=_app("Baton admin", settings.in_flight_max, *private),
         health=health,
         completer=completer,
@@ -326,10 +329,10 @@ def _money(settings: Settings, services: Services) -> tuple[RedisBudgets, RedisR
     return budgets, limits
 
 
-def _app(title: str, in_flight_max: int, *routers: APIRouter) -> ASGIApp:
+def _app(title: str, in_flight_max: int, *routers: APIRouter, abandoned: Callable[[], int] = int) -> ASGIApp:
     app = FastAPI(title=title, version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     edge.install(app)
     for router in routers:
         app.include_router(router)
     spec.describe(app)
-    return edge.Edge(app, in_flight_max)
+    return edge.Edge(app, in_flight_max, abandoned)

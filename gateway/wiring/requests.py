@@ -20,8 +20,9 @@ from gateway.config.settings import Services, Settings
 from gateway.core.loop.caps import Caps
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorSettings
+from gateway.service.ports.money import LEASE_SLACK_S
 from gateway.service.ports.request import Clock, Journal, Metrics, TokenCounter
-from gateway.service.request.admit import LEASE_SLACK_S, Policies
+from gateway.service.request.admit import Policies
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
@@ -115,7 +116,6 @@ def openai_of(
         depth_secret=depth_secret,
         body_bytes_max=settings.body_bytes_max,
         messages_max=settings.messages_max,
-        in_flight_max=settings.in_flight_max,
         keepalive_s=settings.keepalive_s,
         strict_fields=settings.strict_fields,
         models_created_s=int(time.time()),

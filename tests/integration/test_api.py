@@ -41,12 +41,15 @@ PEPPER = b"pepper-for-tests-0123456789"
 class Served:
     """A gateway on a loopback port, with a data key and an admin key."""
 
-    def __init__(self, kit: Kit, url: str, data_key: str, admin_key: str, keys: KeyAdmin) -> None:
+    def __init__(
+        self, kit: Kit, url: str, data_key: str, admin_key: str, keys: KeyAdmin, idempotency: Idempotency
+    ) -> None:
         self.kit = kit
         self.url = url
         self.data_key = data_key
         self.admin_key = admin_key
         self.keys = keys
+        self.idempotency = idempotency
         self.sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=data_key, max_retries=0)
         self.http = httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {data_key}"}, timeout=10)
 
@@ -62,9 +65,7 @@ async def served(
     app = FastAPI()
     edge.install(app)
     idempotency = Idempotency(kit.replies, 60.0, 3600.0, body_bytes_max)
-    api = OpenAIApi(
-        kit.completer, kit.catalog, auth, b"depth", body_bytes_max, 100, 64, keepalive_s, False, 0, idempotency
-    )
+    api = OpenAIApi(kit.completer, kit.catalog, auth, b"depth", body_bytes_max, 100, keepalive_s, False, 0, idempotency)
     outcomes = OutcomesApi(Outcomes(kit.store, kit.journal, clock), auth, body_bytes_max)
     health = HealthApi(
         {"money": kit.budgets.ready}, {"conductor": kit.conductor.ready}, lambda: (b"m 1\n", "text/plain")
@@ -96,7 +97,7 @@ async def served(
     await listener.open()
     _, data_key = await keys.create_key("app", **key)
     _, admin_key = await keys.create_key("ops", "admin")
-    gateway = Served(kit, f"http://127.0.0.1:{sock.getsockname()[1]}", data_key, admin_key, keys)
+    gateway = Served(kit, f"http://127.0.0.1:{sock.getsockname()[1]}", data_key, admin_key, keys, idempotency)
     try:
         yield gateway
     finally:

@@ -115,11 +115,13 @@ async def test_a_client_that_leaves_finds_the_reply_when_it_comes_back() -> None
         with pytest.raises(httpx.ReadTimeout):
             await gateway.http.post("/v1/chat/completions", json=ask(), headers=ONE, timeout=0.1)
         async with asyncio.timeout(5):
+            while gateway.idempotency.abandoned != 1:
+                await asyncio.sleep(0.01)
             while (reply := await send(gateway)).status_code == 409:
                 await asyncio.sleep(0.05)
         assert reply.json()["choices"][0]["message"]["content"] == "late"
         assert reply.headers[REPLAY] == "true"
-        assert kit.workers.cancelled == []
+        assert (gateway.idempotency.abandoned, kit.workers.cancelled) == (0, [])
 
 
 async def test_a_stream_whose_reader_left_is_kept_whole() -> None:

@@ -18,7 +18,8 @@ class Held:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.served = self.bodies = 0
-        self.edge = Edge(self.app, SPENDING_MAX)
+        self.abandoned = 0
+        self.edge = Edge(self.app, SPENDING_MAX, lambda: self.abandoned)
         self.tasks: list[asyncio.Task[tuple[int, dict[bytes, bytes]]]] = []
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,6 +59,18 @@ async def test_what_spends_is_refused_at_its_bound_without_reading_its_body() ->
     held.go.set()
     assert {status for status, _ in await asyncio.gather(*held.tasks)} == {200}
     assert (await held.ask("POST", "/v1/chat/completions"))[0] == 200
+
+
+async def test_work_whose_client_left_counts_until_it_ends() -> None:
+    held = Held()
+    held.abandoned = 3
+    await held.begin(SPENDING_MAX - 3)
+    assert (await held.ask("POST", "/v1/responses"))[0] == 503
+    assert held.served == SPENDING_MAX - 3
+    held.abandoned = 2
+    await held.begin(1)
+    held.go.set()
+    assert {status for status, _ in await asyncio.gather(*held.tasks)} == {200}
 
 
 async def test_a_fifth_is_kept_for_what_spends_nothing() -> None:

@@ -19,7 +19,7 @@ from uuid import uuid4
 from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.edge.stack import reply, unless_gone
+from gateway.api.edge.stack import CLIENT_CLOSED_REQUEST, reply, unless_gone
 from gateway.core.access.idempotency import (
     CHARS_MAX,
     HEADER,
@@ -35,7 +35,6 @@ from gateway.service.ports.turns import KeptReply, Replies, Slot
 
 log = logging.getLogger("baton")
 Serve = Callable[[Request], Awaitable[Response]]
-CLIENT_CLOSED_REQUEST = 499
 QUEUE_MESSAGES_MAX = 8  # a slower reader than this holds the reply back, while it is there
 KEEP_RETRY_S = 1.0
 
@@ -49,6 +48,7 @@ class Idempotency:
     lease_s: float
     keep_s: float
     reply_bytes_max: int
+    abandoned: int = 0  # requests whose clients have left, while their work goes on
     _served: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def answer(self, request: Request, principal: Principal, body: Any, serve: Serve) -> Response:
@@ -89,7 +89,7 @@ class _Turn:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(QUEUE_MESSAGES_MAX)  # None: it broke off
         self._answering = asyncio.Event()
         self._refusal: Exception | None = None
-        self._left = False
+        self._left = self._ended = False
         self._open = False  # whether the slot is ours and waits for its reply
         self._status = 0
         self._headers: dict[str, str] = {}
@@ -105,7 +105,9 @@ class _Turn:
         return _Relayed(self) if self._answering.is_set() else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     def leave(self) -> None:
-        """The client has left: nothing waits for it any more."""
+        """The client has left: nothing waits for it any more, and the work goes on."""
+        if not self._left and not self._ended:
+            self._rules.abandoned += 1
         self._left = True
         while not self._messages.empty():
             self._messages.get_nowait()
@@ -124,6 +126,13 @@ class _Turn:
 
     async def run(self, request: Request, serve: Serve) -> None:
         """Claim, serve, keep. Raises nothing but CancelledError: what went wrong is told to the client."""
+        try:
+            await self._run(request, serve)
+        finally:
+            self._ended = True
+            self._rules.abandoned -= self._left
+
+    async def _run(self, request: Request, serve: Serve) -> None:
         try:
             response = await self._claimed(request, serve)
             self._answering.set()

@@ -27,6 +27,7 @@ from gateway.errors import BadRequest, BatonError, NotFound, TooLarge, Unavailab
 log = logging.getLogger("baton")
 RESERVED = 0.2  # of the requests being served: for those that spend nothing
 FREE_POSTS = ("/outcomes",)
+CLIENT_CLOSED_REQUEST = 499  # the status of a reply that nobody receives
 OPENAI_VERSION = b"2020-10-01"  # the only one there has been; clients compare it, nobody reads it
 T = TypeVar("T")
 
@@ -34,14 +35,16 @@ T = TypeVar("T")
 class Edge:
     """Outermost layer: gives every reply its `x-request-id`, and refuses at once what cannot be served now.
 
-    A request is taken, or told when to come back, before its body is read. `spending_max` bounds the requests taken
-    that may spend money; of those, `Places` says how many are worked on at once. On top of them a share of `RESERVED`
-    is kept for all others, so that outcomes, health and rollouts go on under any load.
+    A request is taken, or told when to come back, before its body is read. `spending_max` bounds the requests that may
+    spend money, those included whose clients have left while their work goes on (`abandoned` counts them); of those
+    taken, `Places` says how many are worked on at once. On top of them a share of `RESERVED` is kept for all others, so
+    that outcomes, health and rollouts go on under any load.
     """
 
-    def __init__(self, app: ASGIApp, spending_max: int = 512) -> None:
+    def __init__(self, app: ASGIApp, spending_max: int = 512, abandoned: Callable[[], int] = int) -> None:
         self._app = app
         self._spending_max = spending_max
+        self._abandoned = abandoned
         self._places = Places(spending_max)
         self._open_max = round(spending_max / (1 - RESERVED))
         self._open = self._spending = 0
@@ -68,7 +71,8 @@ class Edge:
             await send(message)
 
         spends = scope["method"] == "POST" and not scope["path"].endswith(FREE_POSTS)
-        if self._open >= self._open_max or (spends and self._spending >= self._spending_max):
+        full = spends and self._spending + self._abandoned() >= self._spending_max
+        if full or self._open >= self._open_max:
             await self._refusal(scope, receive, stamped)
             return
         self._open += 1

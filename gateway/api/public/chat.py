@@ -14,13 +14,13 @@ from gateway.api.edge.bodies import number
 from gateway.api.edge.headers import headers_of
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.spec import header_parameters
-from gateway.api.edge.stack import Json, Router, read_json, unless_gone
+from gateway.api.edge.stack import CLIENT_CLOSED_REQUEST, Json, Router, read_json, unless_gone
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
 from gateway.core.loop.depth import HEADER, verify
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.openai.chat import MEDIA_BYTES_MAX, ChatRequest, parse_request
-from gateway.errors import NotFound, Unavailable
+from gateway.errors import NotFound
 from gateway.service.request.admit import RequestContext
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
@@ -28,7 +28,6 @@ from gateway.service.request.complete import Completer
 from gateway.service.request.frames import ChatFrames, Frames, events
 from gateway.service.request.running import Running, reply_headers
 
-CLIENT_CLOSED_REQUEST = 499
 ROUNDS_MAX = 16
 OWN_HEADERS = (
     "x-baton-pool",
@@ -50,7 +49,6 @@ class OpenAIApi:
     depth_secret: bytes
     body_bytes_max: int
     messages_max: int
-    in_flight_max: int
     keepalive_s: float
     strict_fields: bool
     models_created_s: int
@@ -87,8 +85,6 @@ class OpenAIApi:
         self, request: Request, principal: Principal, chat: ChatRequest, response: Mapping[str, Any] | None = None
     ) -> Running:
         """Admit a chat request under the headers it came with, and set it going. `response`: see `RequestContext`."""
-        if self.completer.in_flight >= self.in_flight_max:
-            raise Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
         asked = RequestContext(
             principal=principal,
             chat=chat,

@@ -25,8 +25,6 @@ from gateway.core.access.keys import KeyClass
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.keys import KeyAdmin
 
-PEPPER_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class FirstKeys:
@@ -56,7 +54,7 @@ class Office:
     def keys(self, pool_file: Path, pepper: bytes) -> KeyAdmin:
         """Keys that may name the pools and workers of that file. Raises ConfigError."""
         pools = poolfile.load(pool_file, config.environment()).pools
-        return KeyAdmin(self.store, {PEPPER_VERSION: pepper}, self.clock, pools)
+        return KeyAdmin(self.store, {keys.PEPPER_VERSION: pepper}, self.clock, pools)
 
     def auditor(self, data: Path) -> Auditor:
         """The audit, checked against the anchors in that data directory."""

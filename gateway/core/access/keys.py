@@ -22,6 +22,7 @@ PUBLIC_ID_CHARS = 12
 RANDOM_CHARS = 32  # 190 bits
 CHECKSUM_CHARS = 6  # 62**6 > 2**32
 PEPPER_BYTES_MIN = 16
+PEPPER_VERSION = 1  # of the one pepper that an installation has today
 
 _FORM = re.compile(
     rf"(?P<body>bt_(?P<key_class>data|admin)_(?P<public_id>[0-9A-Za-z]{{{PUBLIC_ID_CHARS}}})"

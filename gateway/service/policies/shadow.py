@@ -25,12 +25,12 @@ from gateway.errors import BatonError, ConductorError, PlanRefused
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, prompt_input
 from gateway.service.loop.state import EarlyStart, Situation, nothing_to_write
 from gateway.service.policies.versions import Versions
+from gateway.service.ports.money import LEASE_SLACK_S
 from gateway.service.ports.policies import PolicyMetrics
 from gateway.service.ports.request import Budgets, Clock, Journal, Scope
 
 log = logging.getLogger("baton.versions")
 SCOPE = "operator:shadow"
-LEASE_SLACK_S = 30.0
 PLENTY_NANO = 2**53 - 1
 
 

@@ -30,6 +30,9 @@ class Books:
     settled: Sequence[Settlement]
 
 
+LEASE_SLACK_S = 30.0  # by which the lease of a hold outlives the wall-clock of what it pays for
+
+
 class Budgets(Protocol):
     """Two-phase money over all scopes atomically (`core/money/ledger.py` is the model). Every call but `ready` raises
     MoneyUnavailable when the store is away, or was emptied or restarted and waits for `load`."""

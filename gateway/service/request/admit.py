@@ -28,11 +28,11 @@ from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of
 from gateway.service.loop.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
 from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
+from gateway.service.ports.money import LEASE_SLACK_S
 from gateway.service.ports.request import Budgets, Clock, Embedder, Hold, Journal, RateLimits, RateState
 from gateway.service.request.catalog import Choice
 from gateway.service.request.running import Running
 
-LEASE_SLACK_S = 30.0
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
