@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.adapters.upstream.media import WebMedia
-from gateway.core.openai.parts import Media, Part
+from gateway.core.openai.parts import Media, MediaPart
 from gateway.errors import BadRequest
 from gateway.service.ports.request import MediaSource
 from tests.fakes.media import FakeMedia
@@ -95,7 +95,7 @@ def web(served: Files, names: Names | None = None, **options: object) -> WebMedi
     return WebMedia([f"files.example:{served.port}"], resolve=names or Names(["127.0.0.1"]), **given)  # type: ignore[arg-type]
 
 
-Make = Callable[[str], Part]
+Make = Callable[[str], MediaPart]
 
 
 @pytest.fixture(params=["fake", "web"])
@@ -110,8 +110,8 @@ async def source(request: pytest.FixtureRequest) -> AsyncIterator[tuple[MediaSou
         yield web(served, bytes_max=2048, fetches_max=4), f"http://files.example:{served.port}"
 
 
-def part(url: str, kind: str = "image", format: str | None = None) -> Part:
-    return Part("messages[0].content[0].image_url.url", kind, url, format)  # type: ignore[arg-type]
+def part(url: str, kind: str = "image", format: str | None = None) -> MediaPart:
+    return MediaPart("messages[0].content[0].image_url.url", kind, url, format)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from gateway.core.openai.parts import Media, Part, as_media
+from gateway.core.openai.parts import Media, MediaPart, as_media
 from gateway.errors import BadRequest
 
 
@@ -21,14 +21,14 @@ class FakeMedia:
         self._fetches_max = fetches_max
         self.fetched: list[str] = []
 
-    def check(self, parts: Sequence[Part]) -> None:
+    def check(self, parts: Sequence[MediaPart]) -> None:
         if len(parts) > self._fetches_max:
             raise BadRequest("too many", param=parts[0].where, code="too_many_urls")
         for part in parts:
             if urlsplit(part.url).netloc not in self._hosts:
                 raise BadRequest("BATON_MEDIA_HOSTS", param=part.where, code="media_host_not_allowed")
 
-    async def fetch(self, part: Part) -> Media:
+    async def fetch(self, part: MediaPart) -> Media:
         self.check([part])
         self.fetched.append(part.url)
         if part.url not in self._pages:

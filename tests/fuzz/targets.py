@@ -16,7 +16,7 @@ from gateway.adapters.journal import segments
 from gateway.adapters.upstream.sse import SseError, SseEvent, SseParser
 from gateway.core.loop.plan import Allowed, PlanReader, validate
 from gateway.core.money.amounts import input_tokens_bound
-from gateway.core.openai.body import decoded
+from gateway.core.openai.body import decode_json
 from gateway.core.openai.chat import parse_request
 from gateway.core.openai.responses.request import parse_responses_request
 from gateway.errors import BatonError
@@ -30,7 +30,7 @@ RECORD = segments.encode(segments.PAYLOAD_START + b"x")
 def chat(data: bytes) -> None:
     """A request's body, for either API: read, or refused by name."""
     try:
-        body = decoded(bytearray(data))
+        body = decode_json(bytearray(data))
     except BatonError:
         return
     for parse in (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.core.money.amounts import Usage
-from gateway.core.openai.reply import Collected, reply_text
+from gateway.core.openai.reply import ReplyBuilder, reply_text
 from gateway.core.openai.usage import read_usage
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import BatonError, PlanRefused, UpstreamError, UpstreamRateLimited, UpstreamRefused
@@ -60,7 +60,7 @@ async def test_a_stream_is_the_same_reply() -> None:
     for workers, asked in ((SpeakerWorkers(Parrot()), call()), (SpeakerWorkers(Parrot()), call(VOTE))):
         seen = replace(asked, saw=[("maple", "", "one two three")])
         whole = await workers.complete(seen)
-        collected, usage = Collected(), None
+        collected, usage = ReplyBuilder(), None
         async for chunk in workers.stream(seen):
             collected.add(chunk["choices"])
             usage = read_usage(chunk) or usage

@@ -16,8 +16,8 @@ from gateway.core.openai.body import (
     PROPERTIES_MAX,
     TEXTS_MAX,
     VALUES_MAX,
-    decoded,
-    outside_texts,
+    decode_json,
+    without_texts,
 )
 from gateway.core.openai.chat import parse_request
 from gateway.core.openai.shapes import PARTS_MAX
@@ -35,7 +35,7 @@ BOUND = "at most {} are accepted"
 
 @given(DATA, st.booleans())
 def test_what_is_written_is_read(data: Any, ascii_only: bool) -> None:
-    assert decoded(bytearray(json.dumps(data, ensure_ascii=ascii_only).encode("utf-8", "replace"))) is not None or (
+    assert decode_json(bytearray(json.dumps(data, ensure_ascii=ascii_only).encode("utf-8", "replace"))) is not None or (
         data is None
     )
 
@@ -43,12 +43,12 @@ def test_what_is_written_is_read(data: Any, ascii_only: bool) -> None:
 @given(DATA, st.booleans())
 def test_texts_are_told_from_what_stands_around_them(data: Any, ascii_only: bool) -> None:
     written = json.dumps(data, ensure_ascii=ascii_only).encode("utf-8", "replace")
-    assert outside_texts(bytearray(written)) == re.sub(rb'"(?:[^"\\]|\\.)*"', b"", written)
+    assert without_texts(bytearray(written)) == re.sub(rb'"(?:[^"\\]|\\.)*"', b"", written)
 
 
 def test_the_bytes_are_let_go() -> None:
     data = bytearray(b'{"a": 1}')
-    assert decoded(data) == {"a": 1}
+    assert decode_json(data) == {"a": 1}
     assert not data
 
 
@@ -66,26 +66,26 @@ def test_the_bytes_are_let_go() -> None:
 )
 def test_what_holds_too_much_is_refused_with_the_bound(body: bytes, most: int) -> None:
     with pytest.raises(BadRequest, match=BOUND.format(most)) as refused:
-        decoded(bytearray(body))
+        decode_json(bytearray(body))
     assert refused.value.code == "body_above_max_values"
 
 
 @pytest.mark.parametrize("text", ["{" * 200_000, ":,[" * 200_000, '"{' * 200_000, "\\" * 200_001, 'a\\"b{' * 100_000])
 def test_what_stands_in_texts_does_not_count(text: str) -> None:
-    assert decoded(bytearray(json.dumps({"messages": [{"content": text}]}).encode())) == {
+    assert decode_json(bytearray(json.dumps({"messages": [{"content": text}]}).encode())) == {
         "messages": [{"content": text}]
     }
 
 
 def test_the_bounds_themselves_are_taken() -> None:
-    assert len(decoded(bytearray(b"[" + b"{}," * (OBJECTS_MAX - 2) + b"{}]"))) == OBJECTS_MAX - 1
-    assert len(decoded(bytearray(b"[" + b"1," * VALUES_MAX + b"1]"))) == VALUES_MAX + 1
+    assert len(decode_json(bytearray(b"[" + b"{}," * (OBJECTS_MAX - 2) + b"{}]"))) == OBJECTS_MAX - 1
+    assert len(decode_json(bytearray(b"[" + b"1," * VALUES_MAX + b"1]"))) == VALUES_MAX + 1
 
 
 def test_nesting_is_bounded() -> None:
-    assert decoded(bytearray(b"[" * NESTING_MAX + b"]" * NESTING_MAX))
+    assert decode_json(bytearray(b"[" * NESTING_MAX + b"]" * NESTING_MAX))
     with pytest.raises(BadRequest, match="could not parse"):
-        decoded(bytearray(b"[" * (NESTING_MAX + 1) + b"]" * (NESTING_MAX + 1)))
+        decode_json(bytearray(b"[" * (NESTING_MAX + 1) + b"]" * (NESTING_MAX + 1)))
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_nesting_is_bounded() -> None:
 )
 def test_what_is_no_json_or_cannot_be_written_again_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="could not parse") as refused:
-        decoded(bytearray(body))
+        decode_json(bytearray(body))
     assert refused.value.code == "invalid_json"
 
 
 def test_a_whole_pair_is_a_character() -> None:
-    assert decoded(bytearray(b'"\\ud83d\\ude00"')) == "\U0001f600"
+    assert decode_json(bytearray(b'"\\ud83d\\ude00"')) == "\U0001f600"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from gateway.core.openai.counting import (
     TOKENS_PER_CHOICE,
     TOKENS_PER_TOOL_CALL,
     TOKENS_PER_TURN,
-    answered,
-    asked,
+    reply_text,
+    request_text,
 )
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
@@ -26,7 +26,7 @@ def test_a_prompt_is_its_messages_and_what_a_template_puts_around_them() -> None
             {"role": "tool", "tool_call_id": "call_1", "content": "2"},
         ]
     }
-    text = asked(body)
+    text = request_text(body)
     assert text.texts == ["Be brief.", "hi", "ann", json.dumps(CALL, separators=(",", ":")), "2", "call_1"]
     assert text.tokens == TOKENS_PER_REQUEST + 4 * TOKENS_PER_TURN + TOKENS_PER_TOOL_CALL
 
@@ -35,7 +35,7 @@ def test_parts_are_texts_or_the_bound_that_the_hold_has_for_them() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9000}}
     sound = {"type": "input_audio", "input_audio": {"data": "A" * 400_000, "format": "mp3"}}
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, image, sound]}]}
-    text = asked(body)
+    text = request_text(body)
     assert text.texts == ["see"]
     assert text.tokens == TOKENS_PER_REQUEST + TOKENS_PER_TURN + TOKENS_PER_MEDIA_PART + 400_000 * 3 // 4 // 16
     assert text.tokens + 3 <= input_tokens_bound(body["messages"])
@@ -46,7 +46,7 @@ def test_tools_and_schemas_are_counted_by_their_json() -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "é"}}
     body = {"messages": [], "tools": [tool, tool], "tool_choice": "auto", "response_format": shape, "seed": 3}
     tools = json.dumps(tool, separators=(",", ":"))
-    assert asked(body).texts == [tools, tools, "auto", '{"type":"json_schema","json_schema":{"name":"é"}}']
+    assert request_text(body).texts == [tools, tools, "auto", '{"type":"json_schema","json_schema":{"name":"é"}}']
 
 
 def test_texts_and_tokens_of_the_other_endpoints() -> None:
@@ -57,12 +57,12 @@ def test_texts_and_tokens_of_the_other_endpoints() -> None:
         ({"input": [[1, 2], [3]]}, [], 3),
     ]
     for body, texts, tokens in cases:
-        text = asked(body)
+        text = request_text(body)
         assert (text.texts, text.tokens) == (texts, tokens)
 
 
 def test_a_reply_is_all_that_was_said_and_a_token_a_choice() -> None:
     message = {"content": "yes", "reasoning_content": "hm", "refusal": None, "tool_calls": [CALL, "nonsense"]}
-    text = answered([message, {}])
+    text = reply_text([message, {}])
     assert text.texts == ["yes", "hm", "add", '{"a":1}']
     assert text.tokens == 2 * TOKENS_PER_CHOICE + TOKENS_PER_TOOL_CALL

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import (
-    Collected,
+    ReplyBuilder,
     chunk,
     chunks_of,
     completion,
-    finite,
+    replace_nonfinite,
     reply_text,
     usage_json,
 )
@@ -36,8 +36,8 @@ def whole(body: dict[str, Any]) -> dict[str, Any]:
     return completion(body, completion_id="chatcmpl-1", created_s=1_700_000_000, model="baton", usage=USAGE)
 
 
-def collected(chunks: list[list[dict[str, Any]]]) -> Collected:
-    kept = Collected()
+def collected(chunks: list[list[dict[str, Any]]]) -> ReplyBuilder:
+    kept = ReplyBuilder()
     for choices in chunks:
         kept.add(chunk(choices, completion_id="c", created_s=0, model="m")["choices"])
     return kept
@@ -170,7 +170,7 @@ def test_pieces_of_interleaved_tool_calls_are_put_together(seed: int) -> None:
             opening = {**call(number, ""), "index": number}
             pieces = [{"index": number, "function": {"arguments": letter}} for letter in text]
             streams.append([{"index": at, "delta": {"tool_calls": [piece]}} for piece in (opening, *pieces)])
-    kept = Collected()
+    kept = ReplyBuilder()
     while streams:
         stream = rng.choice(streams)
         kept.add([stream.pop(0)])
@@ -193,7 +193,7 @@ def test_pieces_of_interleaved_tool_calls_are_put_together(seed: int) -> None:
 
 
 def test_calls_without_an_index_are_calls_of_their_own() -> None:
-    kept = Collected()
+    kept = ReplyBuilder()
     kept.add([{"delta": {"tool_calls": [call(0), call(1)]}}])
     kept.add([{"delta": {"tool_calls": [{**call(2), "index": None}]}}])
     assert kept.body()["choices"][0]["message"]["tool_calls"] == [call(0), call(1), call(2)]
@@ -205,14 +205,14 @@ def test_a_worker_that_numbers_all_its_calls_zero_does_not_merge_them() -> None:
 
 
 def test_log_probs_grow_with_the_text() -> None:
-    kept = Collected()
+    kept = ReplyBuilder()
     for token in ("a", "b"):
         kept.add([{"delta": {"content": token}, "logprobs": {"content": [{"token": token}], "refusal": None}}])
     assert kept.body()["choices"][0]["logprobs"] == {"content": [{"token": "a"}, {"token": "b"}], "refusal": None}
 
 
 def test_nothing_has_started_before_the_first_choice() -> None:
-    kept = Collected()
+    kept = ReplyBuilder()
     kept.add([])
     assert (kept.started, kept.finished) == (False, False)
     assert kept.body() == {"choices": []}
@@ -231,7 +231,7 @@ def test_nothing_has_started_before_the_first_choice() -> None:
     ],
 )
 def test_nonsense_is_left_out(choice: dict[str, Any]) -> None:
-    kept = Collected()
+    kept = ReplyBuilder()
     kept.add([choice])
     (made,) = kept.body()["choices"]
     assert made["index"] == 0
@@ -241,7 +241,7 @@ def test_nonsense_is_left_out(choice: dict[str, Any]) -> None:
 
 
 def test_a_far_index_makes_room_only_up_to_a_bound() -> None:
-    kept = Collected()
+    kept = ReplyBuilder()
     kept.add([{"delta": {"tool_calls": [{"index": 127, "id": "x", "function": {"name": "f", "arguments": None}}]}}])
     calls = kept.body()["choices"][0]["message"]["tool_calls"]
     assert len(calls) == 128
@@ -249,7 +249,7 @@ def test_a_far_index_makes_room_only_up_to_a_bound() -> None:
 
 
 def test_numbers_that_json_cannot_say_become_null() -> None:
-    assert finite({"a": [float("-inf"), 1.5, {"b": float("nan")}], "c": "inf"}) == {
+    assert replace_nonfinite({"a": [float("-inf"), 1.5, {"b": float("nan")}], "c": "inf"}) == {
         "a": [None, 1.5, {"b": None}],
         "c": "inf",
     }

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.core.openai.reply import Collected, chunks_of
+from gateway.core.openai.reply import ReplyBuilder, chunks_of
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import (
     Head,
-    begun,
     conversation_of_log,
-    ended,
-    failed,
+    failed_response,
+    finished_response,
     head_of_log,
+    is_response_id,
     output_items,
-    response_name,
+    response_in_progress,
     to_log,
 )
 from gateway.core.openai.responses.request import parse_responses_request
@@ -78,7 +78,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 
 
 def test_the_object_is_of_openais_type_and_says_what_was_asked() -> None:
-    whole = held_to_type(ended(head(**FULL), made({"content": "é"}, logprobs=LOGPROBS), 1_700_000_005))
+    whole = held_to_type(finished_response(head(**FULL), made({"content": "é"}, logprobs=LOGPROBS), 1_700_000_005))
     assert whole.status == "completed"
     assert whole.completed_at == 1_700_000_005
     assert (whole.temperature, whole.max_output_tokens, whole.user) == (0.5, 9, "ann")
@@ -90,30 +90,33 @@ def test_the_object_is_of_openais_type_and_says_what_was_asked() -> None:
     assert whole.usage.output_tokens_details.reasoning_tokens == 2
     (token,) = whole.output[0].content[0].logprobs  # type: ignore[union-attr, index, misc]
     assert (token.token, token.bytes) == ("é", [195, 169])
-    held_to_type(begun(head()))
-    assert ended(head(), made({"content": "x"}, logprobs=LOGPROBS), 1)["output"][0]["content"][0]["logprobs"] == []
+    held_to_type(response_in_progress(head()))
+    assert (
+        finished_response(head(), made({"content": "x"}, logprobs=LOGPROBS), 1)["output"][0]["content"][0]["logprobs"]
+        == []
+    )
 
 
 def test_reasoning_text_and_calls_are_items_in_this_order() -> None:
     message = {"content": "let me see", "reasoning_content": "hm", "tool_calls": CALLS}
-    whole = held_to_type(ended(head(), made(message, "tool_calls"), 1))
+    whole = held_to_type(finished_response(head(), made(message, "tool_calls"), 1))
     assert [item.type for item in whole.output] == ["reasoning", "message", "function_call", "function_call"]
     assert [item.call_id for item in whole.output[2:]] == ["call_1", "call_2"]  # type: ignore[union-attr]
     assert whole.output_text == "let me see"
 
 
 def test_an_answer_cut_short_says_why() -> None:
-    cut = held_to_type(ended(head(), made({"content": "one"}, "length"), 1))
+    cut = held_to_type(finished_response(head(), made({"content": "one"}, "length"), 1))
     assert cut.status == "incomplete"
     assert cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"
     assert cut.output[0].status == "incomplete"  # type: ignore[union-attr]
-    filtered = ended(head(), made({"content": None}, "content_filter"), 1)
+    filtered = finished_response(head(), made({"content": None}, "content_filter"), 1)
     assert filtered["incomplete_details"] == {"reason": "content_filter"}
 
 
 def test_a_refusal_is_a_part_of_its_own() -> None:
-    whole = held_to_type(ended(head(), made({"content": None, "refusal": "no"}), 1))
+    whole = held_to_type(finished_response(head(), made({"content": None, "refusal": "no"}), 1))
     assert whole.output[0].content[0].refusal == "no"  # type: ignore[union-attr, index]
     assert kinds(events_of(head(), made({"content": None, "refusal": "no"})))[3:8] == [
         "content_part.added", "refusal.delta", "refusal.done", "content_part.done", "output_item.done",
@@ -127,7 +130,7 @@ def test_a_failure_has_one_of_openais_codes() -> None:
         ("insufficient_quota", "rate_limit_exceeded"),
         ("invalid_request_error", "invalid_prompt"),
     ):
-        broken = held_to_type(failed(head(), ERROR | {"type": kind}))
+        broken = held_to_type(failed_response(head(), ERROR | {"type": kind}))
         assert broken.error is not None
         assert broken.error.code == code
         assert broken.status == "failed"
@@ -225,7 +228,7 @@ def test_the_log_gives_back_head_and_conversation() -> None:
     messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
     request = {"model": "baton", "messages": messages, "response": to_log(asked)}
     again = head_of_log(request, f"resp_{HEX}", 1_700_000_000)
-    assert begun(again) == begun(head(instructions="be", **FULL))
+    assert response_in_progress(again) == response_in_progress(head(instructions="be", **FULL))
     reply = made({"content": "ok", "refusal": None, "tool_calls": CALLS, "reasoning_content": "hm"})
     assert conversation_of_log(request, reply) == [
         messages[1],
@@ -235,8 +238,8 @@ def test_the_log_gives_back_head_and_conversation() -> None:
 
 
 def test_names_of_responses() -> None:
-    assert response_name(f"resp_{HEX}")
-    assert not any(map(response_name, ("", "resp_1", f"resp_{HEX}0", f"chatcmpl-{HEX}", f"resp_{HEX}\n")))
+    assert is_response_id(f"resp_{HEX}")
+    assert not any(map(is_response_id, ("", "resp_1", f"resp_{HEX}0", f"chatcmpl-{HEX}", f"resp_{HEX}\n")))
 
 
 json = st.recursive(
@@ -306,7 +309,7 @@ def _content_parts(told: list[dict[str, Any]]) -> list[str]:
 @given(st.lists(st.text(min_size=1, max_size=5), max_size=5), st.lists(st.integers(0, 2), max_size=6))
 def test_a_streams_last_word_is_what_the_whole_reply_would_say(words: list[str], calls: list[int]) -> None:
     """Text, then pieces of calls in any order: the stream's items are those of the reply put together from it."""
-    about, collected = head(), Collected()
+    about, collected = head(), ReplyBuilder()
     events = Events(about)
     seen: dict[int, int] = {}
     pieces: list[dict[str, Any]] = [{"content": word} for word in words]

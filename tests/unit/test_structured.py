@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.openai.structured import NODES_MAX, Shape, check_schema, shape_of
+from gateway.core.openai.structured import NODES_MAX, ReplyShape, check_schema, shape_of
 from gateway.errors import BadRequest
 
 POINT = {
@@ -29,8 +29,8 @@ def test_which_requests_are_promised_a_shape() -> None:
     def asked(**schema: Any) -> dict[str, Any]:
         return {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": POINT, **schema}}}
 
-    assert shape_of(asked(strict=True)) == Shape(POINT)
-    assert shape_of({"response_format": {"type": "json_object"}}) == Shape(None)
+    assert shape_of(asked(strict=True)) == ReplyShape(POINT)
+    assert shape_of({"response_format": {"type": "json_object"}}) == ReplyShape(None)
     for none in ({}, asked(), asked(strict=False), {"response_format": {"type": "text"}}):
         assert shape_of(none) is None
 
@@ -52,7 +52,7 @@ def test_which_requests_are_promised_a_shape() -> None:
     ],
 )
 def test_a_reply_keeps_to_its_schema_or_the_first_thing_wrong_is_named(content: object, problem: str | None) -> None:
-    found = Shape(POINT).problem(choice(content))
+    found = ReplyShape(POINT).problem(choice(content))
     assert found is None if problem is None else found is not None and problem in found
     assert found is None or len(found) <= 300
 
@@ -68,15 +68,15 @@ def test_a_reply_keeps_to_its_schema_or_the_first_thing_wrong_is_named(content: 
     ],
 )
 def test_what_is_no_answer_is_not_judged(unjudged: dict[str, Any]) -> None:
-    assert Shape(POINT).problem(unjudged) is None
-    assert Shape(None).problem(unjudged) is None
+    assert ReplyShape(POINT).problem(unjudged) is None
+    assert ReplyShape(None).problem(unjudged) is None
 
 
 def test_json_mode_wants_an_object_and_no_more() -> None:
-    assert Shape(None).problem(choice('{"anything": [1]}')) is None
-    assert Shape(None).problem(choice("[1]")) == "it is not a JSON object"
-    assert Shape(None).kept({"choices": [choice("{}"), choice("{}")]})
-    assert not Shape(None).kept({"choices": [choice("{}"), choice("no")]})
+    assert ReplyShape(None).problem(choice('{"anything": [1]}')) is None
+    assert ReplyShape(None).problem(choice("[1]")) == "it is not a JSON object"
+    assert ReplyShape(None).fits({"choices": [choice("{}"), choice("{}")]})
+    assert not ReplyShape(None).fits({"choices": [choice("{}"), choice("no")]})
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_a_schema_that_cannot_be_checked_is_refused(schema: dict[str, Any]) -> N
 )
 def test_other_schemas_are_taken(schema: dict[str, Any]) -> None:
     check_schema(schema, "x")
-    Shape(schema).problem(choice('{"next": {"next": {}}}'))
+    ReplyShape(schema).problem(choice('{"next": {"next": {}}}'))
 
 
 def test_formats_that_can_be_checked_are() -> None:
     for name, good, wrong in (("date", "2026-01-31", "31.1."), ("uuid", "12345678-1234-5678-1234-567812345678", "x")):
-        shape = Shape({"type": "string", "format": name})
+        shape = ReplyShape({"type": "string", "format": name})
         assert shape.problem(choice(json.dumps(good))) is None
         assert shape.problem(choice(json.dumps(wrong))) is not None
 
@@ -158,7 +158,7 @@ def _bomb() -> dict[str, Any]:
 def test_neither_schema_nor_reply_can_keep_the_gateway_busy(schema: dict[str, Any], content: str) -> None:
     check_schema(schema, "x")
     began = time.process_time()
-    assert Shape(schema).problem(choice(content)) is not None
+    assert ReplyShape(schema).problem(choice(content)) is not None
     assert time.process_time() - began < 5  # unbounded, each of them takes longer than anybody waits
 
 
@@ -176,5 +176,5 @@ def test_any_schema_is_refused_by_name_or_checks_any_reply(schema: dict[str, Any
         check_schema(schema, "x")
     except BadRequest:
         return
-    found = Shape(schema).problem(choice(json.dumps(value)))
+    found = ReplyShape(schema).problem(choice(json.dumps(value)))
     assert found is None or found

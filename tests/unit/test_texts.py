@@ -11,7 +11,7 @@ from gateway.core.openai import texts
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.texts import (
     as_chat,
-    checked_embeddings,
+    check_embeddings,
     chunk_as_chat,
     parse_completion,
     parse_embedding,
@@ -146,7 +146,7 @@ def test_chunks() -> None:
 @pytest.mark.parametrize("sent", [[0.5, -1.0, 0.25], "AAAAPwAAgL8AAIA+"])
 def test_an_embedding_comes_in_the_encoding_asked_for_whichever_the_worker_knows(asked: str | None, sent: Any) -> None:
     body = {"model": "m", "input": ["a"], **({"encoding_format": asked} if asked else {})}
-    data = checked_embeddings({"data": [{"index": 0, "embedding": sent}]}, body)
+    data = check_embeddings({"data": [{"index": 0, "embedding": sent}]}, body)
     reply = texts.reply_of(parse_embedding(body), data, completion_id="x", created_s=0, usage=Usage(3))
     wanted = "AAAAPwAAgL8AAIA+" if asked == "base64" else [0.5, -1.0, 0.25]
     assert reply == {
@@ -168,4 +168,4 @@ def test_embeddings_come_in_the_order_of_their_inputs() -> None:
 @pytest.mark.parametrize("data", [None, [], [{}], ["x"], [{"embedding": [1.0]}] * 2])
 def test_a_reply_of_another_number_of_embeddings_is_a_protocol_error(data: Any) -> None:
     with pytest.raises(UpstreamProtocol):
-        checked_embeddings({"data": data}, {"input": "a"})
+        check_embeddings({"data": data}, {"input": "a"})

@@ -23,7 +23,7 @@ from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
 from gateway.core.loop import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
-from gateway.core.openai.texts import as_chat, checked_embeddings, chunk_as_chat
+from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
 from gateway.core.openai.usage import billed_usage, read_usage, text_bytes, usage_body
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
@@ -202,7 +202,7 @@ def request_body(call: WorkerCall) -> dict[str, Any]:
 def checked_reply(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
     """The body if it is what the endpoint gives; a text completion in the shape of chat. Raises UpstreamProtocol."""
     if call.endpoint == "embeddings":
-        return checked_embeddings(body, call.body)
+        return check_embeddings(body, call.body)
     return checked_completion(as_chat(body) if call.endpoint == "completions" else body)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gateway.core.openai.parts import Kind, Media, Part, as_media, audio_type
+from gateway.core.openai.parts import Kind, Media, MediaPart, as_media, audio_type
 from gateway.errors import BadRequest
 
 HTTPS_PORT = 443
@@ -60,7 +60,7 @@ class WebMedia:
         self._scheme = scheme
         self._tls = tls
 
-    def check(self, parts: Sequence[Part]) -> None:
+    def check(self, parts: Sequence[MediaPart]) -> None:
         """As `ports.MediaSource.check`."""
         if len(parts) > self._fetches_max:
             raise BadRequest(
@@ -69,7 +69,7 @@ class WebMedia:
         for part in parts:
             self._target(part)
 
-    async def fetch(self, part: Part) -> Media:
+    async def fetch(self, part: MediaPart) -> Media:
         """As `ports.MediaSource.fetch`."""
         host, port, url = self._target(part)
         try:
@@ -83,7 +83,7 @@ class WebMedia:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _failed(part, f"`{host}` could not be read ({type(error).__name__})") from None
 
-    def _target(self, part: Part) -> tuple[str, int, str]:
+    def _target(self, part: MediaPart) -> tuple[str, int, str]:
         """(host, port, URL) of a part that may be fetched. Raises BadRequest naming the setting otherwise."""
         parsed = _URL.fullmatch(part.url) if len(part.url) <= 8192 else None
         if parsed is None or parsed["scheme"] != self._scheme:
@@ -96,7 +96,7 @@ class WebMedia:
             )
         return host, port, part.url
 
-    async def _get(self, part: Part, url: str, address: str) -> Media:
+    async def _get(self, part: MediaPart, url: str, address: str) -> Media:
         connector = aiohttp.TCPConnector(
             resolver=_Pinned(address), use_dns_cache=False, ssl=self._tls, limit=1, force_close=True
         )
@@ -112,7 +112,7 @@ class WebMedia:
                 data = await self._read(part, response)
                 return _typed(part, response.headers.get("content-type", ""), data)
 
-    async def _read(self, part: Part, response: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, part: MediaPart, response: aiohttp.ClientResponse) -> bytes:
         data = bytearray()
         async for piece in response.content.iter_chunked(CHUNK_BYTES):
             data += piece
@@ -168,16 +168,16 @@ def _is_global(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified or ip.is_loopback)
 
 
-def _typed(part: Part, declared: str, data: bytes) -> Media:
+def _typed(part: MediaPart, declared: str, data: bytes) -> Media:
     media = as_media(part.kind, declared, data, part.where)
     if part.format is not None and media.media_type != audio_type(part.format):
         raise BadRequest(f"`{part.where}` is no {part.format}", param=part.where, code="media_type")
     return media
 
 
-def _refused(part: Part, why: str) -> BadRequest:
+def _refused(part: MediaPart, why: str) -> BadRequest:
     return BadRequest(f"`{part.where}` is not fetched: {why}", param=part.where, code="media_host_not_allowed")
 
 
-def _failed(part: Part, why: str) -> BadRequest:
+def _failed(part: MediaPart, why: str) -> BadRequest:
     return BadRequest(f"`{part.where}` could not be fetched: {why}", param=part.where, code=FETCH_CODES[part.kind])

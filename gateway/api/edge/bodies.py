@@ -10,7 +10,7 @@ from fastapi import Request
 
 from gateway.api.edge.stack import read_json
 from gateway.core.access.audit import Act
-from gateway.core.openai.shapes import known, missing, whole
+from gateway.core.openai.shapes import check_names, missing_parameter, parse_digits
 from gateway.errors import BadRequest
 from gateway.service.admin import limits
 from gateway.service.request.auth import Authenticator
@@ -63,13 +63,13 @@ class Operators:
 def required(body: dict[str, Any], name: str, kind: type = str) -> Any:
     """Remove a field from the body and return it. Raises BadRequest where it is missing or has the wrong type."""
     if name not in body:
-        raise missing(name)
+        raise missing_parameter(name)
     _check({name: body[name]}, {name: kind})
     return body.pop(name)
 
 
 def _check(body: Mapping[str, Any], fields: Fields) -> None:
-    for name, value in known(body, fields).items():
+    for name, value in check_names(body, fields).items():
         kind = fields[name]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise BadRequest(f"`{name}` must be {KINDS[kind]}", param=name, code="invalid_type")
@@ -77,7 +77,7 @@ def _check(body: Mapping[str, Any], fields: Fields) -> None:
 
 def number(text: str, name: str, least: int, most: int) -> int:
     """The whole number that a header or a query parameter gives. Raises BadRequest naming it."""
-    value = whole(text)
+    value = parse_digits(text)
     if value is None or not least <= value <= most:
         raise BadRequest(f"`{name}` must be a whole number from {least} to {most}", param=name)
     return value

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api.edge.pressure import Places
 from gateway.core.log.ids import random_hex
 from gateway.core.log.redact import scrub
-from gateway.core.openai.body import decoded
+from gateway.core.openai.body import decode_json
 from gateway.core.openai.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, NotFound, TooLarge, Unavailable
 
@@ -158,7 +158,7 @@ async def read_json(request: Request, bytes_max: int) -> Any:
                 raise TooLarge(f"the body is over {bytes_max} bytes")
     except ClientDisconnect:
         raise BadRequest("the client left before the body was whole", code="invalid_json") from None
-    return decoded(data)
+    return decode_json(data)
 
 
 async def gone(receive: Receive) -> None:

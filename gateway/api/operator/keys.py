@@ -12,7 +12,7 @@ from gateway.api.edge.bodies import Fields, Operators, required
 from gateway.api.edge.stack import Router
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.scopes import WINDOWS, key_scope, user_scope, windows
-from gateway.core.openai.shapes import known
+from gateway.core.openai.shapes import check_names
 from gateway.service.admin.keys import CREATABLE, GRACE_S, KeyAdmin, describe
 from gateway.service.ports.request import Budgets, Clock
 
@@ -66,7 +66,7 @@ class KeysApi:
         """A new key; its secret is in this reply and nowhere else."""
         act, body = await self.operators.change(request)
         name = required(body, "name")
-        known(body, CREATABLE)
+        check_names(body, CREATABLE)
         row, secret = await self.keys.create_key(name, act=act, **body)
         return JSONResponse({**describe(row), "key": secret}, status_code=201)
 

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from gateway.api.edge.bodies import Operators, number
 from gateway.api.edge.stack import Router
-from gateway.core.openai.shapes import unknown
+from gateway.core.openai.shapes import unknown_parameter
 from gateway.errors import BadRequest, NotFound
 from gateway.service.ports.request import STATUSES, Clock, Reports, RolloutsQuery
 
@@ -115,7 +115,7 @@ def _parameters(request: Request, *known: str) -> dict[str, str]:
     asked = {name: value for name, value in request.query_params.items() if value}
     for name, value in asked.items():
         if name not in known:
-            raise unknown(name)
+            raise unknown_parameter(name)
         if len(value) > FILTER_CHARS_MAX:
             raise BadRequest(f"`{name}` is over {FILTER_CHARS_MAX} characters", param=name)
     return asked

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from gateway.api.edge.stack import Router, read_json
 from gateway.core.access.keys import Principal
-from gateway.core.openai.reply import finite
+from gateway.core.openai.reply import replace_nonfinite
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.outcomes import Outcomes
 
@@ -41,7 +41,7 @@ class OutcomesApi:
     async def rollout(self, request: Request, rollout_id: str) -> Response:
         """The whole tree of one rollout, by rollout or completion id."""
         found = await self.outcomes.rollout(await self._who(request), rollout_id)
-        return JSONResponse(finite(jsonable_encoder(found)))
+        return JSONResponse(replace_nonfinite(jsonable_encoder(found)))
 
     async def _who(self, request: Request) -> Principal:
         return await self.authenticator.authenticate(request.headers.get("authorization"), "data")

@@ -14,11 +14,11 @@ from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
 from gateway.core.access.idempotency import HEADER
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import CAP_HEADERS
-from gateway.core.openai.responses.reply import ended
+from gateway.core.openai.responses.reply import finished_response
 from gateway.core.openai.responses.request import INCLUDABLE
 from gateway.errors import BadRequest
 from gateway.service.request.frames import ResponseFrames
-from gateway.service.request.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepared, Responses
+from gateway.service.request.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, PreparedResponse, Responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class ResponsesApi:
         try:
             return await self._served(request, principal, prepared)
         except BadRequest as error:  # about the chat request, which the client has not written
-            raise prepared.places.reworded(error) from None
+            raise prepared.names.reword(error) from None
 
-    async def _served(self, request: Request, principal: Principal, prepared: Prepared) -> Response:
+    async def _served(self, request: Request, principal: Principal, prepared: PreparedResponse) -> Response:
         running = await self.chats.begin(request, principal, prepared.chat, prepared.to_log)
         head = prepared.head(running.record)
         if prepared.chat.stream:
-            return await self.chats.streamed(request, running, ResponseFrames(running, head, prepared.places))
+            return await self.chats.streamed(request, running, ResponseFrames(running, head, prepared.names))
 
         def shape(completion: dict[str, Any]) -> dict[str, Any]:
-            return ended(head, completion, running.record.finished_us // 1_000_000)
+            return finished_response(head, completion, running.record.finished_us // 1_000_000)
 
         return await self.chats.whole(request, running, shape)
 

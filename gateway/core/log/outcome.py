@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, get_args
 
-from gateway.core.openai.shapes import known, string_pairs
+from gateway.core.openai.shapes import check_names, string_pairs
 from gateway.errors import BadRequest
 
 Kind = Literal["number", "boolean", "label", "comment", "demonstration"]
@@ -62,7 +62,7 @@ def requested(body: object) -> tuple[str, Judgement]:
     """(rollout id or completion id, judgement) of a request's body. Raises BadRequest naming the field."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
-    known(body, FIELDS)
+    check_names(body, FIELDS)
     target = body.get("rollout_id") or body.get("completion_id")
     if not isinstance(target, str) or not target or len(target) > TARGET_CHARS_MAX:
         raise BadRequest("give `rollout_id` or `completion_id`, as the reply carried it", param="rollout_id")

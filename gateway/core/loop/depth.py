@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from gateway.core.openai.shapes import whole
+from gateway.core.openai.shapes import parse_digits
 
 HEADER = "x-baton-depth"
 DEPTH_MAX = 999
@@ -25,7 +25,7 @@ def sign(depth: int, secret: bytes) -> str:
 def verify(value: str | None, secret: bytes) -> int | None:
     """The depth that a header proves, or None where it is absent, malformed or signed with another secret."""
     number, _, mac = (value or "").partition(";")
-    depth = whole(number)
+    depth = parse_digits(number)
     if depth is None or depth > DEPTH_MAX or not mac.isascii():
         return None
     return depth if hmac.compare_digest(mac, _mac(depth, secret)) else None

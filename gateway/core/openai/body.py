@@ -1,8 +1,9 @@
-"""A request body's bytes as JSON data: bounded before it is built, because building is what costs. Pure.
+"""Decodes the JSON of a request body, and bounds it before it is built, because building is what costs. Pure.
 
-A byte of JSON can become a hundred in memory, and each value is walked several times on its way. So what a body holds
-is counted in its bytes first, at gigabytes a second, and the bounds are far above what clients send: tens of thousands
-of messages, parts and tools, or an embedding's half a million tokens. What stands in texts does not count.
+One byte of JSON can become a hundred bytes in memory, and the gateway walks each value several times. So this file
+counts objects, properties and values in the raw bytes first, at gigabytes a second. The bounds lie far above what
+clients send: tens of thousands of messages, parts and tools, or an embedding's half a million tokens. Characters
+inside strings do not count.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ NESTING_MAX = 64
 OBJECTS_MAX = 50_000
 PROPERTIES_MAX = 100_000
 VALUES_MAX = 500_000
-TEXTS_MAX = 200_000  # names included
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # of a surrogate pair; whole pairs match as well
-_HOLDS = frozenset((dict, list))
+TEXTS_MAX = 200_000  # strings, property names included
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a surrogate pair; a complete pair matches too
+_CONTAINERS = frozenset((dict, list))
 _BOUNDS = (
     ((b"{", b"["), OBJECTS_MAX, "objects and arrays"),
     ((b":",), PROPERTIES_MAX, "properties"),
@@ -28,16 +29,19 @@ _BOUNDS = (
 )
 
 
-def decoded(data: bytearray) -> Any:
-    """The data, which can be encoded again; `data` is empty afterwards, for a large body is a large part of what
-    serving it takes. Raises BadRequest where it is no JSON, or holds too much."""
+def decode_json(data: bytearray) -> Any:
+    """Decode a body. The result can be encoded as UTF-8 JSON again.
+
+    Empties `data`: a large body is a large part of the memory that serving it takes. Raises BadRequest (`invalid_json`,
+    `body_above_max_values`) if the body is not JSON or exceeds a bound.
+    """
     _check_bounds(data)
-    halves = _HALF.search(data) is not None
+    has_surrogates = _SURROGATE.search(data) is not None
     try:
         text = data.decode()
         data.clear()
         body = json.loads(text, parse_constant=_no_constant)
-        if halves:  # half a surrogate pair decodes, and can then never be encoded again
+        if has_surrogates:  # half a surrogate pair decodes, but nothing can encode it again
             json.dumps(body, ensure_ascii=False).encode()
         _check_nesting(body)
     except (ValueError, RecursionError):
@@ -46,34 +50,36 @@ def decoded(data: bytearray) -> Any:
 
 
 def _check_bounds(data: bytearray) -> None:
-    if len(data) <= OBJECTS_MAX or not _too_much(data):
+    """Raises BadRequest(body_above_max_values) if the body exceeds a bound."""
+    if len(data) <= OBJECTS_MAX or not _excess(data):
         return
-    bare = outside_texts(data)
-    found = f"too many texts; at most {TEXTS_MAX} are accepted" if bare is None else _too_much(bare)
-    if found:
-        raise BadRequest(f"The body of your request holds {found}.", code="body_above_max_values")
+    structure = without_texts(data)
+    excess = f"too many texts; at most {TEXTS_MAX} are accepted" if structure is None else _excess(structure)
+    if excess:
+        raise BadRequest(f"The body of your request holds {excess}.", code="body_above_max_values")
 
 
-def outside_texts(data: bytearray) -> bytes | None:
-    """JSON without its texts; None where there are more than `TEXTS_MAX`."""
-    if b"\\" in data:  # the signs that look like ends of texts; pairs of strokes first, from left to right
+def without_texts(data: bytearray) -> bytes | None:
+    """Return the JSON without its strings, or None if it holds more than `TEXTS_MAX` of them."""
+    if b"\\" in data:  # remove escaped backslashes first, from left to right, then escaped quotes
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     return None if data.count(b'"') > 2 * TEXTS_MAX else b"".join(data.split(b'"')[::2])
 
 
-def _too_much(data: bytes | bytearray) -> str | None:
-    """What there is more of than is taken; a value more than the commas say is nobody's loss."""
-    for marks, most, what in _BOUNDS:
-        found = sum(data.count(mark) for mark in marks)
-        if found > most:
-            return f"{found} {what}; at most {most} are accepted"
+def _excess(data: bytes | bytearray) -> str | None:
+    """Describe the first bound that the data exceeds, or return None. Values are counted by their commas, so the count
+    may be one short; that is harmless."""
+    for marks, count_max, what in _BOUNDS:
+        count = sum(data.count(mark) for mark in marks)
+        if count > count_max:
+            return f"{count} {what}; at most {count_max} are accepted"
     return None
 
 
 def _check_nesting(body: Any) -> None:
-    """Raises ValueError for JSON nested deeper than anything that walks it later can bear."""
+    """Raises ValueError for JSON that is nested too deeply for the recursive code that walks it later."""
     level, depth = [body], 0
-    while level := [item for value in level for item in _items(value) if type(item) in _HOLDS]:
+    while level := [item for value in level for item in _items(value) if type(item) in _CONTAINERS]:
         depth += 1
         if depth == NESTING_MAX:
             raise ValueError(f"nested deeper than {NESTING_MAX} levels")

@@ -1,9 +1,10 @@
 """OpenAI's chat-completions request, as far as Baton reads it. Pure.
 
-`FIELDS` is the whole story of a request body: which properties are known, what makes a value acceptable, and what
-becomes of it. `read` Baton acts on it itself; `last` it goes to the worker whose reply the client gets; `refused` it is
-a 400, because nothing here could do what it asks. `core/openai/shapes.py` has what could redirect or unlock
-something, a 400 at any depth. Anything else is dropped and counted.
+`FIELDS` is the complete table of a request body: which properties are known, which values are acceptable, and what
+happens to each. With fate `read`, Baton itself acts on the property. With `last`, it goes to the worker whose reply the
+client gets. With `refused`, the reply is a 400, because nothing here can do what the property asks.
+`core/openai/shapes.py` lists the properties that could redirect a call or unlock something: they are a 400 at any
+depth. Every other property is dropped and counted.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from gateway.core.openai.shapes import (
     OBJECT,
     Check,
     Reader,
+    any_of,
     array,
-    bad,
+    bad_value,
     check_size,
-    either,
     integer,
     mapping,
-    missing,
+    missing_parameter,
     number,
     one_of,
     refuse_if_dangerous,
     string_pairs,
     text,
-    unknown,
+    unknown_parameter,
 )
 from gateway.errors import BadRequest
 
@@ -43,7 +44,7 @@ Fate = Literal["read", "last", "refused"]
 Endpoint = Literal["chat", "completions", "embeddings"]
 TOKENS_MAX = 10_000_000
 MEDIA_BYTES_MAX = 8 << 20
-HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may do without them
+HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may ignore these
 
 
 def _logit_bias(v: Any) -> str | None:
@@ -55,7 +56,7 @@ def _logit_bias(v: Any) -> str | None:
 
 
 FIELDS: dict[str, tuple[Fate, Check, str]] = {
-    # name: (fate, check, what a good value is)
+    # name: (fate, check, description of a valid value)
     "model": ("read", text(256), "a model name, see /v1/models"),
     "messages": ("read", array(0, 2**31), "a list of messages"),
     "stream": ("read", *FLAG),
@@ -77,16 +78,16 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "frequency_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
     "presence_penalty": ("last", number(-2, 2), "a number from -2 to 2"),
     "seed": ("last", integer(-(2**63), 2**63 - 1), "an integer"),
-    "stop": ("last", either(text(10_000), array(1, 4, str)), "a string, or up to 4 of them"),
+    "stop": ("last", any_of(text(10_000), array(1, 4, str)), "a string, or up to 4 of them"),
     "logprobs": ("last", *FLAG),
     "top_logprobs": ("last", integer(0, 20), "an integer from 0 to 20"),
     "logit_bias": ("last", _logit_bias, "token ids to numbers from -100 to 100"),
     "response_format": ("last", mapping, "an object whose type is text, json_object or json_schema"),
     "tools": ("last", array(1, 128, dict), "1 to 128 tools"),
-    "tool_choice": ("last", either(one_of("none", "auto", "required"), mapping), "none, auto, required or an object"),
+    "tool_choice": ("last", any_of(one_of("none", "auto", "required"), mapping), "none, auto, required or an object"),
     "parallel_tool_calls": ("last", *FLAG),
     "functions": ("last", array(1, 128, dict), "1 to 128 functions"),
-    "function_call": ("last", either(one_of("none", "auto"), mapping), "none, auto or an object with a name"),
+    "function_call": ("last", any_of(one_of("none", "auto"), mapping), "none, auto or an object with a name"),
     "reasoning_effort": (
         "last",
         one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
@@ -102,7 +103,7 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request that may be served. `params` is what the last step's worker gets beside the messages."""
+    """A valid request. `params` go to the last step's worker together with the messages."""
 
     model: str
     messages: tuple[Mapping[str, Any], ...]
@@ -112,32 +113,32 @@ class ChatRequest:
     obfuscate: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     end_user: str | None = None
-    store: bool | None = None  # None: not said
-    dropped: tuple[str, ...] = ()  # unknown properties that were left out, by path
-    endpoint: Endpoint = "chat"  # the others (core/openai/texts.py) have no messages, and go to one worker as they are
+    store: bool | None = None  # None: the client did not say
+    dropped: tuple[str, ...] = ()  # paths of the unknown properties that were removed
+    endpoint: Endpoint = "chat"  # requests of the others (core/openai/texts.py) have no messages and go to one worker
 
     @property
     def output_tokens(self) -> int | None:
-        """The client's own bound on completion tokens, if any."""
+        """The client's own limit on completion tokens, or None."""
         bound: int | None = self.params.get("max_completion_tokens", self.params.get("max_tokens"))
         return bound
 
     @property
     def choices(self) -> int:
-        """How many replies a worker makes: `n`, or `best_of`, for each prompt."""
+        """The number of replies that a worker generates: the larger of `n` and `best_of`, for each prompt."""
         return choices_in(self.params)
 
     @property
     def needs(self) -> frozenset[str]:
-        """What a worker must take to serve this: names as in a pool file's `cannot`."""
+        """The capabilities that a worker needs to serve this request, named as in a pool file's `cannot`."""
         if self.endpoint != "chat":
             return frozenset(self.params.keys() - {"max_tokens"})
-        adapted = ("n", "max_tokens", "max_completion_tokens", *HINTS)
-        return media_kinds(self.messages) | (self.params.keys() - set(adapted))
+        adaptable = ("n", "max_tokens", "max_completion_tokens", *HINTS)
+        return media_kinds(self.messages) | (self.params.keys() - set(adaptable))
 
 
 def choices_in(body: Mapping[str, Any]) -> int:
-    """How many replies a body asks of a worker, in all."""
+    """The total number of replies that a body asks of a worker."""
     prompt = body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
     return max(int(body.get("n") or 1), int(body.get("best_of") or 1)) * prompts
@@ -146,7 +147,10 @@ def choices_in(body: Mapping[str, Any]) -> int:
 def parse_request(
     body: object, *, messages_max: int, strict: bool = False, media_bytes_max: int = MEDIA_BYTES_MAX
 ) -> ChatRequest:
-    """A decoded JSON body → ChatRequest. Raises BadRequest naming the field, and what a good value is."""
+    """Read a decoded JSON body. Raises BadRequest, which names the field and says what a valid value is.
+
+    `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image, sound or file.
+    """
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
     check_size(body, None)
@@ -157,13 +161,13 @@ def parse_request(
     _check_values(known)
     for name in ("model", "messages"):
         if name not in known:
-            raise missing(name)
+            raise missing_parameter(name)
     messages = read_messages(known["messages"], messages_max, reader)
     known |= {name: DEEP[name](known[name], reader) for name in DEEP if name in known}
     for error in _conflicts(known):
         raise error
     if strict and reader.dropped:
-        raise unknown(reader.dropped[0])
+        raise unknown_parameter(reader.dropped[0])
     options = known.get("stream_options", {})
     return ChatRequest(
         model=known["model"],
@@ -181,32 +185,32 @@ def parse_request(
 
 def _check_values(known: Mapping[str, Any]) -> None:
     for name, value in known.items():
-        fate, check, good = FIELDS[name]
+        fate, check, description = FIELDS[name]
         if fate == "refused":
             raise BadRequest(f"`{name}` is not supported here", param=name, code="unsupported_parameter")
         if code := check(value):
-            raise bad(name, good, code)
+            raise bad_value(name, description, code)
 
 
 def _conflicts(known: Mapping[str, Any]) -> Iterator[BadRequest]:
-    """What no property says alone: one that needs another, or may not stand beside it."""
-    for name, other, is_there in _NEEDS:
-        if name in known and not is_there(known):
-            said = f"Invalid value for '{name}': '{name}' is only allowed when {other}."
-            yield BadRequest(said, param=name, code="invalid_parameter_combination")
+    """Yield an error for each property that lacks another one, or that another one excludes."""
+    for name, condition, holds in _NEEDS:
+        if name in known and not holds(known):
+            problem = f"Invalid value for '{name}': '{name}' is only allowed when {condition}."
+            yield BadRequest(problem, param=name, code="invalid_parameter_combination")
     for name, other in (("max_tokens", "max_completion_tokens"), ("functions", "tools")):
         if name in known and other in known:
-            said = f"Setting '{name}' and '{other}' at the same time is not supported."
-            yield BadRequest(said, param=name, code="invalid_parameter_combination")
+            problem = f"Setting '{name}' and '{other}' at the same time is not supported."
+            yield BadRequest(problem, param=name, code="invalid_parameter_combination")
     if "audio" in known.get("modalities", ()) and "audio" not in known:
-        yield missing("audio")
-    for where, kind, name in _chosen(known):
+        yield missing_parameter("audio")
+    for where, kind, name in _tool_names(known):
         if name not in {tool[kind]["name"] for tool in known.get("tools", ()) if tool["type"] == kind}:
             yield BadRequest(f"`{where}` names `{name}`, which is not in 'tools'", param=where, code="invalid_value")
     call = known.get("function_call")
     if isinstance(call, dict) and call["name"] not in {function["name"] for function in known["functions"]}:
-        said = f"`function_call` names `{call['name']}`, which is not in 'functions'"
-        yield BadRequest(said, param="function_call", code="invalid_value")
+        problem = f"`function_call` names `{call['name']}`, which is not in 'functions'"
+        yield BadRequest(problem, param="function_call", code="invalid_value")
 
 
 _NEEDS: tuple[tuple[str, str, Any], ...] = (
@@ -218,8 +222,8 @@ _NEEDS: tuple[tuple[str, str, Any], ...] = (
 )
 
 
-def _chosen(known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(path, kind, name) of every tool that `tool_choice` names."""
+def _tool_names(known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (path, kind, name) of every tool that `tool_choice` names."""
     choice = known.get("tool_choice")
     if not isinstance(choice, dict):
         return

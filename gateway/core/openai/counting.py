@@ -1,6 +1,7 @@
-"""What of a call is counted in tokens where its worker reports none: its texts, and a bound for all else. Pure.
+"""Collects what to count as tokens when a worker reports no usage: texts, and upper bounds for all else. Pure.
 
-Counts err on the provider's side: what a chat template adds, sound and pictures count as a hold bounds them.
+Counts err on the provider's side: the additions of a chat template, sound and images count with the bounds that a hold
+uses.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.money.amounts import TOKENS_PER_REQUEST, media_tokens_bound
-from gateway.core.openai.usage import said_texts
+from gateway.core.openai.usage import generated_texts
 
-TOKENS_PER_TURN = 6  # a message's marks and its role: five in the templates of Llama, Qwen and Gemma, four with OpenAI
-TOKENS_PER_CHOICE = 1  # the end of the turn; of a stream cut short, the token that was under way
-TOKENS_PER_TOOL_CALL = 16  # what stands around a name and its arguments
+TOKENS_PER_TURN = 6  # control tokens and role: five in the templates of Llama, Qwen and Gemma, four with OpenAI
+TOKENS_PER_CHOICE = 1  # the end of the turn, or the last token of a stream that was cut
+TOKENS_PER_TOOL_CALL = 16  # what surrounds a name and its arguments
 _TURN_TEXTS = ("content", "name", "tool_call_id", "refusal")
-_ASIDE = ("tools", "functions", "tool_choice", "response_format", "suffix")
+_EXTRA_TEXTS = ("tools", "functions", "tool_choice", "response_format", "suffix")
 
 
 @dataclass(slots=True)
 class Text:
-    """Texts that a tokenizer counts, and tokens that are there beside them."""
+    """Texts for a tokenizer to count, and the number of tokens to add to its count."""
 
     texts: list[str] = field(default_factory=list)
     tokens: int = 0
 
     def add(self, value: Any) -> None:
-        """Take in a text, parts of content, tokens or lists of these; whatever else it is counts as its JSON."""
+        """Add a string, content parts, a token id, or a list of these. Any other value counts as its JSON."""
         if isinstance(value, str):
             self.texts.append(value)
         elif isinstance(value, int):
@@ -46,8 +47,8 @@ class Text:
             self.tokens += media_tokens_bound(part)
 
 
-def asked(body: Mapping[str, Any]) -> Text:
-    """What the prompt of a request body holds: messages, or the texts or tokens of the two other endpoints."""
+def request_text(body: Mapping[str, Any]) -> Text:
+    """The prompt of a request body: messages, or the texts or token ids of the completions and embeddings endpoints."""
     text = Text(tokens=TOKENS_PER_REQUEST if "messages" in body else 0)
     for message in body.get("messages") or ():
         text.tokens += TOKENS_PER_TURN
@@ -58,22 +59,22 @@ def asked(body: Mapping[str, Any]) -> Text:
             text.add(dict(call))
     for name in ("prompt", "input"):
         text.add(body.get(name))
-    for name in _ASIDE:
+    for name in _EXTRA_TEXTS:
         for item in _items(body.get(name)):
             text.add(item)
     return text
 
 
-def answered(pieces: Iterable[Mapping[str, Any]]) -> Text:
-    """What a worker said in messages: content, reasoning, refusals, and names and arguments of tools."""
+def reply_text(pieces: Iterable[Mapping[str, Any]]) -> Text:
+    """What a worker generated in these messages: content, reasoning, refusals, tool names and arguments."""
     text = Text()
     for piece in pieces:
-        texts, calls = said_texts(piece)
+        texts, calls = generated_texts(piece)
         text.texts += texts
         text.tokens += TOKENS_PER_CHOICE + TOKENS_PER_TOOL_CALL * calls
     return text
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """A list of tools one by one, as objects that are counted by their JSON; anything else as it is."""
+    """The items of a list of tools, each to be counted as JSON; any other value as its only item."""
     return value if isinstance(value, list) else (value,)

@@ -1,4 +1,4 @@
-"""The messages of a chat request, checked to the last part, with OpenAI's paths and codes. Pure."""
+"""Checks the messages of a chat request down to the last content part, with OpenAI's paths and error codes. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gateway.core.openai.shapes import (
     FREE_TEXT,
     OBJECT,
     WRONG_TYPE,
-    Known,
+    Properties,
     Reader,
+    any_of,
     array,
-    bad,
-    either,
+    bad_value,
     mapping,
-    missing,
+    missing_parameter,
     one_of,
     text,
 )
@@ -28,39 +28,39 @@ _PARTS_OF = {"user": ("text", "image_url", "input_audio", "file"), "assistant": 
 _CALLS_MAX = 128
 _ID = text(512), "a string of at most 512 characters"
 _NAME = text(64, r"[^\s<|\\/>]+"), "1 to 64 characters without spaces or any of < | \\ / >"
-_CONTENT = either(text(2**31), array(0, 2**31)), "a string or a list of parts"
+_CONTENT = any_of(text(2**31), array(0, 2**31)), "a string or a list of parts"
 _ROLE = one_of(*ROLES), f"one of {', '.join(ROLES)}"
-_CALLED: Known = {"name": (text(256), "a string"), "arguments": FREE_TEXT}
-_CALLED_CUSTOM: Known = {"name": (text(256), "a string"), "input": FREE_TEXT}
-_CALL: Known = {
+_FUNCTION: Properties = {"name": (text(256), "a string"), "arguments": FREE_TEXT}
+_CUSTOM: Properties = {"name": (text(256), "a string"), "input": FREE_TEXT}
+_CALL: Properties = {
     "id": _ID,
     "type": (one_of("function", "custom"), "function or custom"),
     "function": OBJECT,
     "custom": OBJECT,
 }
-_COMMON: Known = {"role": _ROLE, "content": _CONTENT, "name": _NAME}
-_ASSISTANT: Known = {
+_COMMON: Properties = {"role": _ROLE, "content": _CONTENT, "name": _NAME}
+_ASSISTANT: Properties = {
     **_COMMON,
     "refusal": FREE_TEXT,
     "audio": OBJECT,
     "tool_calls": (array(1, _CALLS_MAX), f"a list of 1 to {_CALLS_MAX} tool calls"),
     "function_call": OBJECT,
-    "reasoning_content": FREE_TEXT,  # not OpenAI's: what reasoning models of others want back
+    "reasoning_content": FREE_TEXT,  # not OpenAI's: other vendors' reasoning models expect it back
 }
-_OF: Mapping[str, Known] = {
+_PROPERTIES_OF: Mapping[str, Properties] = {
     "assistant": _ASSISTANT,
     "tool": {**_COMMON, "tool_call_id": _ID},
     "function": {**_COMMON, "name": _NAME},
 }
-_BREAKPOINT: Known = {"prompt_cache_breakpoint": (mapping, "an object")}
-_PART: Mapping[str, Known] = {
+_BREAKPOINT: Properties = {"prompt_cache_breakpoint": (mapping, "an object")}
+_PART: Mapping[str, Properties] = {
     "text": {"type": FREE_TEXT, "text": FREE_TEXT, **_BREAKPOINT},
     "refusal": {"type": FREE_TEXT, "refusal": FREE_TEXT},
     "image_url": {"type": FREE_TEXT, "image_url": OBJECT, **_BREAKPOINT},
     "input_audio": {"type": FREE_TEXT, "input_audio": OBJECT, **_BREAKPOINT},
     "file": {"type": FREE_TEXT, "file": OBJECT, **_BREAKPOINT},
 }
-_LINKED: Mapping[str, Known] = {
+_MEDIA_HOLDERS: Mapping[str, Properties] = {
     "image_url": {
         "url": FREE_TEXT,
         "detail": (one_of("auto", "low", "high", "original"), "auto, low, high or original"),
@@ -68,16 +68,17 @@ _LINKED: Mapping[str, Known] = {
     "input_audio": {"data": FREE_TEXT, "format": (one_of("wav", "mp3"), "wav or mp3")},
     "file": {"file_data": FREE_TEXT, "filename": (text(512), "a string of at most 512 characters"), "file_id": _ID},
 }
-_NEEDED_IN = {"image_url": ("url",), "input_audio": ("data", "format"), "file": ()}
+_REQUIRED_IN = {"image_url": ("url",), "input_audio": ("data", "format"), "file": ()}
 
 
 def read_messages(raw: Sequence[Any], messages_max: int, reader: Reader) -> tuple[Mapping[str, Any], ...]:
-    """The messages as they may be passed on. Raises BadRequest with the path of the first thing that is wrong."""
+    """Return the messages without unknown properties, ready to send to a worker. Raises BadRequest with the path of the
+    first invalid value."""
     if not raw:
         raise BadRequest("[] is too short - 'messages'", param="messages", code="empty_array")
     if len(raw) > messages_max:
-        said = f"`messages` holds {len(raw)}; at most {messages_max} are accepted"
-        raise BadRequest(said, param="messages", code="array_above_max_length")
+        problem = f"`messages` holds {len(raw)}; at most {messages_max} are accepted"
+        raise BadRequest(problem, param="messages", code="array_above_max_length")
     messages = tuple(_message(message, f"messages[{at}]", reader) for at, message in enumerate(raw))
     _check_turns(messages)
     return messages
@@ -85,14 +86,14 @@ def read_messages(raw: Sequence[Any], messages_max: int, reader: Reader) -> tupl
 
 def _message(raw: Any, where: str, reader: Reader) -> Mapping[str, Any]:
     if not isinstance(raw, dict):
-        raise bad(where, "an object", WRONG_TYPE)
+        raise bad_value(where, "an object", WRONG_TYPE)
     role = raw.get("role")
     if role is None:
-        raise missing(f"{where}.role")
+        raise missing_parameter(f"{where}.role")
     if not isinstance(role, str) or role not in ROLES:
-        raise bad(f"{where}.role", _ROLE[1], "invalid_value")
-    needed = {"tool": ("content", "tool_call_id"), "function": ("name",), "assistant": ()}.get(role, ("content",))
-    message = reader.object(raw, where, _OF.get(role, _COMMON), needed)
+        raise bad_value(f"{where}.role", _ROLE[1], "invalid_value")
+    required = {"tool": ("content", "tool_call_id"), "function": ("name",), "assistant": ()}.get(role, ("content",))
+    message = reader.object(raw, where, _PROPERTIES_OF.get(role, _COMMON), required)
     if role == "assistant":
         _assistant(message, where, reader)
     content = message.get("content")
@@ -109,67 +110,68 @@ def _assistant(message: dict[str, Any], where: str, reader: Reader) -> None:
         message["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]", reader) for at, call in calls]
     if "function_call" in message:
         spot = f"{where}.function_call"
-        message["function_call"] = reader.object(message["function_call"], spot, _CALLED, ("name", "arguments"))
+        message["function_call"] = reader.object(message["function_call"], spot, _FUNCTION, ("name", "arguments"))
     if "audio" in message:
         message["audio"] = reader.object(message["audio"], f"{where}.audio", {"id": _ID}, ("id",))
-    said = ("content", "tool_calls", "function_call", "refusal", "audio")
-    if all(message.get(name) is None for name in said):
-        raise missing(f"{where}.content")
+    alternatives = ("content", "tool_calls", "function_call", "refusal", "audio")
+    if all(message.get(name) is None for name in alternatives):
+        raise missing_parameter(f"{where}.content")
 
 
 def _call(raw: Any, where: str, reader: Reader) -> dict[str, Any]:
     call = reader.object(raw, where, _CALL, ("id", "type"))
     custom = call["type"] == "custom"
-    kind, known, needed = ("custom", _CALLED_CUSTOM, "input") if custom else ("function", _CALLED, "arguments")
+    kind, properties, input_name = ("custom", _CUSTOM, "input") if custom else ("function", _FUNCTION, "arguments")
     if call.get(kind) is None:
-        raise missing(f"{where}.{kind}")
-    called = reader.object(call[kind], f"{where}.{kind}", known, ("name", needed))
-    return {"id": call["id"], "type": call["type"], kind: called}
+        raise missing_parameter(f"{where}.{kind}")
+    details = reader.object(call[kind], f"{where}.{kind}", properties, ("name", input_name))
+    return {"id": call["id"], "type": call["type"], kind: details}
 
 
 def _part(raw: Any, where: str, kinds: tuple[str, ...], reader: Reader) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise bad(where, "an object", WRONG_TYPE)
+        raise bad_value(where, "an object", WRONG_TYPE)
     kind = raw.get("type")
     if kind is None:
-        raise missing(f"{where}.type")
+        raise missing_parameter(f"{where}.type")
     if not isinstance(kind, str) or kind not in kinds:
-        raise bad(f"{where}.type", " or ".join(kinds), "invalid_value")
+        raise bad_value(f"{where}.type", " or ".join(kinds), "invalid_value")
     part = reader.object(raw, where, _PART[kind], (kind,))
     if kind in LINKS:
-        part[kind] = _linked(part[kind], f"{where}.{kind}", kind, reader)
+        part[kind] = _media_holder(part[kind], f"{where}.{kind}", kind, reader)
     return part
 
 
-def _linked(raw: Any, where: str, kind: str, reader: Reader) -> dict[str, Any]:
-    holder = reader.object(raw, where, _LINKED[kind], _NEEDED_IN[kind])
+def _media_holder(raw: Any, where: str, kind: str, reader: Reader) -> dict[str, Any]:
+    holder = reader.object(raw, where, _MEDIA_HOLDERS[kind], _REQUIRED_IN[kind])
     if "file_id" in holder:
-        said = f"`{where}.file_id`: Baton keeps no files; send `file_data`"
-        raise BadRequest(said, param=f"{where}.file_id", code="unsupported_parameter")
+        problem = f"`{where}.file_id`: Baton keeps no files; send `file_data`"
+        raise BadRequest(problem, param=f"{where}.file_id", code="unsupported_parameter")
     media, _, name = LINKS[kind]
     if name not in holder:
-        raise missing(f"{where}.{name}")
+        raise missing_parameter(f"{where}.{name}")
     check_link(media, holder[name], f"{where}.{name}", reader.media_bytes_max)
     return holder
 
 
 def _check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Tool messages answer the calls right before them, all of them and nothing else."""
+    """Raises BadRequest unless the tool messages after each assistant message answer all of its calls and only
+    those."""
     open_calls: set[str] = set()
-    asked_at = -1
+    calls_at = -1  # index of the assistant message that made the open calls
     for at, message in enumerate(messages):
         if message["role"] == "tool":
             if message["tool_call_id"] not in open_calls:
-                said = "messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
-                raise BadRequest(f"Invalid parameter: {said}", param=f"messages[{at}].role", code="invalid_value")
+                rule = "messages with role 'tool' must be a response to a preceding message with 'tool_calls'."
+                raise BadRequest(f"Invalid parameter: {rule}", param=f"messages[{at}].role", code="invalid_value")
             open_calls.discard(message["tool_call_id"])
             continue
-        _check_answered(open_calls, asked_at)
-        open_calls, asked_at = {call["id"] for call in message.get("tool_calls") or ()}, at
-    _check_answered(open_calls, asked_at)
+        _check_none_open(open_calls, calls_at)
+        open_calls, calls_at = {call["id"] for call in message.get("tool_calls") or ()}, at
+    _check_none_open(open_calls, calls_at)
 
 
-def _check_answered(open_calls: set[str], at: int) -> None:
+def _check_none_open(open_calls: set[str], at: int) -> None:
     if open_calls:
         raise BadRequest(
             "An assistant message with 'tool_calls' must be followed by tool messages responding to each "

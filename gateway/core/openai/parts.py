@@ -1,6 +1,6 @@
-"""Images, audio and files inside messages: what a `data:` URL may hold, which parts point elsewhere. Pure.
+"""Images, audio and files inside messages: checks `data:` URLs and finds the parts that point elsewhere. Pure.
 
-Nothing is fetched here; `adapters/upstream/media.py` does that for the hosts an operator lists.
+This file fetches nothing; `adapters/upstream/media.py` fetches from the hosts that an operator lists.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gateway.core.openai.shapes import bad
+from gateway.core.openai.shapes import bad_value
 from gateway.errors import BadRequest
 
 Kind = Literal["image", "audio", "file"]
 LINKS: Mapping[str, tuple[Kind, str, str]] = {
-    # type of part: (kind, the object inside it, its property that holds the data or says where they are)
+    # type of part: (kind, the object inside it, the property of that object that holds the data or its URL)
     "image_url": ("image", "image_url", "url"),
     "input_audio": ("audio", "input_audio", "data"),
     "file": ("file", "file", "file_data"),
@@ -39,75 +39,77 @@ _SHOWN_CHARS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Bytes of a known type."""
+    """Bytes and their media type."""
 
     media_type: str
     data: bytes
 
     @property
     def base64(self) -> str:
-        """The bytes as text."""
+        """The bytes as base64 text."""
         return base64.b64encode(self.data).decode()
 
     @property
     def url(self) -> str:
-        """As a `data:` URL."""
+        """The media as a `data:` URL."""
         return f"data:{self.media_type};base64,{self.base64}"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part that is no text; `where` is the path in the request of what it holds or points at."""
+class MediaPart:
+    """A content part with an image, audio or a file. `where` is the path of its data or URL in the request."""
 
     where: str
     kind: Kind
     url: str
-    format: str | None = None  # of audio, as the request says it
+    format: str | None = None  # of audio, as the request states it
 
 
 def check_link(kind: Kind, value: str, where: str, bytes_max: int) -> None:
-    """Raises BadRequest unless the value is good data, or an `https:` URL (which is looked at when it is fetched)."""
+    """Raises BadRequest unless the value is valid data of at most `bytes_max` bytes, or an `https:` URL. The URL is
+    checked when it is fetched."""
     if value[:6].lower() == "https:":
         return
     if value[:5].lower() == "data:":
         head = _DATA.match(value)
         if head is None:
-            raise bad(where, "`data:<type>;base64,<data>`", "invalid_value")
+            raise bad_value(where, "`data:<type>;base64,<data>`", "invalid_value")
         declared, encoded = head["type"].lower(), value[head.end() :]
     elif kind == "image" or "://" in value[:32] or not value:
-        raise bad(where, "a `data:` URL, or an `https:` one of a host that this gateway lists", "invalid_value")
+        raise bad_value(where, "a `data:` URL, or an `https:` one of a host that this gateway lists", "invalid_value")
     else:
         declared, encoded = "", value
-    data = _decoded(encoded, where, bytes_max)
+    data = _decode(encoded, where, bytes_max)
     if declared:
         as_media(kind, declared, data, where)
 
 
-def _decoded(encoded: str, where: str, bytes_max: int) -> bytes:
+def _decode(encoded: str, where: str, bytes_max: int) -> bytes:
     if len(encoded) * 3 // 4 > bytes_max + 3:
         raise BadRequest(f"`{where}` is over {bytes_max} bytes", param=where, code="media_too_large")
     try:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise bad(where, "base64", "invalid_value") from None
+        raise bad_value(where, "base64", "invalid_value") from None
 
 
 def as_media(kind: Kind, declared: str, data: bytes, where: str) -> Media:
-    """The bytes as media of the declared type. Raises BadRequest where the type is not taken, or the bytes are of
-    another one."""
+    """Return the bytes as media of the declared type. Raises BadRequest(media_type) if Baton does not accept the type
+    or the bytes are of another type."""
     name = declared.split(";")[0].strip().lower()
     name = _ALIASES.get(name, name)
-    taken = MEDIA_TYPES[kind]
-    if name not in taken:
-        raise BadRequest(f"`{where}` is of type {name[:64]}; taken: {', '.join(taken)}", param=where, code="media_type")
-    found = sniffed(data)
-    if found != (None if name.startswith("text/") or name == "application/json" else name):
-        raise BadRequest(f"`{where}` says it is {name}, and its bytes say otherwise", param=where, code="media_type")
+    accepted = MEDIA_TYPES[kind]
+    if name not in accepted:
+        problem = f"`{where}` is of type {name[:64]}; send one of {', '.join(accepted)}"
+        raise BadRequest(problem, param=where, code="media_type")
+    if sniff_type(data) != (None if name.startswith("text/") or name == "application/json" else name):
+        problem = f"`{where}` is declared as {name}, but its bytes are of another type; declare the type of the bytes"
+        raise BadRequest(problem, param=where, code="media_type")
     return Media(name, data)
 
 
-def sniffed(data: bytes) -> str | None:
-    """The type that the first bytes prove; None for anything else."""
+def sniff_type(data: bytes) -> str | None:
+    """The media type that the first bytes prove, or None."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -130,70 +132,70 @@ def audio_type(format_: str) -> str:
 
 
 def _links(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, Kind, str, str, str]]:
-    """(message, part, kind, object, property, value) of every part that is no text."""
-    for at, message in enumerate(messages):
+    """Yield (message index, part index, kind, object name, property name, value) of every media part."""
+    for message_at, message in enumerate(messages):
         content = message.get("content")
-        for number, part in enumerate(content if isinstance(content, list) else ()):
+        for part_at, part in enumerate(content if isinstance(content, list) else ()):
             kind, holder, name = LINKS.get(part.get("type") or "", ("image", "", ""))
             value = (part.get(holder) or {}).get(name) if holder else None
             if isinstance(value, str):
-                yield at, number, kind, holder, name, value
+                yield message_at, part_at, kind, holder, name, value
 
 
 def media_kinds(messages: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Which of `image`, `audio` and `file` a conversation holds."""
+    """The kinds of media (`image`, `audio`, `file`) that a conversation holds."""
     return frozenset(kind for _, _, kind, *_ in _links(messages))
 
 
-def media_parts(messages: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
-    """The parts that are no text."""
+def media_parts(messages: Sequence[Mapping[str, Any]]) -> tuple[MediaPart, ...]:
+    """The media parts of a conversation, in order."""
     return tuple(
-        Part(
-            f"messages[{at}].content[{number}].{holder}.{name}",
+        MediaPart(
+            f"messages[{message_at}].content[{part_at}].{holder}.{name}",
             kind,
             value,
-            messages[at]["content"][number][holder].get("format") if kind == "audio" else None,
+            messages[message_at]["content"][part_at][holder].get("format") if kind == "audio" else None,
         )
-        for at, number, kind, holder, name, value in _links(messages)
+        for message_at, part_at, kind, holder, name, value in _links(messages)
     )
 
 
-def remote_parts(messages: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
-    """Those of them whose bytes lie elsewhere."""
+def remote_parts(messages: Sequence[Mapping[str, Any]]) -> tuple[MediaPart, ...]:
+    """The media parts that are `https:` URLs, in order."""
     return tuple(part for part in media_parts(messages) if part.url[:6].lower() == "https:")
 
 
 def with_media(
     messages: Sequence[Mapping[str, Any]], fetched: Mapping[tuple[Kind, str], Media]
 ) -> tuple[Mapping[str, Any], ...]:
-    """The conversation with what was fetched, by kind and URL, in place of its URLs."""
+    """Return the conversation with fetched media in place of URLs. `fetched` maps (kind, URL) to media."""
 
     def inline(kind: Kind, value: str) -> str:
         media = fetched.get((kind, value))
         return value if media is None else media.base64 if kind == "audio" else media.url
 
-    return _replaced(messages, inline)
+    return _replace_links(messages, inline)
 
 
 def without_media(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """The conversation with long data replaced by what they are: type, size and digest. For logs."""
+    """Return the conversation with long data replaced by their type, size and digest, for logs."""
 
-    def tell(kind: Kind, value: str) -> str:
+    def summarise(kind: Kind, value: str) -> str:
         if len(value) <= _SHOWN_CHARS_MAX:
             return value
         head, _, encoded = value.rpartition(",")
         digest = hashlib.sha256(encoded.encode()).hexdigest()
         return f"{head[:_SHOWN_CHARS_MAX]},[{len(encoded)} characters, sha256 {digest}]"
 
-    return _replaced(messages, tell)
+    return _replace_links(messages, summarise)
 
 
-def _replaced(messages: Sequence[Mapping[str, Any]], change: Any) -> tuple[Mapping[str, Any], ...]:
-    made = list(messages)
-    for at, number, kind, holder, name, value in _links(messages):
+def _replace_links(messages: Sequence[Mapping[str, Any]], change: Any) -> tuple[Mapping[str, Any], ...]:
+    changed = list(messages)
+    for message_at, part_at, kind, holder, name, value in _links(messages):
         if (new := change(kind, value)) == value:
             continue
-        content = list(made[at]["content"])
-        content[number] = {**content[number], holder: {**content[number][holder], name: new}}
-        made[at] = {**made[at], "content": content}
-    return tuple(made)
+        content = list(changed[message_at]["content"])
+        content[part_at] = {**content[part_at], holder: {**content[part_at][holder], name: new}}
+        changed[message_at] = {**changed[message_at], "content": content}
+    return tuple(changed)

@@ -1,4 +1,4 @@
-"""OpenAI's chat-completions replies, whole and in chunks: a worker's choices under Baton's id and usage. Pure."""
+"""OpenAI's chat-completions replies, complete and in chunks: a worker's choices with Baton's id and usage. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DONE = b"data: [DONE]\n\n"  # the last event of a stream that succeeded
 
 
 def sse(body: Mapping[str, Any], event: str | None = None) -> bytes:
-    """One event of a stream, which clients know by its `event` where it has one."""
+    """Encode one server-sent event. `event` is its name, for clients that dispatch on it."""
     return (b"" if event is None else f"event: {event}\n".encode()) + b"data: " + json_bytes(body) + b"\n\n"
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """OpenAI's usage object with both details present."""
+    """OpenAI's usage object with both detail objects. Baton does not track the details, so they are zero."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -37,20 +37,20 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 def completion(
     worker_body: Mapping[str, Any], *, completion_id: str, created_s: int, model: str, usage: Usage
 ) -> dict[str, Any]:
-    """The client's reply: the worker's choices under our id and model, with the whole tree's usage."""
+    """The client's reply: the worker's choices under Baton's id and model name, with the usage of all calls."""
     return {
         "id": completion_id,
         "object": "chat.completion",
         "created": created_s,
         "model": model,
-        "choices": [_whole_choice(choice, index) for index, choice in enumerate(worker_body.get("choices") or ())],
+        "choices": [_complete_choice(choice, index) for index, choice in enumerate(worker_body.get("choices") or ())],
         "usage": usage_json(usage),
         "service_tier": "default",
-        **about(worker_body),
+        **reply_facts(worker_body),
     }
 
 
-def _whole_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _complete_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
     message = {"role": "assistant", "content": None, "refusal": None, **(choice.get("message") or {})}
     if not message.get("tool_calls"):
         message.pop("tool_calls", None)  # clients with strict schemas reject null
@@ -62,50 +62,49 @@ def _whole_choice(choice: Mapping[str, Any], index: int) -> dict[str, Any]:
     }
 
 
-def about(worker_body: Mapping[str, Any]) -> dict[str, str]:
-    """What a completion or chunk says of itself beside its choices, as far as clients know it: a tier that OpenAI has
-    no name for is nothing that they could read."""
+def reply_facts(worker_body: Mapping[str, Any]) -> dict[str, str]:
+    """The `service_tier` and `system_fingerprint` of a completion or chunk. A tier that OpenAI does not define is left
+    out, because clients cannot parse it."""
     tier, fingerprint = worker_body.get("service_tier"), worker_body.get("system_fingerprint")
-    said = {"service_tier": tier} if tier in TIERS else {}
-    return said | ({"system_fingerprint": fingerprint} if isinstance(fingerprint, str) and fingerprint else {})
+    facts = {"service_tier": tier} if tier in TIERS else {}
+    return facts | ({"system_fingerprint": fingerprint} if isinstance(fingerprint, str) and fingerprint else {})
 
 
-def merged(bodies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Several completions as one with all of their choices, numbered in order; one alone as it is."""
+def merge(bodies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Merge completions into one that has all of their choices, renumbered in order. A single one stays as it is."""
     if len(bodies) == 1:
         return bodies[0]
     choices = [choice for body in bodies for choice in body.get("choices") or ()]
     return {**bodies[0], "choices": [{**choice, "index": at} for at, choice in enumerate(choices)]}
 
 
-def one_call(body: Mapping[str, Any], request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A completion or chunk without any tool call but the first of each choice, where the request wants no parallel
-    ones: not every worker heeds that."""
+def with_one_call(body: Mapping[str, Any], request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keep only the first tool call of each choice if the request forbids parallel calls: not every worker obeys."""
     if request.get("parallel_tool_calls") is not False:
         return body
-    return {**body, "choices": [_with_one_call(choice) for choice in body.get("choices") or ()]}
+    return {**body, "choices": [_choice_with_one_call(choice) for choice in body.get("choices") or ()]}
 
 
-def _with_one_call(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+def _choice_with_one_call(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     for part in ("message", "delta"):
-        said = _mapping(choice.get(part))
-        calls = _mappings(said.get("tool_calls"))
-        first = calls[:1] if part == "message" else [call for call in calls if _index(call, 0) == 0]
-        if len(first) < len(calls):
-            rest = {name: value for name, value in said.items() if name != "tool_calls"}
-            return {**choice, part: {**rest, **({"tool_calls": first} if first else {})}}
+        content = _mapping(choice.get(part))
+        calls = _mappings(content.get("tool_calls"))
+        first_call = calls[:1] if part == "message" else [call for call in calls if _index(call, 0) == 0]
+        if len(first_call) < len(calls):
+            rest = {name: value for name, value in content.items() if name != "tool_calls"}
+            return {**choice, part: {**rest, **({"tool_calls": first_call} if first_call else {})}}
     return choice
 
 
 def reply_text(worker_body: Mapping[str, Any]) -> str:
-    """Text of the first choice: what later steps see. Empty where there is none."""
+    """The text of the first choice, which later steps see. Empty if there is none."""
     choices = worker_body.get("choices") or [{}]
     content = (choices[0].get("message") or {}).get("content")
     return content if isinstance(content, str) else ""
 
 
 def chunk(choices: Sequence[Mapping[str, Any]], *, completion_id: str, created_s: int, model: str) -> dict[str, Any]:
-    """One SSE chunk with OpenAI's keys on every choice."""
+    """One stream chunk, with all of OpenAI's keys on every choice."""
     return {
         "id": completion_id,
         "object": "chat.completion.chunk",
@@ -129,11 +128,11 @@ def _delta(delta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chunks_of(worker_body: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
-    """A whole completion as the choices of the chunks a stream would have carried: role, content, finish."""
+    """Split a completion into the choices of stream chunks: for each choice, its role, its content and its end."""
     pieces: list[list[dict[str, Any]]] = []
     for index, choice in enumerate(worker_body.get("choices") or ()):
-        whole = _whole_choice(choice, index)
-        at, message = whole["index"], dict(whole["message"])
+        complete = _complete_choice(choice, index)
+        at, message = complete["index"], dict(complete["message"])
         role = {"role": message.pop("role"), "content": None if message["content"] is None else "", "refusal": None}
         calls = [{**call, "index": i} for i, call in enumerate(_mappings(message.pop("tool_calls", None)))]
         delta = {name: value for name, value in message.items() if value is not None}
@@ -141,49 +140,49 @@ def chunks_of(worker_body: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
             delta["tool_calls"] = calls
         pieces += [
             [{"index": at, "delta": role}],
-            [{"index": at, "delta": delta, "logprobs": whole["logprobs"]}],
-            [{"index": at, "delta": {}, "finish_reason": whole["finish_reason"]}],
+            [{"index": at, "delta": delta, "logprobs": complete["logprobs"]}],
+            [{"index": at, "delta": {}, "finish_reason": complete["finish_reason"]}],
         ]
     return pieces
 
 
-class Collected:
-    """Grows one completion body out of chunks, so that a streamed reply is logged like a whole one.
+class ReplyBuilder:
+    """Builds one completion body from chunks, so that the log holds a streamed reply in the same form as any other.
 
-    Total: whatever a worker sends, pieces that are not of OpenAI's shape are left out.
+    It never raises: it ignores pieces that do not have OpenAI's form.
     """
 
     def __init__(self) -> None:
         self._choices: dict[int, dict[str, Any]] = {}
-        self._about: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {}
 
     @property
     def started(self) -> bool:
-        """Whether anything has come at all."""
+        """Whether any choice has arrived."""
         return bool(self._choices)
 
     @property
     def finished(self) -> bool:
-        """Whether every choice that began has its finish_reason."""
+        """Whether every choice that has begun has its finish_reason."""
         return self.started and all("finish_reason" in choice for choice in self._choices.values())
 
     def add(self, chunk_choices: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the choices of one chunk."""
+        """Add the choices of one chunk."""
         for choice in chunk_choices:
-            kept = self._choices.setdefault(_index(choice, 0), {"message": {"role": "assistant", "content": None}})
-            _merge_message(kept["message"], _mapping(choice.get("delta")))
+            built = self._choices.setdefault(_index(choice, 0), {"message": {"role": "assistant", "content": None}})
+            _merge_message(built["message"], _mapping(choice.get("delta")))
             if choice.get("logprobs"):
-                _merge_logprobs(kept.setdefault("logprobs", {}), _mapping(choice["logprobs"]))
+                _merge_logprobs(built.setdefault("logprobs", {}), _mapping(choice["logprobs"]))
             if choice.get("finish_reason"):
-                kept["finish_reason"] = choice["finish_reason"]
+                built["finish_reason"] = choice["finish_reason"]
 
     def about(self, chunk: Mapping[str, Any]) -> None:
-        """Take in what a chunk says of the reply as a whole."""
-        self._about |= about(chunk)
+        """Add a chunk's `service_tier` and `system_fingerprint`."""
+        self._facts |= reply_facts(chunk)
 
     def body(self) -> dict[str, Any]:
         """The completion so far."""
-        return self._about | {
+        return self._facts | {
             "choices": [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
         }
 
@@ -211,12 +210,12 @@ def _merge_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
         _append(calls[index]["function"], _mapping(delta.get("function")))
 
 
-def _merge_logprobs(kept: dict[str, Any], piece: Mapping[str, Any]) -> None:
+def _merge_logprobs(merged: dict[str, Any], piece: Mapping[str, Any]) -> None:
     for name, items in piece.items():
-        kept.setdefault(name, None)
+        merged.setdefault(name, None)
         if isinstance(items, list):
-            kept[name] = kept[name] or []
-            kept[name].extend(items)
+            merged[name] = merged[name] or []
+            merged[name].extend(items)
 
 
 def _append(texts: dict[str, Any], pieces: Mapping[str, Any]) -> None:
@@ -225,9 +224,9 @@ def _append(texts: dict[str, Any], pieces: Mapping[str, Any]) -> None:
             texts[name] = (texts.get(name) or "") + piece
 
 
-def _index(piece: Mapping[str, Any], otherwise: int) -> int:
+def _index(piece: Mapping[str, Any], default: int) -> int:
     index = piece.get("index")
-    return index if isinstance(index, int) else otherwise
+    return index if isinstance(index, int) else default
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -239,22 +238,25 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON as UTF-8, compact. A number that JSON cannot say becomes null; half of a surrogate pair, which has no UTF-8,
-    goes out as the escape it came as: the other half may be in the next chunk."""
+    """Compact JSON as UTF-8.
+
+    NaN and ±inf, which JSON cannot represent, become null. Half a surrogate pair, which UTF-8 cannot represent, stays
+    the escape it was received as: the other half may follow in the next chunk.
+    """
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(replace_nonfinite(value), ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode()
     except UnicodeEncodeError:
         return json.dumps(json.loads(text), separators=(",", ":")).encode()
 
 
-def finite(value: Any) -> Any:
-    """JSON-able data in which no number is one that JSON cannot say: a masked token's log-prob of -inf becomes null."""
+def replace_nonfinite(value: Any) -> Any:
+    """Replace NaN and ±inf in JSON data by None, as JSON cannot represent them. A masked token's log-prob is -inf."""
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [finite(item) for item in value]
+        return [replace_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,6 @@
-"""What values may look like, and how the objects of a request are read: known keys kept, others named or refused.
+"""Checks of request values, and the reader of request objects: it keeps known properties and drops or refuses others.
 
-A check gives OpenAI's code for what is wrong with a value, or None where it is good. Pure.
+A check returns OpenAI's error code for an invalid value, or None for a valid one. Pure.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 from gateway.errors import BadRequest
 
 Check = Callable[[Any], str | None]
-Known = Mapping[str, tuple[Check, str]]  # key -> (check, what a good value is)
-PROPERTIES_MAX = 256  # of an object whose names are known; OpenAI's largest has 37
+Properties = Mapping[str, tuple[Check, str]]  # name -> (check, description of a valid value)
+PROPERTIES_MAX = 256  # of one object; OpenAI's largest has 37
 DROPPED_MAX = 4096  # unknown properties of one request
-PARTS_MAX = 4096  # parts of all of its messages together
+PARTS_MAX = 4096  # content parts of one request, over all messages
 WRONG_TYPE = "invalid_type"
-CODES = (  # everything that a check can say
+CODES = (  # every code that a check can return
     WRONG_TYPE, "invalid_value", "empty_array", "array_above_max_length", "string_above_max_length",
     "object_above_max_properties", "integer_below_min_value", "integer_above_max_value", "decimal_below_min_value",
     "decimal_above_max_value",
 )  # fmt: skip
-# Names that proxies and client libraries take as settings beside the body. They could redirect a call, unlock a key or
-# fake a reply. Baton hands none of them on; a refusal says so to whoever tries.
+# Names that proxies and client libraries accept as settings inside a body. They could redirect a call, unlock a key or
+# fake a reply. Baton passes none of them on, and refuses them so that the sender knows.
 REFUSED = frozenset(
     {
         "additional_drop_params", "allowed_openai_params", "api_base", "api_key", "api_keys", "api_secret", "api_type",
@@ -56,12 +56,12 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def number(low: float, high: float) -> Check:
-    """A finite JSON number in [low, high]."""
+    """Accept a finite JSON number in [low, high]."""
     return lambda v: _outside(v, low, high, "decimal") if isinstance(v, int | float) else WRONG_TYPE
 
 
 def integer(low: int, high: int) -> Check:
-    """A JSON integer in [low, high]."""
+    """Accept a JSON integer in [low, high]."""
     return lambda v: _outside(v, low, high, "integer") if isinstance(v, int) else WRONG_TYPE
 
 
@@ -72,7 +72,7 @@ def _outside(value: float, low: float, high: float, what: str) -> str | None:
 
 
 def text(chars_max: int, pattern: str | None = None) -> Check:
-    """A string of at most `chars_max` characters, and of `pattern` from end to end where there is one."""
+    """Accept a string of at most `chars_max` characters that matches all of `pattern`, if a pattern is given."""
 
     def check(value: Any) -> str | None:
         if not isinstance(value, str):
@@ -85,12 +85,12 @@ def text(chars_max: int, pattern: str | None = None) -> Check:
 
 
 def one_of(*names: str) -> Check:
-    """One of these strings."""
+    """Accept one of these strings."""
     return lambda v: WRONG_TYPE if not isinstance(v, str) else None if v in names else "invalid_value"
 
 
 def array(length_min: int, length_max: int, kind: type | tuple[type, ...] = object) -> Check:
-    """A list of so many items of that type."""
+    """Accept a list of `length_min` to `length_max` items of type `kind`."""
 
     def check(value: Any) -> str | None:
         if not isinstance(value, list):
@@ -105,12 +105,12 @@ def array(length_min: int, length_max: int, kind: type | tuple[type, ...] = obje
 
 
 def mapping(value: Any) -> str | None:
-    """A JSON object."""
+    """Accept a JSON object."""
     return None if isinstance(value, dict) else WRONG_TYPE
 
 
 def string_pairs(value: Any) -> str | None:
-    """OpenAI's `metadata`: up to 16 pairs of strings, of 64 and 512 characters."""
+    """Accept OpenAI's `metadata`: up to 16 pairs of strings, of at most 64 and 512 characters."""
     if code := mapping(value):
         return code
     pair = text(64), text(512)
@@ -120,25 +120,26 @@ def string_pairs(value: Any) -> str | None:
 
 
 def boolean(value: Any) -> str | None:
-    """true or false."""
+    """Accept true or false."""
     return None if isinstance(value, bool) else WRONG_TYPE
 
 
-def either(*checks: Check) -> Check:
-    """What one of them takes; else what the last of them says."""
+def any_of(*checks: Check) -> Check:
+    """Accept a value that one of the checks accepts. Otherwise return the first code that is not `WRONG_TYPE`."""
 
     def check(value: Any) -> str | None:
-        found = [each(value) for each in checks]
-        return None if None in found else next((code for code in found if code != WRONG_TYPE), WRONG_TYPE)
+        codes = [accept(value) for accept in checks]
+        return None if None in codes else next((code for code in codes if code != WRONG_TYPE), WRONG_TYPE)
 
     return check
 
 
 def check_size(value: Mapping[str, Any], where: str | None) -> None:
-    """Raises BadRequest for an object with more properties than any of OpenAI's has, before one is looked at."""
+    """Raises BadRequest for an object with more properties than any object of OpenAI's API has. Call it before reading
+    any property."""
     if len(value) > PROPERTIES_MAX:
-        said = f"`{where or 'the body'}` holds {len(value)} properties; at most {PROPERTIES_MAX} are accepted"
-        raise BadRequest(said, param=where, code="object_above_max_properties")
+        problem = f"`{where or 'the body'}` holds {len(value)} properties; at most {PROPERTIES_MAX} are accepted"
+        raise BadRequest(problem, param=where, code="object_above_max_properties")
 
 
 FREE_TEXT = text(2**31), "a string"
@@ -146,31 +147,31 @@ FLAG = boolean, "true or false"
 OBJECT = mapping, "an object"
 
 
-def bad(where: str, good: str, code: str) -> BadRequest:
-    """The error of a value that is not what it must be."""
-    return BadRequest(f"`{where}` must be {good}", param=where, code=code)
+def bad_value(where: str, description: str, code: str) -> BadRequest:
+    """The error for an invalid value. `description` says what a valid value is."""
+    return BadRequest(f"`{where}` must be {description}", param=where, code=code)
 
 
-def unknown(where: str) -> BadRequest:
-    """The error of a property that Baton does not know."""
+def unknown_parameter(where: str) -> BadRequest:
+    """The error for a property that Baton does not know."""
     return BadRequest(f"Unknown parameter: '{where}'.", param=where, code="unknown_parameter")
 
 
-def known(given: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
-    """`given`, unchanged. Raises BadRequest naming the first property that is not one of `names`."""
-    others = sorted(str(name) for name in given if name not in names)
-    if others:
-        raise unknown(others[0][:64])
+def check_names(given: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """Return `given` unchanged. Raises BadRequest, which names the first property that is not in `names`."""
+    unknown = sorted(str(name) for name in given if name not in names)
+    if unknown:
+        raise unknown_parameter(unknown[0][:64])
     return given
 
 
-def whole(text: str) -> int | None:
-    """The whole number that up to 19 ASCII digits write; None for any other text."""
+def parse_digits(text: str) -> int | None:
+    """Return the integer that up to 19 ASCII digits spell, or None for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def missing(where: str) -> BadRequest:
-    """The error of a property that must be there."""
+def missing_parameter(where: str) -> BadRequest:
+    """The error for an absent property that is required."""
     return BadRequest(f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter")
 
 
@@ -182,52 +183,52 @@ def refuse_if_dangerous(name: str, where: str) -> None:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the objects inside one request. `dropped`: paths of the unknown properties that were left out."""
+    """Reads the objects inside one request. `dropped` collects the paths of the unknown properties it removes."""
 
     media_bytes_max: int
     dropped: list[str] = field(default_factory=list)
     parts: int = 0
 
-    def object(self, value: Any, where: str, known: Known, needed: tuple[str, ...] = ()) -> dict[str, Any]:
-        """The object with its known properties alone; null counts as absent. Raises BadRequest with the path."""
+    def object(self, value: Any, where: str, known: Properties, required: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Return the object with only its known properties; null counts as absent. Raises BadRequest with the path."""
         if not isinstance(value, dict):
-            raise bad(where, "an object", WRONG_TYPE)
+            raise bad_value(where, "an object", WRONG_TYPE)
         check_size(value, where)
         for name in value:
             if name not in known:
                 refuse_if_dangerous(name, f"{where}.{name}")
                 self.drop(f"{where}.{name}")
-        for name in needed:
+        for name in required:
             if value.get(name) is None:
-                raise missing(f"{where}.{name}")
-        for name, (check, good) in known.items():
+                raise missing_parameter(f"{where}.{name}")
+        for name, (check, description) in known.items():
             if value.get(name) is not None and (code := check(value[name])):
-                raise bad(f"{where}.{name}", good, code)
+                raise bad_value(f"{where}.{name}", description, code)
         return {name: item for name, item in value.items() if name in known and (item is not None or name == "content")}
 
     def count_parts(self, parts: int, where: str) -> None:
-        """Note the parts of one message before they are read. Raises BadRequest where there are too many in all."""
+        """Count the parts of one message before they are read. Raises BadRequest if the request has too many in all."""
         self.parts += parts
         if self.parts > PARTS_MAX:
-            said = f"with `{where}` the messages hold {self.parts} parts; at most {PARTS_MAX} are accepted"
-            raise BadRequest(said, param=where, code="array_above_max_length")
+            problem = f"with `{where}` the messages hold {self.parts} parts; at most {PARTS_MAX} are accepted"
+            raise BadRequest(problem, param=where, code="array_above_max_length")
 
     def drop(self, where: str) -> None:
-        """Note a property that is left out. Raises BadRequest where there are more than `DROPPED_MAX`."""
+        """Record a property that is removed. Raises BadRequest if there are more than `DROPPED_MAX`."""
         self.dropped.append(where[:512])
         if len(self.dropped) > DROPPED_MAX:
-            said = f"the request holds more than {DROPPED_MAX} unknown properties; `{where[:512]}` is one"
-            raise BadRequest(said, param=where[:512], code="object_above_max_properties")
+            problem = f"the request holds more than {DROPPED_MAX} unknown properties; `{where[:512]}` is one"
+            raise BadRequest(problem, param=where[:512], code="object_above_max_properties")
 
 
 def is_refused(name: str) -> bool:
-    """Whether a property of that name is refused: however it is cased, in `camelCase`, with `-` for `_`, or padded."""
-    return any(_listed(spelt) for spelt in (_plain(name), _plain(_HUMP.sub("_", name))))
+    """Whether a property of that name is refused, in any case, in `camelCase`, with `-` for `_`, or with padding."""
+    return any(_is_listed(spelling) for spelling in (_snake_case(name), _snake_case(_HUMP.sub("_", name))))
 
 
-def _plain(name: str) -> str:
+def _snake_case(name: str) -> str:
     return re.sub(r"[\s.\-]+", "_", name.strip().lower()).strip("_")
 
 
-def _listed(name: str) -> bool:
+def _is_listed(name: str) -> bool:
     return name in REFUSED or name.startswith(REFUSED_PREFIXES)

@@ -1,8 +1,9 @@
-"""Structured replies: the schema a client asks for, and whether a reply keeps to it. Pure.
+"""Structured replies: the schema that a client asks for, and the check of a reply against it. Pure.
 
-Schemas come from clients and replies from workers, so both are hostile: references stay inside the schema (nothing is
-fetched), patterns run on an engine whose time is linear in the text (Rust's `regex`, through pydantic), and a check may
-take so many steps and no more. What cannot be checked like that is refused before anything is spent.
+Schemas come from clients and replies from workers, so both are hostile. References stay inside the schema (nothing is
+fetched), patterns run on an engine whose time is linear in the text (Rust's `regex`, through pydantic), and one check
+takes at most `STEPS_MAX` steps. A schema that cannot be checked within these rules is refused before any money is
+spent.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from referencing import Registry
 from gateway.errors import BadRequest
 
 NODES_MAX = 4_000  # objects in one schema
-STEPS_MAX = 50_000  # keywords tried on one reply; some 5 µs each
-REF_STEPS = 20  # a reference costs as much as so many
+STEPS_MAX = 50_000  # keywords evaluated for one reply, about 5 µs each
+REF_STEPS = 20  # the steps that one reference counts as
 PROBLEM_CHARS_MAX = 300
 CHECKED_FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")
-_OUTSIDE = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary")
+_EXTERNAL = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary")
 _UNBOUNDED = ("patternProperties", "unevaluatedProperties", "unevaluatedItems")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("enum", "const", "default", "examples", "required", "dependentRequired", "type")
-_UNJUDGED = ("length", "content_filter")  # cut short, by design or by a filter: the client is told so as it is
+_CUT_REASONS = ("length", "content_filter")  # of a reply that was cut short: the client gets it, with that reason
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What the reply must be. `schema` None: any JSON object."""
+class ReplyShape:
+    """The structure that a reply must have. `schema` None: any JSON object."""
 
     schema: Mapping[str, Any] | None = None
 
     def problem(self, choice: Mapping[str, Any]) -> str | None:
-        """What is wrong with one choice of a completion, in a line; None where it is as asked for, or no answer at all
-        (a refusal, a tool call, cut short)."""
+        """Describe in one line what is wrong with one choice of a completion. None if the choice fits, or is no answer
+        at all (a refusal, a tool call, a cut reply)."""
         message = choice.get("message") or {}
-        cut = choice.get("finish_reason") in _UNJUDGED
+        cut = choice.get("finish_reason") in _CUT_REASONS
         if cut or message.get("refusal") or message.get("tool_calls") or message.get("function_call"):
             return None
         content = message.get("content")
@@ -59,33 +60,34 @@ class Shape:
             return None if isinstance(value, dict) else "it is not a JSON object"
         return _mismatch(self.schema, value)
 
-    def kept(self, body: Mapping[str, Any]) -> bool:
-        """Whether every choice of a completion has it."""
+    def fits(self, body: Mapping[str, Any]) -> bool:
+        """Whether every choice of a completion has this structure."""
         return all(self.problem(choice) is None for choice in body.get("choices") or ())
 
-    def described(self) -> str:
-        """As a worker is told of it."""
+    def description(self) -> str:
+        """The words in which a worker is asked for this structure."""
         return (
             "one JSON object" if self.schema is None else f"JSON that keeps to this schema: {json.dumps(self.schema)}"
         )
 
 
-def shape_of(params: Mapping[str, Any]) -> Shape | None:
-    """The shape that a chat request's `response_format` promises its client; None where it promises none."""
-    wanted = params.get("response_format") or {}
-    if wanted.get("type") == "json_object":
-        return Shape()
-    schema = wanted.get("json_schema") or {}
-    return Shape(schema["schema"]) if wanted.get("type") == "json_schema" and schema.get("strict") is True else None
+def shape_of(params: Mapping[str, Any]) -> ReplyShape | None:
+    """The structure that a chat request's `response_format` promises its client, or None."""
+    format_ = params.get("response_format") or {}
+    if format_.get("type") == "json_object":
+        return ReplyShape()
+    schema = format_.get("json_schema") or {}
+    strict = format_.get("type") == "json_schema" and schema.get("strict") is True
+    return ReplyShape(schema["schema"]) if strict else None
 
 
 def check_schema(schema: Mapping[str, Any], where: str) -> None:
-    """Raises BadRequest(invalid_json_schema) for a schema that replies cannot be checked against."""
+    """Raises BadRequest(invalid_json_schema) for a schema that this file cannot check replies against."""
     try:
         _validator(json.dumps(schema))
     except (ValueError, RecursionError) as error:
-        said = f"Invalid schema for response_format: {str(error)[:PROBLEM_CHARS_MAX]}"
-        raise BadRequest(said, param=where, code="invalid_json_schema") from None
+        problem = f"Invalid schema for response_format: {str(error)[:PROBLEM_CHARS_MAX]}"
+        raise BadRequest(problem, param=where, code="invalid_json_schema") from None
 
 
 def _mismatch(schema: Mapping[str, Any], value: Any) -> str | None:
@@ -93,7 +95,7 @@ def _mismatch(schema: Mapping[str, Any], value: Any) -> str | None:
     try:
         error = next(iter(_validator(json.dumps(schema)).iter_errors(value)), None)
         return None if error is None else f"{error.json_path}: {error.message}"[:PROBLEM_CHARS_MAX]
-    except (_TooLong, RecursionError):
+    except (_TooManySteps, RecursionError):
         return "it takes too long to check against its schema"
     finally:
         _steps_left.reset(token)
@@ -101,9 +103,9 @@ def _mismatch(schema: Mapping[str, Any], value: Any) -> str | None:
 
 @lru_cache(maxsize=256)
 def _validator(text: str) -> Validator:
-    """The validator of a schema as text. Raises ValueError saying what is wrong with it."""
+    """The validator of a schema, given as text. Raises ValueError with what is wrong with the schema."""
     schema = json.loads(text)
-    schema.pop("$schema", None)  # whatever dialect it names, 2020-12 is what is checked
+    schema.pop("$schema", None)  # every schema is checked as 2020-12, whichever dialect it names
     for number, node in enumerate(_nodes(schema), 1):
         if number > NODES_MAX:
             raise ValueError(f"more than {NODES_MAX} objects")
@@ -112,7 +114,7 @@ def _validator(text: str) -> Validator:
 
 
 def _nodes(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Every object of a schema that is a schema; names of properties and data are none."""
+    """Yield every object in a schema that is itself a schema; property maps and data are not."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
@@ -128,29 +130,29 @@ def _nodes(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_node(node: Mapping[str, Any], root: Mapping[str, Any]) -> None:
-    """Raises ValueError for a keyword that is not permitted, or not as JSON Schema has it."""
+    """Raises ValueError for a keyword that is not permitted, or whose value JSON Schema does not accept."""
     for name, value in node.items():
-        if name in _OUTSIDE or name in _UNBOUNDED:
+        if name in _EXTERNAL or name in _UNBOUNDED:
             raise ValueError(f"`{name}` is not permitted")
         if name in _KEYWORDS and not _KEYWORDS[name](value):
-            raise ValueError(f"`{name}` is not what JSON Schema takes there")
-    if "$ref" in node and not _is_schema(_pointed(root, node["$ref"])):
+            raise ValueError(f"`{name}` has a value that JSON Schema does not accept")
+    if "$ref" in node and not _is_schema(_resolve(root, node["$ref"])):
         raise ValueError("`$ref` may only point at a schema inside the schema (`#/$defs/…`)")
     if "pattern" in node:
         _regex(node["pattern"])
 
 
-def _pointed(root: Mapping[str, Any], reference: str) -> Any:
-    """What `#/a/b` points at; None where it is nothing."""
+def _resolve(root: Mapping[str, Any], reference: str) -> Any:
+    """The value that a reference such as `#/a/b` points at, or None."""
     head, *path = reference.split("/")
-    found: Any = root if head == "#" else None
+    target: Any = root if head == "#" else None
     for part in path:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list):
-            found = found[int(name)] if name.isdigit() and int(name) < len(found) else None
+        if isinstance(target, list):
+            target = target[int(name)] if name.isdigit() and int(name) < len(target) else None
         else:
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+            target = target.get(name) if isinstance(target, Mapping) else None
+    return target
 
 
 def _is_schema(value: Any) -> bool:
@@ -205,19 +207,19 @@ _KEYWORDS: Mapping[str, Callable[[Any], bool]] = {
 
 @cache
 def _validator_class() -> type[Validator]:
-    """JSON Schema 2020-12 with our patterns, and every keyword counted."""
+    """A validator of JSON Schema 2020-12 that matches patterns in linear time and counts every keyword it evaluates."""
     keywords = {**jsonschema.Draft202012Validator.VALIDATORS, "pattern": _pattern}
-    counted = {name: _counted(rule, REF_STEPS if name == "$ref" else 1) for name, rule in keywords.items()}
+    counted = {name: _count_steps(rule, REF_STEPS if name == "$ref" else 1) for name, rule in keywords.items()}
     kind: type[Validator] = extend(jsonschema.Draft202012Validator, validators=counted)  # type: ignore[no-untyped-call]
     return kind
 
 
-def _counted(rule: Callable[..., Any], steps: int) -> Callable[..., Any]:
+def _count_steps(rule: Callable[..., Any], steps: int) -> Callable[..., Any]:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
         left = _steps_left.get()
         left[0] -= steps
         if left[0] < 0:
-            raise _TooLong
+            raise _TooManySteps
         return rule(validator, value, instance, schema)
 
     return check
@@ -239,8 +241,8 @@ def _regex(pattern: str) -> SchemaValidator:
         raise ValueError(f"pattern {pattern[:80]!r} is not a regular expression without look-around") from None
 
 
-class _TooLong(Exception):
-    """A reply took more steps to check than there are."""
+class _TooManySteps(Exception):
+    """The check of a reply has used up its steps."""
 
 
 def _no_constant(name: str) -> Any:

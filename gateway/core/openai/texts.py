@@ -1,8 +1,8 @@
-"""The two older APIs that go to one worker as they are: `/v1/completions` and `/v1/embeddings`. Pure.
+"""`/v1/completions` and `/v1/embeddings`, the two APIs whose requests go to one worker unplanned. Pure.
 
-A text completion travels through the loop in the shape of a chat reply (`as_chat`, `chunk_as_chat`), so that streams,
-money and the log need to know one shape alone; `text_completion` gives it back its own. Of embeddings the log keeps how
-many there were, never the vectors.
+Inside the gateway a text completion has the form of a chat reply (`as_chat`, `chunk_as_chat`), so that streams, money
+and the log handle one form only; `text_completion` converts it back. The log keeps the number of embeddings, never the
+vectors.
 """
 
 from __future__ import annotations
@@ -19,45 +19,44 @@ from gateway.core.openai.chat import TOKENS_MAX, ChatRequest, Endpoint, Fate
 from gateway.core.openai.reply import completion
 from gateway.core.openai.shapes import (
     Check,
+    any_of,
     array,
-    bad,
+    bad_value,
     check_size,
-    either,
     integer,
-    missing,
+    missing_parameter,
     one_of,
     refuse_if_dangerous,
     text,
-    unknown,
+    unknown_parameter,
 )
 from gateway.errors import BadRequest, UpstreamProtocol
 
 INPUTS_MAX = 2048
-FLOAT_MAX = 3.4e38  # what base64 carries has four bytes a number
-TOKENS_DEFAULT = 16  # of a text completion that says nothing of its length
+FLOAT_MAX = 3.4e38  # base64 carries each number as a 4-byte float
+TOKENS_DEFAULT = 16  # of a text completion without `max_tokens`
 Fields = Mapping[str, tuple[Fate, Check, str]]
 _ONE_TEXT = text(2**31)
 
 
 def _tokens(value: Any) -> str | None:
-    """One text as token ids."""
-    whole = array(1, 2**31, int)(value)
-    return whole or ("invalid_type" if any(isinstance(one, bool) or one < 0 for one in value) else None)
+    """Accept one text as token ids."""
+    code = array(1, 2**31, int)(value)
+    return code or ("invalid_type" if any(isinstance(token, bool) or token < 0 for token in value) else None)
 
 
-def _many(value: Any) -> str | None:
-    """Several texts, each a string or each token ids."""
-    return array(1, INPUTS_MAX, (str, list))(value) or next(
-        (code for one in value if (code := _ONE_TEXT(one) if isinstance(value[0], str) else _tokens(one))), None
-    )
+def _text_list(value: Any) -> str | None:
+    """Accept several texts, either all strings or all token ids."""
+    check = _ONE_TEXT if isinstance(value, list) and value and isinstance(value[0], str) else _tokens
+    return array(1, INPUTS_MAX, (str, list))(value) or next((code for item in value if (code := check(item))), None)
 
 
-_TEXTS = either(_ONE_TEXT, _tokens, _many)
-_TEXTS_GOOD = f"a string, token ids, or 1 to {INPUTS_MAX} of either"
+_TEXTS = any_of(_ONE_TEXT, _tokens, _text_list)
+_TEXTS_DESCRIPTION = f"a string, token ids, or 1 to {INPUTS_MAX} of either"
 _SHARED = ("model", "user", "metadata")
 _SAMPLING = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "logit_bias")
 COMPLETION_FIELDS: Fields = {
-    "prompt": ("last", _TEXTS, _TEXTS_GOOD),
+    "prompt": ("last", _TEXTS, _TEXTS_DESCRIPTION),
     **{name: CHAT_FIELDS[name] for name in (*_SHARED, "stream", "stream_options", *_SAMPLING)},
     "max_tokens": ("last", integer(0, TOKENS_MAX), f"an integer of at least 0; {TOKENS_DEFAULT} unless given"),
     "best_of": ("last", integer(1, 20), "an integer from 1 to 20, not below `n`"),
@@ -66,7 +65,7 @@ COMPLETION_FIELDS: Fields = {
     "suffix": ("last", _ONE_TEXT, "a string"),
 }
 EMBEDDING_FIELDS: Fields = {
-    "input": ("last", _TEXTS, _TEXTS_GOOD),
+    "input": ("last", _TEXTS, _TEXTS_DESCRIPTION),
     **{name: CHAT_FIELDS[name] for name in _SHARED},
     "encoding_format": ("last", one_of("float", "base64"), "float or base64"),
     "dimensions": ("last", integer(1, 65_536), "an integer from 1 to 65536"),
@@ -74,28 +73,31 @@ EMBEDDING_FIELDS: Fields = {
 
 
 def parse_completion(body: object, *, strict: bool = False) -> ChatRequest:
-    """A body of `/v1/completions`. Raises BadRequest naming the field."""
-    known, dropped = _known(body, COMPLETION_FIELDS, "prompt", strict)
+    """Read a body of `/v1/completions`. Raises BadRequest, which names the field."""
+    known, dropped = _read_properties(body, COMPLETION_FIELDS, "prompt", strict)
     best_of = known.get("best_of", known.get("n", 1))
     if best_of < known.get("n", 1):
-        raise bad("best_of", "at least `n`", "invalid_value")
+        raise bad_value("best_of", "at least `n`", "invalid_value")
     if known.get("stream") and best_of > known.get("n", 1):
-        raise bad("best_of", "no more than `n` in a stream", "invalid_parameter_combination")
+        raise bad_value("best_of", "no more than `n` in a stream", "invalid_parameter_combination")
     if "stream_options" in known and not known.get("stream"):
-        said = "Invalid value for 'stream_options': 'stream_options' is only allowed when 'stream' is true."
-        raise BadRequest(said, param="stream_options", code="invalid_parameter_combination")
+        problem = "Invalid value for 'stream_options': 'stream_options' is only allowed when 'stream' is true."
+        raise BadRequest(problem, param="stream_options", code="invalid_parameter_combination")
     return _request("completions", known, COMPLETION_FIELDS, dropped)
 
 
 def parse_embedding(body: object, *, strict: bool = False) -> ChatRequest:
-    """A body of `/v1/embeddings`. Raises BadRequest naming the field."""
-    known, dropped = _known(body, EMBEDDING_FIELDS, "input", strict)
+    """Read a body of `/v1/embeddings`. Raises BadRequest, which names the field."""
+    known, dropped = _read_properties(body, EMBEDDING_FIELDS, "input", strict)
     if "" in (known["input"], *(known["input"] if isinstance(known["input"], list) else ())):
-        raise bad("input", "without empty strings", "invalid_value")
+        raise bad_value("input", "without empty strings", "invalid_value")
     return _request("embeddings", known, EMBEDDING_FIELDS, dropped)
 
 
-def _known(body: object, fields: Fields, needed: str, strict: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read_properties(
+    body: object, fields: Fields, required: str, strict: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(known properties, names of the dropped ones) of a body. Raises BadRequest, which names the field."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
     check_size(body, None)
@@ -103,15 +105,15 @@ def _known(body: object, fields: Fields, needed: str, strict: bool) -> tuple[dic
         refuse_if_dangerous(name, name)
     dropped = tuple(sorted(name for name in body if name not in fields))
     if strict and dropped:
-        raise unknown(dropped[0])
+        raise unknown_parameter(dropped[0])
     known = {name: value for name, value in body.items() if name in fields and value is not None}
     for name, value in known.items():
-        _, check, good = fields[name]
+        _, check, description = fields[name]
         if code := check(value):
-            raise bad(name, good, code)
-    for name in ("model", needed):
+            raise bad_value(name, description, code)
+    for name in ("model", required):
         if name not in known:
-            raise missing(name)
+            raise missing_parameter(name)
     return known, dropped
 
 
@@ -133,15 +135,15 @@ def _request(endpoint: Endpoint, known: Mapping[str, Any], fields: Fields, dropp
 
 
 def as_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """A worker's text completion in the shape of a chat completion. Raises UpstreamProtocol where it is none."""
-    return {**body, "choices": [_turned(choice, "message", {"role": "assistant"}) for choice in _choices(body)]}
+    """A worker's text completion in the form of a chat completion. Raises UpstreamProtocol if it is not one."""
+    return {**body, "choices": [_chat_choice(choice, "message", {"role": "assistant"}) for choice in _choices(body)]}
 
 
 def chunk_as_chat(chunk: dict[str, Any]) -> dict[str, Any]:
-    """The same for a chunk of its stream."""
+    """A chunk of a text completion's stream in the form of a chat chunk. Raises UpstreamProtocol if it is not one."""
     if not chunk.get("choices"):
         return chunk
-    return {**chunk, "choices": [_turned(choice, "delta", {}) for choice in _choices(chunk)]}
+    return {**chunk, "choices": [_chat_choice(choice, "delta", {}) for choice in _choices(chunk)]}
 
 
 def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -151,15 +153,15 @@ def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return choices
 
 
-def _turned(choice: dict[str, Any], part: str, begun: Mapping[str, Any]) -> dict[str, Any]:
-    said = choice.get("text")
-    if not isinstance(said, str | None) or (said is None and part == "message"):
+def _chat_choice(choice: dict[str, Any], part: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    content = choice.get("text")
+    if not isinstance(content, str | None) or (content is None and part == "message"):
         raise UpstreamProtocol("the worker's reply has no choices with a text")
-    return {**{k: v for k, v in choice.items() if k != "text"}, part: {**begun, "content": said or ""}}
+    return {**{k: v for k, v in choice.items() if k != "text"}, part: {**base, "content": content or ""}}
 
 
 def text_completion(chat_body: Mapping[str, Any]) -> dict[str, Any]:
-    """The client's reply: a chat completion of ours as a text completion."""
+    """The client's reply: Baton's chat completion in the form of a text completion."""
     choices = [
         {
             "text": choice["message"].get("content") or "",
@@ -169,39 +171,39 @@ def text_completion(chat_body: Mapping[str, Any]) -> dict[str, Any]:
         }
         for choice in chat_body["choices"]
     ]
-    kept = {name: chat_body[name] for name in ("id", "created", "model", "usage")}
-    return kept | {"object": "text_completion", "choices": choices}
+    head = {name: chat_body[name] for name in ("id", "created", "model", "usage")}
+    return head | {"object": "text_completion", "choices": choices}
 
 
 # ---------------------------------------------------------------- embeddings
 
 
 def inputs_of(given: Any) -> int:
-    """How many texts an `input` or a `prompt` holds."""
+    """The number of texts in an `input` or a `prompt`."""
     return len(given) if isinstance(given, list) and isinstance(given[0], str | list) else 1
 
 
-def checked_embeddings(body: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """The body if it has one embedding for each input. Raises UpstreamProtocol."""
-    data, wanted = body.get("data"), inputs_of(request["input"])
-    if not isinstance(data, list) or len(data) != wanted:
-        raise UpstreamProtocol(f"the worker's reply has not {wanted} embeddings")
+def check_embeddings(body: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body if it has one embedding for each input. Raises UpstreamProtocol."""
+    data, inputs = body.get("data"), inputs_of(request["input"])
+    if not isinstance(data, list) or len(data) != inputs:
+        raise UpstreamProtocol(f"the worker's reply does not have {inputs} embeddings")
     for item in data:
         _vector(item.get("embedding") if isinstance(item, dict) else None)
     return body
 
 
 def _vector(embedding: Any) -> list[float]:
-    """An embedding as numbers, whichever way it came."""
+    """An embedding as numbers, from a list or from base64. Raises UpstreamProtocol."""
     if isinstance(embedding, str):
         try:
             raw = base64.b64decode(embedding, validate=True)
             embedding = list(struct.unpack(f"<{len(raw) // 4}f", raw))
         except (binascii.Error, ValueError, struct.error):
             raise UpstreamProtocol("the worker's reply holds an embedding that is not base64 of floats") from None
-    good = isinstance(embedding, list) and embedding and all(_is_number(one) for one in embedding)
-    if not good:
-        raise UpstreamProtocol("the worker's reply holds an embedding that is no list of numbers")
+    valid = isinstance(embedding, list) and embedding and all(_is_number(item) for item in embedding)
+    if not valid:
+        raise UpstreamProtocol("the worker's reply holds an embedding that is not a list of numbers")
     return embedding  # type: ignore[no-any-return]
 
 
@@ -209,8 +211,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= FLOAT_MAX
 
 
-def _encoded(embedding: Any, encoding: str) -> Any:
-    """In the encoding that was asked for: some servers know one alone."""
+def _encode(embedding: Any, encoding: str) -> Any:
+    """The embedding in the encoding that the client asked for: some servers offer only one."""
     if encoding == "float":
         return embedding if isinstance(embedding, list) else _vector(embedding)
     if isinstance(embedding, str):
@@ -218,18 +220,18 @@ def _encoded(embedding: Any, encoding: str) -> Any:
     return base64.b64encode(struct.pack(f"<{len(embedding)}f", *embedding)).decode()
 
 
-def embeddings(body: Mapping[str, Any], chat: ChatRequest, usage: Usage) -> dict[str, Any]:
-    """The client's reply."""
+def embedding_list(body: Mapping[str, Any], chat: ChatRequest, usage: Usage) -> dict[str, Any]:
+    """The client's reply to an embeddings request."""
     encoding = chat.params.get("encoding_format", "float")
     data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(item["embedding"], encoding)}
-        for index, item in enumerate(sorted(body["data"], key=lambda item: _place(item.get("index"))))
+        {"object": "embedding", "index": index, "embedding": _encode(item["embedding"], encoding)}
+        for index, item in enumerate(sorted(body["data"], key=lambda item: _position(item.get("index"))))
     ]
-    told = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
-    return {"object": "list", "data": data, "model": chat.model, "usage": told}
+    tokens = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+    return {"object": "list", "data": data, "model": chat.model, "usage": tokens}
 
 
-def _place(index: Any) -> int:
+def _position(index: Any) -> int:
     return index if isinstance(index, int) else 0
 
 
@@ -239,15 +241,15 @@ def _place(index: Any) -> int:
 def reply_of(
     chat: ChatRequest, body: Mapping[str, Any], *, completion_id: str, created_s: int, usage: Usage
 ) -> dict[str, Any]:
-    """What the client is told, in the shape of the API that it asked."""
+    """The reply to the client, in the form of the endpoint that it called."""
     if chat.endpoint == "embeddings":
-        return embeddings(body, chat, usage)
-    said = completion(body, completion_id=completion_id, created_s=created_s, model=chat.model, usage=usage)
-    return text_completion(said) if chat.endpoint == "completions" else said
+        return embedding_list(body, chat, usage)
+    reply = completion(body, completion_id=completion_id, created_s=created_s, model=chat.model, usage=usage)
+    return text_completion(reply) if chat.endpoint == "completions" else reply
 
 
 def to_log(reply: dict[str, Any]) -> dict[str, Any]:
-    """What the log keeps of it."""
+    """The part of a reply that the log keeps: everything but embedding vectors."""
     data = reply.get("data")
     return reply if data is None else {**reply, "data": [], "embeddings": len(data)}
 

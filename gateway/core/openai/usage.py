@@ -1,8 +1,8 @@
-"""Tokens of one call as they will be billed: read from an OpenAI `usage` object, bounded, or estimated. Pure.
+"""The tokens of one call as they will be billed: read from an OpenAI `usage` object, bounded, or estimated. Pure.
 
-A worker's word is not taken for what it cannot be: counts that are no whole numbers count as missing, and counts that
-neither the request nor the worker's context allows are cut. A bill above what was asked but within the context is
-believed and charged in full (thinking that a vendor counts beside `max_tokens`): hiding it would hide real spending.
+Baton does not believe impossible reports. A count that is not a whole number counts as missing, and a count that
+neither the request nor the worker's context allows is cut. A count above the request's limit but within the context is
+charged in full, as some vendors count thinking in addition to `max_tokens`: to cut it would hide real spending.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.openai.chat import choices_in
 
-BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; only ever used where the worker reports nothing
+BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; used only if the worker reports nothing
 
 
 def read_usage(body: Mapping[str, Any]) -> Usage | None:
-    """The usage a completion or chunk carries; None where it has none that can be believed."""
+    """The usage that a completion or chunk reports, or None if it reports none that is valid."""
     usage = body.get("usage")
     if not isinstance(usage, Mapping):
         return None
@@ -30,23 +30,23 @@ def read_usage(body: Mapping[str, Any]) -> Usage | None:
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """The inverse: an OpenAI `usage` object, with `estimated` and `unreported` added where they are true."""
+    """The inverse of `read_usage`: an OpenAI `usage` object, with `estimated` and `unreported` where they are true."""
     body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-    marks = {"estimated": usage.estimated, "unreported": usage.unreported}
-    return body | {name: True for name, said in marks.items() if said}
+    flags = {"estimated": usage.estimated, "unreported": usage.unreported}
+    return body | {name: True for name, flag in flags.items() if flag}
 
 
 def billed_usage(
     reported: Usage | None, request: Mapping[str, Any], request_bytes: int, reply_bytes: int, context_tokens: int = 0
 ) -> Usage:
-    """What a call counts as: the report where there is one, else bytes ÷ 4 rounded up; either cut to what is possible.
+    """The usage that a call is charged for: the worker's report, else bytes ÷ 4 rounded up, cut to what is possible.
 
-    Possible is the larger of what the request allows and `context_tokens`. `request_bytes` is the size of the body
-    sent, `reply_bytes` of the text that came back, both UTF-8.
+    What is possible is the larger of what the request allows and `context_tokens`. `request_bytes` is the size of the
+    body that was sent, `reply_bytes` of the text that came back, both in UTF-8.
     """
     usage = reported or Usage(_tokens(request_bytes), _tokens(reply_bytes), estimated=True, unreported=True)
     prompt = min(usage.prompt_tokens, max(context_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes)))
@@ -56,12 +56,12 @@ def billed_usage(
 
 
 def text_bytes(pieces: Iterable[Mapping[str, Any]]) -> int:
-    """UTF-8 bytes of generated text in messages or deltas: content, reasoning, refusal and tool arguments."""
+    """UTF-8 bytes of the generated text in messages or deltas: content, reasoning, refusal and tool calls."""
     return sum(_piece_bytes(piece) for piece in pieces)
 
 
-def said_texts(piece: Mapping[str, Any]) -> tuple[list[str], int]:
-    """The texts of one message or delta, and how many tool calls are among them."""
+def generated_texts(piece: Mapping[str, Any]) -> tuple[list[str], int]:
+    """(texts, number of tool calls) of one message or delta."""
     texts = [piece.get(key) for key in ("content", "reasoning_content", "reasoning", "refusal")]
     calls = 0
     for call in piece.get("tool_calls") or ():
@@ -73,11 +73,11 @@ def said_texts(piece: Mapping[str, Any]) -> tuple[list[str], int]:
 
 
 def _piece_bytes(piece: Mapping[str, Any]) -> int:
-    return sum(len(text.encode("utf-8", "replace")) for text in said_texts(piece)[0])
+    return sum(len(text.encode("utf-8", "replace")) for text in generated_texts(piece)[0])
 
 
 def _prompt_bound(prompt_tokens: int, request: Mapping[str, Any], request_bytes: int) -> int:
-    if prompt_tokens <= request_bytes:  # the usual case, decided without walking the messages
+    if prompt_tokens <= request_bytes:  # the usual case: no need to walk the messages
         return request_bytes
     return max(request_bytes, input_tokens_bound(request.get("messages") or ()))
 

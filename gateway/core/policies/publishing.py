@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.openai.shapes import whole
+from gateway.core.openai.shapes import parse_digits
 from gateway.core.policies.versions import PLAIN_NAME, Version
 from gateway.errors import BadRequest, Conflict
 
@@ -49,7 +49,7 @@ def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def number_for(manifest: Mapping[str, Any], versions: Sequence[Version]) -> int:
     """The manifest's own number where it is free, else one more than any."""
     taken = {version.number for version in versions}
-    number = whole(str(manifest.get("version", "")))
+    number = parse_digits(str(manifest.get("version", "")))
     if number is not None and number <= NUMBER_MAX and number not in taken:
         return number
     return max(taken, default=0) + 1

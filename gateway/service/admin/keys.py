@@ -10,7 +10,7 @@ from gateway.core.access import keys
 from gateway.core.access.audit import Act
 from gateway.core.access.keys import KeyClass
 from gateway.core.loop.caps import Caps
-from gateway.core.openai.shapes import known
+from gateway.core.openai.shapes import check_names
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.admin import limits
 from gateway.service.admin.limits import bad as _bad
@@ -55,7 +55,7 @@ class KeyAdmin:
         the default pool; no workers: all of its pools. Raises BadRequest naming the field and the fix, Unavailable
         when the store is away."""
         known_class = _one_of("key_class", key_class, get_args(KeyClass))
-        values = self._values(known(fields, CREATABLE), fields.get("pools"))
+        values = self._values(check_names(fields, CREATABLE), fields.get("pools"))
         secret, public_id = keys.mint(known_class)
         row = KeyRow(
             public_id=public_id,
@@ -81,7 +81,7 @@ class KeyAdmin:
         """The key with those of CHANGEABLE changed; None lifts a limit. It counts within a second. Raises NotFound,
         BadRequest, Conflict for a revoked key."""
         pools = (await self.get_key(public_id)).pools if "workers" in fields and "pools" not in fields else None
-        values = self._values(known(fields, CHANGEABLE), fields.get("pools", pools))
+        values = self._values(check_names(fields, CHANGEABLE), fields.get("pools", pools))
         return _found(await self._store.key_change(public_id, values, act, "key.changed"), public_id)
 
     async def rotate_key(self, public_id: str, grace_s: int = GRACE_S, act: Act = ITSELF) -> tuple[KeyRow, str]:

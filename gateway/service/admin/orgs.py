@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.access.audit import Act
-from gateway.core.openai.shapes import known
+from gateway.core.openai.shapes import check_names
 from gateway.errors import NotFound
 from gateway.service.admin import limits
 from gateway.service.admin.keys import ITSELF
@@ -30,7 +30,7 @@ class OrgAdmin:
         """A new organisation. Raises BadRequest naming the field, Conflict where the name is taken."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise limits.bad("name", "give 1 to 64 letters, digits, `.`, `-` or `_`, a letter or digit first")
-        values: dict[str, Any] = dict(limits.columns(known(fields, CHANGEABLE)))
+        values: dict[str, Any] = dict(limits.columns(check_names(fields, CHANGEABLE)))
         org = OrgRow(name=name, created_at=self._clock.now(), **values)
         await self._store.org_insert(org, act)
         return org
@@ -46,7 +46,7 @@ class OrgAdmin:
     async def update(self, name: str, fields: Mapping[str, Any], act: Act = ITSELF) -> OrgRow:
         """With those limits changed; None lifts one. They count within a second. Raises NotFound, BadRequest, Conflict
         for a closed one."""
-        values = limits.columns(known(fields, CHANGEABLE))
+        values = limits.columns(check_names(fields, CHANGEABLE))
         return _found(await self._store.org_change(name, values, act, "org.changed"), name)
 
     async def close(self, name: str, act: Act = ITSELF) -> OrgRow:

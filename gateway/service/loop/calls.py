@@ -20,8 +20,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exp
 
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.openai.counting import answered, asked
-from gateway.core.openai.reply import Collected
+from gateway.core.openai.counting import reply_text, request_text
+from gateway.core.openai.reply import ReplyBuilder
 from gateway.core.openai.usage import billed_usage, read_usage, text_bytes
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError, UpstreamProtocol
@@ -142,7 +142,7 @@ class StepCall:
         self._open = False  # whether the worst case is drawn and not settled
         self._started_us = 0
         self._latest: AttemptRecord | None = None
-        self.collected = Collected()
+        self.collected = ReplyBuilder()
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
@@ -269,8 +269,8 @@ class StepCall:
     async def _tokenizer_usage(self, reply: Mapping[str, Any]) -> Usage | None:
         """Usage by the worker's tokenizer, neither count above what the draw holds. None: it has no tokenizer."""
         spec, tokens = self._run.spec, self._calls.tokens
-        prompt = asked({**spec.params, **self._body})
-        answer = answered(choice.get("message") or {} for choice in reply.get("choices") or ())
+        prompt = request_text({**spec.params, **self._body})
+        answer = reply_text(choice.get("message") or {} for choice in reply.get("choices") or ())
         answer_max = output_bound(self._body)
         prompt_tokens = await tokens.count(spec, prompt.texts, self._input_bound)
         answer_tokens = None if prompt_tokens is None else await tokens.count(spec, answer.texts, answer_max)

@@ -161,7 +161,7 @@ class Rounds:
         answered."""
         begun = any(run.record.first_byte_us is not None and loop.sink is not None for run in loop.runs)
         done = [run.body for run in loop.runs if run.body is not None and run.record.status == "done"]
-        bodies = [body for body in done if loop.shape is None or loop.shape.kept(body)]
+        bodies = [body for body in done if loop.shape is None or loop.shape.fits(body)]
         if isinstance(error, FATAL) or begun or not bodies or not (reply_text(bodies[-1]) or asks(bodies[-1])):
             raise error
         body = bodies[-1]

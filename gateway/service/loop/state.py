@@ -14,7 +14,7 @@ from gateway.core.loop.meter import Meter
 from gateway.core.loop.plan import Allowed, Plan, Step
 from gateway.core.loop.prompt import ShownReply, ShownWorker
 from gateway.core.openai.chat import Endpoint
-from gateway.core.openai.structured import Shape
+from gateway.core.openai.structured import ReplyShape
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
@@ -164,7 +164,7 @@ class Loop:
     sticky: bool = True  # whether the turn may go back to the worker that asked
     endpoint: Endpoint = "chat"
     sink: Sink | None = None
-    shape: Shape | None = None  # the shape that `params` promise of the reply
+    shape: ReplyShape | None = None  # the shape that `params` promise of the reply
     runs: list[StepRun] = field(default_factory=list)  # over all rounds, by index
 
     @property

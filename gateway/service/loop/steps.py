@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.openai.parts import without_media
-from gateway.core.openai.reply import chunks_of, merged, one_call, reply_text
+from gateway.core.openai.reply import chunks_of, merge, reply_text, with_one_call
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, UpstreamInvalid
 from gateway.service.loop.bodies import fan_out, step_body
@@ -63,7 +63,7 @@ class StepRunner:
         if streams:
             return await self._streamed(loop, run, body, saw)
         replies = await self._calls(loop, run, fan_out(body, run.spec), saw)
-        run.body = one_call(merged(replies), body)
+        run.body = with_one_call(merge(replies), body)
         return await self._checked(loop, run, body, saw) if answers and loop.shape is not None else run.body
 
     # ------------------------------------------------------------ in one piece
@@ -95,7 +95,7 @@ class StepRunner:
             raise _invalid(run, wrong)
         bodies = [_asking_again(loop, body, made["choices"][at], problem) for at, problem in wrong.items()]
         try:
-            again = merged(await self._calls(loop, run, bodies, saw))["choices"]
+            again = merge(await self._calls(loop, run, bodies, saw))["choices"]
         except CapReached:
             raise _invalid(run, wrong) from None
         choices = list(made["choices"])
@@ -127,9 +127,9 @@ class StepRunner:
             replies = await all_or_first_error([one(number, call) for number, call in enumerate(calls)])
         except BaseException:  # boundary: the log keeps the beginning of a broken stream, whatever broke it
             begun = [call.collected.body() for call in calls if call.collected.started]
-            run.body = merged(begun) if begun else None
+            run.body = merge(begun) if begun else None
             raise
-        run.body = one_call(merged(replies), body)
+        run.body = with_one_call(merge(replies), body)
         if wrong := _problems(loop, run.body):
             raise _invalid(run, wrong)
         if held and loop.sink is not None:
@@ -147,7 +147,7 @@ class StepRunner:
             if loop.sink is None:
                 return
             choices = [choice if shift is None else {**choice, "index": shift} for choice in chunk["choices"]]
-            choices = list(one_call({"choices": choices}, body)["choices"])
+            choices = list(with_one_call({"choices": choices}, body)["choices"])
             if loop.shape is not None:
                 ends = [choice for choice in choices if choice.get("finish_reason")]
                 held.extend({"index": end.get("index", 0), "finish_reason": end["finish_reason"]} for end in ends)
@@ -201,7 +201,7 @@ def _invalid(run: StepRun, wrong: Mapping[int, str]) -> UpstreamInvalid:
 def _asking_again(loop: Loop, body: Mapping[str, Any], choice: Mapping[str, Any], problem: str) -> dict[str, Any]:
     """The body that asks for one choice again and names its problem."""
     answer = (choice.get("message") or {}).get("content")
-    wanted = loop.shape.described() if loop.shape else ""
+    wanted = loop.shape.description() if loop.shape else ""
     correction = (
         f"That is not what was asked for: {problem}. Answer again with {wanted}\nThat alone, and nothing around it."
     )

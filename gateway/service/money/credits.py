@@ -15,7 +15,7 @@ from gateway.core.access.audit import Act
 from gateway.core.log.ids import uuid7
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.scopes import WINDOWS, key_scope, org_scope, windows
-from gateway.core.openai.shapes import known
+from gateway.core.openai.shapes import check_names
 from gateway.errors import BadRequest, MoneyUnavailable
 from gateway.service.admin import limits
 from gateway.service.admin.keys import ITSELF
@@ -39,7 +39,7 @@ class Crediting:
         """`charge` (the id of a hold, rollout or completion) gives that charge back, `usd` of it or all; `key` or `org`
         tops its budget up by `usd`, in its `window` (life, month, day). The same `name` again is the same credit.
         Raises BadRequest, NotFound, Conflict."""
-        asked = await self._asked(known(fields, FIELDS), name)
+        asked = await self._asked(check_names(fields, FIELDS), name)
         fence = self._budgets.fence()
         credit, new = await self._store.credit(asked, self._clock.now(), act)
         shown = describe_credit(credit) | {"created": new}

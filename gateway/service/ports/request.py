@@ -19,7 +19,7 @@ from gateway.core.money.ledger import Balance as Balance
 from gateway.core.money.ledger import Hold as Hold
 from gateway.core.money.ledger import Scope as Scope
 from gateway.core.openai.chat import Endpoint
-from gateway.core.openai.parts import Media, Part
+from gateway.core.openai.parts import Media, MediaPart
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.ports.keys import KeyRow as KeyRow
 from gateway.service.ports.keys import OrgRow as OrgRow
@@ -173,11 +173,11 @@ class TokenCounter(Protocol):
 class MediaSource(Protocol):
     """Where parts of messages that are URLs are fetched from."""
 
-    def check(self, parts: Sequence[Part]) -> None:
+    def check(self, parts: Sequence[MediaPart]) -> None:
         """Raises BadRequest with the path of the first part that may not be fetched. Connects to nothing."""
         ...
 
-    async def fetch(self, part: Part) -> Media:
+    async def fetch(self, part: MediaPart) -> Media:
         """The bytes, of the type they are said to be. Raises BadRequest: not fetched, failed, too large, no such type.
         Bounded in time."""
         ...

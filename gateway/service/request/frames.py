@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from gateway.core.openai.reply import DONE, chunk, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
-from gateway.core.openai.responses.request import Places
+from gateway.core.openai.responses.request import ParamNames
 from gateway.core.openai.texts import text_chunk
 from gateway.service.request.running import ProgressNote, Running, StreamItem, reply_headers
 
@@ -180,10 +180,10 @@ class ResponseFrames:
     has its own status. The rollout's story is a comment before the last event, because clients stop reading there.
     """
 
-    def __init__(self, running: Running, head: Head, places: Places) -> None:
+    def __init__(self, running: Running, head: Head, names: ParamNames) -> None:
         self.begun = False
         self._running = running
-        self._places = places
+        self._names = names
         self._events = Events(head)
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
@@ -198,7 +198,7 @@ class ResponseFrames:
         """The last events, once the request is logged and settled."""
         running = self._running
         if running.error is not None:
-            error = self._places.reworded(running.error).body()["error"]
+            error = self._names.reword(running.error).body()["error"]
             return [_story(running), *map(_typed, self._events.failed(error))]
         opening = self._open()
         last = self._events.completed(running.body or {}, running.record.finished_us // 1_000_000)

@@ -1,7 +1,8 @@
-"""The Responses API's use cases: a request → the chat it stands for, and stored responses read back and deleted.
+"""The use cases of the Responses API: convert a request to a chat request; read and delete stored responses.
 
-A response is stored by being logged: the rollout is its record, so it can be had as soon as its reply is out, from any
-gateway over the same database, and only where its key's log keeps text as it was sent (log mode `full`).
+The log stores responses: the rollout is the record of one. So a client can read a response as soon as it has its
+reply, from any gateway on the same database, but only if the log of its key keeps text as it was sent (log mode
+`full`).
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from gateway.core.openai.reply import json_bytes
 from gateway.core.openai.responses.items import Item, no_such_item, references, response_of, to_input_items
 from gateway.core.openai.responses.reply import (
     Head,
-    begun,
     conversation_of_log,
-    ended,
-    failed,
+    failed_response,
+    finished_response,
     head_of_log,
+    is_response_id,
     output_items,
-    response_name,
+    response_in_progress,
     to_log,
 )
 from gateway.core.openai.responses.request import (
-    Places,
+    ParamNames,
     ResponsesRequest,
     chat_request,
     parse_responses_request,
@@ -41,24 +42,30 @@ RESPONSES_REFERRED_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that can be served: as chat, what the log keeps beside it (nothing: it is not stored), as asked."""
+class PreparedResponse:
+    """A request that is ready to be served. `to_log` is what the log keeps in addition to the chat request; it is empty
+    if the response is not stored."""
 
     chat: ChatRequest
     to_log: Mapping[str, Any]
-    asked: ResponsesRequest
-    places: Places
+    request: ResponsesRequest
+    names: ParamNames
 
     def head(self, record: RolloutRecord) -> Head:
-        """What the reply says of the request, once it is being served."""
-        made_s = record.created_us // 1_000_000
-        asked = self.asked
-        return Head(record.completion_id, made_s, asked.model, asked.instructions, asked.body, bool(self.to_log))
+        """The facts of the request that the reply repeats. `record` is its rollout."""
+        created_s = record.created_us // 1_000_000
+        request = self.request
+        return Head(
+            record.completion_id, created_s, request.model, request.instructions, request.body, bool(self.to_log)
+        )
 
 
 class Responses:
-    """`messages_max` and `body_bytes_max` bound a conversation with all that it continues, as they bound a chat request
-    that sends it whole; `strict`: unknown properties are refused; `media_bytes_max` bounds an image or file."""
+    """Serves the Responses API.
+
+    `messages_max` and `body_bytes_max` bound a conversation together with the history that it continues, as they bound
+    a chat request that carries both. `strict` refuses unknown properties. `media_bytes_max` bounds one image or file.
+    """
 
     def __init__(
         self,
@@ -77,129 +84,136 @@ class Responses:
         self._strict = strict
         self._media_bytes_max = media_bytes_max
 
-    async def prepare(self, principal: Principal, body: object) -> Prepared:
-        """A request's body, with the conversation it continues. Raises BadRequest and NotFound naming the field, and
-        TooLarge."""
-        asked = parse_responses_request(
+    async def prepare(self, principal: Principal, body: object) -> PreparedResponse:
+        """Read a request's body and the conversation that it continues. Raises BadRequest and NotFound, which name the
+        field, TooLarge and Unavailable."""
+        request = parse_responses_request(
             body, items_max=self._messages_max, strict=self._strict, media_bytes_max=self._media_bytes_max
         )
-        kept = _is_stored(asked, principal)
-        history = await self._history(asked.previous, principal) if asked.previous is not None else []
-        items = await self._looked_up(asked.items, principal)
-        chat, places = chat_request(
-            asked, items, history, messages_max=self._messages_max, media_bytes_max=self._media_bytes_max
+        stored = _is_stored(request, principal)
+        history = await self._history(request.previous, principal) if request.previous is not None else []
+        items = await self._resolve_references(request.items, principal)
+        chat, names = chat_request(
+            request, items, history, messages_max=self._messages_max, media_bytes_max=self._media_bytes_max
         )
-        if (history or items is not asked.items) and len(json_bytes(chat.messages)) > self._body_bytes_max:
+        if (history or items is not request.items) and len(json_bytes(chat.messages)) > self._body_bytes_max:
             raise TooLarge(f"the conversation has grown over {self._body_bytes_max} bytes; begin a new one")
-        return Prepared(chat, to_log(asked) if kept else {}, asked, places)
+        return PreparedResponse(chat, to_log(request) if stored else {}, request, names)
 
     async def get(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """A stored response as it was replied. Raises NotFound."""
-        found = await self._stored(response_id, principal)
-        head = head_of_log(found.request, found.id, found.created_s)
-        if found.status == "aborted":
-            return begun(head) | {"status": "cancelled"}
-        if found.status != "done" or found.reply is None:
-            return failed(head, found.error or {})
-        return ended(head, found.reply, found.finished_s)
+        """Return a stored response as the client received it. Raises NotFound, Unavailable."""
+        response = await self._stored(response_id, principal)
+        head = head_of_log(response.request, response.id, response.created_s)
+        if response.status == "aborted":
+            return response_in_progress(head) | {"status": "cancelled"}
+        if response.status != "done" or response.reply is None:
+            return failed_response(head, response.error or {})
+        return finished_response(head, response.reply, response.finished_s)
 
     async def input_items(
         self, principal: Principal, response_id: str, *, limit: int = PAGE_ITEMS, order: str = "desc", after: str | None
     ) -> dict[str, Any]:
-        """A page of what a stored response was made from, the conversation before it included. Raises NotFound."""
-        found = await self._stored(response_id, principal)
-        items = _inputs(found)
+        """Return a page of the input items of a stored response, with the conversation before it. Raises NotFound,
+        BadRequest, Unavailable."""
+        items = _input_items(await self._stored(response_id, principal))
         if order == "desc":
             items.reverse()
         if after is not None:
-            places = [index for index, item in enumerate(items) if item["id"] == after]
-            if not places:
-                raise BadRequest(f"`after`: no item '{after[:64]}' of this response", param="after")
-            items = items[places[0] + 1 :]
+            indices = [index for index, item in enumerate(items) if item["id"] == after]
+            if not indices:
+                raise BadRequest(f"`after`: this response has no item '{after[:64]}'", param="after")
+            items = items[indices[0] + 1 :]
         page = items[:limit]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
         return {"object": "list", "data": page, **ends, "has_more": len(items) > limit}
 
     async def delete(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """Take the texts of a stored response out of the log. Raises NotFound."""
-        found = await self._stored(response_id, principal)
-        await self._store.erase(found.id, principal.public_id)
-        return {"id": found.id, "object": "response", "deleted": True}
+        """Erase the texts of a stored response from the log. Raises NotFound, Unavailable."""
+        response = await self._stored(response_id, principal)
+        await self._store.erase(response.id, principal.public_id)
+        return {"id": response.id, "object": "response", "deleted": True}
 
     async def cancel(self, principal: Principal, response_id: str) -> dict[str, Any]:
-        """Always a refusal: nothing runs in the background. Raises NotFound, BadRequest."""
+        """Always raises: nothing runs in the background. Raises NotFound, Unavailable, BadRequest(not_cancellable)."""
         await self._stored(response_id, principal)
-        text = "Cannot cancel a synchronous response; to stop one, close the connection it is made on."
-        raise BadRequest(text, param="response_id", code="not_cancellable")
+        problem = "Cannot cancel a synchronous response; to stop one, close its connection."
+        raise BadRequest(problem, param="response_id", code="not_cancellable")
 
-    # ------------------------------------------------------------ looking up
+    # ------------------------------------------------------------ the store
 
     async def _history(self, previous_id: str, principal: Principal) -> list[Mapping[str, Any]]:
-        found = (await self._find([previous_id], principal)).get(previous_id)
-        if found is None or not found.stored:
-            why = "" if found is None else " It was not stored, or has been deleted."
-            text = f"Previous response with id '{previous_id}' not found.{why}"
-            raise BadRequest(text, param="previous_response_id", code="previous_response_not_found")
-        if found.status != "done":
-            text = f"Previous response with id '{previous_id}' came to no end and cannot be continued."
-            raise BadRequest(text, param="previous_response_id", code="previous_response_failed")
-        return conversation_of_log(found.request, found.reply)
+        """The conversation up to a stored response. Raises BadRequest, Unavailable."""
+        previous = (await self._find([previous_id], principal)).get(previous_id)
+        if previous is None or not previous.stored:
+            reason = "" if previous is None else " It was not stored, or has been deleted."
+            problem = f"Previous response with id '{previous_id}' not found.{reason}"
+            raise BadRequest(problem, param="previous_response_id", code="previous_response_not_found")
+        if previous.status != "done":
+            problem = f"Previous response with id '{previous_id}' did not complete and cannot be continued."
+            raise BadRequest(problem, param="previous_response_id", code="previous_response_failed")
+        return conversation_of_log(previous.request, previous.reply)
 
-    async def _looked_up(self, items: Sequence[Item], principal: Principal) -> Sequence[Item]:
-        """Items with every reference replaced by what it points at. Raises NotFound."""
-        wanted = references(items)
-        if not wanted:
+    async def _resolve_references(self, items: Sequence[Item], principal: Principal) -> Sequence[Item]:
+        """Replace every reference among the items by the item that it points at. Raises NotFound, BadRequest,
+        Unavailable."""
+        ids_by_index = references(items)
+        if not ids_by_index:
             return items
-        homes = {index: response_of(name) for index, name in wanted.items()}
-        ids = sorted({home for home in homes.values() if home is not None})
-        if len(ids) > RESPONSES_REFERRED_MAX:
-            text = f"`input` refers to items of more than {RESPONSES_REFERRED_MAX} responses"
-            raise BadRequest(text, param="input", code="too_many_references")
-        found = await self._find(ids, principal)
-        known = {item["id"]: item for one in found.values() if one.stored for item in _all_items(one)}
-        whole = list(items)
-        for index, name in wanted.items():
-            if name not in known:
-                raise no_such_item(name, index)
-            whole[index] = known[name]
-        return whole
+        owners = [response_of(item_id) for item_id in ids_by_index.values()]
+        response_ids = sorted({owner for owner in owners if owner is not None})
+        if len(response_ids) > RESPONSES_REFERRED_MAX:
+            problem = (
+                f"`input` refers to items of more than {RESPONSES_REFERRED_MAX} responses; send the items themselves"
+            )
+            raise BadRequest(problem, param="input", code="too_many_references")
+        responses = await self._find(response_ids, principal)
+        by_id = {item["id"]: item for response in responses.values() if response.stored for item in _items(response)}
+        resolved = list(items)
+        for index, item_id in ids_by_index.items():
+            if item_id not in by_id:
+                raise no_such_item(item_id, index)
+            resolved[index] = by_id[item_id]
+        return resolved
 
     async def _stored(self, response_id: str, principal: Principal) -> LoggedResponse:
-        found = (await self._find([response_id], principal)).get(response_id)
-        if found is None or not found.stored:
-            text = f"Response with id '{response_id[:64]}' not found."
-            raise NotFound(text, param="response_id", code="response_not_found")
-        return found
+        """A response that is stored under this key. Raises NotFound, Unavailable."""
+        response = (await self._find([response_id], principal)).get(response_id)
+        if response is None or not response.stored:
+            problem = f"Response with id '{response_id[:64]}' not found."
+            raise NotFound(problem, param="response_id", code="response_not_found")
+        return response
 
     async def _find(self, ids: Sequence[str], principal: Principal) -> Mapping[str, LoggedResponse]:
-        """Those of them that are this key's; one that is on disk only is waited for. Raises Unavailable."""
-        named = [name for name in ids if response_name(name)]
-        found = await self._store.find(named, principal.public_id) if named else {}
-        if len(found) == len(set(named)):
-            return found
+        """The responses of this key among `ids`, by id. Waits for those that are still in the journal. Raises
+        Unavailable."""
+        valid = [name for name in ids if is_response_id(name)]
+        responses = await self._store.find(valid, principal.public_id) if valid else {}
+        if len(responses) == len(set(valid)):
+            return responses
         try:
             await self._journal.shipped()
         except TimeoutError:
-            text = "the log is still on its way to the database; ask again"
-            raise Unavailable(text, code="store_behind", headers={"retry-after": "2"}) from None
-        return await self._store.find(named, principal.public_id)
+            problem = "the log has not reached the database yet; try again"
+            raise Unavailable(problem, code="store_behind", headers={"retry-after": "2"}) from None
+        return await self._store.find(valid, principal.public_id)
 
 
-def _is_stored(asked: ResponsesRequest, principal: Principal) -> bool:
-    """Whether the response can be read back later. Raises BadRequest where that is asked for and cannot be."""
+def _is_stored(request: ResponsesRequest, principal: Principal) -> bool:
+    """Whether the response can be read back later. Raises BadRequest if the client asks for that in vain."""
     if principal.log_mode == "full":
-        return asked.store is not False
-    if asked.store:
-        text = f"`store`: this key's log mode is `{principal.log_mode}`, which keeps no text as it was sent; send false"
-        raise BadRequest(text, param="store", code="store_unavailable")
+        return request.store is not False
+    if request.store:
+        mode = principal.log_mode
+        problem = f"`store`: this key's log mode is `{mode}`, which does not keep text as it was sent; send false"
+        raise BadRequest(problem, param="store", code="store_unavailable")
     return False
 
 
-def _inputs(found: LoggedResponse) -> list[dict[str, Any]]:
-    return to_input_items(conversation_of_log(found.request, None), found.id.removeprefix("resp_"))
+def _input_items(response: LoggedResponse) -> list[dict[str, Any]]:
+    return to_input_items(conversation_of_log(response.request, None), response.id.removeprefix("resp_"))
 
 
-def _all_items(found: LoggedResponse) -> list[dict[str, Any]]:
-    head = head_of_log(found.request, found.id, found.created_s)
-    made = output_items(head, found.reply) if found.reply is not None else []
-    return [*_inputs(found), *made]
+def _items(response: LoggedResponse) -> list[dict[str, Any]]:
+    head = head_of_log(response.request, response.id, response.created_s)
+    output = output_items(head, response.reply) if response.reply is not None else []
+    return [*_input_items(response), *output]

@@ -11,7 +11,7 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.money.amounts import Usage, nano_to_usd
 from gateway.core.openai.chat import ChatRequest
-from gateway.core.openai.reply import about
+from gateway.core.openai.reply import reply_facts
 from gateway.errors import BatonError
 from gateway.service.ports.request import RateState, Scope
 
@@ -59,7 +59,7 @@ class Running:
 
     def about(self, reply: Mapping[str, Any]) -> None:
         """Sink: note what the reply says about itself."""
-        self.reply_facts |= about(reply)
+        self.reply_facts |= reply_facts(reply)
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """Pass an event on. Drops it where the reader is behind: a late note is worth nothing."""

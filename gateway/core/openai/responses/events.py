@@ -1,8 +1,8 @@
-"""Chat chunks → the typed events of a streamed response. Pure, and total: whatever a worker sends, what is not of
-OpenAI's shape is left out.
+"""Turns chat chunks into the typed events of a streamed response. Pure; it never raises, and ignores whatever does not
+have OpenAI's form.
 
-An item is announced with the first piece of it. Reasoning and text end when something else begins, and begin anew as
-another item should they go on; calls end together at the end, since their pieces may come interleaved.
+An item begins with its first piece. Reasoning and text end when another item begins; if they continue later, they begin
+a new item. All calls end together at the end of the stream, because their pieces may be interleaved.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gateway.core.openai.responses.reply import (
     INCOMPLETE,
     REASONING,
     Head,
-    begun,
     call_item,
-    ended,
-    failed,
+    failed_response,
+    finished_response,
     message_item,
     reasoning_item,
+    response_in_progress,
     token_logprobs,
 )
 from gateway.core.openai.responses.request import wants_logprobs
@@ -31,43 +31,44 @@ PARTS = {"content": "output_text", "refusal": "refusal"}
 
 
 class Events:
-    """The events of one response, each with its `sequence_number`. `open` first, one of the ends last."""
+    """Makes the events of one response, each with its `sequence_number`. Call `open` first, then `chunk` for each
+    chunk, then `completed` or `failed` once."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._logprobs = wants_logprobs(head.echo)
         self._number = 0
-        self._items: list[dict[str, Any]] = []  # what has been told, in the order of `output_index`
-        self._open: int | None = None  # index of the message or reasoning that is being told
-        self._calls: dict[int, int] = {}  # a call's index in the chunks → its index here
+        self._items: list[dict[str, Any]] = []  # the items sent so far, in the order of `output_index`
+        self._open: int | None = None  # index of the unfinished message or reasoning item
+        self._calls: dict[int, int] = {}  # a call's index in the chunks → its index in `_items`
         self._finish: str | None = None
 
     def open(self) -> list[Event]:
-        """The first two events."""
+        """The first two events of the response."""
         return [
-            self._event("response.created", response=begun(self._head)),
-            self._event("response.in_progress", response=begun(self._head)),
+            self._event("response.created", response=response_in_progress(self._head)),
+            self._event("response.in_progress", response=response_in_progress(self._head)),
         ]
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[Event]:
-        """The events of one chunk; of its choices only the first counts."""
+        """The events of one chunk. Only the choice with index 0 counts."""
         return [event for choice in choices if choice.get("index", 0) == 0 for event in self._choice(choice)]
 
     def completed(self, completion: Mapping[str, Any], completed_s: int) -> list[Event]:
-        """The last events of a response that was made: every item's end, then the whole object."""
+        """The last events of a successful response: the end of every item, then the complete object."""
         status = "incomplete" if self._finish in INCOMPLETE else "completed"
         events = list(self._close_all(status))
         if not self._items:
             events += [*self._piece("content", "", []), *self._close(status)]
-        whole = ended(self._head, completion, completed_s, self._items)
-        return [*events, self._event(f"response.{whole['status']}", response=whole)]
+        response = finished_response(self._head, completion, completed_s, self._items)
+        return [*events, self._event(f"response.{response['status']}", response=response)]
 
     def failed(self, error: Mapping[str, Any]) -> list[Event]:
-        """The last events of a response that broke off. The second is the one that OpenAI's SDKs raise on."""
-        told = {name: error.get(name) for name in ("code", "message", "param")}
+        """The last events of a response that failed. OpenAI's SDKs raise an exception on the second one."""
+        details = {name: error.get(name) for name in ("code", "message", "param")}
         return [
-            self._event("response.failed", response=failed(self._head, error, self._items)),
-            self._event("error", **told, error=dict(error)),
+            self._event("response.failed", response=failed_response(self._head, error, self._items)),
+            self._event("error", **details, error=dict(error)),
         ]
 
     # ------------------------------------------------------------ pieces
@@ -75,9 +76,9 @@ class Events:
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
         delta = choice.get("delta")
         if isinstance(delta, Mapping):
-            thought = next((delta[name] for name in REASONING if isinstance(delta.get(name), str)), "")
-            if thought:
-                yield from self._thought(thought)
+            reasoning = next((delta[name] for name in REASONING if isinstance(delta.get(name), str)), "")
+            if reasoning:
+                yield from self._reasoning(reasoning)
             logprobs = token_logprobs(choice.get("logprobs")) if self._logprobs else []
             for name in PARTS:
                 if isinstance(delta.get(name), str) and delta[name]:
@@ -89,16 +90,17 @@ class Events:
         finish = choice.get("finish_reason")
         self._finish = finish if isinstance(finish, str) else self._finish
 
-    def _thought(self, text: str) -> Iterator[Event]:
-        if self._opened("reasoning") is None:
+    def _reasoning(self, text: str) -> Iterator[Event]:
+        """The events of a piece of reasoning."""
+        if self._open_item("reasoning") is None:
             yield from self._begin(reasoning_item(self._head, self._count("reasoning"), "", "in_progress"))
             yield from self._add_part({"type": "reasoning_text", "text": ""})
         self._part()["text"] += text
         yield self._event("response.reasoning_text.delta", **self._place(), delta=text)
 
     def _piece(self, name: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
-        """A piece of text or of a refusal."""
-        if self._opened("message") is None:
+        """The events of a piece of text or of a refusal."""
+        if self._open_item("message") is None:
             yield from self._begin(message_item(self._head, self._count("message"), [], "in_progress"))
         kind = PARTS[name]
         item = self._item()
@@ -113,7 +115,9 @@ class Events:
         part["text"] += text
         part["logprobs"] += logprobs
         if text:
-            yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=_told(logprobs))
+            yield self._event(
+                "response.output_text.delta", **self._place(), delta=text, logprobs=_event_logprobs(logprobs)
+            )
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[Event]:
         index = piece.get("index")
@@ -152,8 +156,8 @@ class Events:
             return
         part, place = self._part(), self._place()
         if part["type"] == "output_text":
-            told = {"text": part["text"], "logprobs": _told(part["logprobs"])}
-            yield self._event("response.output_text.done", **place, **told)
+            content = {"text": part["text"], "logprobs": _event_logprobs(part["logprobs"])}
+            yield self._event("response.output_text.done", **place, **content)
         elif part["type"] == "refusal":
             yield self._event("response.refusal.done", **place, refusal=part["refusal"])
         else:
@@ -161,7 +165,7 @@ class Events:
         yield self._event("response.content_part.done", **place, part=_copy(part))
 
     def _close(self, status: str) -> Iterator[Event]:
-        """End the message or reasoning that is being told."""
+        """End the unfinished message or reasoning item, if there is one."""
         if self._open is None:
             return
         yield from self._end_part()
@@ -174,12 +178,13 @@ class Events:
         for at in self._calls.values():
             item = self._items[at]
             place = {"item_id": item["id"], "output_index": at}
-            told = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._event("response.function_call_arguments.done", **place, **told)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("response.function_call_arguments.done", **place, **call)
             item["status"] = status
             yield self._event("response.output_item.done", output_index=at, item=dict(item))
 
-    def _opened(self, kind: str) -> int | None:
+    def _open_item(self, kind: str) -> int | None:
+        """The index of the unfinished item if it is of that kind."""
         return self._open if self._open is not None and self._items[self._open]["type"] == kind else None
 
     def _count(self, kind: str) -> int:
@@ -196,22 +201,22 @@ class Events:
         item = self._item()
         return {"item_id": item["id"], "output_index": self._open, "content_index": len(item["content"]) - 1}
 
-    def _event(self, kind: str, **told: Any) -> Event:
+    def _event(self, kind: str, **fields: Any) -> Event:
         self._number += 1
-        return {"type": kind, "sequence_number": self._number - 1, **told}
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
 
 
-def _told(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Log-probabilities as text events have them: without the bytes, which only a whole part spells out."""
-    return [{**_bare(token), "top_logprobs": [_bare(one) for one in token["top_logprobs"]]} for token in logprobs]
+def _event_logprobs(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Log-probabilities in the form of text events: without the bytes, which only complete parts carry."""
+    return [{**_logprob(token), "top_logprobs": list(map(_logprob, token["top_logprobs"]))} for token in logprobs]
 
 
-def _bare(token: Mapping[str, Any]) -> dict[str, Any]:
+def _logprob(token: Mapping[str, Any]) -> dict[str, Any]:
     return {"token": token["token"], "logprob": token["logprob"]}
 
 
-def _copy(thing: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is now: an event must not change when its item grows."""
-    lists = {name: [_copy(one) if isinstance(one, dict) else one for one in value]
-             for name, value in thing.items() if isinstance(value, list)}  # fmt: skip
-    return {**thing, **lists}
+def _copy(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy an item or part with its lists: an event must not change when its item grows."""
+    lists = {name: [_copy(element) if isinstance(element, dict) else element for element in value]
+             for name, value in part.items() if isinstance(value, list)}  # fmt: skip
+    return {**part, **lists}

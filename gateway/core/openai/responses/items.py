@@ -1,7 +1,7 @@
-"""Items of the Responses API ↔ chat messages. Pure.
+"""Converts items of the Responses API to chat messages and back. Pure.
 
-A conversation is kept as chat messages, which is what workers are sent and what the log holds; items are made of them
-when a client asks. An item's id names the response it belongs to, so that a reference to it can be looked up.
+Baton stores a conversation as chat messages, because workers get messages and the log holds them; it makes items from
+them when a client asks. An item's id names the response that the item belongs to, so that a reference can be resolved.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from gateway.core.openai.shapes import (
     FREE_TEXT,
     OBJECT,
     WRONG_TYPE,
-    Known,
+    Properties,
     Reader,
-    bad,
-    either,
+    any_of,
+    bad_value,
     one_of,
     text,
 )
 from gateway.core.openai.shapes import array as list_of
-from gateway.core.openai.shapes import missing as missing_error
+from gateway.core.openai.shapes import missing_parameter as missing_error
 from gateway.errors import BadRequest, NotFound
 
 Item = Mapping[str, Any]
@@ -30,14 +30,14 @@ Message = dict[str, Any]
 ROLES = ("user", "system", "developer", "assistant")
 KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 PARTS = {"user": ("input_text", "input_image", "input_file"), "assistant": ("output_text", "refusal")}
-INPUT_IDS = 0x800000  # ordinals of input items begin here, those of output items at 0
+INPUT_IDS = 0x800000  # the ordinals of input items start here, those of output items at 0
 ID_CHARS_MAX = 64
 _NAME = text(ID_CHARS_MAX), f"a string of at most {ID_CHARS_MAX} characters"
 _STATUS = one_of("in_progress", "completed", "incomplete"), "in_progress, completed or incomplete"
-_CONTENT = either(text(2**31), list_of(1, 2**31)), "a string or a list of content parts"
+_CONTENT = any_of(text(2**31), list_of(1, 2**31)), "a string or a list of content parts"
 _ANY = (lambda value: None), "anything"
-_ITEM: Known = {"type": FREE_TEXT, "id": _NAME, "status": _STATUS}
-_ITEMS: Mapping[str, Known] = {
+_ITEM: Properties = {"type": FREE_TEXT, "id": _NAME, "status": _STATUS}
+_ITEMS: Mapping[str, Properties] = {
     "message": {**_ITEM, "role": (one_of(*ROLES), f"one of {', '.join(ROLES)}"), "content": _CONTENT, "phase": _NAME},
     "function_call": {
         **_ITEM, "call_id": _NAME, "name": (text(256), "a string"), "arguments": FREE_TEXT, "caller": OBJECT,
@@ -48,14 +48,14 @@ _ITEMS: Mapping[str, Known] = {
     "reasoning": {**_ITEM, "summary": _ANY, "content": _ANY, "encrypted_content": FREE_TEXT},
     "item_reference": {"type": FREE_TEXT, "id": _NAME},
 }  # fmt: skip
-_NEEDED: Mapping[str, tuple[str, ...]] = {
+_REQUIRED: Mapping[str, tuple[str, ...]] = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "item_reference": ("id",),
 }
-_PART: Known = {"type": FREE_TEXT, "prompt_cache_breakpoint": OBJECT}
-_PARTS: Mapping[str, tuple[Known, tuple[str, ...]]] = {
+_PART: Properties = {"type": FREE_TEXT, "prompt_cache_breakpoint": OBJECT}
+_PARTS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
     "input_text": ({**_PART, "text": FREE_TEXT}, ("text",)),
     "input_image": ({**_PART, "image_url": FREE_TEXT, "detail": _NAME, "file_id": FREE_TEXT}, ()),
     "input_file": (
@@ -70,18 +70,18 @@ _ID = re.compile(r"(?:msg|fc|fco|rs)_([0-9a-f]{32})[0-9a-f]{6}")
 
 
 def item_id(prefix: str, response_hex: str, ordinal: int) -> str:
-    """The id of an item: what it is, whose it is, which one it is."""
+    """The id of an item: the prefix of its kind, the hex id of its response, and its ordinal in that response."""
     return f"{prefix}_{response_hex}{ordinal:06x}"
 
 
 def response_of(an_item_id: str) -> str | None:
-    """The id of the response that an item id names, None where it names none."""
-    found = _ID.fullmatch(an_item_id)
-    return f"resp_{found[1]}" if found else None
+    """The id of the response that an item id names, or None if it names none."""
+    match = _ID.fullmatch(an_item_id)
+    return f"resp_{match[1]}" if match else None
 
 
 def kind_of(item: Item) -> str:
-    """What an item is; `type` may be left out of a message and of a reference."""
+    """The kind of an item. A message or a reference may omit `type`."""
     kind = item.get("type")
     if kind is None:
         return "message" if "role" in item else "item_reference" if "id" in item else ""
@@ -89,30 +89,30 @@ def kind_of(item: Item) -> str:
 
 
 def parse_items(raw: Any, items_max: int, reader: Reader) -> list[Item]:
-    """`input` as items, checked as far as one can be alone; a string is one message of the user. Raises BadRequest with
-    the path of the first thing that is wrong."""
+    """Read `input` as items and check each one by itself; a string becomes one user message. Raises BadRequest with the
+    path of the first invalid value."""
     if isinstance(raw, str):
         return [{"type": "message", "role": "user", "content": raw}]
     if not isinstance(raw, list):
-        raise bad("input", "a string or a list of items", WRONG_TYPE)
+        raise bad_value("input", "a string or a list of items", WRONG_TYPE)
     if len(raw) > items_max:
-        said = f"`input` holds {len(raw)} items; at most {items_max} are accepted"
-        raise BadRequest(said, param="input", code="array_above_max_length")
+        problem = f"`input` holds {len(raw)} items; at most {items_max} are accepted"
+        raise BadRequest(problem, param="input", code="array_above_max_length")
     return [_item(item, f"input[{at}]", reader) for at, item in enumerate(raw)]
 
 
 def _item(raw: Any, where: str, reader: Reader) -> Item:
     if not isinstance(raw, dict):
-        raise bad(where, "an object", WRONG_TYPE)
+        raise bad_value(where, "an object", WRONG_TYPE)
     kind = kind_of(raw)
     if kind not in KINDS:
-        raise bad(f"{where}.type", f"one of {', '.join(KINDS)}", "invalid_value")
-    item = reader.object(raw, where, _ITEMS[kind], _NEEDED.get(kind, ()))
+        raise bad_value(f"{where}.type", f"one of {', '.join(KINDS)}", "invalid_value")
+    item = reader.object(raw, where, _ITEMS[kind], _REQUIRED.get(kind, ()))
     if kind == "message":
         role = item["role"]
         kinds = PARTS.get(role, ("input_text",))
         return item | {"type": kind, "content": _parts(item["content"], f"{where}.content", kinds, reader)}
-    if kind == "function_call_output":  # workers take text as a tool's result
+    if kind == "function_call_output":  # workers accept only text as a tool's result
         return item | {"output": _parts(item["output"], f"{where}.output", ("input_text",), reader)}
     return item | {"type": kind}
 
@@ -126,16 +126,16 @@ def _parts(content: Any, where: str, kinds: Sequence[str], reader: Reader) -> An
 
 def _part(raw: Any, where: str, kinds: Sequence[str], reader: Reader) -> Item:
     if not isinstance(raw, dict):
-        raise bad(where, "an object", WRONG_TYPE)
+        raise bad_value(where, "an object", WRONG_TYPE)
     kind = raw.get("type")
     if not isinstance(kind, str) or kind not in kinds:
-        raise bad(f"{where}.type", " or ".join(kinds), "invalid_value")
+        raise bad_value(f"{where}.type", " or ".join(kinds), "invalid_value")
     part = reader.object(raw, where, *_PARTS[kind])
     for name in ("file_id", "file_url"):
         if name in part:
             spot, fix = f"{where}.{name}", "image_url" if kind == "input_image" else "file_data"
-            said = f"`{spot}`: no files are kept or fetched here; send `{fix}`"
-            raise BadRequest(said, param=spot, code="unsupported_value")
+            problem = f"`{spot}`: Baton keeps and fetches no files; send `{fix}`"
+            raise BadRequest(problem, param=spot, code="unsupported_value")
     for name in {"input_image": ("image_url",), "input_file": ("file_data",)}.get(kind, ()):
         if name not in part:
             raise missing_error(f"{where}.{name}")
@@ -143,12 +143,12 @@ def _part(raw: Any, where: str, kinds: Sequence[str], reader: Reader) -> Item:
 
 
 def references(items: Iterable[Item]) -> dict[int, str]:
-    """The ids that `item_reference` items point at, by index."""
+    """The ids that `item_reference` items point at, by the index of the item."""
     return {at: str(item["id"]) for at, item in enumerate(items) if item["type"] == "item_reference"}
 
 
 def no_such_item(an_item_id: str, index: int) -> NotFound:
-    """The error for a reference that leads nowhere."""
+    """The error for a reference to an item that does not exist."""
     fix = "Only items of stored responses can be referred to; send the item itself."
     return NotFound(f"Item with id '{an_item_id[:ID_CHARS_MAX]}' not found. {fix}", param=f"input[{index}].id")
 
@@ -157,12 +157,12 @@ def no_such_item(an_item_id: str, index: int) -> NotFound:
 
 
 def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
-    """The chat messages that items stand for, and for each the index of the item that began it; reasoning is left out.
+    """Convert items to chat messages; return them with, for each, the index of the item that began it.
 
-    Calls and text of one assistant turn are separate items and one message.
+    Reasoning items are left out. The calls and the text of one assistant turn are separate items but one message.
     """
     messages: list[Message] = []
-    places: list[int] = []
+    origins: list[int] = []
     for index, item in enumerate(items):
         if item["type"] == "message":
             _add_message(messages, item)
@@ -171,12 +171,12 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
         elif item["type"] == "function_call_output":
             content = _input_content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-        places += [index] * (len(messages) - len(places))
-    return messages, places
+        origins += [index] * (len(messages) - len(origins))
+    return messages, origins
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Every result belongs to a call before it and every call has its result, as workers insist. Raises BadRequest."""
+    """Raises BadRequest unless each tool result follows its call and each call has a result, as workers require."""
     waiting: dict[str, None] = {}
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -185,16 +185,16 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
             continue
         call_id = message["tool_call_id"]
         if call_id not in waiting:
-            said = f"No tool call found for function call output with call_id {call_id[:ID_CHARS_MAX]}."
-            raise BadRequest(said, param="input", code="tool_call_not_found")
+            problem = f"No tool call found for function call output with call_id {call_id[:ID_CHARS_MAX]}."
+            raise BadRequest(problem, param="input", code="tool_call_not_found")
         del waiting[call_id]
     for call_id in waiting:
-        said = f"No tool output found for function call {call_id[:ID_CHARS_MAX]}."
-        raise BadRequest(said, param="input", code="tool_output_not_found")
+        problem = f"No tool output found for function call {call_id[:ID_CHARS_MAX]}."
+        raise BadRequest(problem, param="input", code="tool_output_not_found")
 
 
 def _assistant(messages: list[Message]) -> Message:
-    """The assistant message that is being put together, begun where there is none."""
+    """The assistant message at the end of the list; appends one if there is none."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
@@ -204,16 +204,16 @@ def _add_message(messages: list[Message], item: Item) -> None:
     if item["role"] != "assistant":
         messages.append({"role": item["role"], "content": _input_content(item["content"])})
         return
-    said = _said(item["content"])
+    content = _assistant_content(item["content"])
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and last.get("tool_calls") and last.get("content") is None:
-        last.update(said)
+        last.update(content)
     else:
-        messages.append({"role": "assistant", **said})
+        messages.append({"role": "assistant", **content})
 
 
-def _said(content: Any) -> Message:
-    """Content and refusal of an assistant message."""
+def _assistant_content(content: Any) -> Message:
+    """`content` and `refusal` of an assistant message."""
     if isinstance(content, str):
         return {"content": content}
     texts = [part["text"] for part in content if part["type"] == "output_text"]
@@ -222,7 +222,7 @@ def _said(content: Any) -> Message:
 
 
 def _input_content(content: Any) -> str | list[Message]:
-    """Content of a user's, system's or developer's message, or of a result: lone text as a string."""
+    """The content of a user, system or developer message or of a tool result. A single text becomes a string."""
     if isinstance(content, str):
         return content
     parts = [_chat_part(part) for part in content]
@@ -230,14 +230,14 @@ def _input_content(content: Any) -> str | list[Message]:
 
 
 def _chat_part(part: Item) -> Message:
-    mark = {name: part[name] for name in ("prompt_cache_breakpoint",) if name in part}
+    cache = {name: part[name] for name in ("prompt_cache_breakpoint",) if name in part}
     if part["type"] == "input_text":
-        return {"type": "text", "text": part["text"], **mark}
+        return {"type": "text", "text": part["text"], **cache}
     if part["type"] == "input_image":
         detail = {"detail": part["detail"]} if "detail" in part else {}
-        return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}, **mark}
+        return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}, **cache}
     file = {name: part[name] for name in ("file_data", "filename") if name in part}
-    return {"type": "file", "file": file, **mark}
+    return {"type": "file", "file": file, **cache}
 
 
 def _call(item: Item) -> Message:
@@ -249,7 +249,7 @@ def _call(item: Item) -> Message:
 
 
 def to_input_items(messages: Iterable[Mapping[str, Any]], response_hex: str) -> list[Message]:
-    """The items that a stored conversation stands for, oldest first, with ids of that response."""
+    """Convert a stored conversation to input items, oldest first, with ids of the given response."""
     items: list[Message] = []
     for message in messages:
         for prefix, body in _bodies(message):
@@ -258,35 +258,36 @@ def to_input_items(messages: Iterable[Mapping[str, Any]], response_hex: str) -> 
 
 
 def _bodies(message: Mapping[str, Any]) -> Iterable[tuple[str, Message]]:
+    """Yield (id prefix, item without its id) for each item of a message."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":
-        output = content if isinstance(content, str) else [_as_input(part) for part in content or ()]
+        output = content if isinstance(content, str) else [_input_part(part) for part in content or ()]
         call_id = message.get("tool_call_id")
         yield "fco", {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
     elif role == "assistant":
-        parts = said_parts(message)
+        parts = output_parts(message)
         if parts:
             yield "msg", {"type": "message", "role": "assistant", "status": "completed", "content": parts}
         for call in message.get("tool_calls") or ():
             yield "fc", call_body(call, "completed")
     else:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-        shown = [_as_input(part) for part in parts]
-        yield "msg", {"type": "message", "role": role, "status": "completed", "content": shown}
+        inputs = [_input_part(part) for part in parts]
+        yield "msg", {"type": "message", "role": role, "status": "completed", "content": inputs}
 
 
-def _as_input(part: Mapping[str, Any]) -> Message:
-    mark = {name: part[name] for name in ("prompt_cache_breakpoint",) if name in part}
+def _input_part(part: Mapping[str, Any]) -> Message:
+    cache = {name: part[name] for name in ("prompt_cache_breakpoint",) if name in part}
     if part.get("type") == "image_url":
         image = part["image_url"]
-        return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail") or "auto", **mark}
+        return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail") or "auto", **cache}
     if part.get("type") == "file":
-        return {"type": "input_file", **part["file"], **mark}
-    return {"type": "input_text", "text": part.get("text") or "", **mark}
+        return {"type": "input_file", **part["file"], **cache}
+    return {"type": "input_text", "text": part.get("text") or "", **cache}
 
 
-def said_parts(message: Mapping[str, Any]) -> list[Message]:
-    """The content parts of what an assistant said: text, refusal, both or none."""
+def output_parts(message: Mapping[str, Any]) -> list[Message]:
+    """The content parts of an assistant message: text, refusal, both or none."""
     parts: list[Message] = []
     if isinstance(message.get("content"), str) and message["content"]:
         parts.append(text_part(message["content"]))
@@ -296,14 +297,14 @@ def said_parts(message: Mapping[str, Any]) -> list[Message]:
 
 
 def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> Message:
-    """Text that was generated."""
+    """A part of generated text."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def call_body(call: Mapping[str, Any], status: str) -> Message:
-    """A chat tool call as a `function_call` item without its id."""
+    """Convert a chat tool call to a `function_call` item without its id."""
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
-    told = {"call_id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
-    texts = {name: value if isinstance(value, str) else "" for name, value in told.items()}
+    fields = {"call_id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+    texts = {name: value if isinstance(value, str) else "" for name, value in fields.items()}
     return {"type": "function_call", **texts, "status": status}

@@ -1,6 +1,6 @@
-"""A chat completion as OpenAI's Response object. Pure.
+"""Converts a chat completion to OpenAI's Response object. Pure.
 
-The log holds the completion; the object is made of it each time, for the reply as for `GET /v1/responses/{id}`.
+The log holds the completion; Baton makes the object from it each time, for the reply and for `GET /v1/responses/{id}`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gateway.core.openai.responses.request import ResponsesRequest, wants_logpro
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-REASONING = ("reasoning_content", "reasoning")  # how workers name what they thought before they spoke
+REASONING = ("reasoning_content", "reasoning")  # the names that workers use for reasoning text
 _NAME = re.compile(r"resp_[0-9a-f]{32}")
-GIVEN = (
+ECHOED_AS_GIVEN = (
     *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "prompt_cache_retention"),
     *("safety_identifier", "temperature", "top_p", "user"),
 )
@@ -26,7 +26,8 @@ GIVEN = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a Response object says of its request. `echo`: the request's properties as given."""
+    """The facts of a request that its Response object repeats. `echo`: the request's properties as the client sent
+    them."""
 
     id: str
     created_s: int
@@ -37,38 +38,38 @@ class Head:
 
     @property
     def hex(self) -> str:
-        """The id without its prefix: what its items' ids are made of."""
+        """The id without its prefix; the ids of its items contain it."""
         return self.id.removeprefix("resp_")
 
 
-def response_name(text: str) -> bool:
-    """Whether that can be the id of a response."""
+def is_response_id(text: str) -> bool:
+    """Whether the text has the form of a response id."""
     return _NAME.fullmatch(text) is not None
 
 
-def to_log(asked: ResponsesRequest) -> dict[str, Any]:
-    """What the log keeps of a stored response's request beside the messages."""
-    echo = {name: value for name, value in asked.body.items() if name not in NOT_ECHOED}
-    return {**echo, "instructed": asked.instructions is not None}
+def to_log(request: ResponsesRequest) -> dict[str, Any]:
+    """The part of a stored response's request that the log keeps in addition to the messages."""
+    echo = {name: value for name, value in request.body.items() if name not in NOT_ECHOED}
+    return {**echo, "instructed": request.instructions is not None}
 
 
 def head_of_log(request: Mapping[str, Any], response_id: str, created_s: int) -> Head:
-    """The Head of a stored response, from the request as logged."""
+    """The Head of a stored response, from its logged request."""
     form, messages = request["response"], request["messages"]
     instructions = messages[0]["content"] if form["instructed"] else None
     return Head(response_id, created_s, request["model"], instructions, form, stored=True)
 
 
 def conversation_of_log(request: Mapping[str, Any], reply: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The messages of a stored response without its instructions, its own reply at the end."""
+    """The messages of a stored response without its instructions, followed by its reply."""
     messages = list(request["messages"][1 if request["response"]["instructed"] else 0 :])
-    said = _message(reply or {})
-    kept = {name: said[name] for name in ("content", "refusal", "tool_calls") if said.get(name)}
-    return [*messages, {"role": "assistant", "content": None, **kept}] if kept else messages
+    message = _message(reply or {})
+    answer = {name: message[name] for name in ("content", "refusal", "tool_calls") if message.get(name)}
+    return [*messages, {"role": "assistant", "content": None, **answer}] if answer else messages
 
 
-def begun(head: Head) -> dict[str, Any]:
-    """The object of a response that is being made."""
+def response_in_progress(head: Head) -> dict[str, Any]:
+    """The Response object of a request that is still being served."""
     echo = head.echo
     text, reasoning = echo.get("text") or {}, echo.get("reasoning") or {}
     return {
@@ -94,56 +95,57 @@ def begun(head: Head) -> dict[str, Any]:
         "truncation": "disabled",
         "usage": None,
         "metadata": dict(echo.get("metadata") or {}),
-        **{name: echo.get(name) for name in GIVEN},
+        **{name: echo.get(name) for name in ECHOED_AS_GIVEN},
     }
 
 
-def ended(
+def finished_response(
     head: Head, completion: Mapping[str, Any], completed_s: int, output: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The object of a response that was made. `output`: its items, where they have been told already."""
-    why = INCOMPLETE.get(_finish(completion))
+    """The Response object of a successful request. `output`: its items, if they have already been streamed."""
+    reason = INCOMPLETE.get(_finish(completion))
     tier = completion.get("service_tier")
-    return begun(head) | {
-        "status": "incomplete" if why else "completed",
-        "completed_at": None if why else completed_s,
-        "incomplete_details": {"reason": why} if why else None,
+    return response_in_progress(head) | {
+        "status": "incomplete" if reason else "completed",
+        "completed_at": None if reason else completed_s,
+        "incomplete_details": {"reason": reason} if reason else None,
         "output": list(output_items(head, completion) if output is None else output),
         "service_tier": tier if tier in TIERS else "default",
         "usage": _usage(completion.get("usage") or {}),
     }
 
 
-def failed(head: Head, error: Mapping[str, Any], output: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """The object of a response that could not be made; `error` as in any error reply."""
-    kind, told = error.get("type"), {"message": error.get("message") or "the response could not be made"}
+def failed_response(head: Head, error: Mapping[str, Any], output: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The Response object of a request that failed. `error` is the object of an error reply."""
+    kind, details = error.get("type"), {"message": error.get("message") or "the response could not be made"}
     code = "server_error"
     if kind in ("rate_limit_error", "insufficient_quota"):
         code = "rate_limit_exceeded"
     elif kind == "invalid_request_error":
         code = "invalid_prompt"
-    told |= {"code": code, "type": kind, "param": error.get("param")}
-    return begun(head) | {"status": "failed", "error": told, "output": list(output)}
+    details |= {"code": code, "type": kind, "param": error.get("param")}
+    return response_in_progress(head) | {"status": "failed", "error": details, "output": list(output)}
 
 
 def output_items(head: Head, completion: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was generated, as items: reasoning, message, calls."""
+    """The generated output as items: reasoning, then the message, then the calls."""
     choice, message = _choice(completion), _message(completion)
     status = "incomplete" if _finish(completion) in INCOMPLETE else "completed"
     items: list[dict[str, Any]] = []
-    thought = next((message[name] for name in REASONING if isinstance(message.get(name), str) and message[name]), "")
-    if thought:
-        items.append(reasoning_item(head, 0, thought, "completed"))
+    texts = (message.get(name) for name in REASONING)
+    reasoning = next((text for text in texts if isinstance(text, str) and text), "")
+    if reasoning:
+        items.append(reasoning_item(head, 0, reasoning, "completed"))
     parts = content_parts(message, choice.get("logprobs") if wants_logprobs(head.echo) else None)
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
-    if parts or not (calls or thought):
+    if parts or not (calls or reasoning):
         items.append(message_item(head, 0, parts or [text_part("")], status))
     items += [call_item(head, number, call_body(call, status)) for number, call in enumerate(calls)]
     return items
 
 
 def content_parts(message: Mapping[str, Any], logprobs: Any) -> list[dict[str, Any]]:
-    """Text and refusal of a chat message as content parts."""
+    """The text and refusal of a chat message as content parts."""
     parts: list[dict[str, Any]] = []
     if isinstance(message.get("content"), str) and message["content"]:
         parts.append(text_part(message["content"], token_logprobs(logprobs)))
@@ -159,22 +161,22 @@ def message_item(head: Head, number: int, parts: Sequence[Mapping[str, Any]], st
 
 
 def reasoning_item(head: Head, number: int, text: str, status: str) -> dict[str, Any]:
-    """The `number`th stretch of reasoning that a worker showed."""
+    """The `number`th piece of reasoning that a worker showed."""
     content = [{"type": "reasoning_text", "text": text}] if text else []
     name = item_id("rs", head.hex, number)
     return {"id": name, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
 def call_item(head: Head, number: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The `number`th call of a function."""
+    """The `number`th function call."""
     return {"id": item_id("fc", head.hex, number), **body}
 
 
 def token_logprobs(logprobs: Any) -> list[dict[str, Any]]:
-    """A chat choice's log-probabilities, token by token; what is not of OpenAI's shape is left out."""
+    """A chat choice's log-probabilities, token by token. Tokens that do not have OpenAI's form are left out."""
     tokens = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     return [
-        {**_token(token), "top_logprobs": [_token(one) for one in token.get("top_logprobs") or () if _is_token(one)]}
+        {**_token(token), "top_logprobs": [_token(top) for top in token.get("top_logprobs") or () if _is_token(top)]}
         for token in tokens or ()
         if _is_token(token)
     ]
@@ -186,11 +188,11 @@ def _is_token(token: Any) -> bool:
 
 def _token(token: Mapping[str, Any]) -> dict[str, Any]:
     text = token["token"]
-    spelled = token.get("bytes")
+    text_bytes = token.get("bytes")
     return {
         "token": text,
         "logprob": token["logprob"],
-        "bytes": spelled if isinstance(spelled, list) else list(text.encode("utf-8", "replace")),
+        "bytes": text_bytes if isinstance(text_bytes, list) else list(text.encode("utf-8", "replace")),
     }
 
 
@@ -200,17 +202,17 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usage(chat: Mapping[str, Any]) -> dict[str, Any]:
-    into, out = chat.get("prompt_tokens") or 0, chat.get("completion_tokens") or 0
-    read, thought = chat.get("prompt_tokens_details") or {}, chat.get("completion_tokens_details") or {}
+    input_tokens, output_tokens = chat.get("prompt_tokens") or 0, chat.get("completion_tokens") or 0
+    input_details, output_details = chat.get("prompt_tokens_details") or {}, chat.get("completion_tokens_details") or {}
     return {
-        "input_tokens": into,
+        "input_tokens": input_tokens,
         "input_tokens_details": {
-            "cached_tokens": read.get("cached_tokens") or 0,
-            "cache_write_tokens": read.get("cache_write_tokens") or 0,
+            "cached_tokens": input_details.get("cached_tokens") or 0,
+            "cache_write_tokens": input_details.get("cache_write_tokens") or 0,
         },
-        "output_tokens": out,
-        "output_tokens_details": {"reasoning_tokens": thought.get("reasoning_tokens") or 0},
-        "total_tokens": into + out,
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": output_details.get("reasoning_tokens") or 0},
+        "total_tokens": input_tokens + output_tokens,
     }
 
 

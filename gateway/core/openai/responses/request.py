@@ -1,9 +1,9 @@
-"""OpenAI's Responses API, as far as Baton reads it: a request → a chat request. Pure.
+"""OpenAI's Responses API, as far as Baton reads it: converts its requests to chat requests. Pure.
 
-`FIELDS` is the whole story of a request body: which properties are known, what makes a value acceptable, and what
-becomes of it. `chat` it is translated and goes the way of a chat request; `read` Baton acts on it; `echo` it is given
-back in the reply and has no other effect; `refused` anything but its harmless value is a 400, because it asks for what
-Baton does not do.
+`FIELDS` is the complete table of a request body: which properties are known, which values are acceptable, and what
+happens to each. With fate `chat`, the property is translated to a chat request. With `read`, Baton itself acts on it.
+With `echo`, the reply repeats it and it has no other effect. With `refused`, every value but the harmless one is a 400,
+because it asks for something that Baton does not do.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from gateway.core.openai.shapes import (
     FLAG,
     OBJECT,
     Check,
-    Known,
+    Properties,
     Reader,
+    any_of,
     array,
-    bad,
+    bad_value,
     check_size,
-    either,
     integer,
     mapping,
-    missing,
+    missing_parameter,
     number,
     one_of,
     refuse_if_dangerous,
     text,
-    unknown,
+    unknown_parameter,
 )
 from gateway.errors import BadRequest, BatonError
 
@@ -46,23 +46,23 @@ INCLUDABLE = (
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-def _never(value: Any) -> str:
+def _no_value(value: Any) -> str:
     return "unsupported_parameter"
 
 
-def _only(harmless: Any) -> Check:
+def _only_value(harmless: Any) -> Check:
     return lambda value: None if value == harmless and type(value) is type(harmless) else "unsupported_parameter"
 
 
 def _includes(value: Any) -> str | None:
-    wrong = (one_of(*INCLUDABLE)(name) for name in value) if isinstance(value, list) else ("invalid_type",)
-    return next((code for code in wrong if code), None)
+    codes = (one_of(*INCLUDABLE)(name) for name in value) if isinstance(value, list) else ("invalid_type",)
+    return next((code for code in codes if code), None)
 
 
 FIELDS: dict[str, tuple[Fate, Check, str]] = {
-    # name: (fate, check, what a good value is)
+    # name: (fate, check, description of a valid value)
     "model": ("read", text(256), "a model name, see /v1/models"),
-    "input": ("read", either(text(2**31), array(1, 2**31)), "a string or a list of items"),
+    "input": ("read", any_of(text(2**31), array(1, 2**31)), "a string or a list of items"),
     "instructions": ("read", text(2**31), "a string"),
     "previous_response_id": ("read", text(64), "the id of a stored response"),
     "store": ("read", *FLAG),
@@ -83,31 +83,35 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "max_tool_calls": (
         "echo",
         integer(1, TOKENS_MAX),
-        "an integer above 0; it bounds hosted tools, and there are none",
+        "an integer above 0; it limits hosted tools, and Baton has none",
     ),
     "parallel_tool_calls": ("chat", *FLAG),
     "tools": ("chat", array(0, 128), "up to 128 function tools"),
-    "tool_choice": ("chat", either(text(64), mapping), "none, auto, required or an object"),
+    "tool_choice": ("chat", any_of(text(64), mapping), "none, auto, required or an object"),
     "text": ("chat", mapping, "an object of `format` and `verbosity`"),
     "reasoning": ("chat", mapping, f"an object; its `effort` is one of {', '.join(EFFORTS)}"),
-    "truncation": ("refused", _only("disabled"), "disabled: input is never cut; shorten it before you send it"),
-    "background": ("refused", _only(False), "false: responses are made while you wait"),
-    "conversation": ("refused", _never, "left out; continue with `previous_response_id`"),
-    "prompt": ("refused", _never, "left out; no prompt templates are kept, send `instructions` and `input`"),
-    "context_management": ("refused", _only([]), "left out; the conversation is never compacted"),
-    "moderation": ("refused", _never, "left out; nothing is moderated here"),
-    "access_programs": ("refused", _never, "left out; there are none here"),
-    "image": ("refused", _never, "left out; images go to the worker as they are"),
+    "truncation": (
+        "refused",
+        _only_value("disabled"),
+        "disabled: Baton never cuts input; shorten it before you send it",
+    ),
+    "background": ("refused", _only_value(False), "false: Baton runs nothing in the background"),
+    "conversation": ("refused", _no_value, "left out; continue with `previous_response_id`"),
+    "prompt": ("refused", _no_value, "left out; Baton keeps no prompt templates, send `instructions` and `input`"),
+    "context_management": ("refused", _only_value([]), "left out; Baton never compacts the conversation"),
+    "moderation": ("refused", _no_value, "left out; Baton moderates nothing"),
+    "access_programs": ("refused", _no_value, "left out; Baton has no access programs"),
+    "image": ("refused", _no_value, "left out; Baton sends images to the worker unchanged"),
 }
 _SUMMARY = one_of("auto", "concise", "detailed"), "auto, concise or detailed"
-_REASONING: Known = {
+_REASONING: Properties = {
     "effort": (one_of(*EFFORTS), f"one of {', '.join(EFFORTS)}"),
     "summary": _SUMMARY,
     "generate_summary": _SUMMARY,
 }
-_CACHE: Known = {"mode": (text(64), "a string"), "ttl": (text(64), "a string"), "prewarm": FLAG}
-_TEXT: Known = {"format": OBJECT, "verbosity": (one_of("low", "medium", "high"), "low, medium or high")}
-_FORMAT: Known = {
+_CACHE: Properties = {"mode": (text(64), "a string"), "ttl": (text(64), "a string"), "prewarm": FLAG}
+_TEXT: Properties = {"format": OBJECT, "verbosity": (one_of("low", "medium", "high"), "low, medium or high")}
+_FORMAT: Properties = {
     "type": (one_of("text", "json_object", "json_schema"), "text, json_object or json_schema"),
     "name": (text(64), "a string of at most 64 characters"),
     "description": (text(10_000_000), "a string"),
@@ -126,7 +130,7 @@ MOVED = {
     "function_call": "tool_choice",
     "logprobs": "include",
 }
-NAMES = {  # of a chat request's fields, in an error about one that was made of a Responses request
+NAMES = {  # chat field → Responses field, for errors about a chat request that was made from a Responses request
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
@@ -138,36 +142,39 @@ NAMES = {  # of a chat request's fields, in an error about one that was made of 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """A request whose own fields are good. The conversation it continues is not known yet."""
+    """A request whose own fields are valid. The conversation that it continues has not been read yet."""
 
     model: str
     items: Sequence[Item]
-    body: Mapping[str, Any]  # the known properties as given
-    dropped: tuple[str, ...] = ()  # unknown properties that were left out
+    body: Mapping[str, Any]  # the known properties as the client sent them
+    dropped: tuple[str, ...] = ()  # paths of the unknown properties that were removed
 
     @property
     def instructions(self) -> str | None:
-        """What stands before the whole conversation this time; not inherited."""
+        """The system message in front of the whole conversation. A continuation does not inherit it."""
         text: str | None = self.body.get("instructions")
         return text
 
     @property
     def previous(self) -> str | None:
-        """Id of the response whose conversation this one continues."""
+        """The id of the response whose conversation this request continues, or None."""
         name: str | None = self.body.get("previous_response_id")
         return name
 
     @property
     def store(self) -> bool | None:
-        """Whether the client wants it kept; None: it did not say."""
-        wanted: bool | None = self.body.get("store")
-        return wanted
+        """Whether the client wants the response stored; None: it did not say."""
+        store: bool | None = self.body.get("store")
+        return store
 
 
 def parse_responses_request(
     body: object, *, items_max: int, strict: bool = False, media_bytes_max: int = MEDIA_BYTES_MAX
 ) -> ResponsesRequest:
-    """A decoded JSON body → ResponsesRequest. Raises BadRequest naming the field, and what a good value is."""
+    """Read a decoded JSON body. Raises BadRequest, which names the field and says what a valid value is.
+
+    `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image or file.
+    """
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
     check_size(body, None)
@@ -176,43 +183,43 @@ def parse_responses_request(
     reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
     known = {name: value for name, value in body.items() if name in FIELDS and value is not None}
     for name, value in known.items():
-        _, check, good = FIELDS[name]
+        _, check, description = FIELDS[name]
         if code := check(value):
-            raise bad(name, good, code)
+            raise bad_value(name, description, code)
     for name in ("model", "input"):
         if name not in known:
-            raise missing(name)
+            raise missing_parameter(name)
     items = parse_items(known["input"], items_max, reader)
     known |= {name: _DEEP[name](known[name], reader) for name in _DEEP if name in known}
     if strict and reader.dropped:
-        raise unknown(reader.dropped[0])
+        raise unknown_parameter(reader.dropped[0])
     return ResponsesRequest(known["model"], items, known, tuple(reader.dropped))
 
 
 def _refuse(name: str) -> None:
     refuse_if_dangerous(name, name)
     if name in MOVED:
-        said = f"Unsupported parameter: '{name}'. In the Responses API, this parameter has moved to '{MOVED[name]}'."
-        raise BadRequest(said, param=name, code="unsupported_parameter")
+        problem = f"Unsupported parameter: '{name}'. In the Responses API, this parameter has moved to '{MOVED[name]}'."
+        raise BadRequest(problem, param=name, code="unsupported_parameter")
 
 
 def _text_config(raw: Any, reader: Reader) -> dict[str, Any]:
-    made = reader.object(raw, "text", _TEXT)
-    if "format" in made:
-        made["format"] = reader.object(made["format"], "text.format", _FORMAT, ("type",))
-        for name in ("name", "schema") if made["format"]["type"] == "json_schema" else ():
-            if name not in made["format"]:
-                raise missing(f"text.format.{name}")
-    return made
+    config = reader.object(raw, "text", _TEXT)
+    if "format" in config:
+        config["format"] = reader.object(config["format"], "text.format", _FORMAT, ("type",))
+        for name in ("name", "schema") if config["format"]["type"] == "json_schema" else ():
+            if name not in config["format"]:
+                raise missing_parameter(f"text.format.{name}")
+    return config
 
 
 def _cache_options(raw: Any, reader: Reader) -> dict[str, Any]:
-    made = reader.object(raw, "prompt_cache_options", _CACHE)
-    if made.pop("prewarm", False):
+    options = reader.object(raw, "prompt_cache_options", _CACHE)
+    if options.pop("prewarm", False):
         spot = "prompt_cache_options.prewarm"
-        said = f"`{spot}` is not supported: it would be answered, and paid for; leave it out"
-        raise BadRequest(said, param=spot, code="unsupported_parameter")
-    return made
+        problem = f"`{spot}` is not supported: Baton would answer the request and charge for it; leave it out"
+        raise BadRequest(problem, param=spot, code="unsupported_parameter")
+    return options
 
 
 _DEEP = {
@@ -225,28 +232,29 @@ _DEEP = {
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where the messages of a chat request came from, so that errors about them can be told to who never saw them."""
+class ParamNames:
+    """Knows which property each message of a chat request was made from, so that an error names the client's
+    property."""
 
-    names: tuple[str, ...]  # by index of the message: the property it was made of
+    names: tuple[str, ...]  # by the index of the message
 
-    def reworded(self, error: BatonError) -> BatonError:
-        """An error about the chat request, in the words of the Responses request it was made of."""
-        path = error.param or ""
-        inside = re.match(r"messages\[(\d+)\](.*)", path)
-        if inside is not None and int(inside[1]) < len(self.names):
-            new = self._inside(self.names[int(inside[1])], inside[2])
-        elif path == "messages":
-            new = "input"
+    def reword(self, error: BatonError) -> BatonError:
+        """Change an error about the chat request so that it names the property of the Responses request. Returns it."""
+        chat_name = error.param or ""
+        message = re.match(r"messages\[(\d+)\](.*)", chat_name)
+        if message is not None and int(message[1]) < len(self.names):
+            name = self._path_inside(self.names[int(message[1])], message[2])
+        elif chat_name == "messages":
+            name = "input"
         else:
-            old = next((name for name in NAMES if path.startswith(name)), None)
-            new = path if old is None else NAMES[old] + path[len(old) :]
-        if new != path:
-            error.message, error.param = error.message.replace(path, new), new
+            prefix = next((prefix for prefix in NAMES if chat_name.startswith(prefix)), None)
+            name = chat_name if prefix is None else NAMES[prefix] + chat_name[len(prefix) :]
+        if name != chat_name:
+            error.message, error.param = error.message.replace(chat_name, name), name
         return error
 
-    def _inside(self, name: str, rest: str) -> str:
-        """The path of a content part is the same in a message and in its item."""
+    def _path_inside(self, name: str, rest: str) -> str:
+        """The path inside the item `name`. A content part has the same index in a message and in its item."""
         part = re.match(r"(\.content\[\d+\])(?:\.\w+(\.\w+))?", rest)
         if not name.startswith("input[") or part is None:
             return name
@@ -254,34 +262,36 @@ class Places:
 
 
 def chat_request(
-    asked: ResponsesRequest,
+    request: ResponsesRequest,
     items: Sequence[Item],
     history: Sequence[Mapping[str, Any]],
     *,
     messages_max: int,
     media_bytes_max: int = MEDIA_BYTES_MAX,
-) -> tuple[ChatRequest, Places]:
-    """The chat request that a Responses request stands for, and where its messages came from. `items`: its own,
-    references looked up; `history`: the conversation that it continues, without that one's instructions. Raises
-    BadRequest in its own words."""
-    head = [{"role": "system", "content": asked.instructions}] if asked.instructions is not None else []
-    own, at = to_messages(items)
-    messages = [*head, *history, *own]
-    said = "input" if isinstance(asked.body["input"], str) else None
-    places = Places(
-        ("instructions",) * len(head)
+) -> tuple[ChatRequest, ParamNames]:
+    """Convert a Responses request to a chat request; return it with the names of its messages' properties.
+
+    `items` are its own items, with references resolved; `history` is the conversation that it continues, without the
+    instructions of that one. Raises BadRequest, which names properties of the Responses request.
+    """
+    instructions = [{"role": "system", "content": request.instructions}] if request.instructions is not None else []
+    new, item_indices = to_messages(items)
+    messages = [*instructions, *history, *new]
+    text_input = "input" if isinstance(request.body["input"], str) else None
+    names = ParamNames(
+        ("instructions",) * len(instructions)
         + ("previous_response_id",) * len(history)
-        + tuple(said or f"input[{index}]" for index in at)
+        + tuple(text_input or f"input[{index}]" for index in item_indices)
     )
-    if not own and not history:
-        raise BadRequest("`input` holds nothing that could be answered", param="input", code="empty_array")
+    if not new and not history:
+        raise BadRequest("`input` holds no message to answer; send one", param="input", code="empty_array")
     check_calls(messages)
-    body = {"model": asked.model, "messages": messages, **_params(asked.body)}
+    body = {"model": request.model, "messages": messages, **_params(request.body)}
     try:
         chat = parse_request(body, messages_max=messages_max, media_bytes_max=media_bytes_max)
     except BadRequest as error:
-        raise places.reworded(error) from None
-    return replace(chat, dropped=(*asked.dropped, *chat.dropped)), places
+        raise names.reword(error) from None
+    return replace(chat, dropped=(*request.dropped, *chat.dropped)), names
 
 
 def _params(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,9 +304,9 @@ def _params(body: Mapping[str, Any]) -> dict[str, Any]:
         params["max_completion_tokens"] = body["max_output_tokens"]
     if body.get("stream") and "stream_options" in body:
         params["stream_options"] = body["stream_options"]
-    choice, only = chat_tool_choice(body.get("tool_choice"), body.get("tools", ()))
+    choice, tool_names = chat_tool_choice(body.get("tool_choice"), body.get("tools", ()))
     if body.get("tools"):
-        params["tools"] = chat_tools(body["tools"], only)
+        params["tools"] = chat_tools(body["tools"], tool_names)
         params |= {} if choice is None else {"tool_choice": choice}
         params |= {"parallel_tool_calls": body["parallel_tool_calls"]} if "parallel_tool_calls" in body else {}
     if wants_logprobs(body):
@@ -305,17 +315,17 @@ def _params(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wants_logprobs(body: Mapping[str, Any]) -> bool:
-    """Whether the text of the reply carries log-probabilities."""
+    """Whether the request asks for log-probabilities of the reply's text."""
     return "message.output_text.logprobs" in body.get("include", ()) or bool(body.get("top_logprobs"))
 
 
 def _text_params(config: Mapping[str, Any]) -> dict[str, Any]:
     params = {"verbosity": config["verbosity"]} if "verbosity" in config else {}
-    wanted = config.get("format", {"type": "text"})
-    if wanted["type"] == "json_schema":
-        schema = {name: value for name, value in wanted.items() if name != "type"}
+    format_ = config.get("format", {"type": "text"})
+    if format_["type"] == "json_schema":
+        schema = {name: value for name, value in format_.items() if name != "type"}
         return params | {"response_format": {"type": "json_schema", "json_schema": schema}}
-    return params if wanted["type"] == "text" else params | {"response_format": {"type": wanted["type"]}}
+    return params if format_["type"] == "text" else params | {"response_format": {"type": format_["type"]}}
 
 
 def _reasoning_params(reasoning: Mapping[str, Any]) -> dict[str, Any]:
