@@ -146,6 +146,15 @@ def test_every_row_of_the_fault_matrix_has_its_lines_and_can_be_run() -> None:
     assert commands == set(faults.ROWS) - {"B1"} | {"B2"}  # B1 is in the security matrix, B2 is `make fuzz`
 
 
+def test_every_room_is_in_the_drawing_and_on_its_page() -> None:
+    drawn = (DOCS / "architecture.svg").read_text(encoding="utf-8")
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    floors = [ROOT / "gateway" / floor for floor in ("core", "service", "adapters", "api")]
+    rooms = {room.parent.name for floor in [*floors, ROOT / "policy"] for room in floor.glob("*/__init__.py")}
+    assert [room for room in sorted(rooms) if not re.search(rf">{room}[</]", drawn)] == []
+    assert [room for room in sorted(rooms) if f"`{room}`" not in page and f"/{room}/" not in page] == []
+
+
 def test_openais_contract_names_tests_that_exist() -> None:
     named = TEST.findall((DOCS / "openai.md").read_text(encoding="utf-8"))
     assert len(named) > 40
