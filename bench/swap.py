@@ -36,7 +36,8 @@ from gateway.adapters.engines.vllm import VllmLora
 from gateway.adapters.upstream.breaker import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.errors import BatonError, VersionRefused
-from gateway.service.ports.request import Conductor, ConductorCall, ConductorEnd, PolicyEngine, Sampling
+from gateway.service.ports.policies import PolicyEngine
+from gateway.service.ports.request import Conductor, ConductorCall, ConductorEnd, Sampling
 
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 SEEDS = 6  # different directories; a version is a directory under a name of its own

@@ -23,8 +23,9 @@ from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.orgs import OrgAdmin
 from gateway.service.admin.pools import Pools
 from gateway.service.money.credits import Crediting
+from gateway.service.ports.money import Budgets
 from gateway.service.ports.pools import PoolMetrics
-from gateway.service.ports.request import Budgets, Clock
+from gateway.service.ports.request import Clock
 from gateway.wiring.pools import PoolParts, pools_of
 
 

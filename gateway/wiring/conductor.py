@@ -32,7 +32,9 @@ from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
 from gateway.service.policies.versions import VersionLimits, Versions
 from gateway.service.policies.watcher import Watcher, WatchLimits
-from gateway.service.ports.request import Budgets, Clock, Conductor, Journal, PolicyEngine
+from gateway.service.ports.money import Budgets
+from gateway.service.ports.policies import PolicyEngine
+from gateway.service.ports.request import Clock, Conductor, Journal
 
 log = logging.getLogger("gateway")
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))

@@ -10,7 +10,7 @@ from gateway.adapters.host.poolsource import PoolFileSource
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.config.settings import Services, Settings, environment
 from gateway.service.admin.pools import Pools
-from gateway.service.ports.pools import Keys, Loaded, PoolMetrics, PoolRevisions
+from gateway.service.ports.pools import Keys, LoadedPool, PoolMetrics, PoolRevisions
 from gateway.service.ports.request import Clock
 
 WORKER_PREFIX = "worker:"
@@ -21,7 +21,7 @@ KEEP_SLACK_S = 60.0
 class PoolParts:
     """The pool that the gateway starts with, what calls its workers, and where the next one comes from."""
 
-    first: Loaded
+    first: LoadedPool
     source: PoolFileSource
     workers: PooledWorkers
 

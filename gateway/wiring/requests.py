@@ -21,7 +21,7 @@ from gateway.core.loop.caps import Caps
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorSettings
 from gateway.service.ports.money import LEASE_SLACK_S
-from gateway.service.ports.request import Clock, Journal, Metrics, TokenCounter
+from gateway.service.ports.request import Clock, Journal, RequestMetrics, TokenCounter
 from gateway.service.request.admit import Policies
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
@@ -84,7 +84,7 @@ def idempotency_of(settings: Settings, connections: Connections) -> Idempotency:
 
 
 def sticky_of(
-    settings: Settings, services: Services, connections: Connections, metrics: Metrics, opened: AsyncExitStack
+    settings: Settings, services: Services, connections: Connections, metrics: RequestMetrics, opened: AsyncExitStack
 ) -> Sticky:
     """The marks are under a secret of all gateways that share the stores, as keys are."""
     conversations = RedisConversations(

@@ -10,13 +10,8 @@ from typing import Any
 
 from bench.policies import WEIGHTS, manifest_of, reseal, write_adapter, write_full
 from gateway.adapters.upstream.conductor import HttpConductor
-from gateway.service.ports.request import (
-    Conductor,
-    ConductorCall,
-    ConductorChunk,
-    ConductorEnd,
-    PolicyEngine,
-)
+from gateway.service.ports.policies import PolicyEngine
+from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 from tests.contract.conductors import LONG_SCHEMA, planning_call
 from tests.fakes.engine import FakeEngine, fake_logprobs
 

@@ -19,8 +19,7 @@ from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.access.audit import Act, Verifier
 from gateway.core.log.events import Event
 from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.service.ports.admin import CreditAsked
-from gateway.service.ports.request import KeyRow, OrgRow
+from gateway.service.ports.admin import CreditRequest, KeyRow, OrgRow
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 from tests.records import hold_event, new_id, settle_event
@@ -187,7 +186,7 @@ async def charged(office: Office, hold: str, nano: int, *scopes: str) -> str:
 
 async def test_a_charge_is_given_back_in_each_of_its_scopes_and_never_twice(office: Office) -> None:
     rollout = await charged(office, "h1", 100, "org:a", "key:k", "key:k:2026-03")
-    part = CreditAsked(new_id(), 30, charge=rollout)
+    part = CreditRequest(new_id(), 30, charge=rollout)
     credit, new = await office.admin.credit(part, NOW, ANN)
     assert (credit.hold_id, credit.amount_nano, credit.scopes, new) == (
         "h1",
@@ -198,11 +197,11 @@ async def test_a_charge_is_given_back_in_each_of_its_scopes_and_never_twice(offi
     assert await office.admin.credit(part, NOW, ANN) == (credit, False)
     assert await office.store.posted_totals() == {"org:a": 70, "key:k": 70, "key:k:2026-03": 70}
     with pytest.raises(Conflict):
-        await office.admin.credit(CreditAsked(new_id(), 71, charge="h1"), NOW, ANN)
-    rest, _ = await office.admin.credit(CreditAsked(new_id(), None, charge="h1"), NOW + timedelta(seconds=1), ANN)
+        await office.admin.credit(CreditRequest(new_id(), 71, charge="h1"), NOW, ANN)
+    rest, _ = await office.admin.credit(CreditRequest(new_id(), None, charge="h1"), NOW + timedelta(seconds=1), ANN)
     assert rest.amount_nano == 70
     with pytest.raises(Conflict):
-        await office.admin.credit(CreditAsked(new_id(), None, charge="h1"), NOW, ANN)
+        await office.admin.credit(CreditRequest(new_id(), None, charge="h1"), NOW, ANN)
     assert set((await office.store.posted_totals()).values()) == {0}
     assert [one.id for one in await office.admin.credits(10)] == [rest.id, credit.id]
     assert [act for act, _ in await office.acts()] == ["credit.given", "credit.given"]
@@ -210,7 +209,7 @@ async def test_a_charge_is_given_back_in_each_of_its_scopes_and_never_twice(offi
 
 async def test_a_top_up_brings_a_scope_below_zero(office: Office) -> None:
     await charged(office, "h1", 100, "key:k")
-    asked = CreditAsked(new_id(), 130, scope="key:k")
+    asked = CreditRequest(new_id(), 130, scope="key:k")
     credit, _ = await office.admin.credit(asked, NOW, ANN)
     assert (credit.hold_id, credit.by, credit.why) == (None, "local:ann", "as asked for")
     assert await office.store.posted_totals() == {"key:k": -30}
@@ -220,17 +219,17 @@ async def test_a_top_up_brings_a_scope_below_zero(office: Office) -> None:
 
 async def test_what_was_never_charged_cannot_be_given_back(office: Office) -> None:
     with pytest.raises(NotFound):
-        await office.admin.credit(CreditAsked(new_id(), 1, charge="h9"), NOW, ANN)
+        await office.admin.credit(CreditRequest(new_id(), 1, charge="h9"), NOW, ANN)
     rollout = new_id()
     await office.ingest(hold_event("h2", rollout, 5, ("key:k", None)))
     with pytest.raises(Conflict, match="not settled"):
-        await office.admin.credit(CreditAsked(new_id(), 1, charge=rollout), NOW, ANN)
+        await office.admin.credit(CreditRequest(new_id(), 1, charge=rollout), NOW, ANN)
     assert await office.acts() == []
 
 
 async def test_many_who_give_the_same_charge_back_give_it_back_once(office: Office) -> None:
     await charged(office, "h1", 100, "key:k")
-    asked = [CreditAsked(new_id(), 40, charge="h1") for _ in range(8)]
+    asked = [CreditRequest(new_id(), 40, charge="h1") for _ in range(8)]
     made = await asyncio.gather(*(office.admin.credit(one, NOW, ANN) for one in asked), return_exceptions=True)
     assert sum(isinstance(one, tuple) for one in made) == 2
     assert sum(isinstance(one, Conflict) for one in made) == 6

@@ -13,7 +13,7 @@ from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.amounts import NANO_MAX
 from gateway.core.money.ledger import Balance, Hold, Scope
 from gateway.errors import BudgetExceeded, Conflict, MoneyUnavailable, NotFound
-from gateway.service.ports.request import Budgets, Settlement
+from gateway.service.ports.money import Budgets, Settlement
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.servers import RedisServer
 

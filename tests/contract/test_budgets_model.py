@@ -19,7 +19,7 @@ from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.amounts import NANO_MAX
 from gateway.core.money.ledger import Hold, Scope, Settled
 from gateway.errors import BatonError, MoneyUnavailable
-from gateway.service.ports.request import Settlement
+from gateway.service.ports.money import Settlement
 from tests.faults.sizes import SIZE, held
 from tests.models.ledger import Entry, Ledger
 from tests.servers import RedisServer

@@ -17,7 +17,7 @@ from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.turns import PostgresConversations
 from gateway.adapters.redis.conversations import RedisConversations
 from gateway.errors import Unavailable
-from gateway.service.ports.turns import Answered, Conversations
+from gateway.service.ports.turns import Conversations, TurnMarks
 from tests.fakes.replies import FakeConversations
 from tests.records import a_rollout, rollout_event
 from tests.servers import RedisServer
@@ -33,7 +33,7 @@ class _Logged:
         self._engine = engine
         self.find, self.sweep = stored.find, stored.sweep
 
-    async def remember(self, answered: Answered) -> None:
+    async def remember(self, answered: TurnMarks) -> None:
         record = a_rollout(key_id=answered.key_id, answered_by=answered.worker, marks=dict(answered.marks))
         record.created_us = record.finished_us = time.time_ns() // 1000
         async with self._engine.begin() as connection:
@@ -56,8 +56,8 @@ async def conversations(request: pytest.FixtureRequest) -> AsyncIterator[Convers
     await engine.dispose()
 
 
-def answered(worker: str, key: str = "key1", **marks: float) -> Answered:
-    return Answered(key, "unused", worker, marks)
+def answered(worker: str, key: str = "key1", **marks: float) -> TurnMarks:
+    return TurnMarks(key, "unused", worker, marks)
 
 
 async def find(conversations: Conversations, *marks: str, key: str = "key1") -> str | None:
@@ -104,7 +104,7 @@ async def test_a_mark_whose_time_is_over_is_not_found_and_is_swept(conversations
 
 async def test_a_reply_without_marks_is_nothing(conversations: Conversations) -> None:
     marks: Mapping[str, Any] = {}
-    await conversations.remember(Answered("key1", "unused", "alpha", marks))
+    await conversations.remember(TurnMarks("key1", "unused", "alpha", marks))
     assert await find(conversations, "a") is None
 
 

@@ -1,4 +1,4 @@
-"""The Replies port, on the fake and on PostgreSQL."""
+"""The ReplyStore port, on the fake and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.turns import PostgresReplies
 from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
-from gateway.service.ports.turns import KeptReply, Replies, Slot
+from gateway.service.ports.turns import ReplyStore, Slot, StoredReply
 from tests.fakes.replies import FakeReplies
 from tests.servers_pg import PostgresServer
 
-REPLY = KeptReply(200, {"content-type": "application/json", "x-baton-rollout-id": "r1"}, b'{"a":"\xc3\xa9\x00"}')
+REPLY = StoredReply(200, {"content-type": "application/json", "x-baton-rollout-id": "r1"}, b'{"a":"\xc3\xa9\x00"}')
 HOUR_S = 3600.0
 
 
 @pytest.fixture(params=["fake", "postgres"])
-async def replies(request: pytest.FixtureRequest) -> AsyncIterator[Replies]:
+async def replies(request: pytest.FixtureRequest) -> AsyncIterator[ReplyStore]:
     if request.param == "fake":
         yield FakeReplies()
         return
@@ -34,7 +34,7 @@ def slot(key: str = "k1", header: bytes = b"one", body: bytes = b"same") -> Slot
     return Slot(key, header.ljust(32), body.ljust(32), str(uuid4()))
 
 
-async def test_the_first_claim_is_ours_and_the_next_is_told_to_wait(replies: Replies) -> None:
+async def test_the_first_claim_is_ours_and_the_next_is_told_to_wait(replies: ReplyStore) -> None:
     first = slot()
     assert await replies.claim(first, HOUR_S, HOUR_S) is None
     with pytest.raises(IdempotencyRunning) as waiting:
@@ -44,7 +44,7 @@ async def test_the_first_claim_is_ours_and_the_next_is_told_to_wait(replies: Rep
     assert await replies.claim(slot(), HOUR_S, HOUR_S) == REPLY
 
 
-async def test_another_body_is_refused_before_and_after_the_reply(replies: Replies) -> None:
+async def test_another_body_is_refused_before_and_after_the_reply(replies: ReplyStore) -> None:
     first = slot()
     await replies.claim(first, HOUR_S, HOUR_S)
     for _ in range(2):
@@ -54,14 +54,14 @@ async def test_another_body_is_refused_before_and_after_the_reply(replies: Repli
         await replies.keep(first, REPLY)
 
 
-async def test_keys_do_not_see_each_other(replies: Replies) -> None:
+async def test_keys_do_not_see_each_other(replies: ReplyStore) -> None:
     first = slot("k1")
     await replies.claim(first, HOUR_S, HOUR_S)
     await replies.keep(first, REPLY)
     assert await replies.claim(slot("k2", body=b"other"), HOUR_S, HOUR_S) is None
 
 
-async def test_a_released_slot_is_free_for_any_body(replies: Replies) -> None:
+async def test_a_released_slot_is_free_for_any_body(replies: ReplyStore) -> None:
     first = slot()
     await replies.claim(first, HOUR_S, HOUR_S)
     assert await replies.release(first)
@@ -69,7 +69,7 @@ async def test_a_released_slot_is_free_for_any_body(replies: Replies) -> None:
     assert await replies.claim(slot(body=b"other"), HOUR_S, HOUR_S) is None
 
 
-async def test_a_claim_that_was_given_up_goes_to_the_next_and_the_late_one_changes_nothing(replies: Replies) -> None:
+async def test_a_claim_that_was_given_up_goes_to_the_next_and_the_late_one_changes_nothing(replies: ReplyStore) -> None:
     dead, heir = slot(), slot()
     await replies.claim(dead, 0.0, HOUR_S)
     with pytest.raises(IdempotencyReused):  # also then only with the same body
@@ -77,20 +77,20 @@ async def test_a_claim_that_was_given_up_goes_to_the_next_and_the_late_one_chang
     assert await replies.claim(heir, HOUR_S, HOUR_S) is None
     assert not await replies.keep(dead, REPLY)
     assert not await replies.release(dead)
-    late = KeptReply(200, {}, b"heir")
+    late = StoredReply(200, {}, b"heir")
     assert await replies.keep(heir, late)
     assert await replies.claim(slot(), HOUR_S, HOUR_S) == late
     assert not await replies.release(heir)  # kept is kept
 
 
-async def test_a_reply_that_was_not_kept_says_so(replies: Replies) -> None:
+async def test_a_reply_that_was_not_kept_says_so(replies: ReplyStore) -> None:
     first = slot()
     await replies.claim(first, HOUR_S, HOUR_S)
-    await replies.keep(first, KeptReply(200, {}, None))
-    assert await replies.claim(slot(), HOUR_S, HOUR_S) == KeptReply(200, {}, None)
+    await replies.keep(first, StoredReply(200, {}, None))
+    assert await replies.claim(slot(), HOUR_S, HOUR_S) == StoredReply(200, {}, None)
 
 
-async def test_an_old_slot_counts_as_never_used_and_is_swept(replies: Replies) -> None:
+async def test_an_old_slot_counts_as_never_used_and_is_swept(replies: ReplyStore) -> None:
     first = slot()
     await replies.claim(first, HOUR_S, HOUR_S)
     await replies.keep(first, REPLY)
@@ -105,7 +105,7 @@ async def test_an_old_slot_counts_as_never_used_and_is_swept(replies: Replies) -
     assert await replies.claim(slot(), HOUR_S, HOUR_S) is None
 
 
-async def test_a_hundred_at_once_are_one_claim(replies: Replies) -> None:
+async def test_a_hundred_at_once_are_one_claim(replies: ReplyStore) -> None:
     header = secrets.token_bytes(32)
     claims = [slot(header=header) for _ in range(100)]
     said = await asyncio.gather(*(replies.claim(one, HOUR_S, HOUR_S) for one in claims), return_exceptions=True)

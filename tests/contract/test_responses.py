@@ -12,7 +12,7 @@ from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.responses import PostgresResponses
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.errors import Unavailable
-from gateway.service.ports.responses import ResponseStore
+from gateway.service.ports.turns import ResponseStore
 from tests.fakes.responses import FakeResponses
 from tests.fakes.store import FakeStore
 from tests.records import a_rollout, a_round, a_step, new_id, rollout_event

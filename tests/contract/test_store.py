@@ -12,7 +12,8 @@ import pytest
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.errors import NotFound, Unavailable
-from gateway.service.ports.request import Settlement, Store
+from gateway.service.ports.money import Settlement
+from gateway.service.ports.request import Store
 from tests.fakes.store import FakeStore
 from tests.records import (
     T0_US,

@@ -10,8 +10,7 @@ from typing import Any
 from gateway.adapters.postgres.tables import SETTLED
 from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain
 from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.service.ports.admin import Credit, CreditAsked
-from gateway.service.ports.keys import KeyRow, OrgRow
+from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow
 from tests.fakes.store import FakeStore
 
 SECRETS = {"digest", "previous_digest", "organisation"}
@@ -23,7 +22,7 @@ class FakeAdmin:
     def __init__(self, store: FakeStore) -> None:
         self.store = store
         self.links: list[Link] = []
-        self.given: dict[str, tuple[Credit, CreditAsked]] = {}
+        self.given: dict[str, tuple[Credit, CreditRequest]] = {}
         store.orgs.setdefault("default", OrgRow("default", datetime(2026, 1, 1, tzinfo=UTC)))
 
     # ---------------------------------------------------------------- keys
@@ -94,7 +93,7 @@ class FakeAdmin:
 
     # ---------------------------------------------------------------- credits
 
-    async def credit(self, asked: CreditAsked, at: datetime, act: Act) -> tuple[Credit, bool]:
+    async def credit(self, asked: CreditRequest, at: datetime, act: Act) -> tuple[Credit, bool]:
         self.store._up()
         if asked.id in self.given:
             known, first = self.given[asked.id]
@@ -115,7 +114,7 @@ class FakeAdmin:
         self._write(act, "credit.given", f"credit:{credit.id}", None, shown)
         return credit, True
 
-    def _credit(self, asked: CreditAsked, at: datetime, act: Act) -> Credit:
+    def _credit(self, asked: CreditRequest, at: datetime, act: Act) -> Credit:
         if asked.charge is None:
             assert asked.amount_nano is not None
             assert asked.scope is not None

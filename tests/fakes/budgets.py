@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.core.money.ledger import Balance, Hold, Scope, Settled, check_nano
 from gateway.errors import MoneyUnavailable
-from gateway.service.ports.request import LEASE_S, Settlement
+from gateway.service.ports.money import LEASE_S, Settlement
 from tests.models.ledger import Entry, Ledger
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from gateway.adapters.engines.files import NEEDED, Base, PolicyFiles, check, check_full
 from gateway.adapters.engines.vllm import check_same
 from gateway.errors import ConductorError, EngineDown, NotFound, VersionRefused
-from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, PolicyEngine
+from gateway.service.ports.policies import PolicyEngine
+from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
 from tests.fakes.conductor import Script, ScriptedConductor
 
 DRIFT_MAX = 0.005

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import BatonError
-from gateway.service.ports.pools import Loaded, PoolRevision, by
+from gateway.service.ports.pools import LoadedPool, PoolRevision
 from tests.fakes.admin import FakeAdmin
 
 
@@ -23,13 +23,13 @@ class FakePools:
         self.admin.store._up()
         new = self._keep(revision)
         if new:
-            self.admin._write(by(revision), "pool.loaded", "pools", None, after)
+            self.admin._write(revision.act, "pool.loaded", "pools", None, after)
         return new
 
     async def change(self, revision: PoolRevision, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         self.admin.store._up()
         self._keep(revision)
-        self.admin._write(by(revision), "pool.reloaded", "pools", before, after)
+        self.admin._write(revision.act, "pool.reloaded", "pools", before, after)
 
     async def list(self, limit: int) -> Sequence[PoolRevision]:
         self.admin.store._up()
@@ -48,9 +48,9 @@ class FakePools:
 class FakeSource:
     """`PoolSource`: what the file says now, or the mistake in it."""
 
-    now: Loaded | BatonError
+    now: LoadedPool | BatonError
 
-    async def read(self) -> Loaded:
+    async def read(self) -> LoadedPool:
         if isinstance(self.now, BatonError):
             raise self.now
         return self.now
@@ -63,7 +63,7 @@ class FakePoolWorkers:
     taken: list[str] = field(default_factory=list)
     refuses: BatonError | None = None
 
-    async def prepare(self, loaded: Loaded, revision: str) -> Callable[[], None]:
+    async def prepare(self, loaded: LoadedPool, revision: str) -> Callable[[], None]:
         if self.refuses is not None:
             raise self.refuses
         return lambda: self.taken.append(revision)
@@ -83,5 +83,5 @@ class SpyPoolMetrics:
         self.results.append(result)
 
 
-def loaded(pools: PoolFile, **secrets: str) -> Loaded:
-    return Loaded(pools, secrets)
+def loaded(pools: PoolFile, **secrets: str) -> LoadedPool:
+    return LoadedPool(pools, secrets)

@@ -1,4 +1,4 @@
-"""`Replies` and `Conversations` in memory. They pass the contract suites of the real ones."""
+"""`ReplyStore` and `Conversations` in memory. They pass the contract suites of the real ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
-from gateway.service.ports.turns import Answered, KeptReply, Slot
+from gateway.service.ports.turns import Slot, StoredReply, TurnMarks
 
 
 @dataclass
@@ -15,7 +15,7 @@ class _Row:
     slot: Slot
     created_s: float
     until_s: float
-    reply: KeptReply | None = None
+    reply: StoredReply | None = None
 
 
 class FakeReplies:
@@ -29,7 +29,7 @@ class FakeReplies:
         if self.away:
             raise Unavailable("the database is not available", code="store_unavailable")
 
-    async def claim(self, slot: Slot, lease_s: float, keep_s: float) -> KeptReply | None:
+    async def claim(self, slot: Slot, lease_s: float, keep_s: float) -> StoredReply | None:
         self._up()
         now_s = time.monotonic()
         row = self.rows.get((slot.key_id, slot.digest))
@@ -43,7 +43,7 @@ class FakeReplies:
         self.rows[slot.key_id, slot.digest] = _Row(slot, now_s, now_s + lease_s)
         return None
 
-    async def keep(self, slot: Slot, reply: KeptReply) -> bool:
+    async def keep(self, slot: Slot, reply: StoredReply) -> bool:
         self._up()
         row = self._mine(slot)
         if row is not None:
@@ -78,11 +78,11 @@ class FakeConversations:
         self.away = False
         self.asked = 0
 
-    async def remember(self, answered: Answered) -> None:
+    async def remember(self, turn: TurnMarks) -> None:
         self._up()
         now_s = time.monotonic()
-        for mark, seconds in answered.marks.items():
-            self.known[answered.key_id, mark] = (answered.worker, now_s + seconds)
+        for mark, seconds in turn.marks.items():
+            self.known[turn.key_id, mark] = (turn.worker, now_s + seconds)
 
     async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
         self.asked += 1

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from gateway.adapters.postgres import rows
-from gateway.service.ports.request import RolloutsQuery
+from gateway.service.ports.admin import RolloutsQuery
 from tests.fakes.store import FakeStore
 
 

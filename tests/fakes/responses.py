@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gateway.adapters.postgres.responses import ERASED, erased, logged
-from gateway.service.ports.responses import LoggedResponse
+from gateway.service.ports.turns import LoggedResponse
 from tests.fakes.store import FakeStore
 
 

@@ -15,7 +15,9 @@ from gateway.core.log.outcome import Outcome
 from gateway.core.loop.credit import Tried, credits
 from gateway.core.loop.experience import HALF_LIFE, TASK_TYPE_SIMILARITY, WEIGHT_MIN
 from gateway.errors import NotFound, Unavailable
-from gateway.service.ports.request import Books, KeyRow, OrgRow, Settlement, WorkerExperience
+from gateway.service.ports.admin import KeyRow, OrgRow
+from gateway.service.ports.money import Books, Settlement
+from gateway.service.ports.request import WorkerExperience
 from tests.models.experience import freshness, likeness, nearness
 
 Row = dict[str, Any]

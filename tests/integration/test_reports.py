@@ -16,7 +16,7 @@ from gateway.adapters.postgres.reports import PostgresReports
 from gateway.core.access.audit import Act
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord
 from gateway.errors import BadRequest, Unavailable
-from gateway.service.ports.request import KeyRow, RolloutsQuery
+from gateway.service.ports.admin import KeyRow, RolloutsQuery
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, new_id, rollout_event
 from tests.servers_pg import PostgresServer
 

@@ -29,7 +29,8 @@ from gateway.adapters.postgres.tables import (
 )
 from gateway.core.access.audit import Act
 from gateway.service.admin.housekeeping import Retention
-from gateway.service.ports.request import Clock, OrgRow
+from gateway.service.ports.admin import OrgRow
+from gateway.service.ports.request import Clock
 from tests.contract.test_admin_store import KEY
 from tests.records import a_rollout, an_outcome, hold_event, rollout_event, settle_event
 

@@ -36,7 +36,7 @@ from gateway.adapters.postgres.tables import (
 from gateway.core.access.audit import Act
 from gateway.core.log.ids import uuid7
 from gateway.core.log.months import Month
-from gateway.service.ports.admin import Swept
+from gateway.service.ports.admin import SweepReport
 from tests.contract.test_admin_store import KEY
 from tests.records import a_rollout, an_outcome, hold_event, rollout_event, settle_event
 
@@ -53,7 +53,7 @@ class Log:
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
 
-    async def sweep(self, now: datetime = NOW, days: int | None = DAYS, *, dry: bool = False) -> Swept:
+    async def sweep(self, now: datetime = NOW, days: int | None = DAYS, *, dry: bool = False) -> SweepReport:
         return await PostgresRetention(self.engine).sweep(now, days, ANN, dry=dry)
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:

@@ -16,7 +16,7 @@ from gateway.api.edge import stack as edge
 from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.operator.pages import PagesApi, page_files
 from gateway.service.admin.keys import KeyAdmin
-from gateway.service.ports.request import RolloutsQuery
+from gateway.service.ports.admin import RolloutsQuery
 from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.reports import FakeReports

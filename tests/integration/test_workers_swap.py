@@ -13,7 +13,7 @@ from aiohttp import web
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
 from gateway.errors import UpstreamError, UpstreamTimeout
-from gateway.service.ports.pools import Loaded
+from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import FakeWorkers
 
@@ -49,15 +49,15 @@ class Swapping:
         self.fakes: list[Closing] = []
         self.answer = asyncio.Event()
         self.workers = PooledWorkers(
-            self.make(Loaded(first, {})), revision=revision_of(first), make=self.make, keep_s=keep_s
+            self.make(LoadedPool(first, {})), revision=revision_of(first), make=self.make, keep_s=keep_s
         )
 
-    def make(self, loaded: Loaded) -> dict[str, Closing]:
+    def make(self, loaded: LoadedPool) -> dict[str, Closing]:
         self.fakes.append(Closing())
         return {"openai": self.fakes[-1]}
 
     async def take(self, file: PoolFile) -> None:
-        (await self.workers.prepare(Loaded(file, {}), revision_of(file)))()
+        (await self.workers.prepare(LoadedPool(file, {}), revision_of(file)))()
 
     async def busy(self, spec: WorkerSpec, count: int) -> list[asyncio.Task[Any]]:
         """So many streams that have begun and not ended."""
@@ -180,10 +180,10 @@ async def test_no_key_goes_to_an_address_that_it_was_not_given_for() -> None:
     async with an_upstream() as (here, seen_here), an_upstream() as (there, seen_there):
         before, after = pool(worker(url=here)), pool(worker(url=there))
         workers = pooled_workers(before, {"w": "first-key"}, b"depth", keep_s=60)
-        (await workers.prepare(Loaded(after, {"w": "second-key"}), revision_of(after)))()
+        (await workers.prepare(LoadedPool(after, {"w": "second-key"}), revision_of(after)))()
         for of in (before, after, before):
             await workers.complete(call(of.worker("w"), of))
-        (await workers.prepare(Loaded(after, {"w": "third-key"}), revision_of(after)))()  # the key alone
+        (await workers.prepare(LoadedPool(after, {"w": "third-key"}), revision_of(after)))()  # the key alone
         await workers.complete(call(after.worker("w"), after))
         await workers.close()
     assert seen_here == ["Bearer first-key"] * 2
@@ -192,4 +192,4 @@ async def test_no_key_goes_to_an_address_that_it_was_not_given_for() -> None:
 
 async def test_workers_that_came_from_no_file_take_none() -> None:
     with pytest.raises(ValueError, match="not made from a pool file"):
-        await PooledWorkers({}).prepare(Loaded(pool(worker()), {}), "x")
+        await PooledWorkers({}).prepare(LoadedPool(pool(worker()), {}), "x")

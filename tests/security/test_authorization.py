@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.access import keys
 from gateway.errors import Unauthorized
-from gateway.service.ports.request import KeyRow
+from gateway.service.ports.admin import KeyRow
 from gateway.service.request.auth import Authenticator
 from tests.fakes.store import FakeStore
 from tests.kit import TestClock

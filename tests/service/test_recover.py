@@ -10,9 +10,10 @@ import pytest
 
 from gateway.core.log.events import Event
 from gateway.core.log.ids import uuid7
+from gateway.core.money.ledger import Scope
 from gateway.errors import MoneyUnavailable
 from gateway.service.money.recover import Recovery
-from gateway.service.ports.request import Clock, Scope
+from gateway.service.ports.request import Clock
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.journal import FakeJournal
 from tests.fakes.store import FakeStore

@@ -12,7 +12,8 @@ from gateway.core.access import keys
 from gateway.errors import Unauthorized, Unavailable
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.orgs import OrgAdmin
-from gateway.service.ports.request import Clock, KeyRow
+from gateway.service.ports.admin import KeyRow
+from gateway.service.ports.request import Clock
 from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore

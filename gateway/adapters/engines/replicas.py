@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.service.ports.request import PolicyEngine
+from gateway.service.ports.policies import PolicyEngine
 
 log = logging.getLogger("gateway.engines")
 T = TypeVar("T")

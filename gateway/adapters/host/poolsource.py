@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.adapters.host import poolfile
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
-from gateway.service.ports.pools import Loaded
+from gateway.service.ports.pools import LoadedPool
 
 READ_S_MAX = 30.0
 
@@ -29,15 +29,15 @@ class PoolFileSource:
         self._default = default
         self._judge = judge
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedPool:
         """The file with its secrets, looked up anew. Raises ConfigError."""
         env = self._environment()
         pools = self._settled(poolfile.load(self._path, env))
         if self._judge:
             judge_pool(pools, self._judge)
-        return Loaded(pools, poolfile.secrets(pools, env))
+        return LoadedPool(pools, poolfile.secrets(pools, env))
 
-    async def read(self) -> Loaded:
+    async def read(self) -> LoadedPool:
         """As `load`, beside the loop: disks may hang, and LiteLLM's price map is long."""
         try:
             async with asyncio.timeout(READ_S_MAX):

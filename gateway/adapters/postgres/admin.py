@@ -19,9 +19,8 @@ from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.rows import clean
 from gateway.core.access.audit import Act
 from gateway.errors import BadRequest, Conflict
-from gateway.service.ports.admin import Credit, CreditAsked
-from gateway.service.ports.keys import KeyRow, OrgRow
-from gateway.service.ports.pools import PoolRevision, by
+from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow
+from gateway.service.ports.pools import PoolRevision
 
 KEYS_MAX = 100_000
 ORGS_MAX = 100_000
@@ -110,7 +109,7 @@ class PostgresAdmin:
 
     # ---------------------------------------------------------------- credits
 
-    async def credit(self, asked: CreditAsked, at: datetime, act: Act) -> tuple[Credit, bool]:
+    async def credit(self, asked: CreditRequest, at: datetime, act: Act) -> tuple[Credit, bool]:
         async with transaction(self._engine) as connection:
             return await credit_insert(connection, asked, at, act)
 
@@ -189,13 +188,13 @@ class PostgresPools:
         async with transaction(self._engine) as connection:
             new = await _store_revision(connection, revision)
             if new:
-                await store_audit.write(connection, by(revision), "pool.loaded", TARGET, None, after)
+                await store_audit.write(connection, revision.act, "pool.loaded", TARGET, None, after)
             return new
 
     async def change(self, revision: PoolRevision, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         async with transaction(self._engine) as connection:
             await _store_revision(connection, revision)
-            await store_audit.write(connection, by(revision), "pool.reloaded", TARGET, before, after)
+            await store_audit.write(connection, revision.act, "pool.reloaded", TARGET, before, after)
 
     async def list(self, limit: int) -> Sequence[PoolRevision]:
         table = pool_revisions

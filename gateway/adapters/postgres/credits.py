@@ -20,7 +20,7 @@ from gateway.adapters.postgres.tables import SETTLED, ledger
 from gateway.core.access.audit import Act
 from gateway.core.money.amounts import NANO_MAX, nano_to_usd
 from gateway.errors import Conflict, NotFound
-from gateway.service.ports.admin import Credit, CreditAsked
+from gateway.service.ports.admin import Credit, CreditRequest
 
 LOCK_KEY = 0x637265646974  # "credit": a charge is given back once, whoever asks at the same time
 CREDIT = "credit"
@@ -28,7 +28,9 @@ LIST_MAX = 1_000
 TOP_UP = "top-up:"
 
 
-async def credit_insert(connection: AsyncConnection, asked: CreditAsked, at: datetime, act: Act) -> tuple[Credit, bool]:
+async def credit_insert(
+    connection: AsyncConnection, asked: CreditRequest, at: datetime, act: Act
+) -> tuple[Credit, bool]:
     """The credit, and whether it is new. Raises NotFound and Conflict as the port says."""
     await connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
     known = (await connection.execute(select(ledger).where(ledger.c.event_id == asked.id))).mappings().first()
@@ -91,11 +93,11 @@ async def _amount(connection: AsyncConnection, charge: Mapping[Any, Any], wanted
     return min(amount, NANO_MAX)
 
 
-def _asked(asked: CreditAsked) -> dict[str, Any]:
+def _asked(asked: CreditRequest) -> dict[str, Any]:
     return {"charge": asked.charge, "scope": asked.scope, "amount_nano": asked.amount_nano}
 
 
-def _same(known: Credit, asked: CreditAsked) -> Credit:
+def _same(known: Credit, asked: CreditRequest) -> Credit:
     """The credit of before. Raises Conflict where something else is asked for under its name."""
     whole = asked.amount_nano is None or asked.amount_nano == known.amount_nano
     scope = asked.scope is None or (known.hold_id is None and known.scopes == (asked.scope,))

@@ -24,7 +24,7 @@ from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.store import PostgresStore, by_name
 from gateway.adapters.postgres.tables import rollouts, steps
 from gateway.errors import BadRequest, Unavailable
-from gateway.service.ports.request import RolloutsQuery
+from gateway.service.ports.admin import RolloutsQuery
 
 REPORTS_MAX = 2
 TURN_S = 2.0  # as long as a connection is waited for

@@ -12,7 +12,7 @@ from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.store import _descendants, _owned
 from gateway.adapters.postgres.tables import experience, gradings, rollouts, rounds, steps
 from gateway.core.log.redact import apply_mode
-from gateway.service.ports.responses import LoggedResponse
+from gateway.service.ports.turns import LoggedResponse
 
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}

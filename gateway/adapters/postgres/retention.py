@@ -23,7 +23,7 @@ from gateway.adapters.postgres.months import Held, within
 from gateway.adapters.postgres.tables import dead_letters, policy_shadows, rollouts, rounds, steps
 from gateway.core.access.audit import Act
 from gateway.core.log.months import Month
-from gateway.service.ports.admin import MonthGone, Swept
+from gateway.service.ports.admin import DroppedMonth, SweepReport
 
 log = logging.getLogger("gateway.retention")
 LOCK_KEY = 0x72657461696E  # "retain": one sweep at a time
@@ -41,12 +41,12 @@ class PostgresRetention:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def sweep(self, now: datetime, days: int | None, act: Act, *, dry: bool = False) -> Swept:
+    async def sweep(self, now: datetime, days: int | None, act: Act, *, dry: bool = False) -> SweepReport:
         if dry:
             return await self._would(now, days)
         for month in (Month.of(now), Month.of(now).next):
             await self._made(month)
-        gone: list[MonthGone] = []
+        gone: list[DroppedMonth] = []
         held: list[Month] = []
         for month in await self._past(now, days):
             try:
@@ -58,16 +58,16 @@ class PostgresRetention:
                 gone += [] if found is None else [found]
         waits = [month for month in held if not await self._too_long(month, now, days)]
         swept = await self._by_row(now, days, act, waits)
-        return Swept(swept.rollouts, swept.shadows, swept.dead_letters, gone, [str(month) for month in held])
+        return SweepReport(swept.rollouts, swept.shadows, swept.dead_letters, gone, [str(month) for month in held])
 
-    async def _would(self, now: datetime, days: int | None) -> Swept:
+    async def _would(self, now: datetime, days: int | None) -> SweepReport:
         months = await self._past(now, days)
         async with transaction(self._engine, MONTH_TIMEOUT_S) as connection:
             gone = [await _counted(connection, month) for month in months]
             over = _over(now, days, months).subquery()
             counted = select(over.c.key_id, func.count()).group_by(over.c.key_id)
             by_row = {str(key): int(n) for key, n in await connection.execute(counted)}
-            return Swept(by_row, dead_letters=await _letters(connection, now, days, dry=True), months=gone)
+            return SweepReport(by_row, dead_letters=await _letters(connection, now, days, dry=True), months=gone)
 
     # ---------------------------------------------------------------- by month
 
@@ -89,7 +89,7 @@ class PostgresRetention:
             ended = [m for m in await store_months.existing(connection) if m.next.start + LATE <= now]
             return [month for month in ended if not await _keeps(connection, month, now, days)]
 
-    async def _drop(self, month: Month, now: datetime, days: int | None, act: Act) -> MonthGone | None:
+    async def _drop(self, month: Month, now: datetime, days: int | None, act: Act) -> DroppedMonth | None:
         """In one transaction with its entry in the audit. None: another is at it, or some came late. Raises Held."""
         async with transaction(self._engine, MONTH_TIMEOUT_S) as connection:
             if not await _mine(connection) or month not in await store_months.existing(connection):
@@ -110,7 +110,7 @@ class PostgresRetention:
 
     # ---------------------------------------------------------------- by row
 
-    async def _by_row(self, now: datetime, days: int | None, act: Act, but: Sequence[Month]) -> Swept:
+    async def _by_row(self, now: datetime, days: int | None, act: Act, but: Sequence[Month]) -> SweepReport:
         found: Counter[str] = Counter()
         shadows = letters = 0
         for _ in range(BATCHES_MAX):
@@ -123,11 +123,11 @@ class PostgresRetention:
                     found, shadows = found + gone, shadows + more
                 else:
                     letters = await _letters(connection, now, days)
-                    swept = Swept(dict(found), shadows, letters)
+                    swept = SweepReport(dict(found), shadows, letters)
                     if swept.total:
                         await store_audit.write(connection, act, "retention.swept", "rollouts", None, _shown(swept))
                     return swept
-        return Swept(dict(found), shadows, letters)
+        return SweepReport(dict(found), shadows, letters)
 
 
 async def _mine(connection: AsyncConnection) -> bool:
@@ -163,11 +163,11 @@ async def _keeps(connection: AsyncConnection, month: Month, now: datetime, days:
     return await connection.scalar(one.limit(1)) is not None
 
 
-async def _counted(connection: AsyncConnection, month: Month) -> MonthGone:
+async def _counted(connection: AsyncConnection, month: Month) -> DroppedMonth:
     by_key = select(rollouts.c.key_id, func.count()).where(within(rollouts.c.id, month)).group_by(rollouts.c.key_id)
     found = {str(key): int(n) for key, n in await connection.execute(by_key)}
     parts = [select(func.count()).where(within(part.c.rollout_id, month)) for part in (rounds, steps)]
-    return MonthGone(str(month), found, *[int(await connection.scalar(part) or 0) for part in parts])
+    return DroppedMonth(str(month), found, *[int(await connection.scalar(part) or 0) for part in parts])
 
 
 async def _delete(connection: AsyncConnection, batch: Any) -> tuple[Counter[str], int]:
@@ -187,5 +187,5 @@ async def _letters(connection: AsyncConnection, now: datetime, days: int | None,
     return int((await connection.execute(delete(dead_letters).where(over))).rowcount)
 
 
-def _shown(swept: Swept) -> Mapping[str, Any]:
+def _shown(swept: SweepReport) -> Mapping[str, Any]:
     return {"rollouts": dict(swept.rollouts), "shadows": swept.shadows, "dead_letters": swept.dead_letters}

@@ -36,7 +36,9 @@ from gateway.core.loop.experience import (
     WEIGHT_MIN,
 )
 from gateway.errors import NotFound, Unavailable
-from gateway.service.ports.request import Books, KeyRow, Settlement, WorkerExperience
+from gateway.service.ports.admin import KeyRow
+from gateway.service.ports.money import Books, Settlement
+from gateway.service.ports.request import WorkerExperience
 
 CHILD_DEPTH_MAX = 4
 TREE_ROLLOUTS_MAX = 256

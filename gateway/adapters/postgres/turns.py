@@ -17,20 +17,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.tables import continuations, idempotent_replies
 from gateway.errors import IdempotencyReused, IdempotencyRunning
-from gateway.service.ports.turns import KeptReply, Slot
+from gateway.service.ports.turns import Slot, StoredReply
 
 MARKS_MAX = 64
 _c = idempotent_replies.c
 
 
 class PostgresReplies:
-    """The port Replies: one statement before the request, one after it. `timeout_s` bounds each statement."""
+    """The port ReplyStore: one statement before the request, one after it. `timeout_s` bounds each statement."""
 
     def __init__(self, engine: AsyncEngine, *, timeout_s: float = 2.0) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
 
-    async def claim(self, slot: Slot, lease_s: float, keep_s: float) -> KeptReply | None:
+    async def claim(self, slot: Slot, lease_s: float, keep_s: float) -> StoredReply | None:
         async with transaction(self._engine, self._timeout_s) as connection:
             if await connection.scalar(_claiming(slot, lease_s, keep_s)):
                 return None
@@ -39,7 +39,7 @@ class PostgresReplies:
             raise IdempotencyRunning
         return _kept(found, slot)
 
-    async def keep(self, slot: Slot, reply: KeptReply) -> bool:
+    async def keep(self, slot: Slot, reply: StoredReply) -> bool:
         values = {"status": reply.status, "headers": dict(reply.headers), "body": reply.body}
         change = update(idempotent_replies).where(_is(slot), _c.claim == slot.claim, _c.status.is_(None))
         async with transaction(self._engine, self._timeout_s) as connection:
@@ -89,13 +89,13 @@ def _ago(seconds: float) -> Any:
     return func.now() - timedelta(seconds=seconds)
 
 
-def _kept(row: Mapping[Any, Any], slot: Slot) -> KeptReply:
+def _kept(row: Mapping[Any, Any], slot: Slot) -> StoredReply:
     if bytes(row["fingerprint"]) != slot.fingerprint:
         raise IdempotencyReused
     if row["status"] is None:
         raise IdempotencyRunning
     body = None if row["body"] is None else bytes(row["body"])
-    return KeptReply(row["status"], dict(row["headers"]), body)
+    return StoredReply(row["status"], dict(row["headers"]), body)
 
 
 class PostgresConversations:

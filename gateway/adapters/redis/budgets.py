@@ -32,7 +32,7 @@ from gateway.core.money.ledger import (
     hold_unknown,
 )
 from gateway.errors import MoneyUnavailable
-from gateway.service.ports.request import LEASE_S, Settlement
+from gateway.service.ports.money import LEASE_S, Settlement
 
 log = logging.getLogger("gateway.budgets")
 _AT_ONCE = 500  # scopes or holds a call, so that no call blocks Redis for long

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gateway.adapters.redis.script import RedisAway, RedisScript
 from gateway.errors import Unavailable
-from gateway.service.ports.turns import Answered, ConversationLog
+from gateway.service.ports.turns import ConversationLog, TurnMarks
 
 
 class RedisConversations:
@@ -38,12 +38,12 @@ class RedisConversations:
     async def close(self) -> None:
         await self._script.close()
 
-    async def remember(self, answered: Answered) -> None:
-        if not answered.marks:
+    async def remember(self, turn: TurnMarks) -> None:
+        if not turn.marks:
             return
-        times = [max(1, round(seconds * 1000)) for seconds in answered.marks.values()]
+        times = [max(1, round(seconds * 1000)) for seconds in turn.marks.values()]
         try:
-            await self._script(self._keys(answered.key_id, list(answered.marks)), ["put", answered.worker, *times])
+            await self._script(self._keys(turn.key_id, list(turn.marks)), ["put", turn.worker, *times])
         except RedisAway as away:
             raise Unavailable(f"conversations are not remembered ({away})", code="store_unavailable") from away
 

@@ -17,7 +17,7 @@ from gateway.adapters.upstream.litellm import LiteLLMWorkers
 from gateway.adapters.upstream.tool import ToolWorkers
 from gateway.core.pool.workers import PoolFile, revision_of
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout
-from gateway.service.ports.pools import Loaded
+from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 
 WAITING_PER_PLACE_MAX = 16
@@ -84,7 +84,7 @@ class PooledWorkers:
         adapters: Adapters,
         *,
         revision: str = "",
-        make: Callable[[Loaded], Adapters] | None = None,
+        make: Callable[[LoadedPool], Adapters] | None = None,
         keep_s: float = 0.0,
     ) -> None:
         self._now = adapters
@@ -107,7 +107,7 @@ class PooledWorkers:
             async for chunk in chunks:
                 yield chunk
 
-    async def prepare(self, loaded: Loaded, revision: str) -> Callable[[], None]:
+    async def prepare(self, loaded: LoadedPool, revision: str) -> Callable[[], None]:
         """As `ports_pools.PoolWorkers.prepare`. LiteLLM may have to be loaded, which takes seconds, so in a thread."""
         if self._make is None:
             raise ValueError("these workers were not made from a pool file")
@@ -192,7 +192,7 @@ def pooled_workers(
     """
     client = http_client(connections_max)
 
-    def make(loaded: Loaded) -> Adapters:
+    def make(loaded: LoadedPool) -> Adapters:
         keys = loaded.secrets
         adapters: dict[str, Adapter] = {
             "openai": HttpWorkers(
@@ -204,5 +204,5 @@ def pooled_workers(
             adapters["litellm"] = LiteLLMWorkers(keys)
         return adapters
 
-    adapters = make(Loaded(pool, secrets))
+    adapters = make(LoadedPool(pool, secrets))
     return PooledWorkers(adapters, revision=revision_of(pool), make=make, keep_s=keep_s)

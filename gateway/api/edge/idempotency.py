@@ -31,7 +31,7 @@ from gateway.core.access.idempotency import (
 )
 from gateway.core.access.keys import Principal
 from gateway.errors import BadRequest, BatonError, Conflict, Unavailable
-from gateway.service.ports.turns import KeptReply, Replies, Slot
+from gateway.service.ports.turns import ReplyStore, Slot, StoredReply
 
 log = logging.getLogger("baton")
 Serve = Callable[[Request], Awaitable[Response]]
@@ -44,7 +44,7 @@ class Idempotency:
     """`lease_s`: for so long a request that never ended counts as being served; above any request's wall clock, so that
     its money has been settled by then. `keep_s`: how long a reply is kept. Replies over `reply_bytes_max` are not."""
 
-    replies: Replies
+    replies: ReplyStore
     lease_s: float
     keep_s: float
     reply_bytes_max: int
@@ -146,7 +146,9 @@ class _Turn:
                 await self._put(None)
         finally:
             if self._open:  # it ended without an end: what it spent must not be spent again
-                await self._settle(KeptReply(self._status, kept_headers(self._headers), None) if self._status else None)
+                await self._settle(
+                    StoredReply(self._status, kept_headers(self._headers), None) if self._status else None
+                )
 
     async def _claimed(self, request: Request, serve: Serve) -> Response:
         rules = self._rules
@@ -186,9 +188,9 @@ class _Turn:
     async def _end(self) -> None:
         body = None if self._body is None else bytes(self._body)
         final = is_final(self._status, self._headers)
-        await self._settle(KeptReply(self._status, kept_headers(self._headers), body) if final else None)
+        await self._settle(StoredReply(self._status, kept_headers(self._headers), body) if final else None)
 
-    async def _settle(self, kept: KeptReply | None) -> None:
+    async def _settle(self, kept: StoredReply | None) -> None:
         """Keep the reply, or give the slot back. A store that is away now is tried again while the lease lasts."""
         self._open = False
         try:
@@ -199,11 +201,11 @@ class _Turn:
             self._rules._served.add(later)
             later.add_done_callback(self._rules._served.discard)
 
-    async def _written(self, kept: KeptReply | None) -> None:
+    async def _written(self, kept: StoredReply | None) -> None:
         replies = self._rules.replies
         await (replies.release(self._slot) if kept is None else replies.keep(self._slot, kept))
 
-    async def _written_later(self, kept: KeptReply | None) -> None:
+    async def _written_later(self, kept: StoredReply | None) -> None:
         tries = max(1, int(self._rules.lease_s / KEEP_RETRY_S))
         for _ in range(tries):
             await asyncio.sleep(KEEP_RETRY_S)
@@ -234,7 +236,7 @@ class _Relayed(Response):
             self._turn.leave()
 
 
-def _replayed(kept: KeptReply) -> Response:
+def _replayed(kept: StoredReply) -> Response:
     """The first reply again. Raises Conflict where there is none to give."""
     if kept.body is None:
         rollout = kept.headers.get("x-baton-rollout-id")

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from gateway.api.edge.bodies import Fields, Operators, query_number
 from gateway.api.edge.stack import Router
 from gateway.core.policies.jobs import read_policy, read_spec
-from gateway.service.ports.jobs import Jobs
+from gateway.service.ports.policies import Jobs
 
 FIELDS: Fields = dict.fromkeys(("policy", "arguments", "gate", "auto"), object)
 POLICY = "conductor"

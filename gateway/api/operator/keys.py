@@ -14,7 +14,8 @@ from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.scopes import WINDOWS, key_scope, user_scope, windows
 from gateway.core.openai.shapes import check_names
 from gateway.service.admin.keys import CREATABLE, GRACE_S, KeyAdmin, describe
-from gateway.service.ports.request import Budgets, Clock
+from gateway.service.ports.money import Budgets
+from gateway.service.ports.request import Clock
 
 ROTATE_FIELDS: Fields = {"grace_s": int, "why": str}
 

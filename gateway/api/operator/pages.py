@@ -19,7 +19,8 @@ from gateway.api.edge.bodies import Operators, number
 from gateway.api.edge.stack import Router
 from gateway.core.openai.shapes import unknown_parameter
 from gateway.errors import BadRequest, NotFound
-from gateway.service.ports.request import STATUSES, Clock, Reports, RolloutsQuery
+from gateway.service.ports.admin import STATUSES, Reports, RolloutsQuery
+from gateway.service.ports.request import Clock
 
 log = logging.getLogger("baton")
 WINDOW_S_MIN, WINDOW_S_DEFAULT, WINDOW_S_MAX = 60, 3_600, 7 * 86_400

@@ -13,8 +13,9 @@ from gateway.core.money.scopes import is_past
 from gateway.errors import BatonError
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.keys import ITSELF
-from gateway.service.ports.admin import RetentionStore, Swept
-from gateway.service.ports.request import Budgets, Clock
+from gateway.service.ports.admin import RetentionStore, SweepReport
+from gateway.service.ports.money import Budgets
+from gateway.service.ports.request import Clock
 
 log = logging.getLogger("gateway.housekeeping")
 ANCHOR_S = 10.0
@@ -28,7 +29,7 @@ class Retention:
         self._clock = clock
         self._days = days
 
-    async def run(self, act: Act = ITSELF, *, dry: bool = False) -> Swept:
+    async def run(self, act: Act = ITSELF, *, dry: bool = False) -> SweepReport:
         """One sweep, to its end. Raises Unavailable."""
         return await self._store.sweep(self._clock.now(), self._days, act, dry=dry)
 
@@ -75,7 +76,7 @@ class Housekeeping:
         return True
 
 
-def describe_swept(swept: Swept, *, dry: bool) -> Mapping[str, Any]:
+def describe_swept(swept: SweepReport, *, dry: bool) -> Mapping[str, Any]:
     """A sweep as people and scripts see it."""
     months = [asdict(one) for one in swept.months]
     counts = {"rollouts": dict(swept.rollouts), "shadows": swept.shadows, "dead_letters": swept.dead_letters}

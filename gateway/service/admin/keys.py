@@ -14,8 +14,7 @@ from gateway.core.openai.shapes import check_names
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.admin import limits
 from gateway.service.admin.limits import bad as _bad
-from gateway.service.ports.admin import AdminStore
-from gateway.service.ports.keys import KeyRow
+from gateway.service.ports.admin import AdminStore, KeyRow
 from gateway.service.ports.request import Clock
 
 LOG_MODES = ("full", "redacted", "metadata")

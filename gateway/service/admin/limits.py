@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.core.money.amounts import nano_to_usd, usd_to_nano
 from gateway.errors import BadRequest
-from gateway.service.ports.keys import KeyRow, OrgRow
+from gateway.service.ports.admin import KeyRow, OrgRow
 
 LIMIT_MAX = 1_000_000_000
 DAYS_MAX = 36_500

@@ -11,8 +11,7 @@ from gateway.core.openai.shapes import check_names
 from gateway.errors import NotFound
 from gateway.service.admin import limits
 from gateway.service.admin.keys import ITSELF
-from gateway.service.ports.admin import AdminStore
-from gateway.service.ports.keys import OrgRow
+from gateway.service.ports.admin import AdminStore, OrgRow
 from gateway.service.ports.request import Clock
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

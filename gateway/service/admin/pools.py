@@ -22,7 +22,7 @@ from gateway.errors import BatonError, ConfigError, NotFound
 from gateway.service.admin.keys import ITSELF
 from gateway.service.ports.pools import (
     Keys,
-    Loaded,
+    LoadedPool,
     PoolMetrics,
     PoolRevision,
     PoolRevisions,
@@ -44,7 +44,7 @@ Follow = Callable[[PoolFile], None]
 class InUse:
     """The pool that requests get now."""
 
-    loaded: Loaded
+    loaded: LoadedPool
     hash: str
     at: datetime
 
@@ -55,7 +55,7 @@ class Pools:
 
     def __init__(
         self,
-        first: Loaded,
+        first: LoadedPool,
         source: PoolSource,
         revisions: PoolRevisions,
         workers: PoolWorkers,
@@ -125,7 +125,7 @@ class Pools:
         found = stranded((row for row in rows if row.revoked_at is None), before, after)
         return dict(islice(found.items(), KEYS_SHOWN_MAX))
 
-    def _changes(self, loaded: Loaded) -> dict[str, Any]:
+    def _changes(self, loaded: LoadedPool) -> dict[str, Any]:
         was = self.now.loaded
         refs = {worker.name: worker.api_key for worker in was.pools.workers}
         rekeyed = [
@@ -136,7 +136,7 @@ class Pools:
         ]
         return changes(was.pools, loaded.pools, rekeyed)
 
-    def _refuse_planner(self, loaded: Loaded, found: Mapping[str, Any]) -> None:
+    def _refuse_planner(self, loaded: LoadedPool, found: Mapping[str, Any]) -> None:
         """The conductor was started with one worker's address, price and key; another takes a start."""
         name = self._planner
         if name is None:
@@ -154,7 +154,7 @@ class Pools:
                 param=fixed[0],
             )
 
-    async def _write_down(self, loaded: Loaded, hash_: str, found: Mapping[str, Any], act: Act) -> None:
+    async def _write_down(self, loaded: LoadedPool, hash_: str, found: Mapping[str, Any], act: Act) -> None:
         revision = PoolRevision(hash_, canonical(loaded.pools), self._clock.now(), act.actor, act.why)
         after = {"hash": hash_, **self._place, "changes": found}
         await self._revisions.change(revision, {"hash": self.now.hash}, after)

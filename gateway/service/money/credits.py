@@ -19,8 +19,9 @@ from gateway.core.openai.shapes import check_names
 from gateway.errors import BadRequest, MoneyUnavailable
 from gateway.service.admin import limits
 from gateway.service.admin.keys import ITSELF
-from gateway.service.ports.admin import AdminStore, Credit, CreditAsked
-from gateway.service.ports.request import Budgets, Clock
+from gateway.service.ports.admin import AdminStore, Credit, CreditRequest
+from gateway.service.ports.money import Budgets
+from gateway.service.ports.request import Clock
 
 FIELDS = frozenset({"charge", "key", "org", "window", "usd", "why"})
 NAME_CHARS_MAX = 255
@@ -54,7 +55,7 @@ class Crediting:
         """The latest, newest first."""
         return await self._store.credits(LISTED)
 
-    async def _asked(self, fields: Mapping[str, Any], name: str | None) -> CreditAsked:
+    async def _asked(self, fields: Mapping[str, Any], name: str | None) -> CreditRequest:
         given = [field for field in ("charge", "key", "org") if fields.get(field) is not None]
         if len(given) != 1:
             raise BadRequest("give exactly one of `charge`, `key` and `org`", param="charge", code="bad_field")
@@ -66,8 +67,8 @@ class Crediting:
         if given[0] == "charge":
             if fields.get("window") is not None:
                 raise limits.bad("window", "a charge is given back in every window that it was charged in")
-            return CreditAsked(known, amount, charge=of)
-        return CreditAsked(known, amount, scope=await self._scope(given[0], of, fields.get("window") or "life"))
+            return CreditRequest(known, amount, charge=of)
+        return CreditRequest(known, amount, scope=await self._scope(given[0], of, fields.get("window") or "life"))
 
     async def _scope(self, kind: str, of: str, window: Any) -> str:
         if window not in WINDOWS:

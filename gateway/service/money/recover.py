@@ -17,10 +17,11 @@ from datetime import timedelta
 from typing import Any
 
 from gateway.core.log.events import Event
-from gateway.core.money.ledger import SETTLED_KEPT_S
+from gateway.core.money.ledger import SETTLED_KEPT_S, Hold, Scope
 from gateway.core.money.scopes import is_past
 from gateway.errors import BatonError, MoneyUnavailable
-from gateway.service.ports.request import LEASE_S, Budgets, Clock, Hold, Journal, Scope, Settlement, Store
+from gateway.service.ports.money import LEASE_S, Budgets, Settlement
+from gateway.service.ports.request import Clock, Journal, Store
 
 log = logging.getLogger("gateway.recover")
 SWEPT_MAX = 1000

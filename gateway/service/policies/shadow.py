@@ -20,14 +20,15 @@ from gateway.core.loop.meter import Meter
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.prompt import render
 from gateway.core.money.amounts import input_tokens_bound, worst_case_nano
+from gateway.core.money.ledger import Scope
 from gateway.core.policies.versions import Pick, in_share, same_route
 from gateway.errors import BatonError, ConductorError, PlanRefused
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, prompt_input
 from gateway.service.loop.state import EarlyStart, Situation, nothing_to_write
 from gateway.service.policies.versions import Versions
-from gateway.service.ports.money import LEASE_SLACK_S
+from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.policies import PolicyMetrics
-from gateway.service.ports.request import Budgets, Clock, Journal, Scope
+from gateway.service.ports.request import Clock, Journal
 
 log = logging.getLogger("baton.versions")
 SCOPE = "operator:shadow"

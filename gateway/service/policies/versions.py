@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from gateway.core.policies.versions import SERVED, Pick, Standing, Version, pick, picked
 from gateway.errors import BatonError, Conflict, EngineDown, VersionRefused
-from gateway.service.ports.policies import PolicyMetrics, PolicyRegistry
-from gateway.service.ports.request import Clock, PolicyEngine
+from gateway.service.ports.policies import PolicyEngine, PolicyMetrics, PolicyRegistry
+from gateway.service.ports.request import Clock
 
 log = logging.getLogger("baton.versions")
 WHO = "gateway"

@@ -1,6 +1,6 @@
-"""The ports of administration: organisations, keys and credits with their audit, and what is kept elsewhere of it.
+"""The ports of administration: organisations, keys, credits, their audit, retention, and what an operator reads.
 
-Every change writes its audit entry in the same transaction: both are there, or neither. All of it raises Unavailable
+Every change writes its audit entry in the same transaction: both are stored, or neither. Every call raises Unavailable
 when the store is away.
 """
 
@@ -12,7 +12,60 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from gateway.core.access.audit import Act, Anchor, Link
-from gateway.service.ports.keys import KeyRow, OrgRow
+
+# ---------------------------------------------------------------- keys, organisations, credits
+
+
+@dataclass(frozen=True, slots=True)
+class OrgRow:
+    """One organisation as stored. Nano-dollars by window as in `core.access.keys.Allowance`. None: not limited."""
+
+    name: str
+    created_at: datetime
+    budget_nano: int | None = None
+    budget_month_nano: int | None = None
+    budget_day_nano: int | None = None
+    user_budget_nano: int | None = None
+    user_budget_month_nano: int | None = None
+    user_budget_day_nano: int | None = None
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrency: int | None = None
+    retention_days: int | None = None  # of texts; None: as the settings say
+    closed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """One API key as stored: never the secret, only its HMAC digest."""
+
+    public_id: str
+    key_class: str  # "data" | "admin"
+    name: str
+    digest: bytes
+    pepper_version: int
+    org: str
+    pools: tuple[str, ...]
+    workers: tuple[str, ...]  # empty: every worker of its pools
+    budget_nano: int | None
+    rpm: int | None
+    tpm: int | None
+    concurrency: int | None
+    caps: Mapping[str, Any]
+    log_mode: str  # "full" | "redacted" | "metadata"
+    train: bool
+    created_at: datetime
+    revoked_at: datetime | None = None
+    budget_month_nano: int | None = None
+    budget_day_nano: int | None = None
+    user_budget_nano: int | None = None  # of each end user
+    user_budget_month_nano: int | None = None
+    user_budget_day_nano: int | None = None
+    retention_days: int | None = None  # None: as its organisation says
+    previous_digest: bytes | None = None  # of the secret before a rotation, which counts until `previous_until`
+    previous_pepper_version: int | None = None
+    previous_until: datetime | None = None
+    organisation: OrgRow | None = None  # read beside the key; None: it was never created, and has no limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +82,9 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True)
-class CreditAsked:
-    """A credit before it is given. `charge`: the hold or rollout whose charge it takes back, `amount_nano` None for all
-    that is left of it; else `scope`, which must be one. `id`: the same again is the same credit."""
+class CreditRequest:
+    """A credit before it is given. With `charge`: the hold or rollout whose charge it takes back, `amount_nano` None
+    for all that is left of it. Else with `scope`, for a top-up. The same `id` again is the same credit."""
 
     id: str
     amount_nano: int | None
@@ -40,44 +93,44 @@ class CreditAsked:
 
 
 class AdminStore(Protocol):
-    """Keys and organisations for those who may change them."""
+    """Keys and organisations, for those who may change them."""
 
     async def key_insert(self, key: KeyRow, act: Act) -> None:
-        """Raises Conflict when the public id exists, NotFound(org) for an organisation that is not there or closed."""
+        """Store a key. Raises Conflict when its id exists, BadRequest(org) for an unknown or closed organisation."""
         ...
 
     async def key_list(self) -> Sequence[KeyRow]:
-        """Every key, revoked ones too, newest first."""
+        """Return every key, revoked ones too, newest first."""
         ...
 
     async def key_find(self, public_id: str) -> KeyRow | None: ...
 
     async def key_change(self, public_id: str, changes: Mapping[str, Any], act: Act, what: str) -> KeyRow | None:
-        """The key with those columns changed; None for no such key. What changes nothing is not audited. Raises
-        Conflict for a revoked key."""
+        """Change those columns; return the key, None where there is no such key. What changes nothing is not audited.
+        Raises Conflict for a revoked key."""
         ...
 
     async def key_revoke(self, public_id: str, at: datetime, act: Act) -> KeyRow | None:
-        """The key, revoked now or earlier: the first time stands."""
+        """Revoke a key and return it; None where there is no such key. The first time of revocation stands."""
         ...
 
     async def org_insert(self, org: OrgRow, act: Act) -> None:
-        """Raises Conflict when the name is taken."""
+        """Store an organisation. Raises Conflict when the name is taken."""
         ...
 
     async def org_list(self) -> Sequence[OrgRow]:
-        """By name, closed ones too."""
+        """Return every organisation by name, closed ones too."""
         ...
 
     async def org_get(self, name: str) -> OrgRow | None: ...
 
     async def org_change(self, name: str, changes: Mapping[str, Any], act: Act, what: str) -> OrgRow | None:
-        """As `key_change`. Raises Conflict for a closed one."""
+        """As `key_change`. Raises Conflict for a closed organisation."""
         ...
 
-    async def credit(self, asked: CreditAsked, at: datetime, act: Act) -> tuple[Credit, bool]:
-        """The credit, and whether it is new. Raises NotFound for a charge that is not there, Conflict for one that is
-        not settled or was credited already as far, and for an id that stands for another credit."""
+    async def credit(self, request: CreditRequest, at: datetime, act: Act) -> tuple[Credit, bool]:
+        """Give a credit; return it, and whether it is new. Raises NotFound for an unknown charge, Conflict for one that
+        is not settled or has less left, and for an id that stands for another credit."""
         ...
 
     async def credits(self, limit: int) -> Sequence[Credit]:
@@ -85,35 +138,41 @@ class AdminStore(Protocol):
         ...
 
 
+# ---------------------------------------------------------------- the audit
+
+
 class AuditLog(Protocol):
-    """The audit, for those who read it."""
+    """The audit, for its readers."""
 
     async def head(self) -> Anchor:
-        """The end of the chain; of an empty one, number 0."""
+        """Return the end of the chain; number 0 for an empty one."""
         ...
 
     async def walk(self, after: int, limit: int) -> Sequence[Link]:
-        """Entries that come after number `after`, oldest first."""
+        """Return entries after number `after`, oldest first."""
         ...
 
     async def latest(self, limit: int, before: int | None = None, target: str | None = None) -> Sequence[Link]:
-        """Newest first; `before` a number, of one target or of all."""
+        """Return entries, newest first: before number `before`, of one target, or all."""
         ...
 
 
 class Anchors(Protocol):
-    """Where heads of the audit are written down, outside the database."""
+    """A record of the heads of the audit, outside the database."""
 
     async def add(self, anchor: Anchor, at: datetime) -> None:
-        """Durable when it returns."""
+        """Record a head; it is durable when this returns."""
         ...
 
     async def all(self) -> Sequence[Anchor]: ...
 
 
+# ---------------------------------------------------------------- retention
+
+
 @dataclass(frozen=True, slots=True)
-class MonthGone:
-    """A month of the log whose tables were dropped, or would be: rollouts by key, and the rows that went with them."""
+class DroppedMonth:
+    """A month of the log whose tables were dropped, or would be: rollouts by key, and the rows deleted with them."""
 
     month: str
     rollouts: Mapping[str, int]
@@ -122,33 +181,67 @@ class MonthGone:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """What a sweep of the retention deleted, or would delete: whole `months`, then by row rollouts by key, and other
-    rows. `held`: months whose time is over, left for the next time as they are in use."""
+class SweepReport:
+    """What a sweep of the retention deleted, or would delete: whole `months`, then rollouts by key and other rows, one
+    by one. `held`: months whose time is over that are in use; the next sweep tries them again."""
 
     rollouts: Mapping[str, int] = field(default_factory=dict)
     shadows: int = 0
     dead_letters: int = 0
-    months: Sequence[MonthGone] = ()
+    months: Sequence[DroppedMonth] = ()
     held: Sequence[str] = ()
 
     @property
     def by_row(self) -> int:
-        """Rows that were deleted as such."""
+        """Rows that were deleted one by one."""
         return sum(self.rollouts.values()) + self.shadows + self.dead_letters
 
     @property
     def total(self) -> int:
-        """Of all: rollouts, and what was counted beside them."""
-        return self.by_row + sum(sum(one.rollouts.values()) for one in self.months)
+        """Rollouts, and the rows counted beside them."""
+        return self.by_row + sum(sum(month.rollouts.values()) for month in self.months)
 
 
 class RetentionStore(Protocol):
-    """What outlived its time."""
+    """The log, for the retention."""
 
-    async def sweep(self, now: datetime, days: int | None, act: Act, *, dry: bool = False) -> Swept:
-        """Delete rollouts, and all that hangs on them, that are older than their key, else their organisation, else
-        `days` says (None: kept for ever): months of which nothing is to be kept as a whole, the rest by row. This month
-        and the next get their tables. `dry`: only count. Ledger and audit stay. Nothing where another gateway is at
-        it."""
+    async def sweep(self, now: datetime, days: int | None, act: Act, *, dry: bool = False) -> SweepReport:
+        """Delete rollouts, with all that refers to them, that are older than their key's `retention_days`, else their
+        organisation's, else `days` (None: kept for ever). Months with nothing to keep go whole, the rest row by row;
+        ledger and audit stay. This month and the next get their tables. `dry`: only count. Does nothing while another
+        gateway sweeps."""
+        ...
+
+
+# ---------------------------------------------------------------- reports
+
+
+STATUSES = ("done", "failed", "aborted", "fallback", "capped")  # the last two: done in a way worth knowing
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsQuery:
+    """A page of rollouts. `before`: the `next` of the page before it. `status`: one of STATUSES. None: any."""
+
+    limit: int
+    before: str | None = None
+    key: str | None = None
+    policy: str | None = None
+    status: str | None = None
+
+
+class Reports(Protocol):
+    """What the operator sees, of every key. All of it is JSON-able. Raises Unavailable when the log is away."""
+
+    async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
+        """{since, until, truncated, totals, series, by_key, by_policy, by_worker} of the `window_s` seconds to `until`:
+        requests, errors, fallbacks, nano-dollars, quantiles of latency and overhead in milliseconds."""
+        ...
+
+    async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
+        """{data, next}: lines of top-level rollouts, newest first, without any text. Raises BadRequest(before)."""
+        ...
+
+    async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
+        """`Store.rollout_get` for the operator: by rollout or completion id, whoever owns it."""
         ...

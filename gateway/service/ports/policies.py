@@ -1,12 +1,14 @@
-"""The ports of policy versions: their registry, and what is counted of them. `PolicyEngine` stands in `ports`."""
+"""The ports of policies: the registry of their versions, the engines that hold them, their counts, and the jobs."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from gateway.core.policies.jobs import Job, JobSpec
 from gateway.core.policies.versions import Standing, State, Version
 from gateway.core.policies.watch import Figures
 
@@ -16,11 +18,11 @@ class PolicyRegistry(Protocol):
     raises Unavailable when the database is away; every change raises Conflict naming why it is not legal now."""
 
     def directory(self, version: Version) -> Path:
-        """Where it lies on this host."""
+        """Return where it lies on this host."""
         ...
 
     async def standing(self, name: str) -> Standing:
-        """Who serves."""
+        """Return who serves."""
         ...
 
     async def list(self, name: str | None = None) -> Sequence[Version]: ...
@@ -29,38 +31,92 @@ class PolicyRegistry(Protocol):
     async def shadowed(self, version: str) -> Mapping[str, Any]: ...
 
     async def figures(self, version: str, *, since: datetime, until: datetime | None, latest: int) -> Figures:
-        """What it did on its `latest` requests of that time."""
+        """Return what it did on its `latest` requests of that time."""
         ...
 
     async def publish(
         self, directory: Path, *, by: str, why: str = "", gate: Mapping[str, Any] | None = None, forced: bool = False
     ) -> Version:
-        """A candidate, or the version that directory is already. Raises VersionRefused, Conflict(gate_refused)."""
+        """Register a candidate; return it, or the version that the directory is already. Raises VersionRefused,
+        Conflict(gate_refused)."""
         ...
 
     async def move(self, version: str, state: State, *, by: str, why: str = "") -> Version: ...
     async def canary(self, version: str, percent: int, *, by: str, why: str = "") -> Version: ...
 
     async def rollback(self, name: str, *, by: str, why: str, cause: str = "person") -> Version:
-        """Take back the canary, or the live version for the one it replaced; returns what was retired."""
+        """Take back the canary, or the live version for the one it replaced; return the retired version."""
         ...
 
     async def note(self, version: Version, what: str, *, by: str, why: str) -> None: ...
 
 
+class PolicyEngine(Protocol):
+    """The side of a conductor's server that holds policy versions. A request names its version as its model.
+
+    A version is one directory for ever: never changed in place, not deleted before `unload`. An engine forgets
+    everything when it restarts; `service.policies.versions` loads again what should be there.
+    """
+
+    async def load(self, version: str, directory: Path) -> None:
+        """Check the directory, load it under `version`, prove it by its manifest's probe. Loading it again does
+        nothing. Raises VersionRefused (nothing has changed, and the engine goes on) or EngineDown."""
+        ...
+
+    async def unload(self, version: str) -> None:
+        """Stop serving it; requests in flight finish on it. Does nothing where it is not loaded. Raises EngineDown, and
+        VersionRefused(held) where the engine has no other weights to serve."""
+        ...
+
+    async def loaded(self) -> set[str]:
+        """Return the versions it serves; after a restart, those it was started with. Raises EngineDown."""
+        ...
+
+    async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
+        """Return the largest |Δ log-prob| (natural) over `probe["token_ids"]` after `probe["prompt_ids"]`, no grammar
+        mask, temperature 1, against `probe["logprobs"]`; infinity where one is NaN. Raises EngineDown, NotFound."""
+        ...
+
+
 class PolicyMetrics(Protocol):
-    """What is counted of policy versions."""
+    """Counts of policy versions."""
 
     def policy_standing(self, now: Standing, usable: Collection[str]) -> None:
-        """Who serves, and which of them the engines hold."""
+        """Show who serves, and which of them the engines hold."""
         ...
 
     def policy_rolled_back(self, cause: str) -> None: ...
 
     def policy_refused(self, version: str) -> None:
-        """An engine would not take it."""
+        """Count a version that an engine refused."""
         ...
 
     def policy_shadowed(self, version: str, result: str) -> None:
-        """A shadow plan: agrees | differs | alone | refused | dropped | unpaid."""
+        """Count a shadow plan. `result`: agrees | differs | alone | refused | dropped | unpaid."""
+        ...
+
+
+class Jobs(Protocol):
+    """Jobs by id. Every call raises Unavailable when the store is away; those by id raise NotFound."""
+
+    async def submit(self, policy: str, spec: JobSpec, by: str) -> Job:
+        """Queue a job. Raises Conflict naming the policy's job that is queued or running."""
+        ...
+
+    async def get(self, job_id: str) -> Job: ...
+
+    async def list(self, policy: str | None = None, limit: int = 50) -> Sequence[Job]:
+        """Newest first."""
+        ...
+
+    async def log(self, job_id: str, after: int = 0, limit: int = 1_000) -> builtins.list[Mapping[str, Any]]:
+        """Lines {n, at, line} that come after number `after`, oldest first."""
+        ...
+
+    async def cancel(self, job_id: str, by: str = "baton") -> Job:
+        """Raises Conflict for a job that has ended."""
+        ...
+
+    async def resume(self, job_id: str, by: str = "baton") -> Job:
+        """Raises Conflict for a job that neither failed nor was cancelled, and where its policy has another."""
         ...

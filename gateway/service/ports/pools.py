@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from gateway.core.access.audit import Act
 from gateway.core.pool.workers import PoolFile
-from gateway.service.ports.keys import KeyRow
+from gateway.service.ports.admin import KeyRow
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPool:
     """A pool file as it was read, checked whole, with the keys of its workers by worker name."""
 
     pools: PoolFile
@@ -30,21 +30,26 @@ class PoolRevision:
     actor: str
     why: str = ""
 
+    @property
+    def act(self) -> Act:
+        """Who loaded it, as the audit names them."""
+        return Act(self.actor, self.why)
+
 
 class PoolSource(Protocol):
-    """Where the pool file is."""
+    """The pool file, to be read again."""
 
-    async def read(self) -> Loaded:
-        """Raises ConfigError for the first mistake, named by line and field, with its fix."""
+    async def read(self) -> LoadedPool:
+        """Read the file. Raises ConfigError for the first mistake, named by line and field, with its fix."""
         ...
 
 
 class PoolWorkers(Protocol):
-    """What calls the workers of a pool."""
+    """The callers of a pool's workers."""
 
-    async def prepare(self, loaded: Loaded, revision: str) -> Callable[[], None]:
-        """All that can fail, done; the function returned takes the pool and cannot fail. Calls of the revision before
-        it end as they began. Raises ConfigError."""
+    async def prepare(self, loaded: LoadedPool, revision: str) -> Callable[[], None]:
+        """Do all that can fail; return a function that puts the pool into use and cannot fail. Calls of the revision
+        before it end as they began. Raises ConfigError."""
         ...
 
 
@@ -52,15 +57,15 @@ class PoolRevisions(Protocol):
     """Every pool that ever served, for good. Calls raise Unavailable when the store is away."""
 
     async def note(self, revision: PoolRevision, after: Mapping[str, Any]) -> bool:
-        """A pool that was read at a start: kept and audited (`pool.loaded`) if it is new; whether it was."""
+        """Store and audit (`pool.loaded`) a pool that was read at a start, if it is new; return whether it was."""
         ...
 
     async def change(self, revision: PoolRevision, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """A pool about to take another's place: audited (`pool.reloaded`) in the transaction that keeps it."""
+        """Store a pool that is about to take another's place, and audit it (`pool.reloaded`), in one transaction."""
         ...
 
     async def list(self, limit: int) -> Sequence[PoolRevision]:
-        """Newest first."""
+        """Return revisions, newest first."""
         ...
 
     async def get(self, hash_: str) -> PoolRevision | None: ...
@@ -70,22 +75,17 @@ class Keys(Protocol):
     """The keys that may name pools and workers."""
 
     async def key_list(self) -> Sequence[KeyRow]:
-        """Every key, revoked ones too. Raises Unavailable."""
+        """Return every key, revoked ones too. Raises Unavailable."""
         ...
 
 
 class PoolMetrics(Protocol):
-    """What the pools say of themselves."""
+    """Figures of the pool in use."""
 
     def pool_in_use(self, revision: str, loaded_s: float) -> None:
-        """The pool that serves from now on, and when it was read, in seconds since the epoch."""
+        """Show the pool that serves from now on, and when it was read, in seconds since the epoch."""
         ...
 
     def pool_reloaded(self, result: str) -> None:
-        """A file was read anew: changed, unchanged or refused."""
+        """Count a file that was read again. `result`: changed | unchanged | refused."""
         ...
-
-
-def by(revision: PoolRevision) -> Act:
-    """Who loaded it, as the audit names them."""
-    return Act(revision.actor, revision.why)

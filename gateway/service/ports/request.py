@@ -1,6 +1,6 @@
-"""The ports: what the use cases need from the outside world. Adapters implement them; fakes ship in `tests/fakes`.
+"""The ports of a request: the conductor, workers, media, limits, journal, store, clock. Fakes are in `tests/fakes`.
 
-One noun each. Nothing here does anything; shapes, units and errors are the contract.
+A port names what a use case needs from outside; shapes, units and errors are the contract, and adapters implement it.
 """
 
 from __future__ import annotations
@@ -8,25 +8,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.money.amounts import Usage
-from gateway.core.money.ledger import Balance as Balance
-from gateway.core.money.ledger import Hold as Hold
-from gateway.core.money.ledger import Scope as Scope
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.parts import Media, MediaPart
 from gateway.core.pool.workers import WorkerSpec
-from gateway.service.ports.keys import KeyRow as KeyRow
-from gateway.service.ports.keys import OrgRow as OrgRow
-from gateway.service.ports.money import LEASE_S as LEASE_S
-from gateway.service.ports.money import Books as Books
-from gateway.service.ports.money import Budgets as Budgets
-from gateway.service.ports.money import Settlement as Settlement
+from gateway.service.ports.admin import KeyRow
+from gateway.service.ports.money import Books, Settlement
 
 # ---------------------------------------------------------------- conductor
 
@@ -82,33 +74,6 @@ class Conductor(Protocol):
 
     async def ready(self) -> bool:
         """Whether the server answers and serves the live version."""
-        ...
-
-
-class PolicyEngine(Protocol):
-    """The side of a conductor's server that holds policy versions. A request names its version as its model.
-
-    A version is one directory for ever: never changed in place, not deleted before `unload`. An engine forgets
-    everything when it restarts; `service.policies.versions` loads again what should be there.
-    """
-
-    async def load(self, version: str, directory: Path) -> None:
-        """Check the directory, load it under `version`, prove it by its manifest's probe. Loading it again does
-        nothing. Raises VersionRefused (nothing has changed, and the engine goes on) or EngineDown."""
-        ...
-
-    async def unload(self, version: str) -> None:
-        """Serve it no longer; requests in flight finish on it. Nothing where it is not loaded. Raises EngineDown, and
-        VersionRefused(held) where the engine has no other weights to serve."""
-        ...
-
-    async def loaded(self) -> set[str]:
-        """Versions it answers for; none after a restart but those it started with. Raises EngineDown."""
-        ...
-
-    async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
-        """Largest |Δ log-prob| (natural) over `probe["token_ids"]` after `probe["prompt_ids"]`, no grammar mask,
-        temperature 1, against `probe["logprobs"]`; infinity where one is no number. Raises EngineDown, NotFound."""
         ...
 
 
@@ -299,37 +264,6 @@ class Store(Protocol):
     async def ready(self) -> bool: ...
 
 
-STATUSES = ("done", "failed", "aborted", "fallback", "capped")  # the last two: done in a way worth knowing
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutsQuery:
-    """A page of rollouts. `before`: the `next` of the page before it. `status`: one of STATUSES. None: any."""
-
-    limit: int
-    before: str | None = None
-    key: str | None = None
-    policy: str | None = None
-    status: str | None = None
-
-
-class Reports(Protocol):
-    """What the operator sees, of every key. All of it is JSON-able. Raises Unavailable when the log is away."""
-
-    async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
-        """{since, until, truncated, totals, series, by_key, by_policy, by_worker} of the `window_s` seconds to `until`:
-        requests, errors, fallbacks, nano-dollars, quantiles of latency and overhead in milliseconds."""
-        ...
-
-    async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
-        """{data, next}: lines of top-level rollouts, newest first, without any text. Raises BadRequest(before)."""
-        ...
-
-    async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
-        """`Store.rollout_get` for the operator: by rollout or completion id, whoever owns it."""
-        ...
-
-
 class Clock(Protocol):
     """Time, so that tests own it. `now` is UTC, for records; `monotonic_s` never goes back, for durations."""
 
@@ -341,7 +275,7 @@ class Clock(Protocol):
         return int(self.now().timestamp() * 1_000_000)
 
 
-class Metrics(Protocol):
+class RequestMetrics(Protocol):
     """What the request path counts."""
 
     def finished(self, record: RolloutRecord, overhead_ms: float) -> None:

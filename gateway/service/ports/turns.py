@@ -1,15 +1,15 @@
-"""The ports of what outlives one request: replies kept for their Idempotency-Key, and who answered a conversation."""
+"""The ports of what outlives one request: replies by Idempotency-Key, who answered a conversation, stored responses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One Idempotency-Key of one API key, as one request claims it. Nothing in it can be turned back into text.
+    """One Idempotency-Key of one API key, as one request claims it. No text can be recovered from it.
 
     `digest` is that of the header, `fingerprint` that of path and body (both SHA-256); `claim` is new for each request.
     """
@@ -21,41 +21,41 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptReply:
-    """What a request was answered. `body` None: it was carried out, and its reply was not kept."""
+class StoredReply:
+    """The reply to a request. `body` None: the request was carried out, and its reply was too large to keep."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes | None
 
 
-class Replies(Protocol):
+class ReplyStore(Protocol):
     """Replies by Idempotency-Key. Every call raises Unavailable when the store is away; then nothing has changed."""
 
-    async def claim(self, slot: Slot, lease_s: float, keep_s: float) -> KeptReply | None:
-        """None: the slot is this request's, for `lease_s`. Else the reply that was kept for it.
+    async def claim(self, slot: Slot, lease_s: float, keep_s: float) -> StoredReply | None:
+        """Return None where the slot is now this request's, for `lease_s`; else the reply that is stored for it.
 
         Raises IdempotencyReused where the slot belongs to another fingerprint, and IdempotencyRunning while another
         claim holds it. A claim whose lease is over counts as given up, a slot older than `keep_s` as never used.
         """
         ...
 
-    async def keep(self, slot: Slot, reply: KeptReply) -> bool:
-        """The slot's reply from now on. False where the claim is no longer this one's; then nothing has changed."""
+    async def keep(self, slot: Slot, reply: StoredReply) -> bool:
+        """Store the slot's reply. Return False, with nothing changed, where the claim is no longer this one's."""
         ...
 
     async def release(self, slot: Slot) -> bool:
-        """The request did nothing that must not be done twice: the slot is free. False as in `keep`."""
+        """Free the slot of a request that did nothing that must not be done twice. Return False as `keep` does."""
         ...
 
     async def sweep(self, keep_s: float, limit: int) -> int:
-        """Forget up to `limit` slots older than `keep_s`; how many."""
+        """Delete up to `limit` slots older than `keep_s`; return how many."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """Who answered, under every mark by which a later turn of the conversation will be known (core/loop/turns.py)."""
+class TurnMarks:
+    """Who answered a turn, with the marks by which a later turn of the conversation is known (core/loop/turns.py)."""
 
     key_id: str
     rollout_id: str
@@ -79,6 +79,37 @@ class ConversationLog(Protocol):
 class Conversations(ConversationLog, Protocol):
     """Which worker a conversation goes back to, from the moment of the reply on."""
 
-    async def remember(self, answered: Answered) -> None:
+    async def remember(self, turn: TurnMarks) -> None:
         """Make `find` return the worker for each of the marks, for as long as the mark counts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedResponse:
+    """A rollout that was asked for as a response. `request` and `reply` are those of the chat it was served as."""
+
+    id: str
+    created_s: int
+    finished_s: int
+    status: str  # of the rollout: done | failed | aborted
+    request: Mapping[str, Any]
+    reply: Mapping[str, Any] | None
+    error: Mapping[str, Any] | None
+
+    @property
+    def stored(self) -> bool:
+        """Whether it can be read back: its client wanted it stored, its key logs text, and it was not erased."""
+        return "response" in self.request
+
+
+class ResponseStore(Protocol):
+    """Responses by id, one key at a time. Every call raises Unavailable when the store is away."""
+
+    async def find(self, response_ids: Collection[str], key_id: str) -> Mapping[str, LoggedResponse]:
+        """Return those of them that the log has, by id."""
+        ...
+
+    async def erase(self, response_id: str, key_id: str) -> bool:
+        """Take every text out of the rollout's tree, as if the key logged metadata only; it is never trained on. Cost,
+        times and workers stay. Return False where the log has no such response."""
         ...

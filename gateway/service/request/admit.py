@@ -18,6 +18,7 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.meter import Meter
 from gateway.core.money.amounts import nano_to_usd, worst_case_nano
+from gateway.core.money.ledger import Hold
 from gateway.core.money.scopes import org_scope, scopes_of
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import media_parts
@@ -28,8 +29,8 @@ from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of
 from gateway.service.loop.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
 from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
-from gateway.service.ports.money import LEASE_SLACK_S
-from gateway.service.ports.request import Budgets, Clock, Embedder, Hold, Journal, RateLimits, RateState
+from gateway.service.ports.money import LEASE_SLACK_S, Budgets
+from gateway.service.ports.request import Clock, Embedder, Journal, RateLimits, RateState
 from gateway.service.request.catalog import Choice
 from gateway.service.request.running import Running
 

@@ -15,7 +15,8 @@ from typing import cast
 from gateway.core.access import keys
 from gateway.core.access.keys import Allowance, KeyClass, Organisation, ParsedKey, Principal
 from gateway.errors import Unauthorized, Unavailable
-from gateway.service.ports.request import Clock, KeyRow, OrgRow, Store
+from gateway.service.ports.admin import KeyRow, OrgRow
+from gateway.service.ports.request import Clock, Store
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from gateway.core.log.redact import Redactor, apply_mode
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.experience import question_text
 from gateway.core.money.amounts import Usage, input_tokens_bound
+from gateway.core.money.ledger import Scope
 from gateway.core.openai.parts import remote_parts, with_media
 from gateway.core.openai.texts import reply_of, to_log
 from gateway.core.policies import grading
@@ -24,15 +25,14 @@ from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, U
 from gateway.service.loop.rounds import Rounds, close_record, pool_entry
 from gateway.service.loop.state import Loop
 from gateway.service.loop.steps import all_or_first_error
+from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import (
-    Budgets,
     Clock,
     Embedder,
     Journal,
     MediaSource,
-    Metrics,
     RateLimits,
-    Scope,
+    RequestMetrics,
     Store,
     WorkerExperience,
 )
@@ -56,7 +56,7 @@ class Completer:
         store: Store,
         embedder: Embedder,
         clock: Clock,
-        metrics: Metrics,
+        metrics: RequestMetrics,
         policies: Policies,
         redactor: Redactor,
         media: MediaSource,

@@ -35,7 +35,7 @@ from gateway.core.openai.responses.request import (
 )
 from gateway.errors import BadRequest, NotFound, TooLarge, Unavailable
 from gateway.service.ports.request import Journal
-from gateway.service.ports.responses import LoggedResponse, ResponseStore
+from gateway.service.ports.turns import LoggedResponse, ResponseStore
 
 PAGE_ITEMS, PAGE_ITEMS_MAX = 20, 100
 RESPONSES_REFERRED_MAX = 32

@@ -10,10 +10,11 @@ from typing import Any
 from gateway.core.access.keys import Principal
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.money.amounts import Usage, nano_to_usd
+from gateway.core.money.ledger import Scope
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.reply import reply_facts
 from gateway.errors import BatonError
-from gateway.service.ports.request import RateState, Scope
+from gateway.service.ports.request import RateState
 
 QUEUE_CHUNKS_MAX = 32  # a slower reader than this holds the worker's stream back
 

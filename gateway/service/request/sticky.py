@@ -20,8 +20,8 @@ from gateway.core.loop.turns import Marker
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError
 from gateway.service.loop.state import EarlyStart, Loop, Situation, StepRun
-from gateway.service.ports.request import Metrics
-from gateway.service.ports.turns import Answered, Conversations
+from gateway.service.ports.request import RequestMetrics
+from gateway.service.ports.turns import Conversations, TurnMarks
 
 NAME = "sticky"
 
@@ -48,7 +48,7 @@ class Sticky:
     """
 
     conversations: Conversations
-    metrics: Metrics
+    metrics: RequestMetrics
     secret: bytes
     window_s: float
     tools_s: float
@@ -70,7 +70,7 @@ class Sticky:
         spec = next((spec for spec in loop.workers if spec.name == name and spec.kind in MODEL_KINDS), None)
         return None if spec is None else StickyPlanner(spec)
 
-    def mark(self, loop: Loop, body: Mapping[str, Any]) -> Answered | None:
+    def mark(self, loop: Loop, body: Mapping[str, Any]) -> TurnMarks | None:
         """Note in the record which worker answered, and the marks by which the next turn finds it. None where no turn
         can go back: a tool's reply, or a worker that the client named."""
         record, worker = loop.record, _author(loop, body)
@@ -82,9 +82,9 @@ class Sticky:
         marks = {mark: self.tools_s if asks else self.window_s for mark in whole} | dict.fromkeys(calls, self.tools_s)
         marks = {mark: seconds for mark, seconds in marks.items() if seconds}
         record.answered_by, record.marks = worker, marks
-        return Answered(record.key_id, record.id, worker, marks)
+        return TurnMarks(record.key_id, record.id, worker, marks)
 
-    async def remember(self, answered: Answered | None) -> None:
+    async def remember(self, answered: TurnMarks | None) -> None:
         """Store the answer for the next turn, in bounded time. The log has it too."""
         if answered is None:
             return
