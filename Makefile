@@ -41,7 +41,7 @@ check: ## ruff, mypy, import contracts
 	@scripts/install dev
 	@scripts/check
 
-fix: ## format, and mend what ruff can mend
+fix: ## format, and fix what ruff can fix
 	@scripts/install dev
 	@scripts/check --fix
 
