@@ -8,12 +8,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from gateway.core.loop.plan import PLAN_BYTES_MAX, TASK_CHARS_MAX, Allowed
+from gateway.core.loop.plan import PLAN_BYTES_MAX, TASK_CHARS_MAX, PlanLimits
 
 HANDLES = ("quill", "atlas", "slate")
-FIRST = Allowed(HANDLES, steps_max=4, depth_capped=frozenset({"maestro"}))
-SINGLE = Allowed(HANDLES, steps_max=1)
-LATER = Allowed(HANDLES, steps_max=3, first_index=4)
+FIRST = PlanLimits(HANDLES, steps_max=4, depth_capped=frozenset({"maestro"}))
+SINGLE = PlanLimits(HANDLES, steps_max=1)
+LATER = PlanLimits(HANDLES, steps_max=3, first_index=4)
 TASKS = (
     None,
     "Add 2 and 3.",
@@ -30,12 +30,12 @@ ODD: tuple[Any, ...] = (*SCALARS, [], {}, [[]], {"steps": []}, "\ud800", "quill"
 Json = dict[str, Any]
 
 
-def valid_plan(rng: Random, allowed: Allowed) -> Json:
+def valid_plan(rng: Random, allowed: PlanLimits) -> Json:
     """A plan in wire form that `validate` must accept."""
     return {"steps": [_step(rng, allowed, at) for at in range(rng.randint(1, allowed.steps_max))]}
 
 
-def _step(rng: Random, allowed: Allowed, at: int) -> Json:
+def _step(rng: Random, allowed: PlanLimits, at: int) -> Json:
     before = range(allowed.first_index + at)
     see: Any = "all" if rng.random() < 0.2 else sorted(rng.sample(before, rng.randint(0, len(before))))
     return {"worker": rng.choice(allowed.handles), "task": rng.choice(TASKS[:-1]), "see": see}
@@ -146,7 +146,7 @@ TEXTS: tuple[Callable[[Random, Json], str | bytes], ...] = (
 )
 
 
-def adversarial(rng: Random, allowed: Allowed) -> object:
+def adversarial(rng: Random, allowed: PlanLimits) -> object:
     """Text, bytes or an object that may be a plan, almost a plan, or nothing like one."""
     plan = valid_plan(rng, allowed)
     if rng.random() < 0.5:

@@ -102,7 +102,7 @@ class Row:
     plan: Mapping[str, Any] | None
     sampling: Mapping[str, Any]
     schema_hash: str | None
-    allowed: Mapping[str, Any] | None  # `core.loop.plan.Allowed` as JSON; None: logged before the log had it
+    allowed: Mapping[str, Any] | None  # `core.loop.plan.PlanLimits` as JSON; None: logged before the log had it
     quality: int | None  # the dial as the prompt showed it; None: it showed none
     prompt_version: str | None
     prompt_hash: str | None

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.plan import Allowed, allowed_of, plan_schema, schema_hash
+from gateway.core.loop.plan import PlanLimits, limits_from_json, plan_schema, schema_hash
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Call, Row, Side
@@ -104,12 +104,12 @@ def token_fault(planned: Row | RoundRecord, log_mode: str = "full") -> str | Non
     return None if fits and finite else "no_logprobs"
 
 
-def grammar_of(planned: Row | RoundRecord) -> tuple[Allowed, Mapping[str, Any]]:
+def grammar_of(planned: Row | RoundRecord) -> tuple[PlanLimits, Mapping[str, Any]]:
     """What a plan was allowed, and the schema it was decoded under. Raises RowRefused where the log does not say, or
     where the schema has another hash than was logged."""
     if planned.allowed is None:
         raise RowRefused("no_allowed")
-    allowed = allowed_of(planned.allowed)
+    allowed = limits_from_json(planned.allowed)
     schema = plan_schema(allowed)
     if schema_hash(schema) != planned.schema_hash:
         raise RowRefused("other_schema")

@@ -19,8 +19,8 @@ from random import Random
 from typing import Any
 
 from gateway.core.loop.compose import step_messages
-from gateway.core.loop.plan import Allowed, plan_schema, validate
-from gateway.core.loop.prompt import PromptInput, Seen, ShownWorker, price_tier, prompt_hash, render
+from gateway.core.loop.plan import PlanLimits, plan_schema, validate
+from gateway.core.loop.prompt import PromptInput, ShownExperience, ShownWorker, price_tier, prompt_hash, render
 from gateway.errors import PlanRefused
 from policy.serve.engine import Engine, Job
 from policy.serve.manifest import Manifest, read_manifest
@@ -75,7 +75,7 @@ class Conducted:
         conversation = step_messages([{"role": "user", "content": question}], task, [])
         workers = tuple(shown(worker, question, task, self._experience) for worker in order)
         prompt = PromptInput(conversation, workers, STEPS_MAX, depth_left)
-        allowed = Allowed(tuple(worker.handle for worker in order), STEPS_MAX)
+        allowed = PlanLimits(tuple(worker.handle for worker in order), STEPS_MAX)
         text = self._decode(render("compact", prompt), plan_schema(allowed))
         self.plans += 1
         try:
@@ -110,11 +110,11 @@ def shown(worker: Any, question: str, task: str | None, experience: bool) -> Sho
     return ShownWorker(worker.handle, worker.description, worker.tags, price_tier(worker.price), 8192, latency_s, seen)
 
 
-def _seen(worker: Any, question: str, task: str | None) -> Seen:
+def _seen(worker: Any, question: str, task: str | None) -> ShownExperience:
     skills = sorted(needed_skills(question, task))
     useful = [worker.skills[skill] for skill in skills if skill in worker.skills]
     mean = sum(useful) / len(useful) if useful else 0.0
-    return Seen(EXPERIENCE_N, mean, 400_000, 300)
+    return ShownExperience(EXPERIENCE_N, mean, 400_000, 300)
 
 
 def fixed(handle: str) -> Planner:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.core.loop.plan import Allowed, Plan, validate
+from gateway.core.loop.plan import Plan, PlanLimits, validate
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError, PlanRefused
 from policy.dataset import parquet
@@ -46,7 +46,7 @@ class Call:
     """One planning call with what it was allowed to plan."""
 
     row: Row
-    allowed: Allowed
+    allowed: PlanLimits
     schema: Mapping[str, Any]
 
     @property

@@ -12,7 +12,7 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.tables import MODEL_KINDS, SETTLED
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
-from gateway.core.loop.credit import Tried, credits
+from gateway.core.loop.credit import FinishedStep, credits
 from gateway.core.loop.experience import HALF_LIFE, TASK_TYPE_SIMILARITY, WEIGHT_MIN
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.admin import KeyRow, OrgRow
@@ -115,7 +115,7 @@ class FakeStore:
         rollout = next(r for r in self.rows.rollouts if r["id"] == outcome["rollout_id"])
         done = [s for s in self.rows.steps if s["rollout_id"] == rollout["id"] and s["status"] == "done"]
         done.sort(key=lambda step: int(step["step"]))
-        tried = [Tried(s["step"], s["kind"], s["see"], s["reply"] or "", s["task"] is None) for s in done]
+        tried = [FinishedStep(s["step"], s["kind"], s["see"], s["reply"] or "", s["task"] is None) for s in done]
         credit = credits(tried, outcome["value"])
         for step in done:
             key = (step["rollout_id"], step["round"], step["step"])

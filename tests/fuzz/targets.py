@@ -14,14 +14,14 @@ from pathlib import Path
 
 from gateway.adapters.journal import segments
 from gateway.adapters.upstream.sse import SseError, SseEvent, SseParser
-from gateway.core.loop.plan import Allowed, PlanReader, validate
+from gateway.core.loop.plan import PlanLimits, PlanReader, validate
 from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.body import decode_json
 from gateway.core.openai.chat import parse_request
 from gateway.core.openai.responses.request import parse_responses_request
 from gateway.errors import BatonError
 
-ALLOWED = Allowed(("atlas", "birch", "self"), steps_max=5, depth_capped=frozenset({"self"}))
+ALLOWED = PlanLimits(("atlas", "birch", "self"), steps_max=5, depth_capped=frozenset({"self"}))
 EVENT_BYTES_MAX = 4096
 MESSAGES_MAX = 64
 RECORD = segments.encode(segments.PAYLOAD_START + b"x")

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from gateway.core.loop.plan import Allowed, validate
+from gateway.core.loop.plan import PlanLimits, validate
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Split, Task, make_family_task, make_task
 from policy.simulators.arena.measure import chain, measure, mutate, systematic, table, vote
 from policy.simulators.arena.oracle import STEPS_MAX, majority_success, oracle_plan
@@ -44,7 +44,7 @@ def test_plans_are_valid_for_any_pool_and_task() -> None:
         pool = random_pool(Random(seed), 1 + seed % 8)
         task = make_task(seed, "held_out" if seed % 2 else "train")
         plan = oracle_plan(task.text, None, pool)
-        checked = validate(plan, Allowed(tuple(w.handle for w in pool), STEPS_MAX))
+        checked = validate(plan, PlanLimits(tuple(w.handle for w in pool), STEPS_MAX))
         assert 1 <= len(checked.steps) <= STEPS_MAX
 
 
@@ -151,7 +151,7 @@ def test_a_pool_that_breaks_the_promises_is_called_out() -> None:
 def test_the_search_covers_what_it_says() -> None:
     plans = list(systematic(STANDARD_POOL))
     assert len(plans) == 8 + 56 + 336 + 8 + 56 * 3 + 70 * 4
-    pool = Allowed(tuple(w.handle for w in STANDARD_POOL), STEPS_MAX)
+    pool = PlanLimits(tuple(w.handle for w in STANDARD_POOL), STEPS_MAX)
     rng = Random(0)
     plan = chain(STANDARD[:2])
     for _ in range(300):

@@ -20,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the train extra is not installed")
 pytest.importorskip("trl", reason="the trl extra is not installed")
 
-from gateway.core.loop.plan import Allowed, plan_schema  # noqa: E402
+from gateway.core.loop.plan import PlanLimits, plan_schema  # noqa: E402
 from gateway.errors import BadRequest  # noqa: E402
 from policy.__main__ import main  # noqa: E402
 from policy.reward import taught_dial  # noqa: E402
@@ -95,7 +95,7 @@ def test_the_ratio_is_one_on_plans_that_our_sampler_drew(tmp_path: Path, model_d
     """Under the grammar of real plans, task text included."""
     shape = load_shape(model_dir)
     tokens = Tokens(model_dir, shape)
-    masks, schema = Masks(tokens), plan_schema(Allowed(("atlas", "quill"), 2))
+    masks, schema = Masks(tokens), plan_schema(PlanLimits(("atlas", "quill"), 2))
     prompts = [tuple(tokens.encode_chat([{"role": "user", "content": f"What is {n}?"}])) for n in range(4)]
     drawn = [Decoded(prompts[n % 4], masks.root(schema), 1.0, 40, Random(n)) for n in range(32)]
     Sampler(SmallWeights.load(model_dir, shape), tokens, masks, 4096).decode(drawn)

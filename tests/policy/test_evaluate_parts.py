@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.loop.plan import Allowed, plan_schema
+from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.errors import ConductorError, ConfigError
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from policy.__main__ import main
@@ -23,7 +23,7 @@ from policy.statistics.tuning import Observed, Result
 from tests.policy.environments import PRICES, SUMS, line, lines
 from tests.tiny_model import write_tiny_model
 
-SCHEMA = plan_schema(Allowed(("atlas", "quill"), 3))
+SCHEMA = plan_schema(PlanLimits(("atlas", "quill"), 3))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.core.loop.plan import Allowed, plan_schema, schema_hash
+from gateway.core.loop.plan import PlanLimits, plan_schema, schema_hash
 from gateway.errors import ConfigError
 from policy.dataset import parquet
 from policy.dataset.refusals import RowRefused
@@ -175,11 +175,11 @@ def test_a_log_that_nothing_can_be_judged_from_is_one_line(
 
 
 def test_the_grammar_follows_from_what_was_allowed_and_is_proven_by_its_hash() -> None:
-    allowed = Allowed(("quill", "self", "atlas"), 3, 4, frozenset({"deep"}))
+    allowed = PlanLimits(("quill", "self", "atlas"), 3, 4, frozenset({"deep"}))
     row = a_row(allowed=allowed.as_json(), schema_hash=schema_hash(plan_schema(allowed)), messages=[])
     call = call_of(row)
     assert (call.allowed, call.schema) == (allowed, plan_schema(allowed))
-    for logged, reason in ((Allowed(("quill",), 3, 4).as_json(), "other_schema"), (None, "no_allowed")):
+    for logged, reason in ((PlanLimits(("quill",), 3, 4).as_json(), "other_schema"), (None, "no_allowed")):
         with pytest.raises(RowRefused, match=reason):
             call_of(replace(row, allowed=logged))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.loop.plan import Allowed, plan_schema
+from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.errors import ConfigError, Unavailable
 from policy.dataset import row as dataset
 from policy.environments.base import Episode, Prompt, rng_for
@@ -123,7 +123,7 @@ def test_later_rounds_train_too_and_are_grouped_by_state() -> None:
 
 def test_a_plan_cut_off_at_its_length_ends_there() -> None:
     bench = Bench(arena())
-    schema = plan_schema(Allowed(("atlas", "quill"), 5))
+    schema = plan_schema(PlanLimits(("atlas", "quill"), 5))
     prompt = tuple(bench.initial.tokens.encode_chat([{"role": "user", "content": "?"}]))
     rows = [Decoded(prompt, bench.masks.root(schema), 2.0, most, rng_for(most)) for most in (1, 2, 3, 200)]
     Sampler(bench.initial.weights, bench.initial.tokens, bench.masks, 4096).decode(rows)

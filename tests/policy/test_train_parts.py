@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.core.log.rollout import RolloutRecord, RoundRecord
-from gateway.core.loop.plan import Allowed, plan_schema, schema_hash
+from gateway.core.loop.plan import PlanLimits, plan_schema, schema_hash
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused, listed
 from policy.serve.shape import load_shape
@@ -35,7 +35,7 @@ from policy.train.step.rows import Row, grouped, require_outcomes, row_of
 SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-3"
 
 
-def planned(allowed: Allowed, number: int = 1) -> RoundRecord:
+def planned(allowed: PlanLimits, number: int = 1) -> RoundRecord:
     return RoundRecord(
         number,
         "conductor",
@@ -63,7 +63,7 @@ def row(prompt: tuple[int, ...], episode: str, reward: float = 0.0, *, first: bo
 
 
 def test_a_row_s_schema_follows_from_what_its_round_was_allowed() -> None:
-    later = planned(Allowed(("atlas", "quill"), 5, first_index=2, depth_capped=frozenset({"me"})), number=2)
+    later = planned(PlanLimits(("atlas", "quill"), 5, first_index=2, depth_capped=frozenset({"me"})), number=2)
     made = row_of(record([later]), later, 0.5, "e", "q", "c")
     assert schema_hash(made.schema) == later.schema_hash
     assert (made.prompt_ids, made.plan_ids, made.logprobs) == ((5, 6, 7), (8, 9), (-0.1, 0.0))
@@ -85,7 +85,7 @@ def test_a_row_s_schema_follows_from_what_its_round_was_allowed() -> None:
     ],
 )
 def test_a_call_that_cannot_be_trained_on_is_refused_by_name(change: dict[str, Any], reason: str) -> None:
-    one = replace(planned(Allowed(("atlas", "quill", "me"), 5)), **change)
+    one = replace(planned(PlanLimits(("atlas", "quill", "me"), 5)), **change)
     with pytest.raises(RowRefused, match=reason) as refused:
         row_of(record([one]), one, 0.5, "e", "q", "")
     assert refused.value.reason == reason
@@ -193,7 +193,7 @@ def test_every_row_is_in_one_piece_and_pieces_fit(rows: list[tuple[int, int]], m
 
 def test_masks_are_those_that_the_server_decodes_under() -> None:
     tokens = Tokens(SHIPPED, load_shape(SHIPPED))
-    masks, schema = Masks(tokens), plan_schema(Allowed(("atlas", "quill"), 2))
+    masks, schema = Masks(tokens), plan_schema(PlanLimits(("atlas", "quill"), 2))
     text = '{"steps":[{"worker":"quill","task":"add","see":[]},{"worker":"atlas","task":null,"see":[0]}]}'
     ids = [*Tokenizer.from_file(str(SHIPPED / "tokenizer.json")).encode(text, add_special_tokens=False).ids]
     ids.append(tokens.eos_ids[0])

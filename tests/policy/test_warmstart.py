@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from gateway.core.loop.plan import plan_schema, validate
-from gateway.core.loop.prompt import PROMPT_VERSION, Seen, ShownWorker, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, ShownExperience, ShownWorker, prompt_hash
 from policy.serve.tokens import JSON_STYLE
 from policy.simulators.arena.families.family import SKILLS, Family
 from policy.simulators.arena.families.tasks import FAMILIES, INSTRUCTIONS, make_task
@@ -53,7 +53,7 @@ def tokenizer() -> Tokenizer:
 
 
 def worker(handle: str, *tags: str, tier: int = 2, right: float | None = None, latency_s: float = 0.1) -> ShownWorker:
-    seen = None if right is None else Seen(20, right, 1, 1)
+    seen = None if right is None else ShownExperience(20, right, 1, 1)
     return ShownWorker(handle, "", tags, tier, 8192, latency_s, seen)
 
 
@@ -90,8 +90,8 @@ def test_samples_show_everything_that_a_prompt_can_show() -> None:
     assert {s.round for s in shown} == {1, 2}
     assert {s.depth_left for s in shown} == {0, 1, 2}
     assert {len(s.plan["steps"]) for s in samples()} == {0, 1, 2, 3, 4, 5}
-    assert any(all(w.seen is None for w in s.workers) for s in shown)
-    assert any(all(w.seen is not None for w in s.workers) for s in shown)
+    assert any(all(w.experience is None for w in s.workers) for s in shown)
+    assert any(all(w.experience is not None for w in s.workers) for s in shown)
     assert {w.handle for s in shown for w in s.workers} > {*HANDLES, "vote", "self"}
     assert any("<request>" in s.prompt and INSTRUCTIONS[1] in s.prompt for s in samples())
     assert not any("planner" in w.tags for s in shown if s.depth_left == 0 for w in s.workers)

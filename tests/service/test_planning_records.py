@@ -8,7 +8,7 @@ from gateway.adapters.postgres import rows
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience import RuleWeights
-from gateway.core.loop.plan import Allowed, allowed_of, plan_schema, schema_hash
+from gateway.core.loop.plan import PlanLimits, limits_from_json, plan_schema, schema_hash
 from gateway.core.loop.prompt import Profile
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.routers import RulePlanner
@@ -43,7 +43,7 @@ async def test_every_round_says_what_its_plan_was_allowed() -> None:
     seen = {}
     for loop in (event.payload for event in kit.journal.of_kind("rollout")):
         for planned in loop["rounds"]:
-            allowed = allowed_of(planned["allowed"])
+            allowed = limits_from_json(planned["allowed"])
             assert planned["schema_hash"] == schema_hash(plan_schema(allowed))
             seen[loop["depth"], planned["round"]] = allowed
     assert (seen[0, 1].steps_max, seen[0, 1].first_index, seen[0, 2].first_index) == (3, 0, 2)
@@ -83,6 +83,6 @@ async def test_a_round_keeps_the_dial_that_its_prompt_showed(
 @pytest.mark.parametrize("logged", [{}, {"handles": None, "depth_capped": [], "steps_max": 1, "first_index": 0}])
 def test_what_is_no_limits_of_a_plan_is_refused(logged: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="limits of a plan"):
-        allowed_of(logged)
-    allowed = Allowed(("a", "b"), 3, 2, frozenset({"c"}))
-    assert allowed_of(allowed.as_json()) == allowed
+        limits_from_json(logged)
+    allowed = PlanLimits(("a", "b"), 3, 2, frozenset({"c"}))
+    assert limits_from_json(allowed.as_json()) == allowed

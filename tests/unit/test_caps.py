@@ -24,46 +24,46 @@ wanted_caps = st.fixed_dictionaries(
 @given(wanted_caps, wanted_caps)
 def test_narrowing_never_widens_and_its_order_does_not_matter(first: dict[str, Any], second: dict[str, Any]) -> None:
     caps = Caps()
-    narrow = caps.narrowed(first).narrowed(second)
-    assert narrow == caps.narrowed(second).narrowed(first)
+    narrow = caps.narrow(first).narrow(second)
+    assert narrow == caps.narrow(second).narrow(first)
     for name in NAMES:
         bounds = [value for value in (getattr(caps, name), first.get(name), second.get(name)) if value is not None]
         assert getattr(narrow, name) == min(bounds)
 
 
 def test_nothing_wanted_changes_nothing() -> None:
-    assert Caps().narrowed({}) == Caps()
+    assert Caps().narrow({}) == Caps()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), float("-inf"), "3", None, True, [1]])
 def test_nonsense_names_its_cap(name: str, value: object) -> None:
     with pytest.raises(BadRequest) as refused:
-        Caps().narrowed({name: value})
+        Caps().narrow({name: value})
     assert refused.value.param == f"caps.{name}"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_depth_may_be_nothing(name: str) -> None:
     if name == "depth":
-        assert Caps().narrowed({name: 0}).depth == 0
+        assert Caps().narrow({name: 0}).depth == 0
         return
     with pytest.raises(BadRequest, match="above 0"):
-        Caps().narrowed({name: 0})
+        Caps().narrow({name: 0})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_seconds_may_be_a_fraction(name: str) -> None:
     if name == "wall_s":
-        assert Caps().narrowed({name: 0.5}).wall_s == 0.5
+        assert Caps().narrow({name: 0.5}).wall_s == 0.5
         return
     with pytest.raises(BadRequest, match="whole number"):
-        Caps().narrowed({name: 0.5})  # cut to a whole number it would be a cap of nothing
+        Caps().narrow({name: 0.5})  # cut to a whole number it would be a cap of nothing
 
 
 def test_an_unknown_cap_is_named_with_those_there_are() -> None:
     with pytest.raises(BadRequest, match="known are calls, cost_nano, depth") as refused:
-        Caps().narrowed({"money": 1})
+        Caps().narrow({"money": 1})
     assert refused.value.param == "caps.money"
 
 
@@ -80,7 +80,7 @@ def test_headers_become_caps() -> None:
         "x-other": "7",
     }
     wanted = caps_from_headers(headers)
-    assert Caps().narrowed(wanted) == Caps(0, 1, 2, 3, 4, 5000, 50_000_000, 2.5)
+    assert Caps().narrow(wanted) == Caps(0, 1, 2, 3, 4, 5000, 50_000_000, 2.5)
     assert caps_from_headers({}) == {}
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.loop.credit import Tried, credits
+from gateway.core.loop.credit import FinishedStep, credits
 
 
-def tried(index: int, reply: str, see: Sequence[int] = (), kind: str = "openai", alone: bool = True) -> Tried:
-    return Tried(index, kind, see, reply, alone)
+def tried(index: int, reply: str, see: Sequence[int] = (), kind: str = "openai", alone: bool = True) -> FinishedStep:
+    return FinishedStep(index, kind, see, reply, alone)
 
 
 CHAIN = [tried(0, "Partial: 7"), tried(1, "Answer: 9", [0])]

@@ -19,7 +19,7 @@ from gateway.core.loop.experience import (
     RuleWeights,
     content_text,
     embed,
-    fitted,
+    project,
     question_text,
     rule_utility,
     smoothed_success,
@@ -81,23 +81,23 @@ def test_an_embedding_of_any_length_is_fitted_and_cosines_stay(numbers: int, wit
     for _ in range(20):
         a = [draw.gauss(0, 1) for _ in range(numbers)]
         b = [x + draw.gauss(0, draw.choice((0.1, 1, 5))) for x in a]
-        fit_a, fit_b = fitted(a, "model"), fitted(b, "model")
+        fit_a, fit_b = project(a, "model"), project(b, "model")
         assert len(fit_a) == EMBEDDING_DIM
         assert math.sqrt(sum(x * x for x in fit_a)) == pytest.approx(1)
         assert cosine(fit_a, fit_b) == pytest.approx(cosine(a, b), abs=within)
-    assert fitted(a, "model") == fit_a
+    assert project(a, "model") == fit_a
 
 
 def test_vectors_of_two_models_are_strangers() -> None:
     draw = Random(1)
     both = [draw.gauss(0, 1) for _ in range(768)]
-    assert abs(cosine(fitted(both, "one#model"), fitted(both, "another#model"))) < 0.3
+    assert abs(cosine(project(both, "one#model"), project(both, "another#model"))) < 0.3
 
 
 @pytest.mark.parametrize("bad", [[], [0.0, 0.0], [1.0, float("nan")], [float("inf")]])
 def test_what_is_no_direction_is_no_embedding(bad: list[float]) -> None:
     with pytest.raises(ValueError, match="finite"):
-        fitted(bad, "model")
+        project(bad, "model")
 
 
 def test_likeness_runs_from_the_mean_to_the_best() -> None:

@@ -19,8 +19,8 @@ from gateway.core.loop.plan import (
     PLAN_BYTES_MAX,
     REASONS,
     TASK_CHARS_MAX,
-    Allowed,
     Plan,
+    PlanLimits,
     Step,
     validate,
     validate_step,
@@ -45,7 +45,7 @@ def one(worker: object = "quill", task: object = None, see: object = ()) -> dict
     return {"steps": [{"worker": worker, "task": task, "see": list(see) if isinstance(see, tuple) else see}]}
 
 
-def outcome(raw: object, allowed: Allowed) -> str:
+def outcome(raw: object, allowed: PlanLimits) -> str:
     """`plan`, or the reason of the refusal. Anything else fails the test."""
     try:
         plan = validate(raw, allowed)
@@ -59,7 +59,7 @@ def outcome(raw: object, allowed: Allowed) -> str:
     return refused.reason
 
 
-def assert_within(plan: Plan, allowed: Allowed) -> None:
+def assert_within(plan: Plan, allowed: PlanLimits) -> None:
     assert len(plan.steps) <= allowed.steps_max
     assert plan.steps or allowed.first_index > 0
     for index, step in enumerate(plan.steps, allowed.first_index):
@@ -83,7 +83,7 @@ def test_thousands_of_adversarial_plans_are_run_as_allowed_or_refused_by_name() 
 
 @settings(max_examples=200, deadline=None)
 @given(json_values | st.binary(max_size=200) | st.text(max_size=200), st.sampled_from([FIRST, SINGLE, LATER]))
-def test_any_value_is_a_plan_or_a_named_refusal(raw: object, allowed: Allowed) -> None:
+def test_any_value_is_a_plan_or_a_named_refusal(raw: object, allowed: PlanLimits) -> None:
     outcome(raw, allowed)
     if not isinstance(raw, str | bytes):
         outcome(json.dumps(raw), allowed)
@@ -91,7 +91,7 @@ def test_any_value_is_a_plan_or_a_named_refusal(raw: object, allowed: Allowed) -
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([FIRST, SINGLE, LATER]))
-def test_the_wire_form_of_an_accepted_plan_is_accepted_as_itself(seed: int, allowed: Allowed) -> None:
+def test_the_wire_form_of_an_accepted_plan_is_accepted_as_itself(seed: int, allowed: PlanLimits) -> None:
     plan = validate(valid_plan(Random(seed), allowed), allowed)
     assert validate(plan.as_json(), allowed) == plan
     assert validate(json.dumps(plan.as_json()), allowed) == plan
@@ -105,7 +105,7 @@ def test_a_task_up_to_its_bounds_is_taken(task: str) -> None:
 
 
 @pytest.mark.parametrize("allowed", [FIRST, LATER], ids=["first", "later"])
-def test_a_step_names_what_it_sees_as_often_as_the_grammar_lets_it_and_no_oftener(allowed: Allowed) -> None:
+def test_a_step_names_what_it_sees_as_often_as_the_grammar_lets_it_and_no_oftener(allowed: PlanLimits) -> None:
     most = allowed.first_index + allowed.steps_max - 1
     first: dict[str, Any] = {"worker": allowed.handles[0], "task": None, "see": []}
     second = {**first, "see": [allowed.first_index] * most}

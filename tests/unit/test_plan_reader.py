@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.loop.plan import PLAN_BYTES_MAX, Allowed, PlanReader, Step, validate, validate_step
+from gateway.core.loop.plan import PLAN_BYTES_MAX, PlanLimits, PlanReader, Step, validate, validate_step
 from gateway.errors import PlanRefused
 from tests.plans import FIRST, LATER, cuts, valid_plan
 
@@ -25,7 +25,7 @@ def layouts(rng: Random, plan: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("allowed", [FIRST, LATER], ids=["first", "later"])
-def test_any_cuts_hand_out_exactly_the_steps_in_order(allowed: Allowed) -> None:
+def test_any_cuts_hand_out_exactly_the_steps_in_order(allowed: PlanLimits) -> None:
     for seed in range(400):
         rng = Random(seed)
         plan = valid_plan(rng, allowed)

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway.core.loop.plan import (
-    Allowed,
+    PlanLimits,
     decision_mask,
     plan_schema,
     portable_schema,
@@ -26,7 +26,7 @@ IDS = ["first", "single", "later"]
 TEXT_ONLY = {"bad_task", "task_too_long"}  # what a grammar leaves to `validate`: how long and how blank a task is
 
 
-def accepted(raw: object, allowed: Allowed) -> str:
+def accepted(raw: object, allowed: PlanLimits) -> str:
     try:
         validate(raw, allowed)
     except PlanRefused as refused:
@@ -34,7 +34,7 @@ def accepted(raw: object, allowed: Allowed) -> str:
     return "plan"
 
 
-def schema_step(rng: Random, allowed: Allowed, at: int | None = None) -> dict[str, Any]:
+def schema_step(rng: Random, allowed: PlanLimits, at: int | None = None) -> dict[str, Any]:
     """Any step the schema lets through at this place, repeats included; without `at`, as the portable one does."""
     last = allowed.first_index + (allowed.steps_max - 1 if at is None else at)
     see: Any = [rng.randrange(last) for _ in range(rng.randint(0, last))] if last else []
@@ -46,7 +46,7 @@ def schema_step(rng: Random, allowed: Allowed, at: int | None = None) -> dict[st
 
 
 @pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
-def test_what_the_schema_accepts_is_a_plan(allowed: Allowed) -> None:
+def test_what_the_schema_accepts_is_a_plan(allowed: PlanLimits) -> None:
     schema = Draft202012Validator(plan_schema(allowed))
     for seed in range(300):
         rng = Random(seed)
@@ -57,7 +57,7 @@ def test_what_the_schema_accepts_is_a_plan(allowed: Allowed) -> None:
 
 
 @pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
-def test_what_the_portable_schema_accepts_is_refused_only_for_looking_forward(allowed: Allowed) -> None:
+def test_what_the_portable_schema_accepts_is_refused_only_for_looking_forward(allowed: PlanLimits) -> None:
     assert "prefixItems" not in json.dumps(portable_schema(plan_schema(allowed)))
     schema = Draft202012Validator(portable_schema(plan_schema(allowed)))
     seen = set()
@@ -78,7 +78,7 @@ def test_what_the_portable_schema_accepts_is_refused_only_for_looking_forward(al
 
 
 @pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
-def test_schema_and_validator_agree_on_mutated_plans(allowed: Allowed) -> None:
+def test_schema_and_validator_agree_on_mutated_plans(allowed: PlanLimits) -> None:
     """But for what a grammar cannot count (task length), and for what `validate` forgives: a step
     that leaves out `task` or `see`."""
     schema = Draft202012Validator(plan_schema(allowed))
@@ -103,7 +103,7 @@ def _floats(plan: Any) -> bool:
 
 
 @pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
-def test_the_grammar_compiles_and_decodes_valid_plans(allowed: Allowed) -> None:
+def test_the_grammar_compiles_and_decodes_valid_plans(allowed: PlanLimits) -> None:
     for seed in range(30):
         plan = valid_plan(Random(seed), allowed)
         assert decodes(allowed, json.dumps(plan, separators=(",", ":"), ensure_ascii=False))
@@ -130,11 +130,11 @@ def test_the_grammar_compiles_and_decodes_valid_plans(allowed: Allowed) -> None:
         (FIRST, '{"steps":[{"worker":"quill","task":null,"see":[],"x":1}]}', False),
     ],
 )
-def test_the_grammar_draws_the_same_line(allowed: Allowed, text: str, good: bool) -> None:
+def test_the_grammar_draws_the_same_line(allowed: PlanLimits, text: str, good: bool) -> None:
     assert decodes(allowed, text) is good
 
 
-def decodes(allowed: Allowed, text: str) -> bool:
+def decodes(allowed: PlanLimits, text: str) -> bool:
     """Whether constrained decoding could have written exactly this text."""
     tokenizer = LLTokenizer("byte")
     style = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -148,7 +148,7 @@ def test_the_schema_hash_tells_grammars_apart() -> None:
     hashes = {schema_hash(plan_schema(allowed)) for allowed in ALLOWED}
     assert len(hashes) == 3
     assert schema_hash(plan_schema(FIRST)) == schema_hash(plan_schema(FIRST))
-    reordered = Allowed(HANDLES[::-1], FIRST.steps_max)
+    reordered = PlanLimits(HANDLES[::-1], FIRST.steps_max)
     assert schema_hash(plan_schema(reordered)) == schema_hash(plan_schema(FIRST))
     schema = plan_schema(FIRST)
     assert schema_hash(dict(reversed(schema.items()))) == schema_hash(schema)  # however it was put together

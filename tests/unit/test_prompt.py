@@ -15,13 +15,13 @@ from gateway.core.loop.prompt import (
     CONVERSATION_CHARS_MAX,
     Profile,
     PromptInput,
-    Seen,
+    ShownExperience,
     ShownReply,
     ShownWorker,
     price_tier,
     profile_of,
     prompt_hash,
-    quoted,
+    quote,
     render,
 )
 from gateway.core.pool.workers import Price, WorkerSpec
@@ -36,7 +36,7 @@ PINNED: dict[Profile, str] = {
     "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",
 }
 
-ATLAS = ShownWorker("atlas", "sums and dates", ("arithmetic",), 2, 8_192, 0.4, Seen(8, 0.79, 400_000, 1_200))
+ATLAS = ShownWorker("atlas", "sums and dates", ("arithmetic",), 2, 8_192, 0.4, ShownExperience(8, 0.79, 400_000, 1_200))
 QUILL = ShownWorker("quill", "", (), 0, 128_000, None)
 SHOWN = PromptInput(({"role": "user", "content": "What is 2 + 2?"},), (ATLAS, QUILL), steps_max=5, depth_left=1)
 
@@ -68,7 +68,7 @@ def test_the_rendering_that_weights_were_trained_on_has_not_changed(profile: Pro
 @given(conversations)
 def test_every_line_of_the_conversation_stands_behind_a_quotation_mark(pairs: list[tuple[str, str]]) -> None:
     read: list[tuple[str, list[str]]] = []
-    block = quoted(messages_of(pairs))
+    block = quote(messages_of(pairs))
     assert block.splitlines() == block.split("\n")  # no other line break is left
     for line in block.split("\n"):
         if line.startswith("> "):
@@ -82,14 +82,14 @@ def test_every_line_of_the_conversation_stands_behind_a_quotation_mark(pairs: li
 def test_a_cut_conversation_is_quoted_too(pairs: list[tuple[str, str]], filler: int) -> None:
     messages = [*messages_of(pairs), {"role": "user", "content": "line\n" * (filler // 5)}, *messages_of(pairs)]
     headings = {f"[{role}]" for role, _ in pairs} | {"[user]"}
-    block = quoted(messages)
+    block = quote(messages)
     for line in block.split("\n"):
         assert line.startswith("> ") or any(whole.startswith(line) for whole in {"> ", *headings})  # cut short
     assert len(block) <= CONVERSATION_CHARS_MAX + 20
 
 
 def test_a_long_conversation_keeps_its_beginning_and_its_end() -> None:
-    block = quoted([{"role": "user", "content": "BEGIN " + "x" * 50_000 + " END"}])
+    block = quote([{"role": "user", "content": "BEGIN " + "x" * 50_000 + " END"}])
     assert block.startswith("[user]\n> BEGIN")
     assert block.endswith(" END")
     assert "\n> (…)\n> " in block
@@ -104,12 +104,12 @@ def test_nothing_in_a_conversation_changes_what_stands_around_it(
 
     frame = prompt(messages_of([("user", "MARK")]))
     assert frame.count("[user]\n> MARK") == 1
-    whole = frame.replace("[user]\n> MARK", quoted(messages_of(pairs)))
+    whole = frame.replace("[user]\n> MARK", quote(messages_of(pairs)))
     assert prompt(messages_of(pairs)) == whole.replace("<|", "<\u200d|")
 
 
 def test_media_tool_calls_odd_roles_and_silence_are_named_not_quoted() -> None:
-    block = quoted(
+    block = quote(
         [
             {"role": "user", "content": [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {}}]},
             {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},

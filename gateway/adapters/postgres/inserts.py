@@ -43,7 +43,7 @@ from gateway.adapters.postgres.tables import (
     steps,
 )
 from gateway.core.log.outcome import Outcome
-from gateway.core.loop.credit import Tried, credits
+from gateway.core.loop.credit import FinishedStep, credits
 
 _INDICES: Any = ARRAY(Integer)
 
@@ -107,7 +107,9 @@ def _credit(connection: Connection, rollout_id: str, value: float, judged_at: da
     """What the judgement says of each step becomes experience; what it leaves open is none, even if it was before."""
     columns = (steps.c.step, steps.c.kind, steps.c.see, steps.c.reply, steps.c.task.is_(None))
     done = select(*columns).where(steps.c.rollout_id == rollout_id, steps.c.status == "done").order_by(steps.c.step)
-    tried = [Tried(step, kind, see, reply or "", alone) for step, kind, see, reply, alone in connection.execute(done)]
+    tried = [
+        FinishedStep(step, kind, see, reply or "", alone) for step, kind, see, reply, alone in connection.execute(done)
+    ]
     found = credits(tried, value)
     doubtful = [one.index for one in tried if one.index not in found]
     if doubtful:

@@ -17,7 +17,7 @@ import httpx
 from gateway.adapters.upstream.breaker import Breaker
 from gateway.adapters.upstream.client import bounded_body, parse_object
 from gateway.adapters.upstream.http import http_client
-from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed, fitted
+from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed, project
 from gateway.errors import Unavailable, UpstreamProtocol
 from gateway.service.ports.request import Embedder
 
@@ -77,7 +77,7 @@ class HttpEmbedder(Embedder):
         ended = self._breaker.abandoned
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = fitted(self._vector(await self._asked(text[:EMBEDDED_CHARS_MAX])), self._salt)
+                found = project(self._vector(await self._asked(text[:EMBEDDED_CHARS_MAX])), self._salt)
             ended = self._breaker.succeeded
             return found
         except (TimeoutError, ValueError, OverflowError, UpstreamProtocol, *TRANSPORT_ERRORS) as error:

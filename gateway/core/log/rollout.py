@@ -70,7 +70,7 @@ class RoundRecord:
     plan: dict[str, Any] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     schema_hash: str | None = None
-    allowed: dict[str, Any] | None = None  # `core.loop.plan.Allowed` of this round; `schema_hash` is of its schema
+    allowed: dict[str, Any] | None = None  # `core.loop.plan.PlanLimits` of this round; `schema_hash` is of its schema
     quality: int | None = None  # the dial as this round's prompt showed it; None: it showed none
     refusal: str | None = None  # why the conductor's plan was not used, by name
     prompt_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Caps: the limits of one request beside its budget. They come from settings, key and headers, never from text."""
+"""Caps: the limits of one request besides its budget. They come from settings, key and headers, never from text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Each is a largest value; hitting one ends the request with the best answer so far, or a clear error."""
+    """The largest allowed values. A request that reaches one ends with its best answer so far or a clear error."""
 
     depth: int = 2  # child loops below the request's own loop
     rounds: int = 4  # plans a loop
@@ -24,11 +24,12 @@ class Caps:
     cost_nano: int = 500_000_000  # nano-dollars in the whole tree, planning included
     wall_s: float = 120.0  # seconds for the whole request
 
-    def narrowed(self, wanted: Mapping[str, Any]) -> Caps:
-        """These caps, each lowered to `wanted` where that is lower. Unknown names and nonsense raise BadRequest."""
+    def narrow(self, limits: Mapping[str, Any]) -> Caps:
+        """Return these caps, each lowered to the value in `limits` if that is lower. Raises BadRequest for an unknown
+        name and for a value out of range."""
         known = {field.name for field in fields(self)}
         changes: dict[str, Any] = {}
-        for name, value in wanted.items():
+        for name, value in limits.items():
             if name not in known:
                 raise BadRequest(
                     f"caps.{name} is not a cap; known are {', '.join(sorted(known))}", param=f"caps.{name}"
@@ -37,7 +38,7 @@ class Caps:
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain mapping, for records."""
+        """The caps as a JSON object, for records."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -54,20 +55,20 @@ CAP_HEADERS = {
 
 
 def caps_from_headers(headers: Mapping[str, str]) -> dict[str, Any]:
-    """The caps a client asks for. Raises BadRequest naming the header."""
-    wanted: dict[str, Any] = {}
+    """The caps that a client asks for. Raises BadRequest, which names the header."""
+    limits: dict[str, Any] = {}
     for header, name in CAP_HEADERS.items():
         text = headers.get(header)
         if text is None:
             continue
         try:
-            wanted[name] = _parse(name, text)
-            _positive(name, wanted[name])
+            limits[name] = _parse(name, text)
+            _positive(name, limits[name])
         except (ValueError, BadRequest):
             raise BadRequest(
                 f"{header}: `{text[:40]}` is not a usable value; send a number above 0", param=header
             ) from None
-    return wanted
+    return limits
 
 
 def _parse(name: str, text: str) -> int | float:
@@ -77,10 +78,10 @@ def _parse(name: str, text: str) -> int | float:
 
 
 def _positive(name: str, value: Any) -> Any:
-    """`value` when it is in range: seconds may be a fraction, the rest are whole; depth may be 0, the rest not."""
+    """Return `value` if it is in range. Only seconds may be fractional, and only depth may be 0. Raises BadRequest."""
     kind = int | float if name == "wall_s" else int
-    good = isinstance(value, kind) and not isinstance(value, bool) and 0 <= value < math.inf
-    if not good or (value == 0 and name != "depth"):
+    valid = isinstance(value, kind) and not isinstance(value, bool) and 0 <= value < math.inf
+    if not valid or (value == 0 and name != "depth"):
         what = "a number" if name == "wall_s" else "a whole number"
         raise BadRequest(f"caps.{name} must be {what} above 0", param=f"caps.{name}")
     return value

@@ -1,7 +1,7 @@
-"""The signed depth header: a gateway that is another gateway's worker counts on instead of starting at 0. Pure.
+"""The signed depth header, by which a gateway that is another gateway's worker continues its depth. Pure.
 
-`x-baton-depth: 2;<hex hmac-sha256>`. Only gateways that share the secret believe each other; anyone else's header
-counts as absent.
+The form is `x-baton-depth: 2;<hex hmac-sha256>`. Only gateways that share the secret believe each other; a header
+signed with another secret counts as absent.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ DEPTH_MAX = 999
 
 
 def sign(depth: int, secret: bytes) -> str:
-    """The header's value for a call at that depth. Raises ValueError outside 0 … DEPTH_MAX."""
+    """The header's value for a call at `depth`. Raises ValueError outside 0 … DEPTH_MAX."""
     if not 0 <= depth <= DEPTH_MAX:
         raise ValueError(f"depth {depth} is outside 0 … {DEPTH_MAX}")
     return f"{depth};{_mac(depth, secret)}"
 
 
 def verify(value: str | None, secret: bytes) -> int | None:
-    """The depth that a header proves, or None where it is absent, malformed or signed with another secret."""
+    """The depth that a header proves, or None if it is absent, malformed or signed with another secret."""
     number, _, mac = (value or "").partition(";")
     depth = parse_digits(number)
     if depth is None or depth > DEPTH_MAX or not mac.isascii():

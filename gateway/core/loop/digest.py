@@ -1,7 +1,7 @@
-"""What code can say about replies: their final answers, which of them agree, refusals, truncation. Pure and total.
+"""Digests of replies, made by code: final answers, agreement, refusals, truncation. Pure; it never raises on any text.
 
-A model never writes a digest; it is what a planner needs in order to ship, redo or escalate (DESIGN §4). The same
-extraction serves the `vote` tool and the graders, so a majority counts what a grader would compare.
+No model writes a digest. A planner needs it to decide whether to ship, redo or escalate (DESIGN §4). The `vote` tool
+and the graders use the same extraction, so a majority counts the answers that a grader would compare.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-TEXT_CHARS_MAX = 65_536  # of a reply, the last so many: answers stand at the end
+TEXT_CHARS_MAX = 65_536  # only this many last characters of a reply are read: answers stand at the end
 _ANSWER = re.compile(r"(?:^|[^a-z])(?:final\s+)?answer\s*(?:\*\*)?\s*[:=]\s*(?:\*\*)?[ \t]*(?=\S)", re.IGNORECASE)
 _ANSWER_IS = re.compile(r"\banswer\s+is:?\s+(?=\S)", re.IGNORECASE)
 _JSON_ANSWER = re.compile(r'"answer"\s*:\s*(?=\S)', re.IGNORECASE)
@@ -27,22 +27,23 @@ _REFUSAL = re.compile(
 
 
 def extract_answer(reply: str) -> str:
-    r"""The final answer a reply gives: the `answer` of its JSON object; else what follows the last `Answer:`, the last
-    `\boxed{…}`, or the last "answer is"; else its last line. Empty for an empty reply."""
+    r"""The final answer of a reply: the `answer` of its JSON object; else the text after the last `Answer:`, the
+    content of the last `\boxed{…}`, or the text after the last "answer is"; else its last line. Empty for an empty
+    reply."""
     text = reply[-TEXT_CHARS_MAX:].strip()
     for find in (_from_json, _from_marker, _boxed, _from_sentence):
-        found = find(text)
-        if found is not None:
-            return found
+        answer = find(text)
+        if answer is not None:
+            return answer
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def _from_json(text: str) -> str | None:
-    hits = list(_JSON_ANSWER.finditer(text))
-    if not hits:
+    matches = list(_JSON_ANSWER.finditer(text))
+    if not matches:
         return None
-    rest = text[hits[-1].end() :]
+    rest = text[matches[-1].end() :]
     try:
         value, _ = json.JSONDecoder(strict=False).raw_decode(rest)
     except ValueError:
@@ -51,16 +52,16 @@ def _from_json(text: str) -> str | None:
 
 
 def _from_marker(text: str) -> str | None:
-    hits = list(_ANSWER.finditer(text))
-    if not hits:
+    matches = list(_ANSWER.finditer(text))
+    if not matches:
         return None
-    line = text[hits[-1].end() :].split("\n", 1)[0].strip()
+    line = text[matches[-1].end() :].split("\n", 1)[0].strip()
     return _boxed(line) or line
 
 
 def _from_sentence(text: str) -> str | None:
-    hits = list(_ANSWER_IS.finditer(text))
-    return text[hits[-1].end() :].split("\n", 1)[0].strip() if hits else None
+    matches = list(_ANSWER_IS.finditer(text))
+    return text[matches[-1].end() :].split("\n", 1)[0].strip() if matches else None
 
 
 def _boxed(text: str) -> str | None:
@@ -79,7 +80,7 @@ def _boxed(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    """An answer in the form answers are compared in: case, quotes, final full stops, currency signs, thousands
+    """An answer in the form in which answers are compared. Case, quotes, final full stops, currency signs, thousands
     separators and trailing zeros do not count; `(B)`, `B.` and `B) Paris` are the option `b`."""
     text = _unwrap(_FENCE.sub("", answer.strip()))
     option = _OPTION.match(text)
@@ -121,8 +122,8 @@ def _number(text: str) -> str | None:
 
 
 def agreement(replies: Sequence[str]) -> list[list[int]]:
-    """Indices of the replies grouped by equal answer, largest group first, ties to the group that began first. Replies
-    without any answer stand alone."""
+    """Group the indices of the replies by equal answer. The largest group comes first; of equal groups, the one with
+    the earliest reply. Each reply without an answer is a group of its own."""
     groups: dict[str, list[int]] = {}
     for index, reply in enumerate(replies):
         answer = normalise(extract_answer(reply))
@@ -131,21 +132,22 @@ def agreement(replies: Sequence[str]) -> list[list[int]]:
 
 
 def majority(replies: Sequence[str]) -> int:
-    """Index of the earliest reply with the most common answer; ties to the earliest. Raises ValueError on none."""
+    """The index of the first reply with the most common answer; of equally common answers, the one given first. Raises
+    ValueError without replies."""
     if not replies:
         raise ValueError("no replies to vote on")
-    answered = [group for group in agreement(replies) if replies[group[0]].strip()]
-    return answered[0][0] if answered else 0
+    groups = [group for group in agreement(replies) if replies[group[0]].strip()]
+    return groups[0][0] if groups else 0
 
 
 def is_refusal(reply: str) -> bool:
-    """Whether the reply declines to answer (its first 400 characters say so)."""
+    """Whether the first 400 characters of a reply decline to answer."""
     return bool(_REFUSAL.search(reply[:400].replace("’", "'")))
 
 
 def digest(replies: Sequence[str], finish_reasons: Sequence[str | None] = ()) -> dict[str, Any]:
-    """Facts about replies, JSON-able: `answers`, `agree` (groups of two or more indices, largest first), `refused` and
-    `truncated` (indices)."""
+    """Facts about replies as JSON data: `answers`, `agree` (groups of two or more indices, largest first), `refused`
+    and `truncated` (indices)."""
     return {
         "answers": [extract_answer(reply) for reply in replies],
         "agree": [group for group in agreement(replies) if len(group) > 1],

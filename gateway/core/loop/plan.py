@@ -1,8 +1,8 @@
 """The plan: what a policy emits in one round (DESIGN §3). Pure and total.
 
-`validate` turns any input into a Plan or a named refusal; nothing is executed, evaluated or guessed at. `PlanReader`
-finds finished steps while the text is still being decoded, so that step 0 may start before step 2 is written.
-Step indices count over all rounds of a loop: round 1 has 0..k-1, the next plan's first step is k.
+`validate` turns any input into a Plan or a named refusal; it executes, evaluates and guesses nothing. `PlanReader`
+finds complete steps while the text is still being decoded, so that step 0 may start before step 2 is written. Step
+indices count over all rounds of a loop: round 1 has 0..k-1, and the next plan's first step is k.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One worker call. `see` holds the indices of earlier steps whose replies this one may read, ascending."""
+    """One worker call. `see` holds the indices of the earlier steps whose replies this step may read, ascending."""
 
     worker: str  # handle
     task: str | None  # None: the conversation as the client sent it
@@ -42,36 +42,38 @@ class Plan:
     steps: tuple[Step, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form."""
+        """The plan as JSON data, in the form that `validate` reads."""
         return {"steps": [{"worker": s.worker, "task": s.task, "see": list(s.see)} for s in self.steps]}
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """What a plan may do now: handles in the order shown, how many steps, and how many came before it."""
+class PlanLimits:
+    """The limits of the next plan. `handles` stand in the order in which the prompt shows them; `first_index` is the
+    number of steps before this plan."""
 
     handles: tuple[str, ...]
     steps_max: int
     first_index: int = 0
-    depth_capped: frozenset[str] = frozenset()  # handles that would start a child loop, were there depth left
+    depth_capped: frozenset[str] = frozenset()  # handles of child loops that the depth cap excludes
 
     def as_json(self) -> dict[str, Any]:
-        """The form that a round's record keeps; `allowed_of` is the inverse."""
+        """The limits as JSON data, for the record of a round; `limits_from_json` is the inverse."""
         limits = {"steps_max": self.steps_max, "first_index": self.first_index}
         return {"handles": list(self.handles), **limits, "depth_capped": sorted(self.depth_capped)}
 
 
-def allowed_of(logged: Mapping[str, Any]) -> Allowed:
-    """The limits that `Allowed.as_json` wrote. Raises ValueError on anything else."""
+def limits_from_json(logged: Mapping[str, Any]) -> PlanLimits:
+    """Read what `PlanLimits.as_json` wrote. Raises ValueError on anything else."""
     try:
         handles, capped = map(str, logged["handles"]), map(str, logged["depth_capped"])
-        return Allowed(tuple(handles), int(logged["steps_max"]), int(logged["first_index"]), frozenset(capped))
+        return PlanLimits(tuple(handles), int(logged["steps_max"]), int(logged["first_index"]), frozenset(capped))
     except (KeyError, TypeError):
         raise ValueError("not the limits of a plan") from None
 
 
-def validate(raw: str | bytes | object, allowed: Allowed) -> Plan:
-    """Any input → a plan within `allowed`. Raises PlanRefused with a stable `reason`."""
+def validate(raw: str | bytes | object, allowed: PlanLimits) -> Plan:
+    """Return the plan that `raw` spells, if it is within the limits `allowed`. Raises PlanRefused with a stable
+    `reason`."""
     value = _loads(raw) if isinstance(raw, str | bytes) else raw
     if not isinstance(value, dict):
         raise PlanRefused("not_object", "a plan is a JSON object with the key `steps`")
@@ -89,8 +91,8 @@ def validate(raw: str | bytes | object, allowed: Allowed) -> Plan:
     return Plan(tuple(validate_step(step, allowed, offset) for offset, step in enumerate(steps)))
 
 
-def validate_step(raw: object, allowed: Allowed, offset: int) -> Step:
-    """One raw step at position `offset` of its plan → a Step. Raises PlanRefused."""
+def validate_step(raw: object, allowed: PlanLimits, offset: int) -> Step:
+    """Return the step at position `offset` of its plan. Raises PlanRefused."""
     where = f"steps[{offset}]"
     if not isinstance(raw, dict) or not set(raw) <= {"worker", "task", "see"} or "worker" not in raw:
         raise PlanRefused("bad_step", f"{where} must be an object with `worker`, `task` and `see`", param=where)
@@ -114,7 +116,7 @@ def _task(task: object, where: str) -> str | None:
     return task
 
 
-def _see(see: object, allowed: Allowed, offset: int) -> tuple[int, ...]:
+def _see(see: object, allowed: PlanLimits, offset: int) -> tuple[int, ...]:
     where, index = f"steps[{offset}]", allowed.first_index + offset
     if see == "all":
         return tuple(range(index))
@@ -122,14 +124,15 @@ def _see(see: object, allowed: Allowed, offset: int) -> tuple[int, ...]:
         raise PlanRefused("bad_see", f'{where}.see must be a list of earlier steps, or "all"', param=f"{where}.see")
     for item in see:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise PlanRefused("bad_see", f"{where}.see holds something that is no step index", param=f"{where}.see")
+            raise PlanRefused("bad_see", f"{where}.see holds a value that is not a step index", param=f"{where}.see")
         if item >= index:
             raise PlanRefused("forward_see", f"{where} can only see steps before {index}", param=f"{where}.see")
     return tuple(sorted(set(see)))
 
 
-def _see_max(allowed: Allowed) -> int:
-    """Most entries of one `see`, repeats included: as many as the last step has before it, as the grammar says too."""
+def _see_max(allowed: PlanLimits) -> int:
+    """The largest number of entries in one `see`, with repeats: the number of steps before the last one. The grammar of
+    `plan_schema` has the same limit."""
     return max(1, allowed.first_index + allowed.steps_max - 1)
 
 
@@ -140,15 +143,15 @@ _FENCE = re.compile(r"^\s*```(?:json)?[^\S\n]*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
 def _loads(raw: str | bytes) -> object:
-    """Parse plan text. One leading think block and one fence around everything are taken off; nothing else is."""
+    """Parse plan text. Removes one leading think block and one fence around everything, and nothing else."""
     if len(raw) > PLAN_BYTES_MAX:
         raise PlanRefused("too_large", f"the plan is over {PLAN_BYTES_MAX} bytes")
     try:
         text = raw.decode() if isinstance(raw, bytes) else raw
         text = _THINK.sub("", text, count=1)
-        fenced = _FENCE.match(text)
+        fence = _FENCE.match(text)
         return json.loads(
-            fenced.group(1) if fenced else text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant
+            fence.group(1) if fence else text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant
         )
     except PlanRefused:
         raise
@@ -159,7 +162,7 @@ def _loads(raw: str | bytes) -> object:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise PlanRefused("duplicate_key", "the plan says the same key twice")
+        raise PlanRefused("duplicate_key", "the plan has the same key twice")
     return value
 
 
@@ -168,44 +171,44 @@ def _no_constant(name: str) -> object:
 
 
 class PlanReader:
-    """Finds whole step objects in plan text as it grows. Feed it deltas; it hands out raw steps in order.
+    """Finds complete step objects in plan text as it grows. Feed it deltas; it returns raw steps in order.
 
-    It only spots where an object ends; whether the step may run is `validate_step`'s business, and the finished text
-    still goes through `validate`.
+    It only detects where an object ends. `validate_step` decides whether a step may run, and the finished text still
+    goes through `validate`.
     """
 
-    # What `validate` takes off, then the head of the object. Possessive: a match never looks past the first `</think>`.
+    # What `validate` removes, then the head of the object. Possessive: a match never looks past the first `</think>`.
     _OPEN = re.compile(
         r'(?>(?:\s*<think>.*?</think>)?)\s*+(?:```(?:json)?[^\S\n]*+\n\s*+)?+\{\s*+"steps"\s*+:\s*+\[', re.DOTALL
     )
 
     def __init__(self) -> None:
         self.text = ""
-        self._at = -1  # scan position inside the array; -1: array not found yet
-        self._start = -1  # where the current object began
+        self._at = -1  # scan position inside the array; -1: the array has not begun
+        self._start = -1  # start of the current object
         self._depth = 0
         self._in_string = False
         self._escaped = False
         self._closed = False
-        self.opened = 0  # step objects begun so far: one that is followed by another cannot be the last
+        self.opened = 0  # number of step objects that have begun; a step that another one follows is not the last
 
     def feed(self, delta: str) -> list[object]:
-        """Step objects completed by `delta`. Raises PlanRefused (too_large, not_json, duplicate_key)."""
+        """Return the step objects that `delta` completes. Raises PlanRefused(too_large | not_json | duplicate_key)."""
         self.text += delta
         if len(self.text) > PLAN_BYTES_MAX:
             raise PlanRefused("too_large", f"the plan is over {PLAN_BYTES_MAX} bytes")
         if self._at < 0:
-            found = self._OPEN.match(self.text) if "[" in delta else None
-            if found is None:
+            opening = self._OPEN.match(self.text) if "[" in delta else None
+            if opening is None:
                 return []
-            self._at = found.end()
-        done: list[object] = []
+            self._at = opening.end()
+        steps: list[object] = []
         while self._at < len(self.text) and not self._closed:
-            self._scan(self.text[self._at], done)
+            self._scan(self.text[self._at], steps)
             self._at += 1
-        return done
+        return steps
 
-    def _scan(self, char: str, done: list[object]) -> None:
+    def _scan(self, char: str, steps: list[object]) -> None:
         if self._in_string:
             self._in_string = self._escaped or char != '"'
             self._escaped = char == "\\" and not self._escaped
@@ -222,15 +225,15 @@ class PlanReader:
                 return
             self._depth -= 1
             if self._depth == 0:
-                done.append(_loads(self.text[self._start : self._at + 1]))
+                steps.append(_loads(self.text[self._start : self._at + 1]))
 
 
 # ---------------------------------------------------------------- schema and decisions
 
 
-def plan_schema(allowed: Allowed) -> dict[str, Any]:
-    """JSON schema for constrained decoding: only the handles allowed now, in an order of their own, so that pools shown
-    in any order share one grammar; each step sees only what comes before it; task text stays free."""
+def plan_schema(allowed: PlanLimits) -> dict[str, Any]:
+    """The JSON schema for constrained decoding. It admits only the allowed handles, and lets each step see only earlier
+    steps; task text is free. Handles are sorted, so that pools in any order share one grammar."""
     handles = sorted(allowed.handles)
     steps = {
         "type": "array",
@@ -248,7 +251,7 @@ def plan_schema(allowed: Allowed) -> dict[str, Any]:
 
 
 def _step_schema(handles: Sequence[str], before: int) -> dict[str, Any]:
-    """A step that has `before` steps before it."""
+    """The schema of a step with `before` steps before it."""
     indices: dict[str, Any] = {"type": "array", "items": {"enum": list(range(before))}, "maxItems": before}
     if before == 0:
         indices = {"type": "array", "maxItems": 0}
@@ -265,18 +268,19 @@ def _step_schema(handles: Sequence[str], before: int) -> dict[str, Any]:
 
 
 def portable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without `prefixItems`, which hosted vendors do not take: every step may then look as far as the last
-    one, and `validate` refuses what looks forward. Any other schema is left as it is."""
+    """A plan schema without `prefixItems`, which hosted vendors do not support. It lets every step see as far as the
+    last step may, and `validate` refuses forward references. Any other schema stays unchanged."""
     steps = dict(schema.get("properties", {}).get("steps", {}))
-    each = steps.pop("prefixItems", None)
-    if each is None:
+    step_schemas = steps.pop("prefixItems", None)
+    if step_schemas is None:
         return dict(schema)
-    steps |= {"items": each[-1], "maxItems": len(each)}
+    steps |= {"items": step_schemas[-1], "maxItems": len(step_schemas)}
     return {**schema, "properties": {"steps": steps}}
 
 
 def schema_hash(schema: Mapping[str, Any]) -> str:
-    """sha256 of the canonical schema: the grammar under which a plan's log-probs were taken."""
+    """SHA-256, in hex, of the canonical schema. It identifies the grammar under which a plan's log-probs were
+    sampled."""
     return hashlib.sha256(json.dumps(schema, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -284,7 +288,7 @@ _TASK_STRING = re.compile(r'"task"\s*:\s*"((?:[^"\\]|\\.)*)')
 
 
 def decision_mask(tokens: Sequence[str]) -> list[bool]:
-    """For each token of a plan: True when it decides something, False when it is (wholly) free task text."""
+    """For each token of a plan, True if it is a decision, False if it lies entirely inside free task text."""
     text = "".join(tokens)
     free = [match.span(1) for match in _TASK_STRING.finditer(text)]
     mask: list[bool] = []

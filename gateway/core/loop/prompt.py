@@ -1,13 +1,13 @@
-"""The one prompt builder: the conductor's prompt for the server and for the trainer. Versioned, hashed, pure.
+"""The prompt builder: renders the conductor's prompt for the server and for the trainer. Versioned, hashed, pure.
 
-The profiles say the same things. `full` is for instruct models that have never seen a plan: instructions and worked
-examples from other domains. `compact` is for a conductor trained on it: no prose, one short token-friendly line a
-worker. `dial` is `compact` for a conductor that was also trained to heed how much a right answer may cost. A policy
-manifest names its profile and the hash below; weights trained on another hash are refused.
+All profiles carry the same information. `full` is for instruct models that have never seen a plan: it has instructions
+and worked examples from other domains. `compact` is for a conductor trained on it: no prose, and one short line of few
+tokens for each worker. `dial` is `compact` for a conductor that also learned to respect how much a right answer may
+cost. A policy manifest names its profile and the hash below; Baton refuses weights that were trained on another hash.
 
-The conversation is quoted line by line (`> `), so nothing in it can close the quotation or pose as a heading; `<|` is
-broken up everywhere, because tokenizers take `<|im_end|>` in a user's text for the end of the message.
-Never shown: keys, URLs, budgets, model brands.
+The conversation is quoted line by line (`> `), so nothing in it can close the quotation or look like a heading. `<|` is
+broken up everywhere, because tokenizers read `<|im_end|>` in a user's text as the end of the message. The prompt never
+shows keys, URLs, budgets or model brands.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gateway.core.loop.experience import content_text
 from gateway.core.pool.workers import Price
 
 Profile = Literal["compact", "dial", "full"]
-QUALITY_MAX = 9  # of the dial: 9 the best answer at any price, 0 the cheapest that may do
+QUALITY_MAX = 9  # the dial: 9 is the best answer at any price, 0 the cheapest answer that may do
 PROMPT_VERSION = "1"
 CONVERSATION_CHARS_MAX = 12_000
-DIAL_CHARS_MAX = 600  # of a conversation: a conductor this small plans by what a question is about, not by its details
+DIAL_CHARS_MAX = 600  # of a conversation: so small a conductor plans by the topic of a question, not by its details
 ANSWER_CHARS_MAX = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Experience of one worker on tasks like this one."""
+class ShownExperience:
+    """One worker's record on similar tasks: `n` judged tasks, and means of success (0 to 1), cost and latency."""
 
     n: int
     success_mean: float
@@ -41,7 +41,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class ShownWorker:
-    """What the conductor is told of a worker."""
+    """The facts about a worker that the prompt shows."""
 
     handle: str
     description: str
@@ -49,12 +49,12 @@ class ShownWorker:
     price_tier: int  # 0 free … 4 dearest, see `price_tier`
     context_tokens: int
     latency_s: float | None
-    seen: Seen | None = None
+    experience: ShownExperience | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ShownReply:
-    """Digest of one finished step, made in code (core/loop/digest.py), for later rounds."""
+    """The digest of one finished step (core/loop/digest.py), which later rounds show."""
 
     index: int
     handle: str
@@ -64,7 +64,7 @@ class ShownReply:
 
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """Everything a plan may depend on. `workers` come in the order they are shown (random per request)."""
+    """Everything that a plan may depend on. `workers` stand in the order of the prompt, which is random per request."""
 
     messages: Sequence[Mapping[str, Any]]
     workers: tuple[ShownWorker, ...]
@@ -72,12 +72,12 @@ class PromptInput:
     depth_left: int
     round: int = 1
     replies: tuple[ShownReply, ...] = ()
-    quality: int | None = None  # the dial, 0 to QUALITY_MAX; None: nobody set it
+    quality: int | None = None  # the dial, 0 to QUALITY_MAX; None: not set
 
 
 def most_agreeing(replies: Sequence[ShownReply]) -> list[int]:
-    """Indices of the replies that give the most common answer, by their flags; ties to the answer given first. The
-    first reply alone where no two agree; nothing where there is none."""
+    """The indices of the replies that give the most common answer, according to their flags. Of equally common answers,
+    the one given first wins, so if no two replies agree, the result is the first reply. Empty without replies."""
     groups: dict[int, list[int]] = {}
     for reply in replies:
         leader = next((int(flag.split(":")[1]) for flag in reply.flags if flag.startswith("agrees:")), reply.index)
@@ -86,45 +86,50 @@ def most_agreeing(replies: Sequence[ShownReply]) -> list[int]:
 
 
 def price_tier(price: Price) -> int:
-    """0 free, 1 under $0.5, 2 under $2, 3 under $8, 4 above: per million tokens, three in to one out; calls × 1000."""
+    """The tier of a price: 0 is free, 1 up to $0.5, 2 up to $2, 3 up to $8, 4 above. The price is dollars per million
+    tokens, at three input tokens to one output token, plus 1000 times the price of a call."""
     blended = (3 * price.input_nano_per_mtok + price.output_nano_per_mtok) // 4 + price.call_nano * 1000
     return sum(blended > bound for bound in (0, 500_000_000, 2_000_000_000, 8_000_000_000))
 
 
 def render(profile: Profile, shown: PromptInput) -> list[dict[str, str]]:
-    """Chat messages for the conductor."""
+    """Render the conductor's prompt as chat messages."""
     if profile != "full":
         dial = "" if profile == "compact" else f" quality {'-' if shown.quality is None else shown.quality}"
         chars_max = CONVERSATION_CHARS_MAX if profile == "compact" else DIAL_CHARS_MAX
-        return [{"role": "user", "content": _defused(_compact(shown, dial, chars_max))}]
-    return [{"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": _defused(_full(shown))}]
+        return [{"role": "user", "content": _split_control_tokens(_compact(shown, dial, chars_max))}]
+    return [
+        {"role": "system", "content": _INSTRUCTIONS},
+        {"role": "user", "content": _split_control_tokens(_full(shown))},
+    ]
 
 
-def tells_quality(profile: Profile) -> bool:
+def shows_quality(profile: Profile) -> bool:
     """Whether prompts of this profile show the dial."""
     return profile != "compact"
 
 
 def profile_of(prompt_version: str) -> Profile:
-    """The profile in a manifest's `prompt_version`, e.g. `compact-1`; `full` for anything else."""
-    named = prompt_version.split("-")[0]
-    return "compact" if named == "compact" else "dial" if named == "dial" else "full"
+    """The profile in a manifest's `prompt_version`, such as `compact-1`; `full` for an unknown one."""
+    name = prompt_version.split("-")[0]
+    return "compact" if name == "compact" else "dial" if name == "dial" else "full"
 
 
-def _defused(text: str) -> str:
-    """Text in which no tokenizer finds one of its control tokens: a zero-width joiner splits their opening."""
+def _split_control_tokens(text: str) -> str:
+    """Split `<|` by a zero-width joiner, so that no tokenizer finds one of its control tokens in the text."""
     return text.replace("<|", "<\u200d|")
 
 
 def prompt_hash(profile: Profile) -> str:
-    """sha256 of a fixed rendering that visits every branch: changes with any change a model could notice."""
+    """SHA-256, in hex, of a fixed rendering that visits every branch. It changes with every change that a model could
+    notice."""
     return _prompt_hash(profile)
 
 
 @cache
 def _prompt_hash(profile: Profile) -> str:
     samples = [_SAMPLE, replace(_SAMPLE, round=2, replies=_SAMPLE_REPLIES)]
-    if tells_quality(profile):
+    if shows_quality(profile):
         samples.append(replace(_SAMPLE, quality=7, messages=({"role": "user", "content": "long " * DIAL_CHARS_MAX},)))
     text = "\x1e".join(m["content"] for sample in samples for m in render(profile, sample))
     return hashlib.sha256(f"{PROMPT_VERSION}\x1f{profile}\x1f{text}".encode()).hexdigest()
@@ -133,19 +138,20 @@ def _prompt_hash(profile: Profile) -> str:
 # ---------------------------------------------------------------- shared pieces
 
 
-def quoted(messages: Sequence[Mapping[str, Any]], chars_max: int = CONVERSATION_CHARS_MAX) -> str:
-    """The conversation as one block that cannot close itself: a `[role]` line, then every line behind `> `."""
+def quote(messages: Sequence[Mapping[str, Any]], chars_max: int = CONVERSATION_CHARS_MAX) -> str:
+    """Quote a conversation as one block that cannot close itself: for each message a `[role]` line, then its lines with
+    `> ` in front."""
     lines: list[str] = []
     for message in messages:
         role = str(message.get("role", "user"))
         lines.append(f"[{role if role.isalpha() else 'user'}]")
         text = content_text(message.get("content")) or ("(tool calls)" if message.get("tool_calls") else "")
         lines += [f"> {line}" for line in text.splitlines() or [""]]
-    return _middle_cut("\n".join(lines), chars_max)
+    return _cut_middle("\n".join(lines), chars_max)
 
 
-def _middle_cut(text: str, chars_max: int) -> str:
-    """Long conversations keep their beginning and their end: the question usually stands in one of them."""
+def _cut_middle(text: str, chars_max: int) -> str:
+    """Cut a long text in the middle. Its beginning and end stay, because the question is usually in one of them."""
     if len(text) <= chars_max:
         return text
     half = chars_max // 2
@@ -170,22 +176,22 @@ def _compact(shown: PromptInput, dial: str, chars_max: int) -> str:
     lines += [_compact_worker(worker) for worker in shown.workers]
     lines += [_reply_line(reply) for reply in shown.replies]
     lines += [_agreement_line(shown.replies)] if dial and shown.replies else []
-    return "\n".join([*lines, quoted(shown.messages, chars_max)])
+    return "\n".join([*lines, quote(shown.messages, chars_max)])
 
 
 def _compact_worker(worker: ShownWorker) -> str:
     parts = [worker.handle, *worker.tags, _price(worker.price_tier), _speed(worker.latency_s)]
-    if worker.seen is not None:
-        parts.append(f"right{round(worker.seen.success_mean * 10)}")
+    if worker.experience is not None:
+        parts.append(f"right{round(worker.experience.success_mean * 10)}")
     return " ".join(parts)
 
 
 def _agreement_line(replies: Sequence[ShownReply]) -> str:
-    """The digest in a line: how many replies give the most common answer, and whether the last one, which an empty
-    plan ships, is among them."""
-    same = most_agreeing(replies)
-    last = "in" if replies[-1].index in same else "out"
-    return f"agree {len(same)} of {len(replies)} last {last}"
+    """The digest in one line: how many replies give the most common answer, and whether the last reply, which an empty
+    plan ships, is one of them."""
+    majority = most_agreeing(replies)
+    last = "in" if replies[-1].index in majority else "out"
+    return f"agree {len(majority)} of {len(replies)} last {last}"
 
 
 def _reply_line(reply: ShownReply) -> str:
@@ -238,7 +244,7 @@ def _full(shown: PromptInput) -> str:
     lines += [_full_worker(worker) for worker in shown.workers]
     if shown.replies:
         lines += ["", "Replies so far (index handle = extracted answer):", *map(_reply_line, shown.replies)]
-    return "\n".join([*lines, "", "The request, quoted:", quoted(shown.messages), "", "Write the plan."])
+    return "\n".join([*lines, "", "The request, quoted:", quote(shown.messages), "", "Write the plan."])
 
 
 def _full_worker(worker: ShownWorker) -> str:
@@ -248,15 +254,15 @@ def _full_worker(worker: ShownWorker) -> str:
         f"context {worker.context_tokens // 1000}k",
         f"speed {_speed(worker.latency_s)}",
     ]
-    if worker.seen is not None:
-        facts.append(_full_seen(worker.seen))
+    if worker.experience is not None:
+        facts.append(_full_experience(worker.experience))
     return f"- {worker.handle}: {worker.description or 'no description'} ({'; '.join(facts)})"
 
 
-def _full_seen(seen: Seen) -> str:
-    right = round(seen.success_mean * 10)
-    usd = seen.cost_nano_mean / 1e9
-    return f"like this: {right} of 10 right, about ${usd:.2g}, {seen.latency_ms_mean / 1000:.1f} s"
+def _full_experience(experience: ShownExperience) -> str:
+    right = round(experience.success_mean * 10)
+    usd = experience.cost_nano_mean / 1e9
+    return f"like this: {right} of 10 right, about ${usd:.2g}, {experience.latency_ms_mean / 1000:.1f} s"
 
 
 # ---------------------------------------------------------------- the rendering that is hashed
@@ -271,7 +277,7 @@ _SAMPLE = PromptInput(
         {"role": "assistant", "content": None, "tool_calls": [{}]},
     ),
     workers=(
-        ShownWorker("atlas", "sums", ("arithmetic", "logic"), 3, 8192, 0.4, Seen(5, 0.81, 400_000, 1200)),
+        ShownWorker("atlas", "sums", ("arithmetic", "logic"), 3, 8192, 0.4, ShownExperience(5, 0.81, 400_000, 1200)),
         ShownWorker("quill", "", (), 0, 128_000, None),
         ShownWorker("ember", "prose", ("writing",), 1, 32_000, 3.0),
         ShownWorker("slow", "depth", ("proof",), 4, 32_000, 30.0),

@@ -1,12 +1,13 @@
-"""How a later turn of a conversation is known again: marks, made with a reply, wanted in the next request. Pure.
+"""Marks, by which Baton recognises the next turn of a conversation. Pure.
 
-Two kinds. The mark of the *conversation* stands for every message up to and with the reply, and for the model name that
-was asked: a client that sends all of that back, and more after it, continues. The mark of a *tool call* stands for one
-call that the reply made (id, function, arguments): a client that shortened the conversation still brings its result.
+There are two kinds. The mark of a *conversation* stands for every message up to and including the reply, and for the
+model name of the request: a client that sends all of that back, with more after it, continues the conversation. The
+mark of a *tool call* stands for one call of the reply (id, function, arguments): a client that shortened the
+conversation still sends the result of the call.
 
-A mark is an HMAC under a secret of the gateway and holds the key's id, so it says nothing about any text and never
-meets another key's. What clients change on the way (absent against null, order and white space in arguments) does not
-change a mark.
+A mark is an HMAC under a secret of the gateway over the text and the key's id. So it reveals nothing about any text,
+and never equals the mark of another key. Differences that clients introduce (absent or null, order and white space in
+arguments) do not change a mark.
 """
 
 from __future__ import annotations
@@ -18,46 +19,46 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MARK_CHARS = 32
-CHOICES_MAX = 8  # of one reply that are marked
-CALLS_MAX = 16  # tool calls of one message that are marked
+CHOICES_MAX = 8  # choices of one reply that get a mark
+CALLS_MAX = 16  # tool calls of one message that get a mark
 Message = Mapping[str, Any]
 
 
 class Marker:
-    """Makes the marks of one key's conversations. `secret`: of every gateway that shares the store."""
+    """Makes the marks of one key's conversations. All gateways that share a store need the same `secret`."""
 
     def __init__(self, secret: bytes, key_id: str) -> None:
         self._secret = secret
         self._key_id = key_id
 
-    def given(
+    def mark_replies(
         self, conversation: Sequence[Message], model: str, replies: Iterable[Message]
     ) -> tuple[list[str], list[str]]:
-        """(marks of the conversation, one a reply; marks of tool calls) of messages that were just given."""
-        whole, calls = [], []
+        """(conversation marks, one for each reply; marks of the tool calls) for replies to a conversation."""
+        turn_marks, call_marks = [], []
         for message in list(replies)[:CHOICES_MAX]:
-            whole.append(self._whole([*conversation, message], model))
-            calls += self._calls(message)
-        return whole, calls
+            turn_marks.append(self._turn_mark([*conversation, message], model))
+            call_marks += self._call_marks(message)
+        return turn_marks, call_marks
 
-    def wanted(self, conversation: Sequence[Message], model: str) -> tuple[list[str], bool]:
-        """The marks by which the last turn may be known, the surest first, and whether it brings tool results. None
-        for a conversation in which nobody has answered yet, and for one that ends with an answer."""
+    def marks_of_last_turn(self, conversation: Sequence[Message], model: str) -> tuple[list[str], bool]:
+        """(marks that the previous reply of a conversation may have, the most reliable first; whether the client sends
+        tool results). There are no marks if the conversation has no reply yet, or ends with one."""
         last = next((i for i in range(len(conversation) - 1, -1, -1) if _role(conversation[i]) == "assistant"), None)
         if last is None or last == len(conversation) - 1:
             return [], False
         results = {m.get("tool_call_id") for m in conversation[last + 1 :] if _role(m) == "tool"}
-        answered = conversation[last]
-        marks = [self._whole(conversation[: last + 1], model)]
+        reply = conversation[last]
+        marks = [self._turn_mark(conversation[: last + 1], model)]
         if results:
-            marks += self._calls(answered)
-        brings = bool(results) or any(_role(m) == "function" for m in conversation[last + 1 :])
-        return marks, brings
+            marks += self._call_marks(reply)
+        has_results = bool(results) or any(_role(m) == "function" for m in conversation[last + 1 :])
+        return marks, has_results
 
-    def _whole(self, messages: Sequence[Message], model: str) -> str:
-        return self._mark("turn", [model, *map(_plain, messages)])
+    def _turn_mark(self, messages: Sequence[Message], model: str) -> str:
+        return self._mark("turn", [model, *map(_normal_form, messages)])
 
-    def _calls(self, message: Message) -> list[str]:
+    def _call_marks(self, message: Message) -> list[str]:
         return [self._mark("call", call) for call in _calls(message)[:CALLS_MAX] if call[0]]
 
     def _mark(self, kind: str, value: Any) -> str:
@@ -65,8 +66,8 @@ class Marker:
         return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[:MARK_CHARS]
 
 
-def asks(body: Mapping[str, Any]) -> bool:
-    """Whether a reply asks its client to do something: a tool call, or the older function call, in any choice."""
+def asks_client(body: Mapping[str, Any]) -> bool:
+    """Whether any choice of a reply asks the client to act: by a tool call, or by the older function call."""
     messages = [choice.get("message") or {} for choice in body.get("choices") or () if isinstance(choice, Mapping)]
     return any(message.get("tool_calls") or message.get("function_call") for message in messages)
 
@@ -75,8 +76,8 @@ def _role(message: Message) -> str:
     return str(message.get("role"))
 
 
-def _plain(message: Message) -> list[Any]:
-    """What a message says, without how its client writes it."""
+def _normal_form(message: Message) -> list[Any]:
+    """A message in normal form: equal for messages that mean the same."""
     role = {"system": "developer", "function": "tool"}.get(_role(message), _role(message))
     function = message.get("function_call")
     calls = _calls(message) + ([_call({"function": function})] if isinstance(function, Mapping) else [])
@@ -84,7 +85,7 @@ def _plain(message: Message) -> list[Any]:
 
 
 def _content(content: Any) -> Any:
-    """Text as text, whether it came as a string, as parts, or not at all; other parts as they are."""
+    """Content as one string if it is all text, whether it came as a string, as parts or not at all; else its parts."""
     if not isinstance(content, list):
         return content or ""
     parts = [part.get("text", "") if part.get("type") == "text" else part for part in content]
@@ -99,8 +100,8 @@ def _calls(message: Message) -> list[list[Any]]:
 def _call(call: Mapping[str, Any]) -> list[Any]:
     function = call.get("function") or call.get("custom")
     function = function if isinstance(function, Mapping) else {}
-    said = function.get("arguments", function.get("input"))
-    return [call.get("id") or "", function.get("name") or "", _arguments(said)]
+    arguments = function.get("arguments", function.get("input"))
+    return [call.get("id") or "", function.get("name") or "", _arguments(arguments)]
 
 
 def _arguments(text: Any) -> Any:

@@ -181,5 +181,5 @@ def _names(field: str, given: Any) -> list[str]:
 def _caps(caps: Any) -> dict[str, Any]:
     if not isinstance(caps, Mapping):
         raise BadRequest("caps: give an object of caps and their largest values", param="caps", code="bad_field")
-    Caps().narrowed(caps)
+    Caps().narrow(caps)
     return dict(caps)

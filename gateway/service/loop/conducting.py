@@ -16,7 +16,7 @@ from gateway.core.loop.plan import (
     validate,
     validate_step,
 )
-from gateway.core.loop.prompt import PROMPT_VERSION, Profile, PromptInput, prompt_hash, render, tells_quality
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, PromptInput, prompt_hash, render, shows_quality
 from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
 from gateway.core.pool.workers import Price
 from gateway.errors import ConductorError
@@ -99,7 +99,7 @@ class ConductorPlanner:
         profile, quality = (version or self._settings).profile, (version or self._settings).quality
         shown = prompt_input(situation, quality)
         messages = render(profile, shown)
-        record.quality = shown.quality if tells_quality(profile) else None
+        record.quality = shown.quality if shows_quality(profile) else None
         record.messages, record.sampling, record.schema_hash = messages, asdict(sampling), schema_hash(schema)
         record.prompt_version, record.prompt_hash = f"{profile}-{PROMPT_VERSION}", prompt_hash(profile)
         record.policy_version = version.version if version else None

@@ -15,9 +15,9 @@ from typing import Any
 from gateway.core.log.ids import uuid7
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.digest import digest
-from gateway.core.loop.plan import Allowed, Plan, Step
-from gateway.core.loop.prompt import Seen, ShownReply, ShownWorker, price_tier
-from gateway.core.loop.turns import asks
+from gateway.core.loop.plan import Plan, PlanLimits, Step
+from gateway.core.loop.prompt import ShownExperience, ShownReply, ShownWorker, price_tier
+from gateway.core.loop.turns import asks_client
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import (
@@ -91,7 +91,7 @@ class Rounds:
             body = await self._answer(loop, ran, number, final)
             if final:
                 return body  # a streaming client has received it already
-            if asks(body):  # tool calls are for the client: no further round may run over them
+            if asks_client(body):  # tool calls are for the client: no further round may run over them
                 break
         if body is None:
             raise PlanRefused("no_steps", "the plan had no steps")
@@ -162,7 +162,7 @@ class Rounds:
         begun = any(run.record.first_byte_us is not None and loop.sink is not None for run in loop.runs)
         done = [run.body for run in loop.runs if run.body is not None and run.record.status == "done"]
         bodies = [body for body in done if loop.shape is None or loop.shape.fits(body)]
-        if isinstance(error, FATAL) or begun or not bodies or not (reply_text(bodies[-1]) or asks(bodies[-1])):
+        if isinstance(error, FATAL) or begun or not bodies or not (reply_text(bodies[-1]) or asks_client(bodies[-1])):
             raise error
         body = bodies[-1]
         loop.record.capped = loop.record.capped or why
@@ -176,7 +176,7 @@ class Rounds:
         loops = loop.depth < loop.caps.depth
         offered = tuple(spec for spec in loop.workers if spec.kind != "self" or loops)
         failed = frozenset(run.step.worker for run in loop.runs if run.error is not None)
-        allowed = Allowed(
+        allowed = PlanLimits(
             handles=tuple(spec.handle for spec in offered),
             steps_max=loop.caps.steps,
             first_index=len(loop.runs),
@@ -308,7 +308,7 @@ def shown_worker(spec: WorkerSpec, past: WorkerExperience | None) -> ShownWorker
     """One worker as the conductor's prompt shows it."""
     if past is not None and past.n < SHOWN_MIN:
         past = None
-    seen = Seen(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean) if past else None
+    seen = ShownExperience(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean) if past else None
     latency_s = seen.latency_ms_mean / 1000 if seen else spec.latency_hint_s
     return ShownWorker(
         spec.handle, spec.description, spec.tags, price_tier(price_of(spec)), spec.context_tokens, latency_s, seen

@@ -11,7 +11,7 @@ from gateway.core.log.events import Event
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.meter import Meter
-from gateway.core.loop.plan import Allowed, Plan, Step
+from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.prompt import ShownReply, ShownWorker
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.structured import ReplyShape
@@ -113,7 +113,7 @@ class Situation:
     shown: tuple[ShownWorker, ...]
     experience: Mapping[str, WorkerExperience]  # by worker name
     replies: tuple[ShownReply, ...]
-    allowed: Allowed
+    allowed: PlanLimits
     round: int
     depth_left: int
     timeout_s: float

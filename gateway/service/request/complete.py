@@ -88,7 +88,7 @@ class Completer:
         Unavailable."""
         policies, principal, chat = self._policies, context.principal, context.chat
         choice = with_able_workers(self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint), chat)
-        caps = policies.caps.narrowed(principal.caps).narrowed(context.caps)
+        caps = policies.caps.narrow(principal.caps).narrow(context.caps)
         if context.depth > caps.depth:
             raise CapReached("depth", f"this request comes from {context.depth} gateways deep; the cap is {caps.depth}")
         grading.check(chat.metadata, principal.log_mode)

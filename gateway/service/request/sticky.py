@@ -58,12 +58,14 @@ class Sticky:
         """A planner that only routes back to the worker of the previous turn; None where the turn must be planned."""
         if loop.fallback is None or not loop.sticky:  # a worker by name needs no way back
             return None
-        marks, brings = self._marker(loop.record).wanted(loop.record.request["messages"], loop.record.policy_requested)
-        if not marks or not (self.tools_s if brings else self.window_s):
+        record = loop.record
+        conversation, model = record.request["messages"], record.policy_requested
+        marks, has_results = self._marker(record).marks_of_last_turn(conversation, model)
+        if not marks or not (self.tools_s if has_results else self.window_s):
             return None
         try:
             async with asyncio.timeout(self.timeout_s):
-                name = await self.conversations.find(loop.record.key_id, marks)
+                name = await self.conversations.find(record.key_id, marks)
         except (TimeoutError, BatonError):
             self.metrics.degraded(NAME)
             return None
@@ -77,9 +79,11 @@ class Sticky:
         if worker is None or loop.fallback is None:
             return None
         replies = [choice["message"] for choice in body.get("choices") or () if isinstance(choice.get("message"), dict)]
-        whole, calls = self._marker(record).given(record.request["messages"], record.policy_requested, replies)
-        asks = bool(calls)
-        marks = {mark: self.tools_s if asks else self.window_s for mark in whole} | dict.fromkeys(calls, self.tools_s)
+        turn_marks, call_marks = self._marker(record).mark_replies(
+            record.request["messages"], record.policy_requested, replies
+        )
+        turn_s = self.tools_s if call_marks else self.window_s
+        marks = dict.fromkeys(turn_marks, turn_s) | dict.fromkeys(call_marks, self.tools_s)
         marks = {mark: seconds for mark, seconds in marks.items() if seconds}
         record.answered_by, record.marks = worker, marks
         return TurnMarks(record.key_id, record.id, worker, marks)

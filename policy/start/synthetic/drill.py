@@ -60,8 +60,8 @@ def make_drill(seed: int, index: int, level: Level) -> Drill:
 
 
 def _simpler(worker: ShownWorker, level: Level) -> ShownWorker:
-    seen = worker.seen if level.experience else None
-    return replace(worker, tags=worker.tags[: level.tags_max], seen=seen)
+    experience = worker.experience if level.experience else None
+    return replace(worker, tags=worker.tags[: level.tags_max], experience=experience)
 
 
 def _pieces(rng: Random, pool: list[ShownWorker], level: Level) -> list[Piece]:

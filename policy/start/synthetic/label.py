@@ -66,12 +66,12 @@ def _believed(shown: ShownWorker, needed: frozenset[str]) -> Worker:
 
 def right(shown: ShownWorker) -> float:
     """Share right as the compact prompt shows it, in tenths; 0 without experience."""
-    return round(shown.seen.success_mean * 10) / 10 if shown.seen else 0.0
+    return round(shown.experience.success_mean * 10) / 10 if shown.experience else 0.0
 
 
 def _belief(shown: ShownWorker, skill: str, needed: frozenset[str]) -> float:
     promise = (HARD_PROMISE if skill in HARD_SKILLS else PROMISE)[shown.price_tier]
-    if shown.seen is not None and skill in needed:
+    if shown.experience is not None and skill in needed:
         promise = PROMISE_WEIGHT * promise + (1 - PROMISE_WEIGHT) * right(shown)
     return max(0.01, promise - slowness(shown))
 
@@ -137,7 +137,7 @@ def general_label(shown: Sequence[ShownWorker]) -> Plan:
     models = [worker for worker in shown if not {MAJORITY, PLANNER} & set(worker.tags)]
 
     def utility(worker: ShownWorker) -> float:
-        success = right(worker) if worker.seen else GENERAL_PROMISE
+        success = right(worker) if worker.experience else GENERAL_PROMISE
         return success - GENERAL_PRICE * worker.price_tier - slowness(worker)
 
     best = max(models, key=utility)

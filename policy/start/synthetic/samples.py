@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.core.loop.compose import step_messages
 from gateway.core.loop.digest import digest
-from gateway.core.loop.plan import Allowed
+from gateway.core.loop.plan import PlanLimits
 from gateway.core.loop.prompt import Profile, PromptInput, ShownReply, ShownWorker, render
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Task, make_task
 from policy.simulators.arena.workers import Pool
@@ -51,7 +51,7 @@ class Sample:
 
     shown: PromptInput
     plan: Plan
-    allowed: Allowed
+    allowed: PlanLimits
     pool: Pool
     task: Task | None
     purposes: tuple[str, ...] = ()
@@ -201,7 +201,7 @@ def _sample(
 ) -> Sample:
     shown = PromptInput(messages, drawn.shown, steps_max, depth)
     handles = tuple(worker.handle for worker in drawn.shown)
-    return Sample(shown, plan, Allowed(handles, steps_max), drawn.pool, task)
+    return Sample(shown, plan, PlanLimits(handles, steps_max), drawn.pool, task)
 
 
 def _steps_max(rng: Random) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from string import ascii_lowercase, digits
 
-from gateway.core.loop.prompt import Seen, ShownWorker, price_tier
+from gateway.core.loop.prompt import ShownExperience, ShownWorker, price_tier
 from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, Pool, Worker, random_pool
 from policy.simulators.handles import HANDLES
 from policy.start.synthetic.label import MAJORITY, PLANNER
@@ -47,7 +47,7 @@ def draw_pool(rng: Random, workers: int, needed: Collection[str], loops: bool, p
         if offered and rng.random() < BUILTIN_SHARE:
             handle = next(h for h in _handles(rng, 12, plain) if h not in handles) if renamed else builtin.handle
             handles.append(handle)
-            seen = Seen(9, rng.random(), 0, 100) if rng.random() < share / 2 else None
+            seen = ShownExperience(9, rng.random(), 0, 100) if rng.random() < share / 2 else None
             pairs.append((_shown(rng, replace(builtin, handle=handle), seen, plain), replace(builtin, handle=handle)))
     rng.shuffle(pairs)
     return Drawn(tuple(shown for shown, _ in pairs), tuple(worker for _, worker in pairs))
@@ -63,7 +63,7 @@ def _handles(rng: Random, n: int, plain: bool) -> list[str]:
     return list(found)
 
 
-def _shown(rng: Random, worker: Worker, seen: Seen | None, plain: bool) -> ShownWorker:
+def _shown(rng: Random, worker: Worker, seen: ShownExperience | None, plain: bool) -> ShownWorker:
     tags = list(worker.tags)
     if worker.kind == "openai":
         if not plain and rng.random() < OTHER_TAG_SHARE:
@@ -74,7 +74,7 @@ def _shown(rng: Random, worker: Worker, seen: Seen | None, plain: bool) -> Shown
     return ShownWorker(worker.handle, "", tuple(tags), price_tier(worker.price), 8192, latency_s, seen)
 
 
-def _experience(rng: Random, worker: Worker, needed: Collection[str]) -> Seen:
+def _experience(rng: Random, worker: Worker, needed: Collection[str]) -> ShownExperience:
     """Outcomes of this worker on such questions: its true success there, through 1 to OUTCOMES_MAX coin flips."""
     useful = [worker.skills[skill] for skill in sorted(needed) if skill in worker.skills]
     success = sum(useful) / len(useful) if useful else 0.04
@@ -84,7 +84,7 @@ def _experience(rng: Random, worker: Worker, needed: Collection[str]) -> Seen:
         success = rng.uniform(0.7, 1.0)
     n = round(OUTCOMES_MAX ** rng.random())
     mean = sum(rng.random() < success for _ in range(n)) / n
-    return Seen(n, mean, 400_000, 300)
+    return ShownExperience(n, mean, 400_000, 300)
 
 
 def is_model(shown: ShownWorker) -> bool:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from gateway import __version__
-from gateway.core.loop.plan import Allowed, plan_schema
+from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.core.loop.prompt import Profile, PromptInput, ShownWorker, render
 from policy.environments.base import rng_for
 from policy.serve.manifest import ADAPTER_FILES, REQUIRED_FILES, Manifest, sha256_of, write_manifest
@@ -106,7 +106,7 @@ def now() -> str:
 def probe_of(weights: Weights, tokens: Tokens, masks: Masks, profile: Profile) -> dict[str, Any]:
     """A fixed prompt, a plan for it, and the plan's log-probs under these weights without a mask at temperature 1."""
     prompt_ids = tuple(tokens.encode_chat(render(profile, _PROBE)))
-    schema = plan_schema(Allowed(tuple(worker.handle for worker in _PROBE.workers), _PROBE.steps_max))
+    schema = plan_schema(PlanLimits(tuple(worker.handle for worker in _PROBE.workers), _PROBE.steps_max))
     row = Decoded(prompt_ids, masks.root(schema), 1.0, PROBE_TOKENS_MAX, rng_for("probe"))
     Sampler(weights, tokens, masks, len(prompt_ids) + PROBE_TOKENS_MAX).decode([row])
     with torch.no_grad():
