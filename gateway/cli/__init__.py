@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.cli.admin import audit, keys, orgs, policy, pools
-from gateway.cli.learn import evaluate, replay, traces, train
+from gateway.cli.learn import programs, train
 from gateway.cli.process import check, serve, worker
 from gateway.errors import BadRequest, BatonError
 
@@ -37,10 +37,12 @@ COMMANDS = {
     "audit": Command("List and verify the audit of every change.", audit.add_audit, audit.run_audit),
     "retention": Command("Delete rollouts that are over their time.", audit.add_retention, audit.run_retention),
     "policy": Command("List, publish, shadow, canary, promote and roll back policy versions.", policy.add, policy.run),
-    "replay-workers": Command("Serve recorded answers of real models as workers.", replay.add, replay.run),
-    "traces": Command("Export the log as training data.", traces.add, traces.run),
-    "evaluate": Command("Compare policies on recorded or simulated questions.", evaluate.add, evaluate.run),
-    "train": Command("Train a conductor, here or as a job.", train.add, train.run),
+    "replay-workers": Command("Serve recorded answers as workers.", programs.add_replay, programs.run_replay),
+    "traces": Command("Export the log as training data.", programs.add_traces, programs.run_traces),
+    "evaluate": Command(
+        "Compare policies on recorded questions or the arena.", programs.pass_on, programs.run_evaluate
+    ),
+    "train": Command("Train a conductor, here or as a job.", programs.pass_on, train.run),
     "worker": Command("Carry out jobs and grade replies.", worker.add, worker.run),
 }
 

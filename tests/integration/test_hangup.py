@@ -12,7 +12,7 @@ from pathlib import Path
 PROGRAM = """
 import fcntl, os, signal, sys, termios, time
 from pathlib import Path
-from gateway.cli.process.hangup import has_terminal
+from gateway.cli.process.runtime import has_terminal
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 heard = []
 signal.signal(signal.SIGHUP, lambda number, frame: heard.append(has_terminal()))

@@ -16,7 +16,7 @@ from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.adapters.postgres.jobs import JobStore, queue_app
 from gateway.cli.process.datadir import JUDGE, DataDir
 from gateway.cli.process.keyring import judge_key, key_admin
-from gateway.cli.process.worker import WORKER, facts_of, tell
+from gateway.cli.process.worker import WORKER, worker_settings, write_settings
 from gateway.config import settings as config
 from gateway.config.settings import Services
 from gateway.core.policies.jobs import JobSpec
@@ -47,7 +47,7 @@ def services(tmp_path: Path, database_url: str) -> Services:
 
 def test_a_worker_reads_what_the_gateway_wrote_and_nobody_else_can(tmp_path: Path, database_url: str) -> None:
     settings = config.load(data_dir=tmp_path, retrain_arguments="--env logged --tag 'team=a b'", judge_model="wise")
-    path = tell(settings, DataDir(tmp_path), database_url)
+    path = write_settings(settings, DataDir(tmp_path), database_url)
     assert path == tmp_path / WORKER
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     told = read_settings(path)
@@ -60,12 +60,12 @@ def test_a_worker_reads_what_the_gateway_wrote_and_nobody_else_can(tmp_path: Pat
 
 def test_every_fact_is_one_that_the_worker_knows(tmp_path: Path, database_url: str) -> None:
     settings = config.load(data_dir=tmp_path, conductor="worker:one")
-    assert set(facts_of(settings, DataDir(tmp_path), database_url)) <= set(WorkerSettings.model_fields)
+    assert set(worker_settings(settings, DataDir(tmp_path), database_url)) <= set(WorkerSettings.model_fields)
 
 
 def test_retrain_arguments_that_cannot_be_split_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="BATON_RETRAIN_ARGUMENTS"):
-        facts_of(config.load(data_dir=tmp_path, retrain_arguments="'"), DataDir(tmp_path), "postgresql://x/y")
+        worker_settings(config.load(data_dir=tmp_path, retrain_arguments="'"), DataDir(tmp_path), "postgresql://x/y")
 
 
 # ---------------------------------------------------------------- the judge's key

@@ -13,7 +13,7 @@ from aiohttp import web
 from sqlalchemy import create_engine, text
 
 from gateway.adapters.postgres.database import driver_url
-from gateway.cli.process.logs import Scrubbed
+from gateway.cli.process.runtime import Scrubbed
 from gateway.core.access import keys
 from gateway.core.log.redact import Redactor
 from tests.security.gateway import PEPPER, PROVIDER_KEY, Gateway, ask

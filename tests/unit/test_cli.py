@@ -12,8 +12,8 @@ import pytest
 from gateway import cli
 from gateway.cli.admin import keys
 from gateway.cli.process import check
-from gateway.cli.process.banner import banner, curl, python
 from gateway.cli.process.datadir import DataDir
+from gateway.cli.process.serve import banner, curl, python
 from gateway.errors import ConfigError, Unavailable
 
 FACTS = {
@@ -203,5 +203,5 @@ def test_evaluate_becomes_the_program_that_evaluates(monkeypatch: pytest.MonkeyP
     with pytest.raises(SystemExit):
         cli.main(["evaluate", "--env", "arena", "--policy", "fixed:*", "--out", "x.json"])
     assert became[0][1:] == ["-m", "policy", "evaluate", "--env", "arena", "--policy", "fixed:*", "--out", "x.json"]
-    monkeypatch.setattr("gateway.cli.learn.evaluate.find_spec", lambda _name: None)
+    monkeypatch.setattr("gateway.cli.process.services.find_spec", lambda _name: None)
     assert cli.main(["evaluate", "--env", "arena"]) == 2

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.cli.process import interpreter
+from gateway.cli.process import runtime
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +21,12 @@ def as_before() -> Iterator[None]:
 
 
 def test_a_thread_that_is_wanted_back_gives_way_within_a_millisecond() -> None:
-    interpreter.for_latency()
+    runtime.tune_switching()
     assert sys.getswitchinterval() <= 0.001
 
 
 def test_what_was_loaded_is_no_longer_searched_and_what_comes_after_is() -> None:
-    interpreter.loaded()
+    runtime.tune_garbage()
     assert gc.get_freeze_count() > 10_000
     ring: list[object] = []
     ring.append(ring)

@@ -17,7 +17,7 @@ from gateway.adapters.host import poolsource
 from gateway.adapters.host.poolsource import PoolFileSource
 from gateway.cli.admin import pools
 from gateway.cli.admin.client import AdminClient
-from gateway.cli.process import hangup, logs
+from gateway.cli.process import runtime
 from gateway.core.access.audit import Act
 from gateway.core.log.redact import SECRET, Redactor
 from gateway.errors import ConfigError, Unavailable
@@ -112,9 +112,9 @@ def test_a_redactor_forgets_the_oldest_of_very_many() -> None:
 
 def test_the_programs_log_learns_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(logs.Scrubbed(Redactor(["old-provider-key"])))
+    handler.setFormatter(runtime.Scrubbed(Redactor(["old-provider-key"])))
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    logs.know(iter(["new-provider-key"]))
+    runtime.scrub_from_log(iter(["new-provider-key"]))
     record = logging.makeLogRecord({"msg": "old-provider-key new-provider-key"})
     assert handler.format(record).endswith(f"{SECRET} {SECRET}")
 
@@ -144,11 +144,11 @@ async def test_a_signal_that_cannot_be_followed_is_a_line_and_the_next_one_count
 ) -> None:
     caplog.set_level("INFO", "gateway.pools")
     fake = Reloading(ConfigError("pool.yaml:3: no"), Unavailable("away"), RuntimeError("a bug"), False, True)
-    hangups = hangup.Hangups()
-    hangups.heard()  # before anybody listens
+    hangups = runtime.Hangups()
+    hangups.signal()  # before anybody listens
     serving = asyncio.create_task(hangups.serve(cast(Pools, fake)))
     while not fake.done.is_set():
-        hangups.heard()
+        hangups.signal()
         await asyncio.sleep(0)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
@@ -159,7 +159,7 @@ async def test_a_signal_that_cannot_be_followed_is_a_line_and_the_next_one_count
         "the pool file was not taken: pool.yaml:3: no",
         "the pool file was not taken: away",
         "the pool file was not taken",
-        "the pool file says what it said before: abababababab",
+        "the pool file has not changed: abababababab",
     ]
 
 
@@ -168,16 +168,16 @@ def test_a_process_without_a_terminal_has_none(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(6, "No such device or address")
 
     monkeypatch.setattr(os, "open", refuse)
-    assert not hangup.has_terminal()
+    assert not runtime.has_terminal()
     monkeypatch.undo()
     monkeypatch.setattr(os, "open", lambda *_: 99)
     closed: list[int] = []
     monkeypatch.setattr(os, "close", closed.append)
-    assert hangup.has_terminal()
+    assert runtime.has_terminal()
     assert closed == [99]
-    assert hangup.goes_with_terminal()
+    assert runtime.ends_with_terminal()
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as under nohup
-    assert not hangup.goes_with_terminal()
+    assert not runtime.ends_with_terminal()
 
 
 # ---------------------------------------------------------------- the command

@@ -1,34 +1,32 @@
-"""Train a conductor: here (`baton train --env …`), or as a job (`baton train submit|status|logs|cancel|resume`).
+"""`baton train`: train a conductor here (`baton train --env …`), or as a job (`submit`, `status`, `logs`, `cancel`,
+`resume`).
 
-The training itself is `python -m policy train`, which takes the arguments as they are; `baton train --help` lists them.
-A job takes the same ones, less where the result goes, and asks the admin API of the running gateway.
+The training itself is `python -m policy train`; `baton train --help` lists its arguments. A job takes the same
+arguments, except those that say where the result goes, and goes to the admin API of a gateway.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import show, table
+from gateway.cli.learn.programs import become
 from gateway.config import settings as config
 from gateway.core.policies.jobs import ACTIVE
-from gateway.errors import BadRequest, ConfigError
+from gateway.errors import BadRequest
 
-COMMAND = ("-m", "policy", "train")
 PATHS = ("--data", "--prices", "--init", "--prompts", "--key-file", "--pool-file")
 COLUMNS = ("job", "policy", "state", "stage", "step", "made")
 FOLLOW_S = 1.0
 PAGES_MAX = 100  # of a log, printed at once
-EXITS = {"done": 0, "refused": 4, "cancelled": 130}  # of `logs -f`; anything else that ended is 1
+EXITS = {"done": 0, "refused": 4, "cancelled": 130}  # of `logs -f` by state; 1 for any other
 JOBS_TEXT = """
 as a job of the running gateway:
   baton train submit [--policy NAME] [--auto] [--gate 'ARGUMENTS'] --env …   queue it
@@ -39,43 +37,25 @@ as a job of the running gateway:
 """
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """None of its own: with no prefix that marks an option, options too are passed on."""
-    parser.prefix_chars = ""
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="…")
-
-
 def run(options: argparse.Namespace) -> int:
-    """One of the actions on jobs; everything else is the trainer's, which this process becomes."""
+    """Do an action on jobs; with any other arguments, become the trainer."""
     action = options.rest[0] if options.rest else ""
     if action in ACTIONS:
         return ACTIONS[action](options.rest[1:])
-    return _train_here(options.rest)
-
-
-def _train_here(words: Sequence[str]) -> int:
-    if find_spec("policy") is None:
-        raise ConfigError("this installation has no policy package; train where it is installed")
-    python = str(config.load().train_python or sys.executable)
-    if not any(one in ("-h", "--help") for one in words):
-        os.execv(python, [python, *COMMAND, *words])  # noqa: S606 - our own program
-    told = subprocess.run([python, *COMMAND, *words], capture_output=True, text=True, check=False)  # noqa: S603 - same
-    print(told.stdout.replace(f"python {' '.join(COMMAND)}", "baton train") + JOBS_TEXT, end="")
-    sys.stderr.write(told.stderr)
-    raise SystemExit(told.returncode)
+    become("train", options.rest, python=str(config.load().train_python or sys.executable), more_help=JOBS_TEXT)
 
 
 # ---------------------------------------------------------------- jobs
 
 
 def _parser(action: str, *, job: bool | None = True) -> argparse.ArgumentParser:
-    """`job`: None where it may be left out, False where there is none."""
+    """The arguments that the actions share. `job`: None where JOB is optional, False where there is none."""
     parser = argparse.ArgumentParser(prog=f"baton train {action}", allow_abbrev=False)
     if job is not False:
         parser.add_argument("job", metavar="JOB", nargs="?" if job is None else None)
     parser.add_argument("--admin-url", help="the admin API; default: of the gateway on the data directory")
-    parser.add_argument("--admin-key-file", type=Path, metavar="FILE", help="an admin key, with --admin-url")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--admin-key-file", type=Path, metavar="FILE", help="an admin key; --admin-url needs it")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
 
 
@@ -85,9 +65,9 @@ def _client(options: argparse.Namespace) -> AdminClient:
 
 def _submit(words: Sequence[str]) -> int:
     parser = _parser("submit", job=False)
-    parser.add_argument("--policy", default="conductor", help="the policy it makes a version of")
-    parser.add_argument("--auto", action="store_true", help="a canary of 1 %% when the gate passes it")
-    parser.add_argument("--gate", default="", metavar="'ARGUMENTS'", help="of the gate, in one text")
+    parser.add_argument("--policy", default="conductor", help="the policy that gets a new version")
+    parser.add_argument("--auto", action="store_true", help="make the version a canary of 1 %% when the gate passes it")
+    parser.add_argument("--gate", default="", metavar="'ARGUMENTS'", help="arguments of the gate, as one text")
     options, arguments = parser.parse_known_args(words)
     body = {"policy": options.policy, "auto": options.auto, "arguments": absolute(arguments)}
     try:
@@ -100,15 +80,15 @@ def _submit(words: Sequence[str]) -> int:
 
 
 def absolute(arguments: Sequence[str]) -> list[str]:
-    """Files by their whole path: the worker stands elsewhere."""
-    found = list(arguments)
-    for index, word in enumerate(found):
-        flag, given, path = word.partition("=")
-        if flag in PATHS and given:
-            found[index] = f"{flag}={Path(path).resolve()}"
-        elif word in PATHS and index + 1 < len(found):
-            found[index + 1] = str(Path(found[index + 1]).resolve())
-    return found
+    """The arguments with absolute paths: the worker runs in another directory."""
+    words = list(arguments)
+    for index, word in enumerate(words):
+        flag, equals, path = word.partition("=")
+        if flag in PATHS and equals:
+            words[index] = f"{flag}={Path(path).resolve()}"
+        elif word in PATHS and index + 1 < len(words):
+            words[index + 1] = str(Path(words[index + 1]).resolve())
+    return words
 
 
 def _status(words: Sequence[str]) -> int:
@@ -125,9 +105,9 @@ def _status(words: Sequence[str]) -> int:
 
 
 def described(job: Mapping[str, Any]) -> dict[str, Any]:
-    """A job for a person: what is known of it, in order."""
+    """The known facts of a job, in the order in which they are printed."""
     progress = dict(job["progress"])
-    shown = {
+    facts = {
         "job": job["id"],
         "policy": job["policy"],
         "state": job["state"] + (", stopping" if job["cancel"] and job["state"] in ACTIVE else ""),
@@ -145,7 +125,7 @@ def described(job: Mapping[str, Any]) -> dict[str, Any]:
         "report": job["report"],
         "error": job["error"],
     }
-    return {name: value for name, value in shown.items() if value not in (None, "")}
+    return {name: value for name, value in facts.items() if value not in (None, "")}
 
 
 def _step(progress: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""Check settings, pool file and conductor without starting anything.
+"""`baton check`: check settings, pool file and conductor without starting anything.
 
-Prints one line per thing that is right; what is wrong is `file:line: field: what; the fix` and status 2.
+It prints a line for each thing that is right. A mistake is `file:line: field: what is wrong; the fix` and status 2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when `baton serve` with the same settings would not stop on any of them."""
+    """0 where `baton serve` would accept the same settings."""
     settings = config.load(pool=options.pool, conductor=options.conductor)
     environ = config.environment()
     print(f"ok settings   data in {settings.data_dir}, port {settings.port}, admin port {settings.admin_port}")

@@ -1,4 +1,4 @@
-"""The data directory: who runs in it, what it is serving, its keys and its pepper. Everything in it is private."""
+"""The data directory: its lock, its keys, its pepper, and the facts of the gateway that serves from it. All private."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.errors import ConfigError, Conflict
 
 PEPPER_BYTES = 32
 FACTS = "serve.json"  # exists while a gateway serves, and only then
-KEYS = "keys.json"  # the first keys, for the next start
+KEYS = "keys.json"  # the first keys, which the next start uses again
 JUDGE = "judge.json"  # the judge's key, for the worker
 
 
 class DataDir:
-    """Makes the directory (0700) where there is none. Raises ConfigError when it can't be written."""
+    """Makes the directory (0700) where it is missing. Raises ConfigError where it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -33,7 +33,7 @@ class DataDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory. Raises Conflict that says which process has it and what it serves."""
+        """Lock the directory. Raises Conflict naming the process that has it, and what that serves."""
         with (self.path / "lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,7 +42,7 @@ class DataDir:
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
-            self.forget_facts()  # of a gateway that was killed
+            self.forget_facts()  # a gateway that was killed has left them
             yield
 
     def _holder(self, lock: str) -> str:
@@ -53,30 +53,30 @@ class DataDir:
         return f"already running on {self.path}: process {pid} {doing}; {fix}"
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """One of the JSON files, None where it is missing or not whole."""
+        """The content of a JSON file; None where it is missing or damaged."""
         try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+            content = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return content if isinstance(content, dict) else None
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Replace one of the JSON files in one step, readable by this user only (0600)."""
+        """Replace a JSON file in one step; only this user can read it (0600)."""
         self._private(name, json.dumps(content, indent=2).encode() + b"\n")
 
     def forget_facts(self) -> None:
-        """Nothing is served here any more."""
+        """Remove the facts: no gateway serves from here any more."""
         (self.path / FACTS).unlink(missing_ok=True)
 
     def pepper(self) -> bytes:
-        """The secret under this installation's key digests, made the first time."""
+        """The secret under key digests; the first call makes it."""
         path = self.path / "pepper"
         if not path.exists():
             self._private("pepper", secrets.token_hex(PEPPER_BYTES).encode())
         return bytes.fromhex(path.read_text().strip())
 
     def engine_key(self) -> Path:
-        """The file with the key of the routes by which our conductor's server takes versions; new for each start."""
+        """A file with a new key, which opens the routes that load versions on the embedded conductor's server."""
         name = "run/engine.key"
         self._private(name, secrets.token_hex(PEPPER_BYTES).encode())
         return self.path / name

@@ -21,14 +21,13 @@ from gateway.cli.process.datadir import JUDGE, KEYS, DataDir
 from gateway.config import settings as config
 from gateway.config.settings import Services
 from gateway.core.access import keys
-from gateway.core.access.keys import KeyClass
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.keys import KeyAdmin
 
 
 @dataclass(frozen=True, slots=True)
 class FirstKeys:
-    """The keys of an installation. `new`: made by this start, so nobody has seen them yet."""
+    """The first keys of an installation. `new`: this start made them, so they have to be shown."""
 
     data_key: str
     admin_key: str
@@ -37,7 +36,7 @@ class FirstKeys:
 
 @asynccontextmanager
 async def key_admin(services: Services) -> AsyncIterator[tuple[KeyAdmin, PostgresAdmin]]:
-    """The use case and the store under it, for as long as the block lasts."""
+    """The use case of keys and the store under it, open within the block."""
     async with administration(services.database_url) as office:
         yield office.keys(services.pool_file, services.pepper), office.store
 
@@ -63,7 +62,7 @@ class Office:
 
 @asynccontextmanager
 async def administration(database_url: str) -> AsyncIterator[Office]:
-    """The stores of administration, for as long as the block lasts."""
+    """The stores of administration, open within the block."""
     async with connected(database_url, pool_size=1) as engine:
         yield Office(PostgresAdmin(engine), PostgresAudit(engine), PostgresRetention(engine), SystemClock())
 
@@ -73,17 +72,18 @@ def local_user() -> str:
     uid = os.getuid()
     try:
         name = pwd.getpwuid(uid).pw_name
-    except KeyError:  # a container's user need not have a name
+    except KeyError:  # the user of a container may have no name
         name = str(uid)
     return f"local:{name}"
 
 
 async def first_keys(services: Services, data: DataDir) -> FirstKeys:
-    """The data key and the admin key in the data directory; made anew where they are missing or don't work any more."""
-    kept = data.read(KEYS) or {}
+    """The data key and the admin key of the data directory; both are made again where one is missing or does not work
+    any more."""
+    stored = data.read(KEYS) or {}
     async with key_admin(services) as (admin, store):
-        if await _works(store, kept, "data", services.pepper) and await _works(store, kept, "admin", services.pepper):
-            return FirstKeys(kept["data_key"], kept["admin_key"], new=False)
+        if all([await _works(store, stored.get(f"{name}_key"), services.pepper) for name in ("data", "admin")]):
+            return FirstKeys(stored["data_key"], stored["admin_key"], new=False)
         _, data_key = await admin.create_key("first data key", "data")
         _, admin_key = await admin.create_key("first admin key", "admin")
     data.write(KEYS, {"data_key": data_key, "admin_key": admin_key})
@@ -91,22 +91,22 @@ async def first_keys(services: Services, data: DataDir) -> FirstKeys:
 
 
 async def judge_key(services: Services, data: DataDir, model: str, budget_usd: str) -> None:
-    """See that the data directory holds a key for the judge, for that worker alone and under that budget. Raises
+    """Make sure that the data directory holds a key for the judge: for that worker alone, under that budget. Raises
     ConfigError where no pool has the worker."""
-    kept = data.read(JUDGE) or {}
-    asked = {"model": model, "budget_usd": budget_usd}
+    stored = data.read(JUDGE) or {}
+    terms = {"model": model, "budget_usd": budget_usd}
     pool = judge_pool(poolfile.load(services.pool_file, config.environment()), model)
     async with key_admin(services) as (admin, store):
-        same = {name: kept.get(name) for name in asked} == asked
-        if same and await _works(store, {"data_key": kept.get("judge_key", "")}, "data", services.pepper):
+        same = {name: stored.get(name) for name in terms} == terms
+        if same and await _works(store, stored.get("judge_key"), services.pepper):
             return
         _, key = await admin.create_key("judge", budget_usd=budget_usd, pools=(pool,), workers=(model,), train=False)
-    data.write(JUDGE, {**asked, "judge_key": key})
+    data.write(JUDGE, {**terms, "judge_key": key})
 
 
-async def _works(store: PostgresAdmin, kept: dict[str, str], key_class: KeyClass, pepper: bytes) -> bool:
+async def _works(store: PostgresAdmin, key: str | None, pepper: bytes) -> bool:
     try:
-        parsed = keys.parse(str(kept.get(f"{key_class}_key")))
+        parsed = keys.parse(str(key))
     except ValueError:
         return False
     row = await store.key_find(parsed.public_id)

@@ -1,6 +1,6 @@
-"""The public and the admin listener: two uvicorn servers in one process, which leave the signals to us.
+"""The public and the admin listener: two uvicorn servers in one process, without uvicorn's signal handlers.
 
-What uvicorn's fast parser lacks is added here: a bound on the bytes and on the seconds of a request's head.
+They add what uvicorn's fast parser lacks: a bound on the bytes and on the seconds of a request's head.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gateway.errors import ConfigError
 
 PORTS_TRIED = 20
 BACKLOG = 2048
-ACCEPTORS = 32  # libuv accepts one connection a turn and socket: under load newcomers would wait for seconds
-HEADER_OVERHEAD = 4  # colon, space and the end of the line
-IDLE_S = 30  # a connection without a request
+ACCEPTORS = 32  # sockets: libuv accepts one connection a turn on each, and under load turns are long
+HEADER_OVERHEAD = 4  # bytes: colon, space and the end of the line
+IDLE_S = 30  # after that, a connection without a request is closed
 HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
     b'{"error":{"message":"the request headers are too large","type":"invalid_request_error",'
@@ -31,7 +31,7 @@ HEAD_TOO_LARGE = (
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. A head over `head_bytes_max` is answered 431; one not whole after `head_s` is cut."""
+    """One connection. A head over `head_bytes_max` is answered 431; one that takes longer than `head_s` is cut off."""
 
     head_bytes_max = 65_536
     head_s = 15.0
@@ -39,7 +39,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _header_bytes = 0
     _in_head = False
     _refused = False
-    _pieces: list[bytes]  # of a body, until all that was received at once has been parsed
+    _pieces: list[bytes]  # of a body, until all that one read received is parsed
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -47,7 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._pieces = []
         peer = transport.get_extra_info("socket")
         if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each event of a stream leaves at once
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # send each event of a stream at once
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
@@ -69,9 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if (
-            self._header_bytes + len(self.url) > self.head_bytes_max
-        ):  # came in one piece, was parsed before it was weighed
+        if self._header_bytes + len(self.url) > self.head_bytes_max:  # it came in one piece, so it was parsed first
             self._refused = True
             self.transport.write(HEAD_TOO_LARGE)
             self.transport.close()
@@ -86,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._pieces.append(body)
 
     def _pass_on(self) -> None:
-        """The pieces as one: a body in chunks of a byte would be copied once for each of them."""
+        """Pass the pieces on as one: uvicorn copies the body so far for each of them."""
         if self._pieces:
             body = b"".join(self._pieces)
             self._pieces.clear()
@@ -113,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class Listener(uvicorn.Server):
-    """Serves one application on one socket until `close`."""
+    """Serves one application on one socket, from `open` to `close`."""
 
     def __init__(self, app: Any, sock: socket.socket, *, drain_s: float, head_bytes_max: int) -> None:
         protocol = type("Protocol", (BoundedProtocol,), {"head_bytes_max": head_bytes_max})
@@ -138,12 +136,12 @@ class Listener(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: `serve` decides what a signal means for both listeners."""
+        """Capture no signals: `baton serve` handles them for both listeners."""
         yield
 
     async def open(self) -> None:
         """Return once connections are accepted."""
-        doubled = isinstance(asyncio.get_running_loop(), uvloop.Loop)  # asyncio's own accepts many a turn by itself
+        doubled = isinstance(asyncio.get_running_loop(), uvloop.Loop)  # asyncio's own accepts many connections a turn
         sockets = [self.sock, *(self.sock.dup() for _ in range(ACCEPTORS - 1 if doubled else 0))]
         self._task = asyncio.create_task(self.serve(sockets=sockets), name="listener")
         opened = asyncio.create_task(self._opened.wait())
@@ -157,17 +155,15 @@ class Listener(uvicorn.Server):
         self._opened.set()
 
     async def close(self) -> None:
-        """Accept nothing more, let open requests finish within the drain time, then cut them."""
+        """Accept no more connections, let open requests finish within the drain time, then cut them off."""
         self.should_exit = True
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
 def bind(host: str, port: int, *, strict: bool) -> socket.socket:
-    """A listening socket on that port, or where it is taken on one of the next ones, then on any; `strict`: only there.
-
-    Raises ConfigError with the setting to change.
-    """
+    """A listening socket on that port. Where the port is taken: on one of the next PORTS_TRIED, else on any free one;
+    with `strict`, on no other. Raises ConfigError naming the setting to change."""
     tries = [port] if strict else [*range(port, min(port + PORTS_TRIED, 65_536)), 0] if port else [0]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in tries:
@@ -187,7 +183,7 @@ def bind(host: str, port: int, *, strict: bool) -> socket.socket:
 
 
 def url(sock: socket.socket) -> str:
-    """`http://host:port` of a bound socket, as a client on this machine reaches it."""
+    """`http://host:port` by which clients on this machine reach a bound socket."""
     host, port = sock.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{reachable}:{port}"

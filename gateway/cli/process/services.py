@@ -1,4 +1,4 @@
-"""Find or start what a gateway stands on: PostgreSQL (migrated), Redis, the workers, the conductor."""
+"""The servers under a gateway: find or start PostgreSQL (and migrate it), Redis, the workers and the conductor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 def conductor_directory(settings: Settings) -> Path:
-    """Where the conductor's weights are. Raises ConfigError when there is no policy with a readable manifest."""
+    """The directory of the conductor's weights. Raises ConfigError where it has no readable manifest."""
     if settings.conductor_kind == "embedded":
         spec = find_spec("policy")
         if spec is None or spec.origin is None:
@@ -59,14 +59,14 @@ def conductor_directory(settings: Settings) -> Path:
 
 
 def policy_version(directory: Path) -> str:
-    """The name under which weights without a registry are served and logged, such as `conductor@7`."""
+    """The name, such as `conductor@7`, under which weights without a registry are served and logged."""
     version = json.loads((directory / "manifest.json").read_text(encoding="utf-8")).get("version")
     return f"conductor@{version}" if version else "conductor"
 
 
 async def live_version(database_url: str, policies: Path, directory: Path, *, insist: bool) -> tuple[str, Path]:
-    """The live version of this installation and where it lies; `directory` is what a first start makes live. Raises
-    VersionRefused, Unavailable."""
+    """The id and the directory of the live version. The first start makes `directory` live; with `insist`,
+    any start does where that directory is new. Raises VersionRefused, Unavailable."""
     async with connected(database_url, pool_size=1) as engine:
         registry = Registry(engine, policies)
         version = await registry.seed(directory, insist=insist)
@@ -74,7 +74,7 @@ async def live_version(database_url: str, policies: Path, directory: Path, *, in
 
 
 def pepper_of(settings: Settings, data: DataDir) -> bytes:
-    """The secret under key digests: the one referred to, else the data directory's own."""
+    """The secret under key digests: that of BATON_PEPPER, else the data directory's own."""
     ref = settings.pepper
     return poolfile.resolve_secret(ref, config.environment()).encode() if ref else data.pepper()
 
@@ -89,13 +89,19 @@ def database_of(settings: Settings, data: DataDir) -> str:
 
 
 def pool_file(settings: Settings, data: DataDir) -> Path:
-    """The pool file of an installation, running or not."""
+    """The pool file of an installation, whether a gateway runs or not."""
     served = (data.read(FACTS) or {}).get("pool_file")
     return settings.pool or Path(served or data.path / ARENA_POOL)
 
 
+def require_policy(what: str) -> None:
+    """Raises ConfigError where the policy package is missing; `what` it is needed for goes into the message."""
+    if find_spec("policy") is None:
+        raise ConfigError(f"this installation has no policy package; {what} where it is installed")
+
+
 class Stack:
-    """The servers this process started, and the `Services` that came of them. `stop` ends them, last started first."""
+    """Starts the servers and describes them as `Services`; stops those it started, the last one first."""
 
     def __init__(self, settings: Settings, data: DataDir, say: Say) -> None:
         self.settings = settings
@@ -104,7 +110,7 @@ class Stack:
         self.started: list[Server] = []
 
     async def start(self) -> Services:
-        """Everything at once. Raises the first error after stopping what had started."""
+        """Start all servers at the same time. After an error, stop those that started and raise the first error."""
         pepper = pepper_of(self.settings, self.data)
         if self.settings.pool:
             poolfile.load(self.settings.pool, config.environment())
@@ -116,7 +122,7 @@ class Stack:
                 redis = group.create_task(self._timed("redis", self._redis()))
                 pool = group.create_task(self._timed("workers", self._pool()))
                 conductor = group.create_task(self._timed("conductor", self._conductor(database)))
-        except BaseExceptionGroup as errors:  # boundary: undone here, and its first error raised again
+        except BaseExceptionGroup as errors:  # boundary: stop what started, raise the first error again
             await self.stop()
             raise errors.exceptions[0] from None
         except asyncio.CancelledError:
@@ -135,7 +141,7 @@ class Stack:
         )
 
     async def stop(self) -> None:
-        """Last started first; a server that resists does not keep the others up."""
+        """Stop the servers, the last one started first."""
         while self.started:
             await self.started.pop().stop()
 
@@ -146,7 +152,7 @@ class Stack:
         return result
 
     async def run(self, server: Server) -> None:
-        """Start one more; it is stopped with the others."""
+        """Start one more server, to be stopped with the others."""
         self.started.append(server)
         await server.start()
 
@@ -185,31 +191,31 @@ class Stack:
     async def _conductor(
         self, database: asyncio.Task[tuple[str, str]]
     ) -> tuple[tuple[str | None, str | None, str | None], str]:
-        """(base URL, model, key of the routes that take versions) and what to say of it."""
+        """(base URL, model, key of the routes that load versions), and a line about them."""
         settings = self.settings
         if settings.conductor_kind == "worker":
             return (None, None, None), f"{settings.conductor} of the pool"
         if settings.conductor_kind == "url":
             url, model = urldefrag(settings.conductor)
             return (url.rstrip("/"), model, None), settings.conductor
-        offered = conductor_directory(settings)
-        name, directory = policy_version(offered), offered
+        configured = conductor_directory(settings)
+        name, directory = policy_version(configured), configured
         if settings.policies_path is not None:
             insist = settings.conductor_kind == "directory"
-            name, directory = await live_version((await database)[0], settings.policies_path, offered, insist=insist)
-        if not directory.is_dir():  # published on another host: this one plans with what it has
-            self.say(f"  conductor  {name} is not in {settings.policies_path}; {offered.name} plans here instead")
-            name, directory = "conductor", offered
+            name, directory = await live_version((await database)[0], settings.policies_path, configured, insist=insist)
+        if not directory.is_dir():  # another host published it; this one plans with its own weights
+            self.say(f"  conductor  {name} is not in {settings.policies_path}; {configured.name} plans here instead")
+            name, directory = "conductor", configured
         try:
             return await self._serve_policy(name, directory)
         except Unavailable as error:
-            if directory == offered:
+            if directory == configured:
                 raise
-            self.say(f"  conductor  {error.message}; {offered.name} plans until {name} is rolled back")
-            return await self._serve_policy("conductor", offered)
+            self.say(f"  conductor  {error.message}; {configured.name} plans until {name} is rolled back")
+            return await self._serve_policy("conductor", configured)
 
     async def _serve_policy(self, name: str, directory: Path) -> tuple[tuple[str, str, str], str]:
-        """Our own conductor's server on that directory. Raises Unavailable."""
+        """Start the embedded conductor's server on that directory. Raises Unavailable."""
         key_file = self.data.engine_key()
         arguments = ["--model", str(directory), "--served-model-name", name, "--admin-key-file", str(key_file)]
         server = EmbeddedProgram("conductor", self.data.path, "policy.serve", arguments)
@@ -218,7 +224,7 @@ class Stack:
 
 
 async def output_of(module: str, *arguments: str) -> bytes:
-    """What `python -m MODULE …` prints. Raises Unavailable with its last words."""
+    """The output of `python -m MODULE …`. Raises Unavailable with the last lines of its errors."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", module, *arguments),

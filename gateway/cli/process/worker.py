@@ -1,7 +1,7 @@
-"""Carry out jobs and grade replies: the worker that `baton serve` starts, on its own.
+"""`baton worker`: carry out jobs and grade replies. `baton serve` starts one worker; this command runs another.
 
-Works on the database of the running gateway (found through the data directory) or on DATABASE_URL. Several may run;
-a job is one worker's at a time.
+A worker uses the database of the gateway on the data directory, or DATABASE_URL. Several may run: one job has one
+worker at a time.
 """
 
 from __future__ import annotations
@@ -10,46 +10,44 @@ import argparse
 import os
 import shlex
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gateway.adapters.host.servers import Server
 from gateway.cli.process.datadir import FACTS, JUDGE, DataDir
-from gateway.cli.process.services import conductor_directory, database_of
+from gateway.cli.process.services import conductor_directory, database_of, require_policy
 from gateway.config import settings as config
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
 
-WORKER = "worker.json"  # what the worker is told; it may hold the database's password
+WORKER = "worker.json"  # its settings; they may hold the password of the database
 STOP_S = 60.0  # for a checkpoint
 COMMAND = ("-m", "policy", "jobs", "work", "--settings")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Arguments."""
-    parser.add_argument("--data-dir", type=Path, help="where its state lies; default .baton (BATON_DATA_DIR)")
+    parser.add_argument("--data-dir", type=Path, help="directory of its state; default .baton (BATON_DATA_DIR)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Become that program: its signals and exit status are ours. Raises ConfigError without a database."""
+    """Become the worker, with its signals and exit status. Raises ConfigError without a database."""
     settings = config.load(data_dir=options.data_dir)
     data = DataDir(settings.data_dir)
     url = database_of(settings, data)
-    if find_spec("policy") is None:
-        raise ConfigError("this installation has no policy package; run the worker where it is installed")
-    path = tell(settings, data, url)
+    require_policy("run the worker")
+    path = write_settings(settings, data, url)
     os.execv(sys.executable, [sys.executable, *COMMAND, str(path)])  # noqa: S606 - our own program
 
 
-def tell(settings: Settings, data: DataDir, database_url: str) -> Path:
-    """Write down what a worker is told; readable by this user only. Raises ConfigError."""
-    data.write(WORKER, facts_of(settings, data, database_url))
+def write_settings(settings: Settings, data: DataDir, database_url: str) -> Path:
+    """Write the settings of a worker to a file that only this user can read; return its path. Raises ConfigError."""
+    data.write(WORKER, worker_settings(settings, data, database_url))
     return data.path / WORKER
 
 
-def facts_of(settings: Settings, data: DataDir, database_url: str) -> dict[str, Any]:
-    """As `policy.jobs.worker.WorkerSettings` reads it. Raises ConfigError for arguments that cannot be split."""
+def worker_settings(settings: Settings, data: DataDir, database_url: str) -> dict[str, Any]:
+    """The fields of `policy.jobs.worker.WorkerSettings`. Raises ConfigError for arguments that cannot be split."""
     try:
         retrain = shlex.split(settings.retrain_arguments)
     except ValueError as error:
@@ -73,18 +71,19 @@ def facts_of(settings: Settings, data: DataDir, database_url: str) -> dict[str, 
 
 
 class EmbeddedWorker(Server):
-    """The worker as a child of the gateway: restarted when it ends, stopped with it. Nobody waits for its start."""
+    """The worker as a child of the gateway: restarted when it ends, stopped with the gateway. The gateway serves before
+    it has started."""
 
     fix = "`baton worker` shows it alone"
 
-    def __init__(self, data_dir: Path, told: Path) -> None:
+    def __init__(self, data_dir: Path, settings: Path) -> None:
         super().__init__("worker", data_dir, stop_s=STOP_S + 10)
-        self._told = told
+        self._settings = settings
 
     async def command(self) -> list[str]:
-        """The same interpreter; training has its own."""
-        return [sys.executable, *COMMAND, str(self._told)]
+        """The gateway's own interpreter; training may have another."""
+        return [sys.executable, *COMMAND, str(self._settings)]
 
     async def probe(self) -> bool:
-        """It serves nothing, so it is ready when it runs."""
+        """A worker that runs is ready: it serves nothing."""
         return True

@@ -1,0 +1,126 @@
+"""The process of a gateway: how its interpreter is set, its log on standard error, and SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+
+from gateway.core.access.audit import Act
+from gateway.core.log.redact import Redactor
+from gateway.errors import BatonError
+from gateway.service.admin.pools import Pools
+
+SWITCH_S = 0.0005
+YOUNG_OBJECTS = 10_000
+FORM = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
+QUIET = ("alembic", "httpx", "httpcore", "uvicorn")
+HANGUP = Act("signal:SIGHUP")
+log = logging.getLogger("gateway")
+pools_log = logging.getLogger("gateway.pools")
+
+# ---------------------------------------------------------------- the interpreter
+
+
+def tune_switching() -> None:
+    """Shorten the interpreter's switch interval from 5 to 0.5 ms, so that the event-loop thread gets the GIL back
+    sooner from the threads that store the log. Call it at the start of the process."""
+    sys.setswitchinterval(SWITCH_S)
+
+
+def tune_garbage() -> None:
+    """Exempt what is loaded now from garbage collection, and collect young objects less often: one request makes some
+    thousand, without cycles. Call it once everything is loaded."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+
+
+# ---------------------------------------------------------------- the log
+
+
+class Scrubbed(logging.Formatter):
+    """Formats records without secrets, known ones and what has the shape of one; tracebacks included."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__(FORM)
+        self.redactor = redactor
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of the record, with its traceback."""
+        return self.redactor.scrub_text(super().format(record))
+
+
+def log_to_stderr(level: str) -> None:
+    """Begin to log. An exception that nothing catches is logged too, before the process ends of it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Scrubbed(Redactor()))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    sys.excepthook = _log_crash
+
+
+def scrub_from_log(secrets: Iterable[str]) -> None:
+    """Remove these values from every line from now on."""
+    values = list(secrets)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, Scrubbed):
+            handler.formatter.redactor.learn(values)
+
+
+def _log_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    log.critical("the process ends", exc_info=(kind, error, trace))
+
+
+# ---------------------------------------------------------------- SIGHUP
+
+
+class Hangups:
+    """Reloads the pool file on SIGHUP. Signals that come during a reload count as one; one that comes before there are
+    pools waits for them."""
+
+    def __init__(self) -> None:
+        self._signalled = asyncio.Event()
+
+    def signal(self) -> None:
+        """Note that SIGHUP came."""
+        self._signalled.set()
+
+    async def serve(self, pools: Pools) -> None:
+        """Reload on each signal, for ever. A pool file that cannot be used is one line in the log, and the pool in use
+        stays."""
+        while True:
+            await self._signalled.wait()
+            self._signalled.clear()
+            try:
+                report = await pools.reload(HANGUP)
+            except BatonError as error:
+                pools_log.error("the pool file was not taken: %s", error.message)
+                continue
+            except Exception:  # boundary: a signal must not end a gateway that serves
+                pools_log.exception("the pool file was not taken")
+                continue
+            if not report["changed"]:
+                pools_log.info("the pool file has not changed: %s", report["hash"][:12])
+
+
+def ends_with_terminal() -> bool:
+    """Whether this process is to end with its terminal: it has one, and was not started with `nohup`."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and has_terminal()
+
+
+def has_terminal() -> bool:
+    """Whether a terminal controls this process. A closed one no longer does."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
