@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help audit faults fuzz mutants serve demo-learning conductor test check fix test-vllm test-train test-verl test-clients train-env lock docs clean
+.PHONY: help audit faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -17,10 +17,15 @@ conductor: ## the shipped conductor from nothing: warm start, traffic, training 
 	@scripts/install serve
 	@.venv/bin/python -m bench.conductor --out build/conductor $(ARGS)
 
-test: ## install, check, test: what CI runs
+test: ## install, check, and every fast test, in minutes
 	@scripts/install dev
 	@scripts/check
 	@scripts/test
+
+test-all: ## every test at CI's sizes, the long ones too, with branch coverage; half an hour
+	@scripts/install dev
+	@scripts/check
+	@scripts/test --all
 
 fuzz: ## fuzz what reads bytes from outside, guided by coverage; FUZZ_S=600 seconds each
 	@scripts/fuzz

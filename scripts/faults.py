@@ -75,7 +75,7 @@ def _run(row: str, size: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "5400", *ROWS[row]]
     began_s = time.monotonic()
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "FAULTS": size}, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env={**os.environ, "TEST_SIZE": size}, capture_output=True, text=True, check=False
     )
     numbers: dict[str, Any] = {}
     if LINES.exists():

@@ -16,8 +16,8 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-START_S = 30.0
-REPLY_S = 20.0
+START_S = 60.0
+REPLY_S = 60.0
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -61,7 +61,7 @@ class Page:
         assert "exceptionDetails" not in got, got
         return got["result"].get("value")
 
-    def until(self, expression: str, limit_s: float = 15.0) -> Any:
+    def until(self, expression: str, limit_s: float = 60.0) -> Any:
         """Wait for a truthy value."""
         stop_s = time.monotonic() + limit_s
         while not (value := self.js(expression)):

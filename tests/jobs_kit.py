@@ -7,15 +7,14 @@ gate` writes the verdict it is told. All else goes to Python.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gateway.core.policies.jobs import Job
+from tests.waiting import until
 
 FAKE = """#!{python}
 import json, os, pathlib, shutil, signal, sys, time
@@ -76,12 +75,11 @@ def runs(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-async def until(look: Callable[[], Awaitable[Job]], *states: str, limit_s: float = 90.0) -> Job:
+async def in_state(look: Callable[[], Awaitable[Job]], *states: str, bound_s: float = 120.0) -> Job:
     """The job once it is in one of the states."""
-    end_s = time.monotonic() + limit_s
-    while True:
+
+    async def reached() -> Job | None:
         job = await look()
-        if job.state in states:
-            return job
-        assert time.monotonic() < end_s, job
-        await asyncio.sleep(0.05)
+        return job if job.state in states else None
+
+    return cast(Job, await until(reached, bound_s))

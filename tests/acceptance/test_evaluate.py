@@ -10,9 +10,11 @@ from pathlib import Path
 
 from tests.acceptance.test_show import ROOT
 
+N = 150  # so many that the second policy is under way when the first one is done
+
 
 def command(out: Path, *more: str) -> list[str]:
-    given = ["--env", "arena", "--n", "1500", "--train-n", "20", "--policy", "random", "--out", str(out)]
+    given = ["--env", "arena", "--n", str(N), "--train-n", "20", "--policy", "random", "--out", str(out)]
     return [sys.executable, "-m", "gateway", "evaluate", *given, *more]
 
 
@@ -28,16 +30,16 @@ def test_ctrl_c_leaves_no_report_and_the_same_command_finishes_it(tmp_path: Path
     assert "the same command goes on from there" in rest
     assert "Traceback" not in rest
     assert [path.name for path in tmp_path.iterdir()] == ["out.json.partial"]
-    again = subprocess.run(command(out), cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    again = subprocess.run(command(out), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0, again.stderr
     assert first.strip() + ", from before" in again.stderr
-    assert json.loads(out.read_text())["policies"]["random"]["n"] == 1500
+    assert json.loads(out.read_text())["policies"]["random"]["n"] == N
     assert not (tmp_path / "out.json.partial").exists()
 
 
 def test_bad_arguments_end_with_status_2_and_one_line(tmp_path: Path) -> None:
     arguments = command(tmp_path / "out.json", "--policy", "nothing")
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

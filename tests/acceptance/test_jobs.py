@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,7 +19,11 @@ from gateway import cli
 from policy.graders import grade
 from tests.acceptance.test_serve import Gateway, serving
 from tests.jobs_kit import fake_python
+from tests.sizes import SLACK
 from tests.tiny_model import write_tiny_model
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 GRADED_S_MAX = 5.0  # from the reply to its outcome
 QUESTION = "How many grams are there in 51 kilograms?"
@@ -52,16 +56,15 @@ def ask(gateway: Gateway, **metadata: str) -> httpx.Response:
     return gateway.ask(messages=[{"role": "user", "content": QUESTION}], metadata=metadata)
 
 
-def graded(gateway: Gateway, rollout_id: str, limit_s: float = 30.0) -> dict[str, Any]:
+def graded(gateway: Gateway, rollout_id: str) -> dict[str, Any]:
     """The rollout once its grading has ended."""
     headers = {"authorization": f"Bearer {gateway.facts['data_key']}"}
-    until_s = time.monotonic() + limit_s
-    while True:
+
+    def ended() -> dict[str, Any] | None:
         found = httpx.get(f"{gateway.facts['base_url']}/rollouts/{rollout_id}", headers=headers).json()
-        if found.get("gradings") and found["gradings"][0]["state"] != "waiting":
-            return dict(found)
-        assert time.monotonic() < until_s, found
-        time.sleep(0.05)
+        return dict(found) if found.get("gradings") and found["gradings"][0]["state"] != "waiting" else None
+
+    return cast(dict[str, Any], wait_until(ended))
 
 
 def test_a_request_that_names_its_grader_has_its_outcome_within_seconds(gateway: Gateway) -> None:
@@ -69,7 +72,7 @@ def test_a_request_that_names_its_grader_has_its_outcome_within_seconds(gateway:
     reply = ask(gateway, grader="numeric@1", reference="51,000")
     began_s = time.monotonic()
     found = graded(gateway, reply.headers["x-baton-rollout-id"])
-    assert time.monotonic() - began_s < GRADED_S_MAX
+    assert time.monotonic() - began_s < GRADED_S_MAX * SLACK
     (outcome,) = found["outcomes"]
     text = reply.json()["choices"][0]["message"]["content"]
     expected = asyncio.run(grade("numeric", "51,000", text))
@@ -85,7 +88,7 @@ def test_a_streamed_reply_is_graded_too(gateway: Gateway) -> None:
     body = {"model": "baton", "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
     body["metadata"] = {"grader": "regex", "reference": "."}
     url = f"{gateway.facts['base_url']}/chat/completions"
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=30) as reply:
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=120) as reply:
         reply.read()
     found = graded(gateway, reply.headers["x-baton-rollout-id"])
     assert [one["value"] for one in found["outcomes"]] == [1.0]
@@ -126,12 +129,10 @@ def held(gateway: Gateway, name: str) -> tuple[Path, list[str]]:
 def step_of(gateway: Gateway, job: str, at_least: int) -> None:
     """Wait until its trainer has come so far."""
     headers = {"authorization": f"Bearer {gateway.facts['admin_key']}"}
-    until_s = time.monotonic() + 60
-    found: dict[str, Any] = {}
-    while found.get("progress", {}).get("step", 0) < at_least:
-        assert time.monotonic() < until_s, found
-        time.sleep(0.1)
-        found = httpx.get(f"{gateway.facts['admin_url']}/admin/jobs/{job}", headers=headers, timeout=30).json()
+    url = f"{gateway.facts['admin_url']}/admin/jobs/{job}"
+    wait_until(
+        lambda: httpx.get(url, headers=headers, timeout=120).json().get("progress", {}).get("step", 0) >= at_least
+    )
 
 
 def test_a_job_from_the_command_line_to_a_shadow_version(gateway: Gateway) -> None:
@@ -203,7 +204,7 @@ def test_a_job_nobody_has_is_one_line(gateway: Gateway) -> None:
 def test_an_outcome_for_an_unknown_rollout_is_a_404(gateway: Gateway) -> None:
     headers = {"authorization": f"Bearer {gateway.facts['data_key']}"}
     body = {"rollout_id": "0190b6a8-0000-7000-8000-000000000000", "value": 1}
-    reply = httpx.post(f"{gateway.facts['base_url']}/outcomes", json=body, headers=headers, timeout=30)
+    reply = httpx.post(f"{gateway.facts['base_url']}/outcomes", json=body, headers=headers, timeout=120)
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "rollout_not_found"
 

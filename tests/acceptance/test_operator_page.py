@@ -26,7 +26,10 @@ from tests.records import T0_US, a_rollout, a_round, a_step, rollout_event
 from tests.tiny_model import write_tiny_model
 
 PROGRAM = executable()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no chromium on PATH (apt-get install chromium)")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(PROGRAM is None, reason="no chromium on PATH (apt-get install chromium)"),
+]
 HOSTILE = "<b>4</b><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
 HOSTILE_ID = uuid7(T0_US // 1000)
 CHILD_ID = uuid7(T0_US // 1000 + 1)
@@ -141,7 +144,7 @@ def test_an_empty_page_says_what_to_paste_and_it_works(page: Page, gateway: Gate
     page.until("document.querySelector('.empty')?.innerText.includes('No requests')")
     pasted = str(page.js("document.querySelector('.empty pre').innerText"))
     (tmp_path / ".baton").symlink_to(gateway.directory)
-    done = subprocess.run(["bash", "-c", pasted], cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", pasted], cwd=tmp_path, capture_output=True, timeout=120, check=True)
     assert json.loads(done.stdout)["object"] == "chat.completion"
     page.js("location.hash = '#/?window_s=900'")
     page.until("document.querySelector('.tile dd')?.innerText >= '1'")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,9 @@ from sqlalchemy import text
 from gateway.adapters.postgres.database import sync_engine
 from tests.acceptance.test_serve import ROOT, START_S, STOP_S
 from tests.servers import start_redis
+from tests.waiting import until, wait_until
+
+pytestmark = pytest.mark.long
 
 PROMPT_TOKENS, REPLY_TOKENS = 40, 20
 WAIT_S = 20.0
@@ -116,7 +118,9 @@ class Gateway:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "gateway", *arguments]
-        return subprocess.run(line, cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            line, cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=120, check=False
+        )
 
 
 @contextmanager
@@ -138,11 +142,8 @@ def serving(place: Path, file: PoolFile, database_url: str) -> Iterator[Gateway]
         process = subprocess.Popen(line, cwd=ROOT, env=environ, stdout=said, stderr=said)
     gateway = Gateway(process, place / "data", output, environ)
     try:
-        until_s = time.monotonic() + START_S
-        while "With Python" not in output.read_text():
-            assert process.poll() is None, output.read_text()
-            assert time.monotonic() < until_s, output.read_text()
-            time.sleep(0.05)
+        wait_until(lambda: "With Python" in output.read_text() or process.poll() is not None, START_S)
+        assert process.poll() is None, output.read_text()
         yield gateway
     finally:
         if process.poll() is None:
@@ -159,9 +160,9 @@ class Traffic:
 
     def __init__(self, gateway: Gateway) -> None:
         facts = gateway.facts
-        self.http = httpx.AsyncClient(base_url=facts["base_url"], timeout=60)
+        self.http = httpx.AsyncClient(base_url=facts["base_url"], timeout=120)
         self.http.headers["authorization"] = f"Bearer {facts['data_key']}"
-        self.admin = httpx.AsyncClient(base_url=facts["admin_url"], timeout=60)
+        self.admin = httpx.AsyncClient(base_url=facts["admin_url"], timeout=120)
         self.admin.headers["authorization"] = f"Bearer {facts['admin_key']}"
         self.names = ["alpha", "beta", "baton/rule"]
         self.done: list[tuple[str, str, str]] = []  # (rollout, pool before it was sent, pool after its first byte)
@@ -186,9 +187,7 @@ class Traffic:
     async def more(self, count: int = 30) -> None:
         """Wait for so many more replies."""
         wanted = len(self.done) + count
-        async with asyncio.timeout(WAIT_S):
-            while len(self.done) < wanted:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(self.done) >= wanted)
 
     async def now(self) -> str:
         found = (await self.admin.get("/admin/pools")).json()
@@ -207,15 +206,18 @@ class Traffic:
     async def by_signal(self, gateway: Gateway) -> None:
         before, self.pool = self.pool, CHANGING
         gateway.process.send_signal(signal.SIGHUP)
-        async with asyncio.timeout(WAIT_S):
-            while (hash_ := await self.now()) == before:
-                await asyncio.sleep(0.02)
-        self.pool = hash_
+
+        async def changed() -> str | None:
+            return hash_ if (hash_ := await self.now()) != before else None
+
+        self.pool = await until(changed)
 
     async def metric(self, line: str) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while line not in (await self.admin.get("/metrics")).text:
-                await asyncio.sleep(0.02)
+
+        async def shown() -> bool:
+            return line in (await self.admin.get("/metrics")).text
+
+        await until(shown)
 
     async def close(self) -> None:
         await self.http.aclose()

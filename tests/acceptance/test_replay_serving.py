@@ -13,6 +13,8 @@ import pytest
 
 from tests.acceptance.test_show import ROOT, servable_model
 
+pytestmark = pytest.mark.long
+
 QUESTIONS = 10
 RIGHT = {"steady": 10, "uneven": 4}  # of the recorded questions
 
@@ -46,7 +48,7 @@ def test_every_policy_is_asked_graded_by_the_recording_and_found_in_postgres(pla
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ import httpx
 import pytest
 
 from tests.tiny_model import write_tiny_model
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 60.0
-STOP_S = 30.0
+START_S = 120.0
+STOP_S = 60.0
 CHAT = {"model": "baton", "messages": [{"role": "user", "content": "How many grams are there in 51 kilograms?"}]}
 
 
@@ -45,10 +45,14 @@ class Gateway:
     def printed(self) -> str:
         return self.output.read_text()
 
+    def serves(self) -> bool:
+        """Whether it has written its facts and printed all of its block."""
+        return (self.directory / "serve.json").exists() and "With Python" in self.printed
+
     def ask(self, **request: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {request.pop('key', self.facts['data_key'])}"}
         url = f"{self.facts['base_url']}/chat/completions"
-        return httpx.post(url, json=CHAT | request, headers=headers, timeout=30)
+        return httpx.post(url, json=CHAT | request, headers=headers, timeout=120)
 
     def children(self) -> list[int]:
         """Every process below it."""
@@ -77,11 +81,8 @@ def serving(directory: Path, model: Path) -> Iterator[Gateway]:
         process = subprocess.Popen(command(directory, "--conductor", str(model)), cwd=ROOT, stdout=file, stderr=file)
     gateway = Gateway(process, directory, output)
     try:
-        until_s = time.monotonic() + START_S
-        while not ((directory / "serve.json").exists() and "With Python" in gateway.printed):
-            assert process.poll() is None, gateway.printed
-            assert time.monotonic() < until_s, gateway.printed
-            time.sleep(0.05)
+        wait_until(lambda: gateway.serves() or process.poll() is not None, START_S)
+        assert process.poll() is None, gateway.printed
         yield gateway
     finally:
         if process.poll() is None:
@@ -96,11 +97,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int], limit_s: float = 15.0) -> bool:
-    until_s = time.monotonic() + limit_s
-    while any(alive(pid) for pid in pids) and time.monotonic() < until_s:
-        time.sleep(0.05)
-    return not any(alive(pid) for pid in pids)
+def gone(pids: list[int]) -> bool:
+    """Wait until none of the processes lives."""
+    return bool(wait_until(lambda: not any(alive(pid) for pid in pids)))
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,7 @@ def test_the_facts_are_private_and_true(gateway: Gateway) -> None:
 def test_the_printed_curl_works_as_pasted(gateway: Gateway) -> None:
     pasted = re.search(r"^curl (?:.*\\\n)+.*\n", gateway.printed, re.M)
     assert pasted is not None
-    done = subprocess.run(["bash", "-c", pasted[0]], capture_output=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", pasted[0]], capture_output=True, timeout=120, check=True)
     reply = json.loads(done.stdout)
     assert reply["object"] == "chat.completion"
     assert reply["choices"][0]["message"]["content"]
@@ -144,13 +143,13 @@ def test_the_printed_curl_works_as_pasted(gateway: Gateway) -> None:
 def test_the_printed_python_works_as_pasted(gateway: Gateway) -> None:
     pasted = re.search(r"^from openai import OpenAI\n(?:.*\n)+?print\(.*\)\n", gateway.printed, re.M)
     assert pasted is not None
-    done = subprocess.run([sys.executable, "-c", pasted[0]], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", pasted[0]], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip()
 
 
 def test_a_second_one_says_who_is_there_and_harms_nothing(gateway: Gateway) -> None:
     second = subprocess.run(
-        command(gateway.directory), cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        command(gateway.directory), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert second.returncode == 3
     assert len(second.stderr.splitlines()) == 1
@@ -165,7 +164,7 @@ def test_keys_made_beside_it_work_until_revoked(gateway: Gateway) -> None:
             cwd=ROOT,
             env={**os.environ, "BATON_DATA_DIR": str(gateway.directory)},
             capture_output=True,
-            timeout=30,
+            timeout=120,
             check=True,
         )
         return done.stdout
@@ -177,8 +176,7 @@ def test_keys_made_beside_it_work_until_revoked(gateway: Gateway) -> None:
     assert (made["budget_usd"], made["rpm"], made["pools"]) == ("0.5", 100, ["arena"])
     assert gateway.ask(key=made["key"]).status_code == 200
     assert keys("revoke", made["key"])["revoked_at"]
-    time.sleep(1.1)  # BATON_KEY_CACHE_S
-    assert gateway.ask(key=made["key"]).status_code == 401
+    wait_until(lambda: gateway.ask(key=made["key"]).status_code == 401)  # it is cached for BATON_KEY_CACHE_S
     assert [key["id"] for key in keys("list") if key["revoked_at"]] == [made["id"]]
     listed = run("list").decode().splitlines()
     assert listed[0].split() == [*("id", "class", "name", "org", "pools"), *("budget_usd", "rpm", "revoked_at")]
@@ -197,16 +195,12 @@ def test_a_killed_conductor_is_replaced_while_requests_are_answered(gateway: Gat
     assert len(before) == 1
     os.kill(before[0], signal.SIGKILL)
     assert gateway.ask().status_code == 200
-    until_s = time.monotonic() + 30
-    while time.monotonic() < until_s:
-        parts = httpx.get(f"{gateway.facts['admin_url']}/readyz").json()["parts"]
-        if parts["conductor"] == "ok":
-            break
-        time.sleep(0.1)
-    assert parts["conductor"] == "ok"
+    ready = f"{gateway.facts['admin_url']}/readyz"
+    wait_until(lambda: httpx.get(ready).json()["parts"]["conductor"] == "ok")
     assert gateway.ask().status_code == 200
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_and_the_next_start_knows_its_keys(place: Path, model: Path) -> None:
     directory = place / "twice"
     with serving(directory, model) as first:
@@ -217,9 +211,7 @@ def test_ctrl_c_leaves_nothing_and_the_next_start_knows_its_keys(place: Path, mo
         assert not (directory / "serve.json").exists()
         assert before["admin_key"] in printed
 
-    began_s = time.monotonic()
     with serving(directory, model) as second:
-        assert time.monotonic() - began_s < 20
         assert second.facts["data_key"] == before["data_key"]
         assert before["admin_key"] not in second.printed
         assert second.ask().status_code == 200
@@ -228,6 +220,7 @@ def test_ctrl_c_leaves_nothing_and_the_next_start_knows_its_keys(place: Path, mo
         assert gone(children)
 
 
+@pytest.mark.long
 def test_a_killed_gateway_takes_everything_with_it(place: Path, model: Path) -> None:
     with serving(place / "killed", model) as running:
         children = running.children()
@@ -245,7 +238,7 @@ def test_a_conductor_that_cannot_start_is_one_line_and_nothing_is_left(place: Pa
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2
@@ -274,7 +267,7 @@ def test_recorded_models_can_be_workers(place: Path) -> None:
         assert where is not None
         assert "make serve POOL=" in process.stdout.readline()
         body = {"model": "some-model", "messages": [{"role": "user", "content": line["question"]}]}
-        reply = httpx.post(f"{where[0].replace('MODEL', 'some-model')}/chat/completions", json=body, timeout=10)
+        reply = httpx.post(f"{where[0].replace('MODEL', 'some-model')}/chat/completions", json=body, timeout=120)
         assert reply.json()["choices"][0]["message"]["content"] == "4"
         process.send_signal(signal.SIGINT)
         assert process.wait(STOP_S) == 0
@@ -288,6 +281,7 @@ def _cmdline(process: Path) -> bytes:
         return b""
 
 
+@pytest.mark.long
 def test_a_port_that_must_be_free_and_is_not(place: Path, model: Path, gateway: Gateway) -> None:
     taken = gateway.facts["base_url"].removesuffix("/v1").rpartition(":")[2]
     done = subprocess.run(
@@ -296,7 +290,7 @@ def test_a_port_that_must_be_free_and_is_not(place: Path, model: Path, gateway: 
         env={**os.environ, "BATON_PORT_STRICT": "true"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2

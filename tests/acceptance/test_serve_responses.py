@@ -12,6 +12,8 @@ import pytest
 from tests.acceptance.test_serve import Gateway, serving
 from tests.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.long
+
 QUESTION = "How many grams are there in 51 kilograms?"
 
 

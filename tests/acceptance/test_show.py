@@ -16,10 +16,13 @@ import pytest
 from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
 from policy.serve.graph import write_graph
 from policy.serve.manifest import Manifest, write_manifest
+from tests.sizes import SLACK
 from tests.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
-SHOW_S = 110.0
+SHOW_S = 280.0
 CONTEXT_TOKENS = 4096  # the tiny tokenizer spends a token on nearly every letter of a planning prompt
 
 
@@ -83,7 +86,7 @@ def test_a_client_that_leaves_cancels_every_call(scripted: Shown, way: str) -> N
     facts = scripted.facts["client-leaves"][way]
     assert facts["workers"] == {"done": 0, "cancelled": 3}
     assert facts["planning"] == {"done": 0, "cancelled": 1}
-    assert facts["took_ms"] < 1000
+    assert facts["took_ms"] < 1000 * SLACK
     assert set(facts["steps"]) == {"cancelled"}
 
 

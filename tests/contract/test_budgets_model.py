@@ -20,15 +20,15 @@ from gateway.core.money.amounts import NANO_MAX
 from gateway.core.money.ledger import Hold, Scope, Settled
 from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports.money import Settlement
-from tests.faults.sizes import SIZE, held
 from tests.models.ledger import Entry, Ledger
 from tests.servers import RedisServer
+from tests.sizes import held, sized
 
 NAMES = ("org:o", "key:a", "key:b", "user:k:ü")
 LONG_MS = 10**9
 LONG_S = LONG_MS / 1000
-EXAMPLES, STEPS = {"ci": 300, "long": 2000}[SIZE], 100
-PARTS = 3
+EXAMPLES, STEPS = sized(small=30, ci=300, long=2000), 100
+PARTS = 3  # that processes can share
 agreed: list[int] = []  # runs of each part that held
 ids = st.sampled_from([f"h{n}" for n in range(8)])
 amounts = st.one_of(st.sampled_from([0, 1, NANO_MAX]), st.integers(0, 100), st.integers(0, NANO_MAX))
@@ -178,6 +178,7 @@ def is_open(entry: Entry) -> bool:
     return entry.state == "open"
 
 
+@pytest.mark.sized
 @pytest.mark.parametrize("part", range(PARTS))
 def test_lua_agrees_with_the_ledger(redis_server: RedisServer, part: int) -> None:
     Agreement.url = redis_server.url

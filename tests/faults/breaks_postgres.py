@@ -15,8 +15,8 @@ import psycopg
 
 from tests.faults.proxy import FaultProxy, Toxics
 from tests.faults.site import Site
-from tests.faults.sizes import SIZE
 from tests.servers_pg import PostgresServer
+from tests.sizes import SIZE, SLACK
 
 CONNECTIONS_MAX = 60  # more than three gateways take
 DISK_FULL = """
@@ -124,7 +124,7 @@ async def healed(heal: Heal) -> AsyncIterator[None]:
         await asyncio.to_thread(heal)
 
 
-async def shipped(here: Site, limit_s: float = 30.0) -> float:
+async def shipped(here: Site, limit_s: float = 30.0 * SLACK) -> float:
     """Seconds until what was in the journals at the call is in PostgreSQL."""
     began_s = time.monotonic()
     wanted = {one.pid: await here.metric(one, "baton_log_records_total") for one in here.gateways}
@@ -137,7 +137,7 @@ async def shipped(here: Site, limit_s: float = 30.0) -> float:
 
 async def capture_rate(here: Site) -> float:
     """The lowest of all gateways, once nothing is under way any more."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(20 * SLACK):
         while (rate := min([await here.metric(one, "baton_capture_rate") for one in here.gateways])) < 1.0:
             await asyncio.sleep(0.05)
     return rate

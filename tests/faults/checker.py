@@ -24,12 +24,13 @@ from tests.faults.client import Client
 from tests.faults.site import LEASE_S, Gateway, Site
 from tests.faults.upstream import CANARY
 from tests.faults.witness import Found, at_rest, look, tables_with
+from tests.sizes import SLACK
 
 __all__ = ["READY_S", "Found", "check"]
-READY_S = 10.0
-SETTLED_WITHIN_S = 12 * LEASE_S
-SHIPPED_WITHIN_S = 20.0
-WALL_GRACE_S = 2.0  # from the end of its time to the end of its record, on a busy machine
+READY_S = 10.0 * SLACK
+SETTLED_WITHIN_S = 12 * LEASE_S * SLACK
+SHIPPED_WITHIN_S = 20.0 * SLACK
+WALL_GRACE_S = 2.0 * SLACK  # from the end of its time to the end of its record, on a busy machine
 
 
 async def check(

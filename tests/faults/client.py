@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from tests.faults.site import Gateway, Site
+from tests.sizes import SLACK
 
 QUESTION = {"model": "alpha", "messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8}
 
@@ -106,7 +107,7 @@ class Load:
         self._on = False
         await asyncio.gather(*self._tasks)
 
-    async def until(self, done: Callable[[Sequence[Reply]], bool], limit_s: float = 30.0) -> Sequence[Reply]:
+    async def until(self, done: Callable[[Sequence[Reply]], bool], limit_s: float = 30.0 * SLACK) -> Sequence[Reply]:
         """Wait until `done` is true of the replies from now on, and return those."""
         first = len(self.client.history)
         until_s = time.monotonic() + limit_s

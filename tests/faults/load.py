@@ -18,11 +18,11 @@ from gateway.adapters.postgres.database import async_engine
 from tests.faults.client import Client, Reply
 from tests.faults.processes import Shares, parent
 from tests.faults.site import ROOT, Gateway, Site
-from tests.faults.sizes import SIZE, held
 from tests.faults.upstream import PROMPT_TOKENS, Bill
+from tests.sizes import SIZE, held
 
 CALM = {"BATON_MONEY_LEASE_S": "10", "BATON_MONEY_SWEEP_S": "2"}  # nobody is killed here; a stall is no death
-if SIZE == "ci":
+if SIZE != "long":
     CALM["BATON_REDIS_TIMEOUT_S"] = "5"  # whatever else the machine does meanwhile
 WORKER = """
   - {{name: {name}, handle: {handle}, kind: {kind}, model: {model}, url: "{url}", api_key: "env:UPSTREAM_KEY",

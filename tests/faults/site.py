@@ -23,7 +23,7 @@ from tests.faults.upstream import CANARY, Upstream
 from tests.servers import RedisServer, start_redis
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S, STOP_S = 60.0, 40.0
+START_S, STOP_S = 120.0, 120.0
 LEASE_S = 1.0
 INPUT_NANO, OUTPUT_NANO = 1_000, 2_000  # a token's price, but of `flat`
 FLAT_NANO = 1_000_000  # a call's price of `flat`, whatever its size

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tests.faults.checker import _caps, _policy, at_once, check
+from tests.faults.checker import WALL_GRACE_S, _caps, _policy, at_once, check
 from tests.faults.client import Client
 from tests.faults.site import Site
 from tests.faults.upstream import CANARY
@@ -25,7 +25,7 @@ OVER: list[dict[str, Any]] = [
     *({name: CAPS[name] + 1} for name in ("depth", "rounds", "steps", "calls", "tokens")),
     {"hold_nano": 101},
     {"cost_nano": 101},
-    {"took_s": 12.0},
+    {"took_s": 9.0 + WALL_GRACE_S + 1.0},
     {"attempts": [[{"started_us": 1, "finished_us": 9}]] * 5},
 ]
 NAMELESS: list[dict[str, Any]] = [{"policy_used": ""}, {"versions": 2}, {"conducted": False}, {"policy_version": "v@2"}]

@@ -15,7 +15,9 @@ from tests.faults.checker import check
 from tests.faults.client import QUESTION, Client
 from tests.faults.proxy import closed
 from tests.faults.site import Gateway, Site
-from tests.faults.sizes import held
+from tests.sizes import SLACK, held
+
+pytestmark = pytest.mark.long
 
 CANCELLED_S = 1.0
 WORD_S = 0.05
@@ -65,11 +67,11 @@ async def test_f9_a_client_leaves_at_forty_points(here: Site) -> None:
         began_s = time.monotonic()
         while here.upstream.in_flight or await here.metric(one, "baton_in_flight"):
             await asyncio.sleep(0.01)
-            assert time.monotonic() - began_s < 10 * CANCELLED_S, way
+            assert time.monotonic() - began_s < 60 * CANCELLED_S, way
         longest_s = max(longest_s, time.monotonic() - began_s)
     gone = sum(bill.ended == "gone" for bill in here.upstream.bills)
     assert gone >= len(BYTES_READ)
-    assert longest_s <= CANCELLED_S + WORD_S * 8
+    assert longest_s <= (CANCELLED_S + WORD_S * 8) * SLACK
     client = Client(here)
     assert (await client.ask(stream=True)).whole
     slow = await _slowly(one, request(here.key, stream=True))

@@ -14,8 +14,10 @@ from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import Site
-from tests.faults.sizes import held
 from tests.faults.upstream import Behaviour, Bill, Upstream, chunk, event, raw, send, start_stream
+from tests.sizes import SLACK, held
+
+pytestmark = pytest.mark.long
 
 TIMEOUT_S, DEADLINE_S = 0.5, 20.0
 BREAKER_MAX = 5
@@ -96,6 +98,6 @@ async def test_f7_a_conductor_that_fails_in_six_ways_is_replaced_by_a_router(
             assert reply.headers.get("x-baton-fallback", "").startswith("conductor_"), (name, reply.headers)
             slowest_s = max(slowest_s, reply.took_s)
         asked_most = max(asked_most, len(conductor.bills) - before)
-    assert slowest_s < DEADLINE_S
+    assert slowest_s < DEADLINE_S * SLACK
     await check(here, [client])
     held("F7", ways=len(WAYS), answered=len(client.history), failed=0, slowest_s=round(slowest_s, 2))

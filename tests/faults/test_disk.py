@@ -14,12 +14,11 @@ from gateway.wiring.build import EXIT_JOURNAL_BROKEN
 from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.site import ROOT, Site
-from tests.faults.sizes import held
+from tests.sizes import held
 
 FORK = "import json, sys; from tests.faults.zygote import child; child(json.loads(sys.argv[1]))"
 
 
-@pytest.mark.timeout(120)
 async def test_f11_a_full_disk_refuses_before_anything_is_spent_and_recovers(here: Site) -> None:
     switch = here.place / "switch"
     one = await here.gateway(start=False, FAULT_SWITCH=str(switch))
@@ -39,7 +38,7 @@ async def test_f11_a_full_disk_refuses_before_anything_is_spent_and_recovers(her
     held("F11 disk full", refused=len(refused), calls_meanwhile=0)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.long
 async def test_f11_a_failed_fsync_ends_the_gateway_and_what_was_acknowledged_is_there(here: Site) -> None:
     switch = here.place / "switch"
     one = await here.gateway(start=False, FAULT_SWITCH=str(switch))

@@ -10,11 +10,12 @@ import pytest
 
 from tests.faults.client import QUESTION, Client
 from tests.faults.site import Site
-from tests.faults.sizes import SIZE, held
+from tests.sizes import SLACK, held, sized
+
+pytestmark = pytest.mark.long
 
 ROUNDS = 7
-REQUESTS = {"ci": 20, "long": 200}[SIZE]
-SLACK = {"ci": 10, "long": 1}[SIZE]
+REQUESTS = sized(ci=20, long=200)
 PROMISED_MS = {"p50": 4.0, "p95": 12.0, "p99": 30.0}
 
 

@@ -1,7 +1,7 @@
 """L1, L3, L4, L5: whole gateways under load, with client, worker, Redis and PostgreSQL on the same machine.
 
 `make test` runs a few seconds of each and asserts what must be true at any speed: no error, nothing lost, doubled or
-out of order, and the invariants. `FAULTS=long` runs the matrix's minutes and asserts its numbers too;
+out of order, and the invariants. `TEST_SIZE=long` runs the matrix's minutes and asserts its numbers too;
 FAULTS_LOAD_S=20 makes every row that short.
 """
 
@@ -30,11 +30,13 @@ from tests.faults.load import (
     worker,
 )
 from tests.faults.site import Site
-from tests.faults.sizes import SIZE
+from tests.sizes import SIZE, sized
+
+pytestmark = pytest.mark.long
 
 LONG = SIZE == "long"
-SECONDS = {"ci": 2.0, "long": 600.0}[SIZE]
-IN_FLIGHT = {"ci": 16, "long": 128}[SIZE]
+SECONDS = sized(ci=2.0, long=600.0)
+IN_FLIGHT = sized(ci=16, long=128)
 USERS = 8
 TIMEOUT_S = 1800
 PLAN_MS = {"plan": 50, "atlas": 60, "birch": 80, "cedar": 100}
@@ -43,9 +45,9 @@ PLAN = [
     *({"worker": name, "task": f"Answer as {name}.", "see": []} for name in ("atlas", "birch", "cedar")),
     {"worker": "atlas", "task": "Merge the answers above.", "see": [0, 1, 2]},
 ]
-PLANS_S = {"ci": 5, "long": 42}[SIZE]
-STREAMS = {"ci": 20, "long": 1000}[SIZE]
-TICK_MS = {"ci": 100, "long": 500}[SIZE]
+PLANS_S = sized(ci=5, long=42)
+STREAMS = sized(ci=20, long=1000)
+TICK_MS = sized(ci=100, long=500)
 OPENED_S = 50.0  # streams a second
 
 

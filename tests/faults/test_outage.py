@@ -16,13 +16,15 @@ from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.pace import Paced
 from tests.faults.site import PATIENT, Site, Zygote, site, through
-from tests.faults.sizes import SIZE, held
 from tests.faults.witness import connected
+from tests.sizes import SLACK, held, sized
 
-AWAY_S = float(os.environ.get("FAULTS_AWAY_S", {"ci": 3.0, "long": 900.0}[SIZE]))
-PER_S = {"ci": 20.0, "long": 100.0}[SIZE]
-GATEWAYS = {"ci": 1, "long": 2}[SIZE]
-GONE_WITHIN_S, ROWS_PER_S_MIN = 60.0, {"ci": 0, "long": 5_000}[SIZE]
+pytestmark = pytest.mark.long
+
+AWAY_S = float(os.environ.get("FAULTS_AWAY_S", sized(ci=3.0, long=900.0)))
+PER_S = sized(ci=20.0, long=100.0)
+GATEWAYS = sized(ci=1, long=2)
+GONE_WITHIN_S, ROWS_PER_S_MIN = 60.0, sized(ci=0, long=5_000)
 AS_INSTALLED = {"BATON_MONEY_LEASE_S": "60", "BATON_MONEY_SWEEP_S": "15"}
 ROWS = """
 SELECT (SELECT count(*) FROM rollouts) + (SELECT count(*) FROM rounds) + (SELECT count(*) FROM steps)
@@ -50,7 +52,7 @@ async def test_l9_postgres_is_away_and_no_request_fails_and_nothing_is_lost(
             rows_per_s = (await _rows(here) - stored) / (time.monotonic() - back_s)
         statuses = client.statuses()
         assert set(statuses) == {"200"}, statuses
-        assert meanwhile >= 0.9 * PER_S * lasted_s, f"the load was too little: {load.skipped} turns passed"
+        assert SLACK > 1 or meanwhile >= 0.9 * PER_S * lasted_s, f"the load was too little: {load.skipped} turns passed"
         found = await check(here, [client])
         assert len(found.rollouts) == len(client.history)
         held(
@@ -65,7 +67,7 @@ async def test_l9_postgres_is_away_and_no_request_fails_and_nothing_is_lost(
             lost=len(client.history) - len(found.rollouts),
             capture_rate=await capture_rate(here),
         )
-        assert gone_s <= GONE_WITHIN_S
+        assert gone_s <= GONE_WITHIN_S * SLACK
         assert rows_per_s >= ROWS_PER_S_MIN
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -17,12 +18,14 @@ import pytest
 from tests.faults.checker import check
 from tests.faults.load import drive, gateways, lasts_s, limited_key, most_mib, percentile, pool, report, settle, worker
 from tests.faults.site import Gateway, Site
-from tests.faults.sizes import SIZE
+from tests.sizes import SIZE, sized
+
+pytestmark = pytest.mark.long
 
 LONG = SIZE == "long"
-SECONDS = {"ci": 2.0, "long": 300.0}[SIZE]
-CAPACITY_S = {"ci": 1.5, "long": 20.0}[SIZE]
-IN_FLIGHT = {"ci": 16, "long": 128}[SIZE]
+SECONDS = sized(ci=2.0, long=300.0)
+CAPACITY_S = sized(ci=1.5, long=20.0)
+IN_FLIGHT = sized(ci=16, long=128)
 TIMES = 5
 PROBES_PAUSE_S = 0.1
 RSS_MIB_MAX = 600
@@ -43,10 +46,10 @@ class Probes:
         while True:
             for one in self.here.gateways:
                 number += 1
-                for name, asked in self._all(one, number).items():
+                for name, ask in self._all(one, number).items():
                     began_s = time.monotonic()
                     try:
-                        async with asked as reply:
+                        async with ask() as reply:
                             if reply.status >= 300:
                                 self.wrong[f"{name}: {reply.status} {(await reply.text())[:200]}"] += 1
                     except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -54,17 +57,17 @@ class Probes:
                     self.took_ms.append((time.monotonic() - began_s) * 1000)
             await asyncio.sleep(PROBES_PAUSE_S)
 
-    def _all(self, one: Gateway, number: int) -> dict[str, Any]:
-        http, facts = self.here.http, one.facts
+    def _all(self, one: Gateway, number: int) -> dict[str, Callable[[], Any]]:
+        get, post, facts = self.here.http.get, self.here.http.post, one.facts
         operator = {"authorization": f"Bearer {facts['admin_key']}"}
         client = {"authorization": f"Bearer {self.here.key}"}
         judged = {"rollout_id": self.rollout_id, "value": True, "source": f"probe-{number}"}
         return {
-            "ready": http.get(f"{facts['admin_url']}/{'readyz' if LONG else 'livez'}"),  # the first has a deadline
-            "live": http.get(f"{facts['base_url'].removesuffix('/v1')}/livez"),
-            "key": http.get(f"{facts['admin_url']}/admin/keys/{self.here.key_id}", headers=operator),
-            "models": http.get(f"{facts['base_url']}/models", headers=client),
-            "outcome": http.post(f"{facts['base_url']}/outcomes", json=judged, headers=client),
+            "ready": partial(get, f"{facts['admin_url']}/{'readyz' if LONG else 'livez'}"),  # the first has a deadline
+            "live": partial(get, f"{facts['base_url'].removesuffix('/v1')}/livez"),
+            "key": partial(get, f"{facts['admin_url']}/admin/keys/{self.here.key_id}", headers=operator),
+            "models": partial(get, f"{facts['base_url']}/models", headers=client),
+            "outcome": partial(post, f"{facts['base_url']}/outcomes", json=judged, headers=client),
         }
 
 

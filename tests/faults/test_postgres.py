@@ -13,9 +13,11 @@ from tests.faults.breaks_postgres import FAULTS, World, capture_rate, healed, sh
 from tests.faults.checker import check
 from tests.faults.client import Client, good
 from tests.faults.site import PATIENT, Zygote, site, through
-from tests.faults.sizes import SIZE, held
+from tests.sizes import held, sized
 
-AWAY_S = {"ci": 1.5, "long": 45.0}[SIZE]
+pytestmark = pytest.mark.long
+
+AWAY_S = sized(ci=1.5, long=45.0)
 
 
 @pytest.mark.timeout(900)

@@ -22,16 +22,18 @@ from tests.faults.client import QUESTION, Client
 from tests.faults.pace import Paced
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import FLAT_NANO, Site, Zygote, site, through
-from tests.faults.sizes import RESULTS, SIZE, held
 from tests.faults.soak import Soaked, Taken, broken
 from tests.faults.witness import balances
+from tests.sizes import RESULTS, held, sized
 
-SOAK_S = float(os.environ.get("FAULTS_SOAK_S", {"ci": 8, "long": 85 * 60}[SIZE]))
+pytestmark = pytest.mark.long
+
+SOAK_S = float(os.environ.get("FAULTS_SOAK_S", sized(ci=8, long=85 * 60)))
 SEED = int(os.environ.get("FAULTS_SOAK_SEED", "1"))
-EVERY_S = {"ci": 4.0, "long": 20.0}[SIZE]
-BROKEN_S = {"ci": (0.5, 1.0), "long": (2.0, 8.0)}[SIZE]
-CAPACITY_S, CAPACITY_AT_ONCE = {"ci": 0.5, "long": 10.0}[SIZE], 32
-LOAD_SHARE, PER_S_MAX = 0.5, float(os.environ.get("FAULTS_SOAK_PER_S", {"ci": 10, "long": 100}[SIZE]))
+EVERY_S = sized(ci=4.0, long=20.0)
+BROKEN_S = sized(ci=(0.5, 1.0), long=(2.0, 8.0))
+CAPACITY_S, CAPACITY_AT_ONCE = sized(ci=0.5, long=10.0), 32
+LOAD_SHARE, PER_S_MAX = 0.5, float(os.environ.get("FAULTS_SOAK_PER_S", sized(ci=10, long=100)))
 MIB_PER_MIN_MAX, FILES_GROWN_MAX, JUDGED_FROM_S = 1.0, 16, 20 * 60  # before that memory is still warming up
 HOT_CALLS, HOT_PER_S = 200, 1.0
 FLAT = {**QUESTION, "model": "flat"}

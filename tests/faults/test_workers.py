@@ -11,8 +11,10 @@ from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import Site
-from tests.faults.sizes import held
 from tests.faults.upstream import good
+from tests.sizes import held
+
+pytestmark = pytest.mark.long
 
 ANSWERED = {"no usage", "bills over the bound"}
 CALLS = 6

@@ -23,10 +23,11 @@ from gateway.adapters.postgres.registry import Registry
 from gateway.core.policies.jobs import Job, read_spec
 from gateway.errors import Conflict, NotFound
 from policy.jobs.worker import Worker, WorkerSettings
-from tests.jobs_kit import fake_python, runs, until
+from tests.jobs_kit import fake_python, in_state, runs
 from tests.records import a_rollout, an_outcome, rollout_event
 from tests.servers_pg import PostgresServer
 from tests.tiny_model import write_tiny_model
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +53,7 @@ class Scene:
         return await self.store.submit(policy, read_spec({"arguments": ["--env", "arena", *words], **more}), "tests")
 
     async def ended(self, job: Job, *states: str) -> Job:
-        return await until(lambda: self.store.get(job.id), *(states or ("done", "refused", "failed", "cancelled")))
+        return await in_state(lambda: self.store.get(job.id), *(states or ("done", "refused", "failed", "cancelled")))
 
     def place(self, job: Job) -> Path:
         return self.directory / "jobs" / job.id
@@ -66,11 +67,10 @@ class Scene:
         return path, ["--set", "steps=8", "--set", f"hold={path}"]
 
     async def step(self, job: Job, at_least: int) -> None:
-        for _ in range(1200):
-            if int((await self.store.get(job.id)).progress.get("step", 0)) >= at_least:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(await self.log(job))
+        async def reached() -> bool:
+            return int((await self.store.get(job.id)).progress.get("step", 0)) >= at_least
+
+        await until(reached)
 
 
 @pytest.fixture
@@ -267,11 +267,7 @@ async def test_a_job_taken_over_stops_its_first_worker(scene: Scene) -> None:
         taken = await scene.store.claim(job.id, stale_s=-1.0)  # as a worker does that has not heard of the first
         assert taken is not None
         (run,) = runs(scene.place(job))
-        for _ in range(600):
-            if not alive(run["pid"]):
-                break
-            await asyncio.sleep(0.05)
-        assert not alive(run["pid"])
+        await until(lambda: not alive(run["pid"]))
         assert not await scene.store.beat(taken)  # it is the second one's still, and unharmed
         await scene.store.end(taken, "failed", "end of the test")
 
@@ -332,11 +328,7 @@ async def test_the_worker_looks_at_the_schedule_by_itself(scene: Scene, pg_engin
         await connection.run_sync(insert_outcome, an_outcome(record.id))
     asked = {"retrain_outcomes_min": 1, "retrain_arguments": ["--env", "arena"]}
     async with working(scene.settings.model_copy(update=asked)):
-        for _ in range(1200):
-            jobs = await scene.store.list()
-            if jobs:
-                break
-            await asyncio.sleep(0.05)
+        jobs = await until(scene.store.list)
         job = await scene.ended(jobs[0])
     assert (job.by, job.state, job.version) == ("schedule", "done", "conductor@1")
     assert len(await scene.store.list()) == 1

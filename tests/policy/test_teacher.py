@@ -19,6 +19,9 @@ from policy.start.recorded.planner import ProgramPlanner
 from policy.start.recorded.programs import Program, Worth, gives, search
 from policy.statistics.tuning import Observed, Result, observe
 from tests.policy.environments import SUMS, WORDS, lines, recorded
+from tests.sizes import sized
+
+PROGRAMS = sized(small=4, ci=25, long=25)
 
 
 def environment(path: Path, rounds: int = 3) -> ReplayEnvironment:
@@ -48,12 +51,13 @@ async def test_the_price_of_a_dollar_moves_the_choice(tmp_path: Path) -> None:
     assert spent[0] < spent[-1]
 
 
+@pytest.mark.sized
 async def test_a_program_carried_out_gives_what_the_search_reckoned(tmp_path: Path) -> None:
     """Outcome and dollars of sampled programs, run by the served executor on the questions they were searched on."""
     env = environment(tmp_path)
     prompts = env.prompts("train", env.count("train"), 0)
     observed, worth = await known(env)
-    for index in Random(3).sample(range(len(worth.programs)), min(25, len(worth.programs))):
+    for index in Random(3).sample(range(len(worth.programs)), min(PROGRAMS, len(worth.programs))):
         program = worth.programs[index]
         found = await sample(env, [(prompt, [ProgramPlanner(program)]) for prompt in prompts])
         assert sum(episode.outcome for episode in found.episodes) == pytest.approx(worth.outcome[index].sum()), program

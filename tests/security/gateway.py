@@ -132,7 +132,7 @@ class Gateway:
     def client(self, secret: str | None = None, *, admin: bool = False, **more: Any) -> httpx.Client:
         """An HTTP client of one of the listeners."""
         headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-        return httpx.Client(base_url=self.admin if admin else self.public, headers=headers, timeout=30, **more)
+        return httpx.Client(base_url=self.admin if admin else self.public, headers=headers, timeout=120, **more)
 
     def openapi(self, *, admin: bool) -> dict[str, Any]:
         """What a listener says of its routes."""

@@ -15,9 +15,9 @@ from tests.security.gateway import Gateway, ask
 from tests.security.monsters import monsters
 from tests.security.report import measured
 from tests.security.sender import WAIT_S, sender
+from tests.sizes import SLACK
 
 PROMISED_S, PROMISED_MIB = 0.05, 32  # of processor, for one that is refused; of memory, for any
-UNDER_COVERAGE = 6  # it counts every line, on processors that others use
 KEPT_MIB_MAX = 64  # of all monsters together; what the tests remember of the log is in it
 AMPLIFICATION_MAX = 100
 
@@ -65,9 +65,9 @@ def test_every_monster_is_answered_and_none_is_felt(gateway: Gateway) -> None:
         f"{max(peaks)[0]:.0f} MiB (`{max(peaks)[1]}`); {kept:.0f} MiB kept of all; "
         f"{max(amplified)[0]:.0f} times the sender's processor (`{max(amplified)[1]}`)",
     )
-    assert max(spent)[0] < PROMISED_S * UNDER_COVERAGE, max(spent)
+    assert max(spent)[0] < PROMISED_S * SLACK, max(spent)
     assert max(peaks)[0] < PROMISED_MIB, max(peaks)
-    assert max(amplified)[0] < AMPLIFICATION_MAX * UNDER_COVERAGE, max(amplified)
+    assert max(amplified)[0] < AMPLIFICATION_MAX * SLACK, max(amplified)
     assert kept < KEPT_MIB_MAX
     with gateway.client(secret) as http:
         assert http.post("/v1/chat/completions", json=ask()).status_code == 200

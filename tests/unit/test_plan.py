@@ -26,10 +26,10 @@ from gateway.core.loop.plan import (
     validate_step,
 )
 from gateway.errors import PlanRefused
-from tests.faults.sizes import SIZE, held
 from tests.plans import FIRST, LATER, SINGLE, TASKS, adversarial, valid_plan
+from tests.sizes import held, sized
 
-PLANS = {"ci": 12_000, "long": 100_000}[SIZE]
+PLANS = sized(ci=12_000, long=100_000)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(["all", "quill"]),
@@ -204,9 +204,9 @@ def test_a_refusal_names_the_place() -> None:
     ids=["spaces", "digits", "lines", "blanks", "fences", "thinks", "blank-think"],
 )
 def test_huge_and_crafted_plans_are_refused_quickly(raw: str | bytes) -> None:
-    began = time.perf_counter()
+    began_s = time.thread_time()
     assert outcome(raw, FIRST) in {"too_large", "not_json"}
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began_s < 5  # of this thread's own work; quadratic time is minutes
 
 
 @pytest.mark.parametrize("task", TASKS)
