@@ -118,7 +118,7 @@ class Kit:
         caps: Caps | None = None,
         rounds: int = 1,
         gap_s: float = 0.0,
-        timeout_s: float = 5.0,
+        timeout_s: float = 60.0,
         pools: PoolFile | None = None,
         attempts_max: int = 2,
         sticky_s: float = 600.0,
@@ -156,7 +156,7 @@ class Kit:
             clock=clock,
             metrics=self.metrics,
             policies=Policies(
-                caps=caps or Caps(wall_s=10.0),
+                caps=caps or Caps(wall_s=60.0),
                 planning_price=PRICE,
                 planning_tokens_max=256,
                 rounds=rounds,

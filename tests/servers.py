@@ -35,7 +35,7 @@ class RedisServer:
         if self.process.poll() is None:
             self.thaw()
             self.process.kill()
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=120)
 
 
 def redis_executable() -> str:
@@ -57,7 +57,7 @@ def start_redis(directory: Path, *, port: int | None = None, args: tuple[str, ..
         if _answers(process, chosen):
             return RedisServer(f"redis://127.0.0.1:{chosen}", chosen, process)
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=120)
     raise RuntimeError(f"{redis_executable()} did not come up")
 
 

@@ -115,10 +115,10 @@ def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[by
     finally:
         process.terminate()
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=120)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(timeout=20)
+            process.wait(timeout=120)
 
 
 def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float) -> None:

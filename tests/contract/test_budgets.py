@@ -165,7 +165,7 @@ async def test_leases_run_out_unless_renewed(budgets: Budgets) -> None:
     await budgets.hold("late", 1, 1, [ORG], 0)
     await budgets.hold("kept", 1, 1, [ORG], 0)
     await budgets.hold("long", 1, 1, [ORG], LEASE_S)
-    await asyncio.sleep(0.005)
+    await asyncio.sleep(0.005)  # leases count milliseconds
     assert list(await budgets.renew(["kept", "never"], LEASE_S)) == ["kept"]
     assert list(await budgets.expired(10)) == ["late"]
     assert list(await budgets.expired(0)) == []
@@ -332,12 +332,13 @@ async def test_after_a_rebuild_nobody_is_granted_until_others_had_time_to_put_th
     await other.load({})
     await other.hold("theirs", 40, 40, [KEY], LEASE_S)
     await shared.flush()
-    await budgets.load({}, put_back_s=0.05)
+    put_back_s = 2.0
+    await budgets.load({}, put_back_s=put_back_s)
     with pytest.raises(MoneyUnavailable, match="put theirs back"):
         await budgets.hold("mine", 40, 40, [KEY], LEASE_S)
     assert await other.join()
     assert await other.post("theirs", 40) == 40  # to settle need not wait
-    await asyncio.sleep(0.06)
+    await asyncio.sleep(put_back_s + 0.01)
     with pytest.raises(BudgetExceeded):
         await budgets.hold("mine", 40, 40, [KEY], LEASE_S)
 

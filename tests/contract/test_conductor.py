@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -27,6 +25,7 @@ from tests.contract.conductors import (
     text_schema,
 )
 from tests.contract.conftest import SHIPPED
+from tests.waiting import until
 
 REAL_VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(900)])
 
@@ -140,14 +139,15 @@ async def test_leaving_a_plan_frees_its_place(served: Served) -> None:
     long_call = planning_call(seed=3, schema=LONG_SCHEMA, tokens_max=700)
     async with aclosing(served.conductor.decode(long_call)) as items:  # type: ignore[type-var]
         await anext(items)
-    end = time.monotonic() + 5.0
-    while True:
+
+    async def planned() -> bool:
         try:
             await plan(served.conductor, planning_call(seed=4))
-            return
-        except ConductorError:  # the place is given back within moments, not at once
-            assert time.monotonic() < end, "the place of a plan that nobody reads was not given back"
-            await asyncio.sleep(0.05)
+        except ConductorError:  # the place of a plan that nobody reads is given back soon, not at once
+            return False
+        return True
+
+    await until(planned)
 
 
 async def test_a_deadline_that_passes_is_slow(served: Served) -> None:
@@ -169,7 +169,7 @@ async def test_a_killed_server_is_down(kind: str, tiny_model: Path) -> None:
         assert isinstance(served.conductor, HttpConductor)
         await plan(served.conductor, planning_call(seed=1))
         served.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=120)
         await _assert_down(served)
         await served.conductor.close()
 

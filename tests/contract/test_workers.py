@@ -22,10 +22,12 @@ from gateway.errors import (
 )
 from gateway.service.ports.request import WorkerCall, Workers
 from tests.fakes.workers import FakeWorkers, Says
+from tests.sizes import SLACK
 from tests.upstreams.anthropic import Anthropic
 from tests.upstreams.base import Script, ToolCall, Upstream
 from tests.upstreams.gemini import Gemini
 from tests.upstreams.openai import OpenAI
+from tests.waiting import BOUND_S, until
 
 KEY = "sk-test-0123456789abcdef"
 PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "5"}
@@ -40,6 +42,9 @@ class Stage(Protocol):
 
     def plays(self, script: Script) -> None:
         """From now on the worker behaves like this."""
+
+    def calls(self) -> int:
+        """How many calls have come to the worker."""
 
     async def saw_leaving(self) -> None:
         """Return once the worker has noticed that the caller left."""
@@ -78,6 +83,9 @@ class FakeStage:
         self._fake = FakeWorkers({"w": errors.get(script.status, says)})
         self.workers = self._fake
 
+    def calls(self) -> int:
+        return len(self._fake.calls)
+
     async def saw_leaving(self) -> None:
         assert self._fake.cancelled == ["w"]
 
@@ -93,8 +101,11 @@ class ServerStage:
     def plays(self, script: Script) -> None:
         self._upstream.script = script
 
+    def calls(self) -> int:
+        return len(self._upstream.seen)
+
     async def saw_leaving(self) -> None:
-        await asyncio.wait_for(self._upstream.disconnected.wait(), 1.0)
+        await asyncio.wait_for(self._upstream.disconnected.wait(), 1.0 * SLACK)
 
 
 def a_spec(kind: str, model: str, url: str) -> WorkerSpec:
@@ -104,7 +115,7 @@ def a_spec(kind: str, model: str, url: str) -> WorkerSpec:
 
 def a_call(spec: WorkerSpec) -> WorkerCall:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say something."}]
-    return WorkerCall(spec, {"messages": messages, "max_tokens": 64}, 5.0, "rollout", "step")
+    return WorkerCall(spec, {"messages": messages, "max_tokens": 64}, BOUND_S, "rollout", "step")
 
 
 @asynccontextmanager
@@ -234,11 +245,10 @@ async def test_a_status_has_its_error(
 @pytest.mark.parametrize("how", ["complete", "stream"])
 async def test_a_worker_that_hangs_is_left_in_time(stage: Stage, how: str) -> None:
     stage.call = replace(stage.call, timeout_s=0.3)
-    stage.plays(Script(text="late", hang_s=30))
-    began = asyncio.get_running_loop().time()
+    stage.plays(Script(text="late", hang_s=2 * BOUND_S))
     with pytest.raises(UpstreamTimeout):
-        await (stage.workers.complete(stage.call) if how == "complete" else streamed(stage))
-    assert asyncio.get_running_loop().time() - began < 1.5
+        async with asyncio.timeout(BOUND_S):
+            await (stage.workers.complete(stage.call) if how == "complete" else streamed(stage))
 
 
 @pytest.mark.parametrize("end", [{"cut_after": 2}, {"ends_early": 2}])
@@ -249,9 +259,9 @@ async def test_a_stream_that_dies_is_never_taken_for_whole(stage: Stage, end: di
 
 
 async def test_cancelling_a_call_closes_its_connection(stage: Stage) -> None:
-    stage.plays(Script(text="late", hang_s=4.0))
+    stage.plays(Script(text="late", hang_s=BOUND_S / 2))
     task = asyncio.create_task(cast(Any, stage.workers.complete(stage.call)))
-    await asyncio.sleep(0.2)
+    await until(stage.calls)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -266,9 +276,15 @@ async def test_closing_a_stream_closes_its_connection(stage: Stage) -> None:
 
 
 async def test_cancelling_a_stream_closes_its_connection(stage: Stage) -> None:
-    stage.plays(Script(text="one two three four five six", gap_s=0.3))
-    task = asyncio.create_task(streamed(stage))
-    await asyncio.sleep(0.5)
+    stage.plays(Script(text="one two three four five six", gap_s=BOUND_S / 8))
+    read: list[Mapping[str, Any]] = []
+
+    async def reading() -> None:
+        async for chunk in stage.workers.stream(stage.call):
+            read.append(chunk)
+
+    task = asyncio.create_task(reading())
+    await until(lambda: read)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -276,7 +292,9 @@ async def test_cancelling_a_stream_closes_its_connection(stage: Stage) -> None:
 
 
 async def test_calls_run_side_by_side(stage: Stage) -> None:
-    stage.plays(Script(text="hello", hang_s=0.3))
-    began = asyncio.get_running_loop().time()
-    await asyncio.gather(*(stage.workers.complete(stage.call) for _ in range(8)))
-    assert asyncio.get_running_loop().time() - began < 1.5
+    stage.plays(Script(text="hello", hang_s=BOUND_S / 2))
+    tasks = [asyncio.create_task(cast(Any, stage.workers.complete(stage.call))) for _ in range(8)]
+    await until(lambda: stage.calls() == 8)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -34,6 +34,8 @@ from tests.fakes.admin import FakeAdmin
 from tests.fakes.responses import FakeResponses
 from tests.fakes.workers import Says
 from tests.kit import Kit, TestClock, ask, plan, pool_file
+from tests.sizes import SLACK
+from tests.waiting import until
 
 PEPPER = b"pepper-for-tests-0123456789"
 
@@ -51,7 +53,7 @@ class Served:
         self.keys = keys
         self.idempotency = idempotency
         self.sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=data_key, max_retries=0)
-        self.http = httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {data_key}"}, timeout=10)
+        self.http = httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {data_key}"}, timeout=120)
 
 
 @asynccontextmanager
@@ -182,12 +184,9 @@ async def test_a_client_that_leaves_frees_everything_within_a_second(stream: boo
     kit = Kit((plan(("atlas", None, []), ("birch", None, [])),), {"alpha": Says(delay_s=60), "beta": Says(delay_s=60)})
     async with served(kit, keepalive_s=0.05) as gateway:
         call = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=ask(stream=stream)))
-        while kit.workers.in_flight < 2:
-            await asyncio.sleep(0.005)
+        await until(lambda: kit.workers.in_flight == 2)
         call.cancel()
-        async with asyncio.timeout(1):
-            while kit.completer.in_flight:
-                await asyncio.sleep(0.005)
+        await until(lambda: not kit.completer.in_flight, 1.0 * SLACK)
         assert sorted(kit.workers.cancelled) == ["alpha", "beta"]
         assert kit.metrics.records[-1].status == "aborted"
 

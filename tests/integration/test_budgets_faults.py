@@ -14,9 +14,11 @@ from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.ledger import Balance, Scope
 from gateway.errors import MoneyUnavailable
 from tests.servers import RedisServer, free_port, start_redis
+from tests.sizes import SLACK
 
 KEY = Scope("key:k", 50)
 REFUSED_WITHIN_S = 0.25
+CALLS, CONNECTIONS, DEADLINE_S = 400, 4, 0.2
 PERSISTENT = ("--appendonly", "yes", "--appendfsync", "always")
 
 
@@ -43,7 +45,7 @@ async def refused_in_time(call: Callable[[], Awaitable[object]]) -> None:
         with pytest.raises(MoneyUnavailable):
             await call()
         took_s.append(time.monotonic() - started_s)
-    assert min(took_s) < REFUSED_WITHIN_S
+    assert min(took_s) < REFUSED_WITHIN_S * SLACK
 
 
 async def test_a_hung_redis_refuses_in_time_and_works_again_when_it_wakes(
@@ -61,14 +63,14 @@ async def test_a_hung_redis_refuses_in_time_and_works_again_when_it_wakes(
 
 
 async def test_waiting_for_a_connection_counts_into_the_deadline(server: RedisServer) -> None:
-    budgets = RedisBudgets(server.url, connections_max=4)
+    budgets = RedisBudgets(server.url, connections_max=CONNECTIONS, deadline_s=DEADLINE_S)
     await budgets.load({})
     server.freeze()
     started_s = time.monotonic()
-    calls = [budgets.hold(f"h{n}", 1, 1, [KEY], 60) for n in range(200)]
+    calls = [budgets.hold(f"h{n}", 1, 1, [KEY], 60) for n in range(CALLS)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(result) for result in results} == {MoneyUnavailable}
-    assert time.monotonic() - started_s < 2.0  # in turns over 4 connections they would take 10 s
+    assert time.monotonic() - started_s < CALLS / CONNECTIONS * DEADLINE_S / 2  # in turns they would take twice that
     await budgets.close()
 
 

@@ -16,6 +16,7 @@ from gateway.adapters.upstream.conductor import HttpConductor, strict_schema
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.conductors import SCHEMA, planning_call
+from tests.sizes import SLACK
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -30,7 +31,7 @@ async def conductor_on(handler: Handler, **options: Any) -> AsyncIterator[HttpCo
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    conductor = HttpConductor(f"http://{host}:{port}/v1", "conductor", **({"timeout_s": 5.0} | options))
+    conductor = HttpConductor(f"http://{host}:{port}/v1", "conductor", **({"timeout_s": 60.0} | options))
     try:
         yield conductor
     finally:
@@ -147,19 +148,18 @@ async def test_leaving_midway_closes_the_connection_and_is_no_failure() -> None:
         await reply.prepare(request)
         await reply.write(event("{").encode())
         try:
-            for _ in range(200):
+            while True:
                 await reply.write(b": waiting\n\n")
                 await asyncio.sleep(0.01)
         except (ConnectionError, asyncio.CancelledError):
             gone.set()
             raise
-        return reply
 
     async with conductor_on(handler, breaker=Breaker(failures_max=1, cool_down_s=60.0)) as conductor:
         items = conductor.decode(planning_call())
         await anext(items)
         await items.aclose()
-        await asyncio.wait_for(gone.wait(), 1.0)
+        await asyncio.wait_for(gone.wait(), 1.0 * SLACK)
         first = await anext(again := conductor.decode(planning_call()))
         assert isinstance(first, ConductorChunk)
         await again.aclose()

@@ -29,6 +29,7 @@ from tests.fakes.conductor import ScriptedConductor
 from tests.fakes.engine import FakeEngine
 from tests.fakes.vllm import FakeVllm, unread
 from tests.tiny_model import write_tiny_model
+from tests.waiting import until
 
 SWAP = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
 
@@ -167,8 +168,7 @@ async def test_a_caller_who_leaves_does_not_stop_a_swap_half_way(
 ) -> None:
     fake.hold["/collective_rpc"] = asyncio.Event()
     loading = asyncio.create_task(reload.load("a@1", full(1)))
-    while "/collective_rpc" not in fake.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: "/collective_rpc" in fake.calls)
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
@@ -192,13 +192,13 @@ async def test_a_server_without_the_routes_is_named(base: Path, full: Callable[[
 async def test_plans_wait_for_a_swap_and_each_has_one_version(
     reload: VllmReload, fake: FakeVllm, full: Callable[[int], Path]
 ) -> None:
-    conductor = ReloadConductor(ScriptedConductor(lambda call: "x" * 80, gap_s=0.005), reload)
+    scripted = ScriptedConductor(lambda call: "x" * 80, gap_s=0.005)
+    conductor = ReloadConductor(scripted, reload)
     await reload.load("a@1", full(1))
     before = asyncio.create_task(ask(conductor, "a@1", 100))
-    await asyncio.sleep(0.02)
+    await until(lambda: scripted.calls)
     swap = asyncio.create_task(reload.load("a@2", full(2)))
-    while not reload.turns._swapping:
-        await asyncio.sleep(0.001)
+    await until(lambda: reload.turns._swapping)
     after = asyncio.create_task(ask(conductor, "a@2", 100))
     assert "/pause" not in fake.calls[len(SWAP) + 2 :]  # it waits for our own plan first
     assert ((await before)[1].model, (await after)[1].model) == ("a@1", "a@2")
@@ -212,13 +212,13 @@ async def test_plans_wait_for_a_swap_and_each_has_one_version(
 async def test_a_plan_that_cannot_wait_any_longer_is_slow_and_one_that_never_ends_stops_the_swap(
     reload: VllmReload, full: Callable[[int], Path]
 ) -> None:
-    conductor = ReloadConductor(ScriptedConductor(lambda call: "x" * 4000, gap_s=0.005), reload)
+    scripted = ScriptedConductor(lambda call: "x" * 4000, gap_s=0.005)
+    conductor = ReloadConductor(scripted, reload)
     await reload.load("a@1", full(1))
     endless = asyncio.create_task(ask(conductor, "a@1", 1000))
-    await asyncio.sleep(0.02)
+    await until(lambda: scripted.calls)
     swap = asyncio.create_task(reload.load("a@2", full(2)))
-    while not reload.turns._swapping:
-        await asyncio.sleep(0.001)
+    await until(lambda: reload.turns._swapping)
     with pytest.raises(TimeoutError):
         async with reload.turns.plan(0.05):
             pass
@@ -279,8 +279,7 @@ async def test_a_version_shows_only_when_it_is_proven(
 ) -> None:
     fake.hold["/v1/completions"] = asyncio.Event()
     loading = asyncio.create_task(lora.load("a@1", adapter(1)))
-    while "/v1/completions" not in fake.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: "/v1/completions" in fake.calls)
     assert (set(fake.loras), await lora.loaded()) == ({"a@1"}, set())
     fake.hold["/v1/completions"].set()
     await loading
@@ -292,8 +291,7 @@ async def test_a_load_given_up_half_way_leaves_nothing(
 ) -> None:
     fake.hold["/v1/completions"] = asyncio.Event()
     loading = asyncio.create_task(lora.load("a@1", adapter(1)))
-    while "/v1/completions" not in fake.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: "/v1/completions" in fake.calls)
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
@@ -306,8 +304,7 @@ async def test_another_gateways_load_of_the_same_version_is_no_refusal(
     directory = adapter(1)
     fake.hold["/v1/load_lora_adapter"] = asyncio.Event()
     loading = asyncio.create_task(lora.load("a@1", directory))
-    while "/v1/load_lora_adapter" not in fake.calls:
-        await asyncio.sleep(0.01)
+    await until(lambda: "/v1/load_lora_adapter" in fake.calls)
     fake.loras["a@1"] = str(directory)
     fake.hold["/v1/load_lora_adapter"].set()
     await loading

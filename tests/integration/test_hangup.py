@@ -6,8 +6,9 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 PROGRAM = """
 import fcntl, os, signal, sys, termios, time
@@ -31,9 +32,8 @@ def test_a_terminal_that_closed_is_seen_in_its_signal(tmp_path: Path) -> None:
     line = [sys.executable, "-c", PROGRAM, str(told), str(ready)]
     child = subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
-    while not ready.exists():
-        assert child.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: ready.exists() or child.poll() is not None)
+    assert child.poll() is None
     os.close(ours)  # the kernel sends SIGHUP to whom the terminal controlled
-    assert child.wait(20) == 0
+    assert child.wait(60) == 0
     assert told.read_text() == "[True, True, False]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -14,6 +14,7 @@ from gateway.errors import UpstreamError, UpstreamRefused
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, ask
+from tests.waiting import until
 
 ONE = {"idempotency-key": "order-1"}
 REPLAY = "x-baton-idempotent-replay"
@@ -109,16 +110,23 @@ async def test_the_sdk_that_is_told_to_wait_gets_the_reply_by_itself() -> None:
         assert len(kit.workers.calls) == 1
 
 
+async def answered(gateway: Served, **changes: Any) -> httpx.Response:
+    """The reply to the request once the first of its kind is no longer under way."""
+
+    async def settled() -> httpx.Response | None:
+        reply = await send(gateway, **changes)
+        return None if reply.status_code == 409 else reply
+
+    return cast(httpx.Response, await until(settled))
+
+
 async def test_a_client_that_leaves_finds_the_reply_when_it_comes_back() -> None:
-    kit = Kit(workers={"alpha": Says("late", delay_s=0.4)})
+    kit = Kit(workers={"alpha": Says("late", delay_s=1.0)})
     async with served(kit) as gateway:
         with pytest.raises(httpx.ReadTimeout):
             await gateway.http.post("/v1/chat/completions", json=ask(), headers=ONE, timeout=0.1)
-        async with asyncio.timeout(5):
-            while gateway.idempotency.abandoned != 1:
-                await asyncio.sleep(0.01)
-            while (reply := await send(gateway)).status_code == 409:
-                await asyncio.sleep(0.05)
+        await until(lambda: gateway.idempotency.abandoned == 1)
+        reply = await answered(gateway)
         assert reply.json()["choices"][0]["message"]["content"] == "late"
         assert reply.headers[REPLAY] == "true"
         assert (gateway.idempotency.abandoned, kit.workers.cancelled) == (0, [])
@@ -129,9 +137,7 @@ async def test_a_stream_whose_reader_left_is_kept_whole() -> None:
     async with served(kit) as gateway:
         async with gateway.http.stream("POST", "/v1/chat/completions", json=ask(stream=True), headers=ONE) as leaving:
             await anext(leaving.aiter_bytes())
-        async with asyncio.timeout(5):
-            while (reply := await send(gateway, stream=True)).status_code == 409:
-                await asyncio.sleep(0.02)
+        reply = await answered(gateway, stream=True)
         assert reply.text.rstrip().endswith("data: [DONE]")
         assert len(kit.workers.calls) == 1
 

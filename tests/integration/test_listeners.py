@@ -19,22 +19,32 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.cli.process.listeners import BoundedProtocol, Listener, bind, url
 from gateway.errors import ConfigError
+from tests.waiting import BOUND_S, until
 
 HEAD_BYTES_MAX = 4096
 NEWCOMERS = 40
 
 
 async def _answer(request: Request) -> PlainTextResponse:
+    """Say how long the body is; with `held`, only once the app is let go."""
     body = await request.body()
-    await asyncio.sleep(float(request.query_params.get("s", "0")))
+    if "held" in request.query_params:
+        request.app.state.held.set()
+        await request.app.state.go.wait()
     return PlainTextResponse(str(len(body)))
+
+
+async def _open(drain_s: float) -> tuple[Listener, Starlette]:
+    app = Starlette(routes=[Route("/", _answer, methods=["GET", "POST"])])
+    app.state.held, app.state.go = asyncio.Event(), asyncio.Event()
+    made = Listener(app, bind("127.0.0.1", 0, strict=True), drain_s=drain_s, head_bytes_max=HEAD_BYTES_MAX)
+    await made.open()
+    return made, app
 
 
 @pytest.fixture
 async def listener() -> AsyncIterator[Listener]:
-    app = Starlette(routes=[Route("/", _answer, methods=["GET", "POST"])])
-    made = Listener(app, bind("127.0.0.1", 0, strict=True), drain_s=1, head_bytes_max=HEAD_BYTES_MAX)
-    await made.open()
+    made, _ = await _open(drain_s=1)
     yield made
     await made.close()
 
@@ -46,7 +56,7 @@ async def _raw(listener: Listener, *chunks: bytes) -> bytes:
             writer.write(chunk)
             await writer.drain()
             await asyncio.sleep(0.01)
-        return await asyncio.wait_for(reader.read(), 5)
+        return await asyncio.wait_for(reader.read(), BOUND_S)
     except ConnectionError:
         return b""
     finally:
@@ -125,27 +135,34 @@ async def test_a_head_that_never_comes_is_cut(listener: Listener, sent: bytes, m
     assert await _raw(listener, sent) == b""
 
 
-async def test_closing_lets_an_open_request_finish_and_accepts_no_new_one(listener: Listener) -> None:
+async def test_closing_lets_an_open_request_finish_and_accepts_no_new_one() -> None:
+    listener, app = await _open(drain_s=BOUND_S)
     address = url(listener.sock)
-    async with httpx.AsyncClient(base_url=address) as client:
-        open_request = asyncio.create_task(client.get("/", params={"s": "0.4"}))
-        await asyncio.sleep(0.1)
-        closing = asyncio.create_task(listener.close())
-        await asyncio.sleep(0.1)
+
+    async def refused() -> bool:
         async with httpx.AsyncClient(base_url=address) as late:
-            with pytest.raises(httpx.ConnectError):
+            try:
                 await late.get("/")
+            except httpx.ConnectError:
+                return True
+        return False
+
+    async with httpx.AsyncClient(base_url=address, timeout=BOUND_S) as client:
+        open_request = asyncio.create_task(client.get("/?held"))
+        await app.state.held.wait()
+        closing = asyncio.create_task(listener.close())
+        await until(refused)
+        app.state.go.set()
         assert (await open_request).text == "0"
         await closing
 
 
-async def test_a_request_longer_than_the_drain_time_is_cut(listener: Listener) -> None:
+async def test_a_request_longer_than_the_drain_time_is_cut() -> None:
+    listener, app = await _open(drain_s=1)
     async with httpx.AsyncClient(base_url=url(listener.sock)) as client:
-        slow = asyncio.create_task(client.get("/", params={"s": "30"}))
-        await asyncio.sleep(0.1)
-        began_s = asyncio.get_running_loop().time()
-        await listener.close()
-        assert asyncio.get_running_loop().time() - began_s < 5
+        slow = asyncio.create_task(client.get("/?held", timeout=2 * BOUND_S))
+        await app.state.held.wait()
+        await asyncio.wait_for(listener.close(), BOUND_S)
         with pytest.raises(httpx.HTTPError):
             (await slow).raise_for_status()
 

@@ -163,5 +163,5 @@ LiteLLMWorkers({})
 import litellm
 assert litellm.callbacks == [] and litellm.cache is None and litellm.num_retries == 0
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr + done.stdout

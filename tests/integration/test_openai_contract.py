@@ -37,6 +37,7 @@ from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, ask, model_worker, plan
 from tests.service.test_answers import GOOD, STRICT, Raw, one, pool
+from tests.waiting import BOUND_S, until
 
 CHAT = "/v1/chat/completions"
 BAD_SHAPE = '{"x": "one" }'
@@ -192,9 +193,8 @@ async def test_a_reader_that_does_not_read_holds_the_worker_back() -> None:
             read += len(await loop.sock_recv(sock, 65_536))
         assert read
         sock.close()
-        await asyncio.wait_for(worker.closed.wait(), 5)
-        while gateway.kit.completer.in_flight:
-            await asyncio.sleep(0.01)
+        await asyncio.wait_for(worker.closed.wait(), BOUND_S)
+        await until(lambda: not gateway.kit.completer.in_flight)
         assert await gateway.kit.open_nano() == 0
 
 

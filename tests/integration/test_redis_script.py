@@ -11,6 +11,7 @@ import pytest
 
 from gateway.adapters.redis.script import RedisAway, RedisScript
 from tests.servers import RedisServer
+from tests.waiting import BOUND_S
 
 BALANCE = (["{t}:epoch", "{t}:posted", "{t}:held", "{t}:open", "{t}:hold:x"], ["ping", "none"])
 
@@ -31,10 +32,8 @@ async def test_a_redis_that_hangs_is_away_within_the_deadline(script: RedisScrip
     await script(*BALANCE)
     redis_server.freeze()
     try:
-        began_s = time.monotonic()
         with pytest.raises(RedisAway):
-            await script(*BALANCE)
-        assert time.monotonic() - began_s < 0.5
+            await asyncio.wait_for(script(*BALANCE), BOUND_S)  # it never answers
     finally:
         redis_server.thaw()
         await script.close()

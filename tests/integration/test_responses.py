@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from gateway.errors import UpstreamRateLimited
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, plan
+from tests.waiting import until
 
 SUM = {"type": "function", "name": "sum", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "sum", "arguments": '{"a":1}'}}
@@ -322,9 +322,7 @@ async def test_a_client_that_leaves_stops_the_work_and_finds_a_cancelled_respons
         async with gateway.http.stream("POST", "/v1/responses", json=ask(stream=True)) as reply:
             line = await anext(reply.aiter_lines())
             assert line == "event: response.created"
-        async with asyncio.timeout(2):
-            while kit.completer.in_flight:
-                await asyncio.sleep(0.005)
+        await until(lambda: not kit.completer.in_flight)
         name = kit.metrics.records[-1].completion_id
         assert (await gateway.sdk.responses.retrieve(name)).status == "cancelled"
     assert await kit.open_nano() == 0

@@ -136,7 +136,7 @@ async def test_an_idle_shipper_wakes_at_once(log: Log) -> None:
         await log.append(one)
         await log.spool.shipped()
         took_s.append(time.monotonic() - started)
-    assert min(took_s) < 0.05
+    assert min(took_s) < ShipperLimits().linger_s  # whoever waits cuts it short
 
 
 async def test_batches_are_bounded(log: Log, pg_engine: AsyncEngine) -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -18,6 +19,7 @@ from gateway.adapters.journal.segments import Position, segment_path
 from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.errors import ConfigError, Unavailable
 from tests.spools import MORE, Watch, all_of, an_event, failing, spool_with, then
+from tests.waiting import BOUND_S, until
 
 
 async def test_concurrent_appends_share_an_fsync(tmp_path: Path) -> None:
@@ -50,14 +52,20 @@ async def test_an_append_is_fsynced_before_it_returns(tmp_path: Path, monkeypatc
 
 async def test_a_slow_disk_does_not_stop_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = await Spool.open(tmp_path)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: time.sleep(0.2))
+    syncing, go, let_go = threading.Event(), threading.Event(), list[bool]()
+
+    def slow_sync(fd: int) -> None:
+        syncing.set()
+        let_go.append(go.wait(BOUND_S))
+
+    monkeypatch.setattr(os, "fdatasync", slow_sync)
     appending = asyncio.create_task(spool.append(an_event()))
-    ticks = 0
-    while not appending.done():
-        await asyncio.sleep(0.005)
-        ticks += 1
+    await until(syncing.is_set)  # in a thread of its own, or the loop would not get here
+    assert not appending.done()
+    go.set()
+    await appending
     await spool.close()
-    assert ticks > 3
+    assert all(let_go)
 
 
 async def test_a_cancelled_appender_does_not_lose_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

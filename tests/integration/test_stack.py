@@ -18,6 +18,7 @@ from gateway.config.settings import Services
 from gateway.errors import ConfigError, Unavailable
 from tests.policies import write_policy
 from tests.servers import RedisServer
+from tests.waiting import until
 
 POOL = """
 workers:
@@ -102,9 +103,7 @@ async def test_being_stopped_while_starting_leaves_nothing(
     monkeypatch.setattr(Stack, "_pool", never)
     stack = _stack([], **yours | {"redis_url": None})
     starting = asyncio.create_task(stack.start())
-    async with asyncio.timeout(20):
-        while not (stack.started and stack.started[0].pid):
-            await asyncio.sleep(0.02)
+    await until(lambda: stack.started and stack.started[0].pid)
     redis = stack.started[0]
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):

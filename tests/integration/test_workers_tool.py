@@ -18,6 +18,7 @@ from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import FakeWorkers, Says
+from tests.waiting import at_some_pace, until
 
 KEY = "tool-key-123456"
 SAW = [("atlas", "solve", "It is 4.\nAnswer: 4"), ("quill", "solve", "Answer: 5"), ("ember", "solve", "So\nAnswer: 4")]
@@ -154,23 +155,26 @@ async def test_a_worker_never_runs_more_calls_than_it_may() -> None:
 
 
 async def test_waiting_for_a_place_counts_into_the_call() -> None:
-    fake = Closing({"w": Says("fine", delay_s=0.3)})
-    pool = PooledWorkers({"openai": fake})
-    first = asyncio.create_task(pool.complete(a_call(a_model(1))))
-    await asyncio.sleep(0)
-    with pytest.raises(UpstreamTimeout, match="no free place") as caught:
-        await pool.complete(a_call(a_model(1), timeout_s=0.05))
-    assert not caught.value.dispatched
-    second = asyncio.create_task(pool.complete(a_call(a_model(1), timeout_s=5.0)))
-    await asyncio.gather(first, second)
-    assert fake.calls[-1].timeout_s < 4.95
+    async def story(pace: int) -> None:
+        fake = Closing({"w": Says("fine", delay_s=0.3 * pace)})
+        pool = PooledWorkers({"openai": fake})
+        first = asyncio.create_task(pool.complete(a_call(a_model(1))))
+        await asyncio.sleep(0)
+        with pytest.raises(UpstreamTimeout, match="no free place") as caught:
+            await pool.complete(a_call(a_model(1), timeout_s=0.05 * pace))
+        assert not caught.value.dispatched
+        second = asyncio.create_task(pool.complete(a_call(a_model(1), timeout_s=60.0)))
+        await asyncio.gather(first, second)
+        assert fake.calls[-1].timeout_s < 60.0 - 0.05 * pace
+
+    await at_some_pace(story)
 
 
 async def test_the_queue_for_a_worker_is_bounded() -> None:
     fake = Closing({"w": Says("fine", delay_s=5)})
     pool = PooledWorkers({"openai": fake})
     tasks = [asyncio.create_task(pool.complete(a_call(a_model(1)))) for _ in range(17)]
-    await asyncio.sleep(0.01)
+    await until(lambda: fake.in_flight)
     with pytest.raises(UpstreamRateLimited, match="too many"):
         await pool.complete(a_call(a_model(1)))
     for task in tasks:

@@ -28,6 +28,7 @@ from policy.simulators.arena.server import ArenaSpeaker, pieces, salt_of
 from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool
 from policy.simulators.arena.world import count_tokens, run_step
 from policy.simulators.server import CHOICES_MAX, WorkerServer, cut, serve
+from tests.waiting import BOUND_S, until
 
 SPEED = 100.0
 TEXT = make_family_task("convert", 3).text
@@ -49,7 +50,7 @@ async def base() -> AsyncIterator[str]:
 
 @pytest.fixture
 async def http(base: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=base, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=base, timeout=120) as client:
         yield client
 
 
@@ -211,7 +212,7 @@ async def test_unknown_models_and_health(http: httpx.AsyncClient) -> None:
 async def test_failures_on_request(status: int) -> None:
     server = await started(with_failures(STANDARD, [f"cedar:{status}:0.5"]))
     try:
-        async with httpx.AsyncClient(base_url=str(server.make_url("/")), timeout=10) as client:
+        async with httpx.AsyncClient(base_url=str(server.make_url("/")), timeout=120) as client:
             got = [(await client.post(CHAT, json=ask())).status_code for _ in range(40)]
     finally:
         await server.close()
@@ -232,12 +233,12 @@ async def test_latency_is_simulated_and_a_client_that_leaves_cancels() -> None:
             for body in (ask(), ask(stream=True)):
                 with pytest.raises(httpx.ReadTimeout):
                     await client.post(CHAT, json=body, timeout=0.3)
-            calls: Mapping[str, int] = {}
-            for _ in range(50):
-                calls = (await client.get("/healthz")).json()["calls"]
-                if calls["cancelled"] == 2:
-                    break
-                await asyncio.sleep(0.05)
+
+            async def cancelled() -> Mapping[str, int] | None:
+                calls: Mapping[str, int] = (await client.get("/healthz")).json()["calls"]
+                return calls if calls["cancelled"] == 2 else None
+
+            calls = await until(cancelled)
     finally:
         await server.close()
     assert calls == {"open": 0, "done": 0, "cancelled": 2}
@@ -288,13 +289,12 @@ async def test_serve_ends_on_a_signal_and_gives_the_handler_back(tmp_path: Path)
     app = WorkerServer(ArenaSpeaker(STANDARD, 0)).app()
     before = signal.getsignal(signal.SIGTERM)
     serving = asyncio.ensure_future(serve(app, "127.0.0.1", 0, port_file))
-    while not port_file.exists():
-        await asyncio.sleep(0.01)
+    await until(port_file.exists)
     async with httpx.AsyncClient() as client:
         health = await client.get(f"http://127.0.0.1:{port_file.read_text().strip()}/healthz")
     assert health.status_code == 200
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, BOUND_S)
     assert signal.getsignal(signal.SIGTERM) == before
     again = asyncio.ensure_future(serve(WorkerServer(ArenaSpeaker(STANDARD, 0)).app(), "127.0.0.1", 0, None))
     await asyncio.sleep(0.05)
@@ -330,16 +330,19 @@ async def test_serve_as_a_process_finishes_what_is_in_flight(tmp_path: Path, num
         *command, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."}
     )
     try:
-        for _ in range(200):
-            if port_file.exists():
-                break
-            await asyncio.sleep(0.05)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{int(port_file.read_text())}", timeout=10) as client:
+        await until(port_file.exists)
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{int(port_file.read_text())}", timeout=BOUND_S
+        ) as client:
+
+            async def under_way() -> bool:
+                return bool((await client.get("/healthz")).json()["calls"]["open"])
+
             pending = asyncio.ensure_future(client.post(CHAT, json=ask()))
-            await asyncio.sleep(0.3)
+            await until(under_way)
             process.send_signal(number)
             assert (await pending).status_code == 200
-        _out, err = await asyncio.wait_for(process.communicate(), 10)
+        _out, err = await asyncio.wait_for(process.communicate(), BOUND_S)
         assert (process.returncode, err) == (0, b"")
     finally:
         if process.returncode is None:

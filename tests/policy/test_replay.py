@@ -67,7 +67,7 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     speaker = ReplaySpeaker(load(write(tmp_path / "r.jsonl.gz", record(0), record(1))), 0.01, 1000.0)
     server = TestServer(WorkerServer(speaker, unknown_code="no_recording").app())
     await server.start_server()
-    async with httpx.AsyncClient(base_url=str(server.make_url("/")), timeout=10) as client:
+    async with httpx.AsyncClient(base_url=str(server.make_url("/")), timeout=120) as client:
         yield client
     await server.close()
 

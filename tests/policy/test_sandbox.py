@@ -8,7 +8,6 @@ import re
 import struct
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from policy.graders.base import Limits
 from policy.graders.jail import ALLOW, ARCHES, EPERM, ERRNO, program, run_schema, run_search, run_tests
 from policy.graders.programs import code_in
 from policy.graders.sandbox import run
+from tests.waiting import BOUND_S, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox's locks are Linux's")
-QUICK = Tools(limits=Limits(wall_s=4.0, cpu_s=1, memory_bytes=256 * 2**20))
+QUICK = Tools(limits=Limits(wall_s=30.0, cpu_s=1, memory_bytes=256 * 2**20))
 
 
 async def judged(code: str, *tests: str, tools: Tools = QUICK) -> Grade:
@@ -126,12 +126,10 @@ WRITE_EVERYWHERE = (
     ],
 )
 async def test_hostile_code_is_wrong_and_bounded(attempt: str, outcome: str) -> None:
-    before = time.monotonic()
-    found = await judged(attempt)
+    found = await asyncio.wait_for(judged(attempt), BOUND_S)
     assert found.value == 0.0
     assert re.search(outcome, found.detail)
     assert len(found.detail) < 400
-    assert time.monotonic() - before < 4
 
 
 async def test_output_without_end_goes_nowhere() -> None:
@@ -169,8 +167,7 @@ async def test_a_cancelled_grade_leaves_no_process_and_no_directory(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", spy)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     task = asyncio.create_task(judged("import time\ntime.sleep(60)"))
-    while not started:
-        await asyncio.sleep(0.01)
+    await until(lambda: started)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -413,7 +413,7 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_no_directory(tmp_path: Path) -
     out = tmp_path / "out"
     running = started(out)
     running.send_signal(signal.SIGTERM)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=120)
     assert running.returncode == 143
     assert b"--resume goes on" in said.splitlines()[-1]
     assert not out.exists()

@@ -366,7 +366,7 @@ def _program(out: Path, *more: str) -> list[str]:
 @pytest.mark.train
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the train extra is not installed")
-    subprocess.run(_program(tmp_path / "whole"), check=True, timeout=100)
+    subprocess.run(_program(tmp_path / "whole"), check=True, timeout=120)
     running = subprocess.Popen(_program(tmp_path / "cut"))
     deadline_s = time.monotonic() + 60
     while not (tmp_path / "cut.work" / "checkpoint.pt").exists():
@@ -375,7 +375,7 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
     running.send_signal(signal.SIGKILL)
     running.wait()
     assert not (tmp_path / "cut").exists()
-    subprocess.run(_program(tmp_path / "cut", "--resume"), check=True, timeout=100)
+    subprocess.run(_program(tmp_path / "cut", "--resume"), check=True, timeout=120)
     whole, cut = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
 

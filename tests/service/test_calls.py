@@ -35,6 +35,7 @@ from gateway.service.ports.request import Clock, WorkerCall
 from tests.fakes.journal import FakeJournal
 from tests.fakes.workers import FakeWorkers, Says, Scripted
 from tests.records import a_rollout
+from tests.waiting import until
 
 PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
 NAMES = {"name": "w", "handle": "atlas", "kind": "openai", "model": "m", "url": "http://w/v1"}
@@ -269,10 +270,9 @@ async def test_leaving_a_stream_closes_the_worker_and_is_recorded() -> None:
 
 
 async def test_cancelling_is_not_retried() -> None:
-    bench = Bench(Says("late", delay_s=5))
+    bench = Bench(Says("late", delay_s=60))
     task = asyncio.create_task(bench.complete())
-    while not bench.workers.calls:
-        await asyncio.sleep(0)
+    await until(lambda: bench.workers.in_flight)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

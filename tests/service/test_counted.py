@@ -12,6 +12,7 @@ from gateway.errors import UpstreamError, UpstreamProtocol
 from tests.fakes.tokens import WordCounter
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask
+from tests.waiting import until
 
 ASKED = "how many words is this"
 PROMPT_TOKENS = TOKENS_PER_REQUEST + TOKENS_PER_TURN + 5
@@ -95,8 +96,7 @@ async def test_a_request_that_ends_while_it_is_counted_is_billed_by_bytes() -> N
     kit = Kit(workers={"alpha": DIES}, tokens=tokens)
     running = await kit.start(ask(ASKED, model="alpha", stream=True))
     reading = asyncio.create_task(_read(running.chunks()))
-    while not tokens.asked:
-        await asyncio.sleep(0.005)
+    await until(lambda: tokens.asked)
     running.cancel()
     await running.finished.wait()
     await reading

@@ -27,6 +27,8 @@ from gateway.service.request.admit import PROMPT_TOKENS_BOUND
 from gateway.service.request.running import ProgressNote, reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, PRICE, Kit, ask, plan
+from tests.sizes import SLACK
+from tests.waiting import until
 
 CANARIES = {"alpha": "canary-one", "beta": "canary-two", "gamma": "canary-three"}
 
@@ -113,7 +115,7 @@ async def test_a_child_loop_runs_one_level_deeper_on_the_same_money() -> None:
 
 
 async def test_the_depth_cap_ends_child_loops_with_a_flag() -> None:
-    kit = Kit((plan(("echo", None, [])),), caps=Caps(depth=1, wall_s=5.0))  # every loop asks for another
+    kit = Kit((plan(("echo", None, [])),), caps=Caps(depth=1, wall_s=60.0))  # every loop asks for another
     running = await kit.serve()
     assert running.record.status == "done"
     children = [e.payload for e in kit.journal.of_kind("rollout") if e.payload["depth"]]
@@ -172,8 +174,8 @@ async def test_a_conductor_that_hangs_is_cut_and_the_router_plans() -> None:
 
 async def test_steps_started_early_are_cancelled_when_the_plan_turns_out_bad() -> None:
     script = plan(("atlas", None, []), ("birch", None, []), ("nobody", None, []))
-    kit = Kit((script,), {"alpha": Says(delay_s=5)}, gap_s=0.003)
-    running = await asyncio.wait_for(kit.serve(), 3)
+    kit = Kit((script,), {"alpha": Says(delay_s=60)}, gap_s=0.003)
+    running = await asyncio.wait_for(kit.serve(), 30)
     assert "alpha" in kit.workers.cancelled
     assert running.record.steps[0].status == "cancelled"
     assert running.record.steps[0].cost_nano > 0  # nobody can say what the worker will bill: in full
@@ -235,7 +237,7 @@ async def test_retries_draw_on_the_same_hold_and_errors_with_a_status_cost_nothi
 
 async def test_the_call_cap_ends_with_the_best_answer_so_far() -> None:
     script = plan(("atlas", None, []), ("birch", None, [0]), ("grove", None, [1]))
-    kit = Kit((script,), {"beta": Says("second")}, caps=Caps(calls=2, wall_s=5.0))
+    kit = Kit((script,), {"beta": Says("second")}, caps=Caps(calls=2, wall_s=60.0))
     running = await kit.serve()
     assert await kit.text(running) == "second"
     assert running.record.capped == "calls"
@@ -258,28 +260,28 @@ async def test_a_cost_cap_too_low_for_any_answer_is_refused_before_anything_is_s
 
 async def test_the_deadline_ends_a_request_with_the_best_answer_so_far() -> None:
     script = plan(("atlas", None, []), ("birch", None, [0]))
-    kit = Kit((script,), {"alpha": Says("first"), "beta": Says(delay_s=9)})
-    running = await asyncio.wait_for(kit.serve(caps={"wall_s": 0.2}), 3)
+    kit = Kit((script,), {"alpha": Says("first"), "beta": Says(delay_s=60)})
+    running = await asyncio.wait_for(kit.serve(caps={"wall_s": 2.0}), 30)
     assert await kit.text(running) == "first"
     assert running.record.capped == "wall_s"
 
 
 async def test_the_deadline_without_an_answer_is_a_504() -> None:
-    kit = Kit(workers={"alpha": Says(delay_s=9)})
-    running = await asyncio.wait_for(kit.serve(ask(model="alpha"), caps={"wall_s": 0.1}), 3)
+    kit = Kit(workers={"alpha": Says(delay_s=60)})
+    running = await asyncio.wait_for(kit.serve(ask(model="alpha"), caps={"wall_s": 0.1}), 30)
     assert isinstance(running.error, DeadlineExceeded)
     assert await kit.open_nano() == 0
 
 
 async def test_parallel_steps_keep_to_their_cap() -> None:
     script = plan(*[("atlas", None, [])] * 4, ("birch", None, "all"))
-    kit = Kit((script,), {"alpha": Says(delay_s=0.02)}, caps=Caps(parallel=2, wall_s=5.0))
+    kit = Kit((script,), {"alpha": Says(delay_s=0.02)}, caps=Caps(parallel=2, wall_s=60.0))
     await kit.serve()
     assert kit.workers.in_flight_peak == 2
 
 
 async def test_the_token_cap_holds() -> None:
-    kit = Kit(caps=Caps(tokens=50, wall_s=5.0))
+    kit = Kit(caps=Caps(tokens=50, wall_s=60.0))
     running = await kit.serve(ask(model="alpha"))
     assert isinstance(running.error, CapReached)
     assert running.error.cap == "tokens"
@@ -295,10 +297,9 @@ async def test_a_client_that_leaves_cancels_the_whole_tree(stream: bool) -> None
     hang = Says(delay_s=60)
     kit = Kit((script, child), {"alpha": hang, "beta": hang, "gamma": hang})
     running = await kit.start(ask(stream=stream))
-    while kit.workers.in_flight < 3:
-        await asyncio.sleep(0.005)
+    await until(lambda: kit.workers.in_flight == 3)
     running.cancel()
-    await asyncio.wait_for(running.finished.wait(), 1)
+    await asyncio.wait_for(running.finished.wait(), 1 * SLACK)
     assert sorted(kit.workers.cancelled) == ["alpha", "beta", "gamma"]
     assert running.record.status == "aborted"
     assert await kit.open_nano() == 0
@@ -328,7 +329,7 @@ async def test_the_hold_covers_every_round_that_may_be_planned() -> None:
     """Rounds that a request asks for, or that a version was trained with, are more than the setting's here."""
     held = []
     for rounds in (1, 3):
-        caps = Caps(rounds=rounds, depth=0, cost_nano=10**12, wall_s=5.0)
+        caps = Caps(rounds=rounds, depth=0, cost_nano=10**12, wall_s=60.0)
         kit = Kit((plan(("atlas", None, [])),) * rounds, rounds=1, caps=caps)
         running = await kit.serve(rounds=3)
         assert len(running.record.rounds) == rounds

@@ -30,7 +30,7 @@ async def test_a_refused_plan_and_the_routers_are_two_rows_of_the_log() -> None:
 
 
 async def test_a_child_loop_that_met_a_cap_is_told_of_in_the_reply() -> None:
-    kit = Kit((plan(("echo", None, [])),), caps=Caps(depth=1, wall_s=5.0))  # every loop asks for another
+    kit = Kit((plan(("echo", None, [])),), caps=Caps(depth=1, wall_s=60.0))  # every loop asks for another
     record = (await kit.serve()).record
     headers = reply_headers(record)
     assert (headers["x-baton-capped"], headers["x-baton-fallback"]) == ("depth", "conductor_depth_cap")

@@ -17,6 +17,7 @@ from gateway.service.ports.request import Clock
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.journal import FakeJournal
 from tests.fakes.store import FakeStore
+from tests.waiting import BOUND_S, until
 
 KEY = Scope("key:k", 1_000)
 LEASE_S = 60.0
@@ -270,7 +271,7 @@ async def test_a_surprise_ends_no_loop(world: World, monkeypatch: pytest.MonkeyP
     surprises: list[int] = []
     monkeypatch.setattr(world.recovery, "confirm", explode)
     running = asyncio.create_task(world.recovery.run(lambda _: asyncio.sleep(0)))
-    await asyncio.wait_for(seen.wait(), 5)
+    await asyncio.wait_for(seen.wait(), BOUND_S)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -278,11 +279,9 @@ async def test_a_surprise_ends_no_loop(world: World, monkeypatch: pytest.MonkeyP
 async def test_it_runs_for_ever_and_says_when_balances_are_there_first() -> None:
     world = World()
     running = asyncio.create_task(world.recovery.run())
-    await asyncio.wait_for(world.recovery.first.wait(), 1)
+    await asyncio.wait_for(world.recovery.first.wait(), BOUND_S)
     world.redis.flush()
-    async with asyncio.timeout(3):
-        while not await world.budgets.ready():
-            await asyncio.sleep(0.01)
+    await until(world.budgets.ready)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert await world.balance() == (0, 0)

@@ -77,7 +77,7 @@ async def test_without_a_vote_in_the_pool_the_rule_answers_and_the_rollout_says_
 
 
 async def test_a_vote_of_one_is_one_call() -> None:
-    made = kit({}, caps=Caps(steps=2, wall_s=5.0), seen=SEEN)
+    made = kit({}, caps=Caps(steps=2, wall_s=60.0), seen=SEEN)
     assert asked(await made.serve(ask(model="baton/vote"))) == ["beta"]
 
 
@@ -107,7 +107,7 @@ async def test_with_nothing_observed_the_dearest_counts_as_the_best() -> None:
 
 async def test_one_round_leaves_no_second_opinion_so_the_best_is_asked_at_once() -> None:
     said = {"alpha": Says("Answer: 6", usage=Usage(1, 1))}
-    made = kit(said, caps=Caps(rounds=1, wall_s=5.0), seen=SEEN)
+    made = kit(said, caps=Caps(rounds=1, wall_s=60.0), seen=SEEN)
     assert asked(await made.serve(ask(model="baton/cascade"))) == ["alpha"]
 
 

@@ -16,13 +16,12 @@ from gateway.errors import ConductorError
 from gateway.service.policies.shadow import SCOPE, ShadowLimits
 from tests.kit import KEY, PRICE, ask, plan
 from tests.service.following import LIVE, Following
+from tests.waiting import until
 
 
 async def shadowed(kit: Following) -> list[Event]:
     """The shadow events, once every shadow plan has ended."""
-    async with asyncio.timeout(5):
-        while kit.shadows._running:
-            await asyncio.sleep(0.01)
+    await until(lambda: not kit.shadows._running)
     return kit.journal.of_kind("shadow")
 
 

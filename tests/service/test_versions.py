@@ -14,6 +14,8 @@ from tests.fakes.registry import FakeRegistry
 from tests.kit import KEY, TestClock, ask
 from tests.policies import write_policy, write_weights
 from tests.service.following import CANARY, LIVE, Following
+from tests.sizes import SLACK
+from tests.waiting import until
 
 
 async def test_the_live_version_plans_and_every_rollout_says_so(tmp_path: Path) -> None:
@@ -94,9 +96,7 @@ async def test_another_gateway_follows_within_a_second(tmp_path: Path) -> None:
     following = asyncio.create_task(other.run())
     assert other.pick("r") == Pick("conductor@2", "compact")
     await kit.policies.rollback("conductor", "key:a", "worse")
-    async with asyncio.timeout(1.0):
-        while other.pick("r") != Pick("conductor@1", "compact"):
-            await asyncio.sleep(0.01)
+    await until(lambda: other.pick("r") == Pick("conductor@1", "compact"), 1.0 * SLACK)
     following.cancel()
 
 
@@ -269,9 +269,7 @@ async def test_following_survives_a_bug(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(FakeRegistry, "standing", broken)
     running = asyncio.create_task(kit.versions.run())
     await kit.add(2, *LIVE)
-    async with asyncio.timeout(5):
-        while not kit.versions.held("conductor@2"):
-            await asyncio.sleep(0.01)
+    await until(lambda: kit.versions.held("conductor@2"))
     running.cancel()
 
 

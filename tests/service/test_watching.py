@@ -14,6 +14,7 @@ from gateway.core.policies.watch import Figures
 from gateway.errors import Conflict
 from gateway.service.policies.watcher import WatchLimits
 from tests.service.following import CANARY, LIVE, Following
+from tests.waiting import until
 
 GOOD = Figures("", 400, 396, 4, 200, 160.0, 160.0, 400 * 2_000_000, 400 * 5e12)
 BAD = replace(GOOD, valid=300)
@@ -63,7 +64,7 @@ async def test_a_fresh_live_version_that_is_worse_gives_way_to_the_one_before(tm
 async def test_after_its_probation_a_live_version_is_let_be(tmp_path: Path) -> None:
     kit = await trial(tmp_path, BAD, watch=WatchLimits(probation_s=0.001))
     await kit.policies.promote("conductor@2", "key:a", "hope")
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # more than its probation
     assert await kit.watcher.look() is None
 
 
@@ -110,17 +111,15 @@ async def test_what_is_compared_covers_the_time_before_the_last_step(
     assert asked["conductor@2"] == (canary.created_at, 77)
     since, latest = asked["conductor@1"]
     assert latest == 77
-    assert timedelta(0) <= canary.changed_at - timedelta(seconds=600) - since < timedelta(seconds=1)
+    assert timedelta(0) <= canary.changed_at - timedelta(seconds=600) - since < timedelta(seconds=60)
 
 
 async def test_watching_goes_on_when_the_registry_was_away(tmp_path: Path) -> None:
     kit = await trial(tmp_path, BAD, watch=WatchLimits(look_s=0.01))
     kit.registry.away = True
     running = asyncio.create_task(kit.watcher.run())
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # a few looks
     assert not running.done()
     kit.registry.away = False
-    async with asyncio.timeout(5):
-        while not kit.watched.rollbacks:
-            await asyncio.sleep(0.01)
+    await until(lambda: kit.watched.rollbacks)
     running.cancel()

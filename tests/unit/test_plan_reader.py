@@ -115,10 +115,10 @@ def test_text_that_cannot_become_a_plan_is_refused_at_once(text: str, reason: st
 )
 def test_crafted_text_costs_little_even_char_by_char(text: str) -> None:
     reader = PlanReader()
-    began = time.perf_counter()
+    began_s = time.thread_time()
     for char in text:
         reader.feed(char)
-    assert time.perf_counter() - began < 2
+    assert time.thread_time() - began_s < 10  # of this thread's own work; quadratic time is minutes
 
 
 def test_early_steps_keep_their_task_text_to_the_character() -> None:

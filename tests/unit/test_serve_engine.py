@@ -17,6 +17,7 @@ from policy.serve.shape import ModelError
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 from tests.contract.conductors import LONG_SCHEMA, SCHEMA, text_schema
 from tests.tiny_model import write_tiny_model
+from tests.waiting import until
 
 MESSAGES = [{"role": "user", "content": "Plan for this request. " * 6}]
 
@@ -105,9 +106,7 @@ async def test_the_queue_is_bounded(directory: Path) -> None:
     with pytest.raises(Busy):
         await anext(engine.stream(job(engine)))
     await stream.aclose()
-    for _ in range(500):
-        await asyncio.sleep(0.01 * engine.in_flight)
-    assert engine.in_flight == 0
+    await until(lambda: not engine.in_flight)
     engine.close()
 
 
