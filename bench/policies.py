@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from gateway.adapters.engines.sealed import file_sha256
+from gateway.core.policies.manifest import ADAPTER_FILES, NEEDED, Manifest
 from policy.serve.engine import Engine
 from policy.serve.lora import merged
-from policy.serve.manifest import ADAPTER_FILES, REQUIRED_FILES, Manifest, read_manifest, sha256_of, write_manifest
+from policy.serve.manifest import REQUIRED_FILES, read_complete, write_manifest
 from policy.serve.runtime import Runtime
 from policy.serve.shape import Array, load_shape, load_weights
 from policy.serve.tokens import Tokens
 
-WEIGHTS = {"full": "model.safetensors", "adapter": "adapter_model.safetensors"}
 MODULES = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PROBE_PROMPT, PROBE_TOKENS = 48, 16
 NOISE = 0.02
@@ -45,7 +46,7 @@ def write_adapter(base: Path, directory: Path, seed: int, rank: int = 1, scale: 
     (directory / ADAPTER_FILES[0]).write_text(json.dumps(config))
     save_file(tensors, directory / ADAPTER_FILES[1])
     weights = merged(directory, load_weights(base, shape))
-    about = read_manifest(base)
+    about = read_complete(base).manifest
     params = sum(tensor.size for tensor in tensors.values())
     seal(
         directory,
@@ -64,7 +65,7 @@ def write_full(base: Path, directory: Path, seed: int) -> Path:
     }
     shutil.copytree(base, directory)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    about = read_manifest(base)
+    about = read_complete(base).manifest
     seal(directory, replace(about, version=str(seed), parent=base.name, seed=seed, probe=probe_of(base, weights, seed)))
     return directory
 
@@ -96,12 +97,12 @@ def manifest_of(directory: Path) -> dict[str, Any]:
 def reseal(directory: Path, **changes: Any) -> None:
     """Changed fields and true checksums: only what is inside can still give it away."""
     manifest = manifest_of(directory) | changes
-    manifest["sha256"] = {name: sha256_of(directory / name) for name in manifest["sha256"]}
+    manifest["sha256"] = {name: file_sha256(directory / name) for name in manifest["sha256"]}
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
 def _weights(directory: Path) -> Path:
-    return directory / WEIGHTS[manifest_of(directory)["kind"]]
+    return directory / NEEDED[manifest_of(directory)["kind"]][1]
 
 
 def _flip(directory: Path) -> None:

@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.policies.manifest import Manifest
 from policy.serve.graph import write_graph
-from policy.serve.manifest import Manifest, write_manifest
+from policy.serve.manifest import write_manifest
 from policy.serve.shape import Shape
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -22,8 +22,9 @@ from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
 from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.config.settings import Services, Settings, environment
-from gateway.core.loop.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
+from gateway.core.loop.prompt import Profile
 from gateway.core.money.amounts import usd_to_nano
+from gateway.core.policies.manifest import check_prompt, manifest_of
 from gateway.core.policies.watch import Margins
 from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import ConductorError, ConfigError
@@ -79,17 +80,10 @@ async def _dialect(probe: HttpConductor) -> Literal["vllm", "json_schema"]:
 
 
 def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:
-    """The prompt profile; weights trained on another prompt are refused (a mismatch plans nonsense, quietly)."""
+    """The prompt profile. Raises VersionRefused for weights that were trained on another prompt."""
     if manifest is None:
         return "full" if settings.plan_prompt == "auto" else settings.plan_prompt
-    trained = str(manifest.get("prompt_version"))
-    profile = profile_of(trained)
-    if trained != f"{profile}-{PROMPT_VERSION}" or manifest.get("prompt_hash") != prompt_hash(profile):
-        raise ConfigError(
-            f"BATON_CONDUCTOR: its weights were trained on prompt {trained}, this gateway renders "
-            f"{profile}-{PROMPT_VERSION} with another hash; retrain them, or use the version they came with"
-        )
-    return profile
+    return check_prompt(manifest_of(manifest), "BATON_CONDUCTOR")
 
 
 def _conductor_price(settings: Settings) -> Price:

@@ -20,12 +20,12 @@ from typing import Any
 
 from gateway.core.loop.compose import step_messages
 from gateway.core.loop.plan import PlanLimits, plan_schema, validate
-from gateway.core.loop.prompt import PromptInput, ShownExperience, ShownWorker, price_tier, prompt_hash, render
-from gateway.errors import PlanRefused
+from gateway.core.loop.prompt import PromptInput, ShownExperience, ShownWorker, price_tier, render
+from gateway.core.policies.manifest import check_prompt
+from gateway.errors import BatonError, ConfigError, PlanRefused
 from policy.serve.engine import Engine, Job
-from policy.serve.manifest import Manifest, read_manifest
+from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime
-from policy.serve.shape import ModelError
 from policy.serve.tokens import Tokens
 from policy.simulators.arena.families.tasks import Split, Task, grade, make_task
 from policy.simulators.arena.oracle import STEPS_MAX, oracle_plan
@@ -56,8 +56,8 @@ class Conducted:
     """The conductor as a planner: renders the prompt, decodes under the schema, validates. Counts refusals."""
 
     def __init__(self, directory: Path, experience: bool = False) -> None:
-        manifest = read_manifest(directory)
-        _check_prompt(manifest)
+        if check_prompt(read_complete(directory).manifest, directory) != "compact":
+            raise ConfigError(f"{directory}: this comparison shows the compact prompt; give weights that read it")
         runtime = Runtime(directory, intra_threads=1)
         self._engine = Engine(runtime, Tokens(directory, runtime.shape), threads=1)
         self._experience = experience
@@ -96,11 +96,6 @@ class Conducted:
     def close(self) -> None:
         """Stop the engine's thread."""
         self._engine.close()
-
-
-def _check_prompt(manifest: Manifest) -> None:
-    if manifest.prompt_hash != prompt_hash("compact"):
-        raise ModelError("manifest.json: these weights were trained on another prompt; rebuild them")
 
 
 def shown(worker: Any, question: str, task: str | None, experience: bool) -> ShownWorker:
@@ -218,8 +213,8 @@ def main(arguments: Sequence[str]) -> int:
             ("conductor", Conducted(options.model)),
             ("conductor + experience", Conducted(options.model, True)),
         ]
-    except ModelError as error:
-        sys.stderr.write(f"{options.model}/{error}\n")
+    except BatonError as error:
+        sys.stderr.write(f"{error.message}\n")
         return 2
     rows: list[Row] = []
     for name in options.pools:

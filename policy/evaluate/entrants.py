@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import policy
 from gateway.core.loop.experience import RuleWeights
 from gateway.errors import ConfigError
 from policy.environments.base import CascadeRouter, Planner, RulePlanner, VoteRouter
-from policy.evaluate.inprocess import ConductorDirectory
+from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.scene import digest_of
 from policy.statistics import tuning
 from policy.statistics.baselines import CheapestPlanner, Once, RandomPlanner
@@ -68,17 +69,25 @@ def train_files(names: Sequence[str]) -> list[Path]:
 
 
 def entrants(
-    names: Sequence[str], workers: Sequence[str], usd_weights: Sequence[float], qualities: Sequence[int] = ()
+    names: Sequence[str],
+    workers: Sequence[str],
+    usd_weights: Sequence[float],
+    qualities: Sequence[int] = (),
+    conductors: Mapping[str, ConductorDirectory] = MappingProxyType({}),
 ) -> list[Entrant]:
-    """The policies asked for, and every fixed worker and the oracle. Raises ConfigError on an unknown name, a policy
-    named twice, or a directory that cannot be used."""
+    """The policies asked for, and every fixed worker and the oracle. `conductors`: directories that are read already,
+    by name. Raises ConfigError on an unknown name or a policy named twice, VersionRefused for a bad directory."""
     found: list[Entrant] = []
+    paths = {name: path for name in names if (path := _path(name))}
+    read = read_conductors(paths.values())
+    directories = {name: read[path] for name, path in paths.items()}
     for name in names:
-        for entrant in _named(name, workers, usd_weights, qualities):
+        for entrant in _named(name, workers, usd_weights, qualities, directories):
             if twin := next((one for one in found if one.identity == entrant.identity), None):
                 same = f", as `{twin.name}`" if twin.name != entrant.name else ""
                 raise ConfigError(f"--policy {name}: named twice{same}; drop one")
             found.append(entrant)
+    found += [_conductor(name, directory) for name, directory in conductors.items()]
     always = [*(fixed_worker(worker) for worker in workers), Entrant(ORACLE, "oracle", ORACLE)]
     known = {entrant.identity for entrant in found}
     return [*(entrant for entrant in always if entrant.identity not in known), *found]
@@ -89,7 +98,15 @@ def fixed_worker(worker: str) -> Entrant:
     return Entrant(f"{FIXED}{worker}", "fixed", f"{FIXED}{worker}")
 
 
-def _named(name: str, workers: Sequence[str], usd_weights: Sequence[float], qualities: Sequence[int]) -> list[Entrant]:
+def _named(
+    name: str,
+    workers: Sequence[str],
+    usd_weights: Sequence[float],
+    qualities: Sequence[int],
+    directories: Mapping[str, ConductorDirectory],
+) -> list[Entrant]:
+    if name in directories:
+        return _dialled(_conductor(name, directories[name]), qualities)
     kind, _, file = name.partition(":")
     if kind in TUNED:
         return [_tuned(name, kind, file, weight, many=len(usd_weights) > 1) for weight in usd_weights]
@@ -103,7 +120,20 @@ def _named(name: str, workers: Sequence[str], usd_weights: Sequence[float], qual
     if name == ORACLE:
         return [Entrant(name, "oracle", ORACLE)]
     known = ALIASES.get(name, name)
-    return [Entrant(name, "router", known)] if known in ROUTERS else _conductors(name, qualities)
+    if known in ROUTERS:
+        return [Entrant(name, "router", known)]
+    names = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE, CONDUCTOR_SHIPPED]
+    raise ConfigError(f"--policy {name}: neither a policy directory nor one of {', '.join(names)}")
+
+
+def _path(name: str) -> Path | None:
+    """The policy directory that a name stands for; None where it stands for something else."""
+    if name == CONDUCTOR_SHIPPED:
+        return SHIPPED
+    reserved = name in ROUTERS or name in ALIASES or name == ORACLE or name.startswith(FIXED)
+    if reserved or name.partition(":")[0] in TUNED:
+        return None
+    return Path(name) if Path(name).is_dir() else None
 
 
 def _tuned(name: str, kind: str, file: str, weight: float, *, many: bool) -> Entrant:
@@ -112,22 +142,21 @@ def _tuned(name: str, kind: str, file: str, weight: float, *, many: bool) -> Ent
     return Entrant(f"{name}~{weight:g}" if many else name, "tuned", identity, source, weight)
 
 
-def _conductors(name: str, qualities: Sequence[int]) -> list[Entrant]:
+def _conductor(name: str, directory: ConductorDirectory) -> Entrant:
+    return Entrant(name, "conductor", f"conductor:{digest_of(directory.sha256)}", directory=directory)
+
+
+def _dialled(entrant: Entrant, qualities: Sequence[int]) -> list[Entrant]:
     """One a place of the dial, for a directory that reads it."""
-    own = _conductor(name)
-    if own.directory is None or own.directory.manifest.quality is None or not qualities:
-        return [own]
+    if entrant.directory is None or entrant.directory.manifest.quality is None or not qualities:
+        return [entrant]
     many = len(qualities) > 1
     return [
-        replace(own, name=f"{name}~q{at}" if many else name, identity=f"{own.identity}~q{at}", quality=at)
+        replace(
+            entrant,
+            name=f"{entrant.name}~q{at}" if many else entrant.name,
+            identity=f"{entrant.identity}~q{at}",
+            quality=at,
+        )
         for at in qualities
     ]
-
-
-def _conductor(name: str) -> Entrant:
-    path = SHIPPED if name == CONDUCTOR_SHIPPED else Path(name)
-    if not path.is_dir():
-        known = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE, CONDUCTOR_SHIPPED]
-        raise ConfigError(f"--policy {name}: neither a policy directory nor one of {', '.join(known)}")
-    directory = ConductorDirectory(path)
-    return Entrant(name, "conductor", f"conductor:{digest_of(directory.manifest.sha256)}", directory=directory)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from gateway.core.loop.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
+from gateway.adapters.engines.sealed import SealedPolicy
+from gateway.core.loop.prompt import Profile
 from gateway.core.money.amounts import Usage
+from gateway.core.policies.manifest import Manifest, check_prompt
 from gateway.core.pool.workers import Price
-from gateway.errors import ConductorError, ConfigError
+from gateway.errors import ConductorError
 from policy.environments.base import (
     ConductorCall,
     ConductorChunk,
@@ -19,9 +22,10 @@ from policy.environments.base import (
     ConductorSettings,
 )
 from policy.serve.engine import Engine, Job, Sampled
-from policy.serve.manifest import Manifest, read_manifest
+from policy.serve.lora import base_of, merged
+from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime
-from policy.serve.shape import ModelError
+from policy.serve.shape import load_shape, load_weights
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
@@ -72,38 +76,49 @@ class EngineConductor:
         return True
 
 
+@dataclass(frozen=True, slots=True)
 class ConductorDirectory:
-    """A policy directory: checked when made, loaded when opened."""
+    """A sealed policy as a contestant; `open` loads its weights. `base`: of an adapter, the policy that it changes."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError naming the directory and what is wrong with it."""
-        self.path = path
-        try:
-            self.manifest = read_manifest(path)
-        except ModelError as error:
-            raise ConfigError(f"{path}/{error}") from None
-        self._profile = _profile(path, self.manifest)
+    policy: SealedPolicy
+    profile: Profile
+    base: SealedPolicy | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its own, also of an adapter."""
+        return self.policy.manifest
+
+    @property
+    def sha256(self) -> Mapping[str, str]:
+        """Digest of every file that decides its plans, those of an adapter's base among them."""
+        return {**(self.base.manifest.sha256 if self.base else {}), **self.manifest.sha256}
+
+    def load(self) -> tuple[Runtime, Tokens]:
+        """The weights in memory, an adapter merged into its base's. Raises VersionRefused."""
+        home = (self.base or self.policy).directory
+        weights = load_weights(home, load_shape(home))
+        runtime = Runtime(home, weights=merged(self.policy.directory, weights) if self.base else weights)
+        return runtime, Tokens(home, runtime.shape)
 
     def open(self, threads: int, quality: int | None = None) -> tuple[Engine, ConductorPlanner]:
         """A planner at temperature 0 and the engine to close after it. `quality`: the dial; None: the manifest's own.
-        Raises ConfigError."""
+        Raises VersionRefused."""
         quality = self.manifest.quality if quality is None else quality
-        try:
-            runtime = Runtime(self.path)
-            engine = Engine(runtime, Tokens(self.path, runtime.shape), threads)
-        except ModelError as error:
-            raise ConfigError(f"{self.path}/{error}") from None
-        conductor = EngineConductor(engine, f"{self.manifest.name}@{self.manifest.version}")
-        return engine, ConductorPlanner(conductor, ConductorSettings(self._profile, FREE, TIMEOUT_S, quality=quality))
+        engine = Engine(*self.load(), threads)
+        conductor = EngineConductor(engine, self.manifest.id)
+        return engine, ConductorPlanner(conductor, ConductorSettings(self.profile, FREE, TIMEOUT_S, quality=quality))
 
 
-def _profile(path: Path, manifest: Manifest) -> Profile:
-    """The prompt profile it was trained on. Raises ConfigError where this code renders another prompt."""
-    profile = profile_of(manifest.prompt_version)
-    if manifest.prompt_version == f"{profile}-{PROMPT_VERSION}" and manifest.prompt_hash == prompt_hash(profile):
-        return profile
-    raise ConfigError(
-        f"{path}: refused: its weights were trained on prompt {manifest.prompt_version} "
-        f"({manifest.prompt_hash[:12]}…), this code renders {profile}-{PROMPT_VERSION} ({prompt_hash(profile)[:12]}…); "
-        "retrain them, or evaluate with the code they came with"
-    )
+def read_conductors(paths: Iterable[Path]) -> dict[Path, ConductorDirectory]:
+    """The policy directories by path, each read once; any of them may be the base of another. Raises VersionRefused."""
+    policies = {path: read_complete(path) for path in dict.fromkeys(paths)}
+    known = list(policies.values())
+    conductors: dict[Path, ConductorDirectory] = {}
+    for path, policy in policies.items():
+        profile, base = check_prompt(policy.manifest, path), None
+        if policy.manifest.kind == "adapter":
+            base = base_of(policy, known)
+            known.append(base)
+        conductors[path] = ConductorDirectory(policy, profile, base)
+    return conductors

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from gateway.adapters.engines.sealed import file_sha256
 from gateway.core.loop.experience import question_text
 from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError
@@ -26,7 +27,6 @@ from policy.simulators.handles import HANDLES
 from policy.simulators.replay import BadRecording, Recordings, load, models_in, question_key, read_prices
 from policy.statistics import tuning
 
-BLOCK_BYTES = 1 << 20
 SPLITS: tuple[Split, ...] = ("train", "validation")
 OnProgress = Callable[[str, Progress], None]
 
@@ -245,14 +245,10 @@ def _same(one: Path, other: Path) -> bool:
 
 def sha256_of(path: Path) -> str:
     """Hex digest of a file. Raises ConfigError."""
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
+        return file_sha256(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    return digest.hexdigest()
 
 
 def digest_of(value: object) -> str:

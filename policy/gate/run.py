@@ -21,7 +21,7 @@ from policy.evaluate.asked import Asked
 from policy.evaluate.contest import SAY_EVERY_S, Kept, Row, Say, contest, facts_of, write_whole
 from policy.evaluate.entrants import ORACLE, RULE, Entrant, entrants
 from policy.evaluate.figures import report as evaluation_report
-from policy.evaluate.inprocess import ConductorDirectory
+from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.scene import Scene, digest_of
 from policy.gate import heldout, injection, triage
 from policy.gate.checks import Check, Part, Thresholds
@@ -31,8 +31,6 @@ from policy.gate.logged import LoggedSource, read, rows_of
 from policy.gate.report import GateReport
 from policy.gate.scene import BASELINES, GateScene
 from policy.gate.scoring import opened
-from policy.gate.whole import drop, weights_sha256, whole
-from policy.serve.manifest import read_manifest
 
 TRIAGE, HELD_OUT, INJECTION = "off-policy triage", "held-out run", "injection set"
 VOTERS_MIN = 3
@@ -58,17 +56,12 @@ class Contestants:
     @property
     def same(self) -> bool:
         """Whether both are the same files, which are then run once."""
-        return self.live is not None and self.live.manifest.sha256 == self.candidate.manifest.sha256
+        return self.live is not None and self.live.sha256 == self.candidate.sha256
 
     @property
     def live_name(self) -> str:
         """For the report."""
-        return RULE_ALONE if self.live is None else named(self.live)
-
-
-def named(directory: ConductorDirectory) -> str:
-    """NAME@N."""
-    return f"{directory.manifest.name}@{directory.manifest.version}"
+        return RULE_ALONE if self.live is None else self.live.manifest.id
 
 
 async def gate(
@@ -84,7 +77,7 @@ async def gate(
     after triage has refused. Raises ConfigError, one line with the fix; Unavailable without the log's database."""
     thresholds, say = thresholds or Thresholds(), say or Told()
     kept = Kept(scene.out)
-    both = _contestants(candidate, live, kept.folder)
+    both = contestants(candidate, live)
     served = replace(scene, rounds=scene.rounds or both.candidate.manifest.rounds)
     asked = served.evaluation(tuple(BASELINES))
     stage = Scene(asked, say.progress)
@@ -92,8 +85,8 @@ async def gate(
     if scene.logged is not None:
         parts.append(await _triage(both, scene, scene.logged, thresholds, kept, say))
     report = GateReport(
-        candidate=named(both.candidate),
-        candidate_sha256=weights_sha256(read_manifest(candidate)),
+        candidate=both.candidate.manifest.id,
+        candidate_sha256=both.candidate.manifest.weights_sha256,
         live=both.live_name,
         scene={"environment": asked.env},
         parts=parts,
@@ -111,15 +104,13 @@ async def gate(
 
 def finished(out: Path) -> None:
     """The report is written: what was kept for it goes."""
-    kept = Kept(out)
-    drop(kept.folder)
-    kept.drop()
+    Kept(out).drop()
 
 
-def _contestants(candidate: Path, live: Path | None, folder: Path) -> Contestants:
-    """Both, an adapter with its base: often the one is the other's."""
-    mine = ConductorDirectory(whole(candidate, [live] if live else [], folder))
-    return Contestants(mine, ConductorDirectory(whole(live, [candidate], folder)) if live else None)
+def contestants(candidate: Path, live: Path | None) -> Contestants:
+    """The two directories, each read once: either may be an adapter over the other. Raises VersionRefused."""
+    conductors = read_conductors([candidate, live] if live else [candidate])
+    return Contestants(conductors[candidate], conductors[live] if live else None)
 
 
 async def _once(kept: Kept, key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
@@ -145,7 +136,7 @@ async def _triage(
         raise ConfigError(f"{source.name}: nothing can be replayed: {log.reasons()}")
 
     async def make() -> Any:
-        with opened(both.candidate.path, scene.threads) as scorer:
+        with opened(both.candidate, scene.threads) as scorer:
             replayed = await triage.replay(scorer, log, thresholds, scene.threads, say.count)
             sound = not triage.validity_of(replayed, thresholds).refuses
             alike = triage.speaks_alike(scorer, log)
@@ -156,7 +147,7 @@ async def _triage(
         return {"checks": [asdict(check) for check in checks], "facts": triage.facts(told, found, source.name)}
 
     seen = [(call.row.call, call.row.outcome, call.row.cost_nano) for call in log.calls]
-    key = [TRIAGE, manifest.sha256, seen, asdict(thresholds), scene.seed]
+    key = [TRIAGE, both.candidate.sha256, seen, asdict(thresholds), scene.seed]
     found = await _once(kept, key, make)
     part = Part(TRIAGE, tuple(Check(**one) for one in found["checks"]), found["facts"], time.monotonic() - began_s)
     return _said(part, say)
@@ -193,13 +184,12 @@ async def _held_out(
 
 
 def _entrants(both: Contestants, asked: Asked, stage: Scene) -> list[Entrant]:
-    """Everybody, the two directories under their roles."""
-    roles = {str(both.candidate.path): "candidate"}
+    """The two directories under their roles, and every baseline."""
+    directories = {"candidate": both.candidate}
     if both.live is not None and not both.same:
-        roles[str(both.live.path)] = "live"
+        directories["live"] = both.live
     names = [name for name in asked.policies if name != "vote" or len(stage.workers) >= VOTERS_MIN]
-    found = entrants([*names, *roles], stage.workers, asked.usd_weights)
-    return [replace(entrant, name=roles.get(entrant.name, entrant.name)) for entrant in found]
+    return entrants(names, stage.workers, asked.usd_weights, conductors=directories)
 
 
 def _compared(both: Contestants, stage: Scene, results: Mapping[str, Sequence[Row]]) -> Compared:
@@ -237,7 +227,7 @@ async def _injected(
     async def of_directory(directory: ConductorDirectory) -> dict[str, Measured]:
         engine, planner = directory.open(scene.threads)
         try:
-            return await of(directory.manifest.sha256, planner)
+            return await of(directory.sha256, planner)
         finally:
             engine.close()
 

@@ -14,18 +14,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from gateway.errors import ConfigError
+from policy.evaluate.inprocess import ConductorDirectory
 from policy.serve.engine import Engine, Job
-from policy.serve.manifest import read_manifest
-from policy.serve.runtime import Runtime
 from policy.serve.sampling import GREEDY_BELOW, allowed_tokens, behaviour_logprobs
-from policy.serve.shape import ModelError
-from policy.serve.tokens import TextStream, Tokens
+from policy.serve.tokens import TextStream
 
 PLAN_TOKENS_MAX = 512  # as the gateway's conductor settings
 AHEAD = 64
@@ -84,18 +80,9 @@ class Scorer(Engine):
 
 
 @contextmanager
-def opened(directory: Path, threads: int) -> Iterator[Scorer]:
-    """A scorer over a policy directory. Raises ConfigError where it cannot be served by the embedded runtime."""
-    try:
-        manifest = read_manifest(directory)
-        if manifest.kind != "full":
-            raise ConfigError(
-                f"{directory}: holds an adapter; the gate runs whole weights: merge it into its base first"
-            )
-        runtime = Runtime(directory)
-        scorer = Scorer(runtime, Tokens(directory, runtime.shape), threads)
-    except ModelError as error:
-        raise ConfigError(f"{directory}/{error}") from None
+def opened(directory: ConductorDirectory, threads: int) -> Iterator[Scorer]:
+    """A scorer over a policy directory. Raises VersionRefused where the embedded runtime cannot load it."""
+    scorer = Scorer(*directory.load(), threads)
     try:
         yield scorer
     finally:

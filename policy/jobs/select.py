@@ -6,7 +6,6 @@ For `logged` the selected rows become a file; for the others the files that are 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.engines.sealed import file_sha256
 from gateway.core.policies.jobs import option
 from gateway.errors import ConfigError
 from policy.dataset.cli import add_filters, add_rules, rules_of, selection_of
@@ -52,8 +52,7 @@ def inputs(arguments: Sequence[str]) -> dict[str, str]:
 def sha256(path: Path) -> str:
     """Raises ConfigError."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sha256(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file that the worker can read") from None
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import uvicorn
 
+from gateway.errors import BatonError, ConfigError
 from policy.serve.engine import Slots
 from policy.serve.server import create_app
-from policy.serve.shape import ModelError
 from policy.serve.versions import VERSIONS_MAX, Versions
 
 BACKLOG = 512
@@ -44,15 +44,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def admin_key(path: Path | None) -> str | None:
-    """The key in the file, None where none was given. Raises ModelError."""
+    """The key in the file, None where none was given. Raises ConfigError."""
     if path is None:
         return None
     try:
         key = path.read_text().strip()
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
     if len(key) < ADMIN_KEY_CHARS_MIN:
-        raise ModelError(f"{path}: an admin key needs {ADMIN_KEY_CHARS_MIN} characters")
+        raise ConfigError(f"{path}: an admin key needs {ADMIN_KEY_CHARS_MIN} characters")
     return key
 
 
@@ -61,14 +61,10 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     try:
         key = admin_key(options.admin_key_file)
-    except ModelError as error:
-        sys.stderr.write(f"conductor: {error}\n")
-        return 2
-    try:
         versions = Versions(Slots(options.threads, options.queue), options.versions)
         versions.start_with(options.served_model_name, options.model.resolve())
-    except ModelError as error:
-        sys.stderr.write(f"conductor: {options.model}/{error}\n")
+    except BatonError as error:
+        sys.stderr.write(f"conductor: {error.message}\n")
         return 2
     listener = socket.create_server((options.host, options.port), backlog=BACKLOG)
     config = uvicorn.Config(

@@ -130,7 +130,7 @@ def _outputs(shape: Shape) -> list[Any]:
 
 
 def write_graph(directory: Path) -> Path:
-    """Write `graph.onnx` beside the config it was built from; raises ModelError when that is not a Qwen2."""
+    """Write `graph.onnx` beside the config it was built from; raises VersionRefused when that is not a Qwen2."""
     path = directory / GRAPH_FILE
     path.write_bytes(build_graph(load_shape(directory)))
     return path

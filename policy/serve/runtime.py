@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from policy.serve.shape import Array, ModelError, load_shape, load_weights, rotary_tables
+from gateway.errors import VersionRefused
+from policy.serve.shape import Array, load_shape, load_weights, rotary_tables
 
 GRAPH_FILE = "graph.onnx"
 
@@ -75,9 +76,9 @@ def _session(directory: Path, attached: dict[str, Array], intra_threads: int) ->
     options.add_external_initializers(list(attached), [ort.OrtValue.ortvalue_from_numpy(a) for a in attached.values()])
     path = directory / GRAPH_FILE
     if not path.is_file():
-        raise ModelError(f"{GRAPH_FILE}: missing; build it with `python -m policy.serve.graph {directory}`")
+        raise VersionRefused("engine", f"{path}: missing; build it with `python -m policy.serve.graph {directory}`")
     try:
         session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # boundary: onnxruntime raises a dozen untyped errors for a bad graph
-        raise ModelError(f"{GRAPH_FILE}: {str(error).splitlines()[0]}") from error
+        raise VersionRefused("engine", f"{path}: {str(error).splitlines()[0]}") from error
     return session

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.openai.reply import DONE, sse
+from gateway.errors import VersionRefused
 from policy.serve.engine import Busy, Job, Sampled
 from policy.serve.protocol import (
     ApiError,
@@ -33,7 +34,6 @@ from policy.serve.protocol import (
     UnloadRequest,
     scored_body,
 )
-from policy.serve.shape import ModelError
 from policy.serve.tokens import BadSchema, TextStream
 from policy.serve.versions import Version, Versions
 
@@ -145,7 +145,7 @@ async def _models(request: Request) -> dict[str, Any]:
             "object": "model",
             "created": version.loaded_s,
             "owned_by": "baton",
-            "root": str(version.directory),
+            "root": str(version.policy.directory),
             "max_model_len": version.engine.runtime.shape.context,
             "baton": version.about,
         }
@@ -177,8 +177,8 @@ async def _load(request: Request) -> Response:
         version = await versions.load(body.name, Path(body.directory))
     except ApiError as error:
         return _error(error)
-    except ModelError as error:
-        return _error(ApiError(400, f"{body.directory}: {error}", code=error.reason, param="directory"))
+    except VersionRefused as error:
+        return _error(ApiError(400, error.message, code=error.reason, param="directory"))
     return JSONResponse({"name": version.name, "drift": version.drift})
 
 
@@ -189,8 +189,8 @@ async def _unload(request: Request) -> Response:
         _served(request).versions.unload(name)
     except ApiError as error:
         return _error(error)
-    except ModelError as error:
-        return _error(ApiError(409, str(error), code=error.reason, param="name"))
+    except VersionRefused as error:
+        return _error(ApiError(409, error.message, code=error.reason, param="name"))
     return JSONResponse({"name": name})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
+from gateway.adapters.engines.sealed import read_object
+from gateway.core.policies.manifest import CONFIG_FILE, WEIGHTS_FILE
+from gateway.errors import VersionRefused
+
 Array = npt.NDArray[np.float32]
-
-
-class ModelError(Exception):
-    """A model directory that cannot be served. One line: the file and what is wrong with it. `reason` for programs:
-    engine (the file is bad) | shape | not_finite | full | held | taken | base | probe."""
-
-    def __init__(self, message: str, reason: str = "engine") -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +36,19 @@ class Shape:
     eos_ids: tuple[int, ...]
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Shape:
-        """Read Hugging Face's `config.json`. Raises ModelError where it is not a plain Qwen2."""
+    def from_config(cls, config: dict[str, Any], place: object = CONFIG_FILE) -> Shape:
+        """Read Hugging Face's `config.json`. Raises VersionRefused(engine) where it is not a plain Qwen2."""
         if config.get("model_type") != "qwen2" or config.get("hidden_act", "silu") != "silu":
-            raise ModelError(f"config.json: not a qwen2 model with silu (model_type={config.get('model_type')!r})")
+            what = f"model_type={config.get('model_type')!r}"
+            raise VersionRefused("engine", f"{place}: not a qwen2 model with silu ({what}); no other is served here")
         if config.get("use_sliding_window"):
-            raise ModelError("config.json: sliding windows are not supported")
+            raise VersionRefused("engine", f"{place}: sliding windows are not supported")
         try:
             eos = config["eos_token_id"]
             heads = int(config["num_attention_heads"])
             rope = config.get("rope_parameters") or {}
             if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
-                raise ModelError("config.json: only the default rotary embedding is supported")
+                raise VersionRefused("engine", f"{place}: only the default rotary embedding is supported")
             return cls(
                 layers=int(config["num_hidden_layers"]),
                 hidden=int(config["hidden_size"]),
@@ -69,7 +64,7 @@ class Shape:
                 eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ModelError(f"config.json: missing or bad field {error}") from error
+            raise VersionRefused("engine", f"{place}: missing or bad field {error}") from error
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor of the checkpoint, in Hugging Face's names."""
@@ -98,37 +93,32 @@ class Shape:
 
 
 def load_shape(directory: Path) -> Shape:
-    """The shape in `directory/config.json`. Raises ModelError."""
-    try:
-        config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"config.json: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError("config.json: not a JSON object")
-    return Shape.from_config(config)
+    """The shape in `directory/config.json`. Raises VersionRefused."""
+    path = directory / CONFIG_FILE
+    return Shape.from_config(read_object(path), path)
 
 
 def load_weights(directory: Path, shape: Shape) -> dict[str, Array]:
-    """The checkpoint's tensors as float32 by name, each checked against `shape`. Raises ModelError."""
-    path = directory / "model.safetensors"
+    """The checkpoint's tensors as float32 by name, each checked against `shape`. Raises VersionRefused."""
+    path = directory / WEIGHTS_FILE
     stored = read_tensors(path)
     weights: dict[str, Array] = {}
     for name, dims in shape.tensors():
         if name not in stored or stored[name].shape != dims:
             found = stored[name].shape if name in stored else "nothing"
-            raise ModelError(f"{path.name}: {name} should be {dims}, found {found}", "shape")
+            raise VersionRefused("shape", f"{path}: {name} should be {dims}, found {found}")
         weights[name] = np.ascontiguousarray(stored[name], dtype=np.float32)
         if not np.isfinite(weights[name]).all():
-            raise ModelError(f"{path.name}: {name} holds a NaN or an infinity", "not_finite")
+            raise VersionRefused("not_finite", f"{path}: {name} holds a NaN or an infinity")
     return weights
 
 
 def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Every tensor of a safetensors file. Raises ModelError."""
+    """Every tensor of a safetensors file. Raises VersionRefused."""
     try:
         tensors: dict[str, npt.NDArray[Any]] = load_file(path)
     except Exception as error:  # boundary: safetensors raises its own untyped errors for a torn file
-        raise ModelError(f"{path.name}: {error}") from error
+        raise VersionRefused("engine", f"{path}: {error}") from error
     return tensors
 
 

@@ -15,7 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from policy.serve.shape import ModelError, Shape
+from gateway.errors import VersionRefused
+from policy.serve.shape import Shape
 
 GRAMMARS_KEPT = 64
 # Compact JSON, no free white space: what vLLM 0.32 makes with `disable_any_whitespace`, so both mask the same tokens.
@@ -32,14 +33,16 @@ class Tokens:
     def __init__(self, directory: Path, shape: Shape) -> None:
         self.vocab = shape.vocab
         self.eos_ids = shape.eos_ids
+        path = directory / "tokenizer.json"
         try:
-            serialised = (directory / "tokenizer.json").read_text()
+            serialised = path.read_text()
             self._tokenizer = Tokenizer.from_str(serialised)
             self._guide = LLTokenizer(serialised, n_vocab=shape.vocab, eos_token=list(shape.eos_ids))
         except Exception as error:  # boundary: tokenizers and llguidance raise bare exceptions for a bad file
-            raise ModelError(f"tokenizer.json: {error}") from error
+            raise VersionRefused("engine", f"{path}: {error}") from error
         if self._tokenizer.get_vocab_size() > shape.vocab:
-            raise ModelError(f"tokenizer.json: {self._tokenizer.get_vocab_size()} tokens, the model has {shape.vocab}")
+            size = self._tokenizer.get_vocab_size()
+            raise VersionRefused("engine", f"{path}: {size} tokens, the model has {shape.vocab}")
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token: entry.content for token, entry in added.items() if entry.special}
         self._template, self._names = _chat_template(directory)
@@ -97,15 +100,16 @@ class TextStream:
 
 def _chat_template(directory: Path) -> tuple[Any, dict[str, str]]:
     """The compiled template and the token names it may mention, as Hugging Face and vLLM read them."""
+    place = directory / "tokenizer_config.json"
     try:
-        config = json.loads((directory / "tokenizer_config.json").read_text())
+        config = json.loads(place.read_text())
         path = directory / "chat_template.jinja"
         source = path.read_text() if path.is_file() else config["chat_template"]
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         names = {name: _content(config[name]) for name in ("bos_token", "eos_token", "pad_token") if config.get(name)}
         return environment.from_string(source), names
     except (OSError, ValueError, KeyError, TypeError, TemplateError) as error:
-        raise ModelError(f"tokenizer_config.json: no usable chat template: {error}") from error
+        raise VersionRefused("engine", f"{place}: no usable chat template: {error}") from error
 
 
 def _content(token: Any) -> str:

@@ -10,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.engines.sealed import SealedPolicy
+from gateway.core.policies.manifest import FIX
+from gateway.errors import VersionRefused
 from policy.serve.engine import Engine, Job, Slots
-from policy.serve.lora import merged
-from policy.serve.manifest import Manifest, read_manifest
+from policy.serve.lora import base_of, merged
+from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime
-from policy.serve.shape import Array, ModelError, load_shape, load_weights
+from policy.serve.shape import Array, load_shape, load_weights
 from policy.serve.tokens import Tokens
 
 VERSIONS_MAX = 8
 DRIFT_MAX = 0.005  # nats; float32 here and in the trainer differ by about 1e-5
-WEIGHTS_FILE = "model.safetensors"
 ANY_IDS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 
 
@@ -33,16 +34,15 @@ class Version:
     """One loaded version. `drift`: how far its probe was off, in nats."""
 
     name: str
-    directory: Path
+    policy: SealedPolicy
     engine: Engine
-    manifest: Manifest
     drift: float
     loaded_s: int
 
     @property
     def about(self) -> dict[str, Any]:
         """The public part of its manifest."""
-        return self.manifest.public()
+        return self.policy.manifest.public()
 
 
 class Versions:
@@ -65,66 +65,57 @@ class Versions:
         return list(self._loaded.values())
 
     def start_with(self, name: str, directory: Path) -> Version:
-        """The version a server starts with. Blocks. Raises ModelError."""
+        """The version a server starts with. Blocks. Raises VersionRefused."""
         version = self._loaded[name] = self.open(name, directory)
         return version
 
     async def load(self, name: str, directory: Path) -> Version:
-        """Serve `directory` as `name` beside the others; again does nothing. Raises ModelError."""
+        """Serve `directory` as `name` beside the others; again does nothing. Raises VersionRefused."""
         async with self._loading:
             known = self._loaded.get(name)
             if known:
-                if known.directory != directory:
-                    raise ModelError(
-                        f"{name} is {known.directory} already; give other weights another version", "taken"
+                if known.policy.directory != directory:
+                    raise VersionRefused(
+                        "taken", f"{name} is {known.policy.directory} already; give other weights another version"
                     )
                 return known
             self._leaving = [engine for engine in self._leaving if engine.in_flight]
             if len(self._loaded) + len(self._leaving) >= self._versions_max:
-                raise ModelError(f"{', '.join(self._loaded)}: as many as fit in memory; unload one first", "full")
+                raise VersionRefused("full", f"{', '.join(self._loaded)}: as many as fit in memory; unload one first")
             version = await asyncio.to_thread(self.open, name, directory)
             self._loaded[name] = version
             return version
 
     def unload(self, name: str) -> None:
-        """Serve `name` no longer; nothing where it is not served. Raises ModelError(held) for the last one."""
+        """Serve `name` no longer; nothing where it is not served. Raises VersionRefused(held) for the last one."""
         if name in self._loaded:
             if len(self._loaded) == 1:
-                raise ModelError(f"{name} is all that is served; load another version first", "held")
+                raise VersionRefused("held", f"{name} is all that is served; load another version first")
             self._leaving.append(self._loaded.pop(name).engine)
 
     def open(self, name: str, directory: Path) -> Version:
-        """Read, build, warm up and prove one version. Blocks. Raises ModelError."""
-        manifest = read_manifest(directory)
-        home, weights = (directory, None) if manifest.kind == "full" else self._merged(directory, manifest)
+        """Read, build, warm up and prove one version. Blocks. Raises VersionRefused."""
+        policy = read_complete(directory)
+        home, weights = (directory, None) if policy.manifest.kind == "full" else self._merged(policy)
         runtime = Runtime(home, weights=weights)
         engine = Engine(runtime, Tokens(home, runtime.shape), slots=self.slots)
         _warm_up(engine)
-        drift = _drift(engine, manifest.probe)
+        drift = _drift(engine, policy)
         if drift > self._drift_max:
-            raise ModelError(
-                f"manifest.json: the probe's log-probs are off by up to {drift:.4g} (at most {self._drift_max:g}): "
-                "these are not the weights it was made with, or not on this base; publish it again",
+            raise VersionRefused(
                 "probe",
+                f"{directory}: the probe's log-probs are off by up to {drift:.4g} (at most {self._drift_max:g}): "
+                "these are not the weights it was made with, or not on this base; publish it again",
             )
-        return Version(name, directory, engine, manifest, drift, int(time.time()))
+        return Version(name, policy, engine, drift, int(time.time()))
 
-    def _merged(self, directory: Path, manifest: Manifest) -> tuple[Path, dict[str, Array]]:
-        """The base's directory and its weights with the adapter in them. The base is a version served here, or lies
-        beside the adapter under its name."""
-        if not manifest.base_sha256:
-            raise ModelError("manifest.json: an adapter must name its base's sha256; train it again", "base")
-        for version in self.all():
-            if version.manifest.sha256.get(WEIGHTS_FILE) == manifest.base_sha256:
-                return version.directory, merged(directory, version.engine.runtime.weights)
-        beside = directory.parent / Path(manifest.base).name
-        if not (manifest.base and (beside / "manifest.json").is_file()):
-            raise ModelError(
-                f"manifest.json: its base {manifest.base or 'without a name'} is not here; load it", "base"
-            )
-        if read_manifest(beside).sha256.get(WEIGHTS_FILE) != manifest.base_sha256:
-            raise ModelError(f"manifest.json: {beside} is not the base it was made for", "base")
-        return beside, merged(directory, load_weights(beside, load_shape(beside)))
+    def _merged(self, policy: SealedPolicy) -> tuple[Path, dict[str, Array]]:
+        """The base's directory, and its weights with the adapter in them; a base that is served is not read again."""
+        base = base_of(policy, [version.policy for version in self.all()])
+        loaded = next((version for version in self.all() if version.policy is base), None)
+        home = base.directory
+        weights = loaded.engine.runtime.weights if loaded else load_weights(home, load_shape(home))
+        return home, merged(policy.directory, weights)
 
     def close(self) -> None:
         """Let running sequences end and stop the threads."""
@@ -138,9 +129,10 @@ def _warm_up(engine: Engine) -> None:
         pass
 
 
-def _drift(engine: Engine, probe: Mapping[str, Any]) -> float:
-    """Largest |Δ log-prob| of the probe's tokens. Without a probe: 0 where any sequence gets numbers. Raises
-    ModelError for a probe that cannot be scored."""
+def _drift(engine: Engine, policy: SealedPolicy) -> float:
+    """Largest |Δ log-prob| of the probe's tokens, in nats. Without a probe: 0 where any sequence gets numbers. Raises
+    VersionRefused(engine) for a probe that cannot be scored."""
+    probe = policy.manifest.probe
     if not probe:
         return 0.0 if all(map(math.isfinite, engine.scored(ANY_IDS).logprobs)) else math.inf
     try:
@@ -152,5 +144,5 @@ def _drift(engine: Engine, probe: Mapping[str, Any]) -> float:
         found = engine.scored([*prompt, *tokens], first=len(prompt)).logprobs
         off = [abs(ours - float(theirs)) for ours, theirs in zip(found, expected, strict=True)]
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"manifest.json: no usable probe ({error!r}); train or export it again") from error
+        raise VersionRefused("engine", f"{policy.directory}: no usable probe ({error!r}); {FIX}") from error
     return max(off) if all(map(math.isfinite, off)) else math.inf

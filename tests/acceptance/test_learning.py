@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from policy.evaluate.entrants import SHIPPED
-from policy.serve.manifest import read_manifest
+from policy.serve.manifest import read_complete
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 pytest.importorskip("torch")
@@ -58,7 +58,7 @@ def test_one_round_from_traffic_to_a_live_version_and_back(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     cold, learnt = report["rounds"]
-    number = int(read_manifest(SHIPPED).version)
+    number = int(read_complete(SHIPPED).manifest.version)
     old, new = f"conductor@{number}", f"conductor@{number + 1}"
     assert (cold["version"], learnt["version"], learnt["job"]) == (old, new, "done")
     assert report["requests"]["failed"] == 0

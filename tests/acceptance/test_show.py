@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.policies.manifest import Manifest
 from policy.serve.graph import write_graph
-from policy.serve.manifest import Manifest, write_manifest
+from policy.serve.manifest import write_manifest
 from tests.sizes import SLACK
 from tests.tiny_model import write_tiny_model
 

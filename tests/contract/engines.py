@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.policies import WEIGHTS, manifest_of, reseal, write_adapter, write_full
+from bench.policies import manifest_of, reseal, write_adapter, write_full
 from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.core.policies.manifest import WEIGHTS_FILE
 from gateway.service.ports.policies import PolicyEngine
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 from tests.contract.conductors import LONG_SCHEMA, planning_call
@@ -46,7 +47,7 @@ def fake_maker(base: Path, directory: Path) -> Callable[[int], Path]:
         made = make(seed)
         manifest = manifest_of(made)
         probe = manifest["probe"]
-        weights = manifest["sha256"][WEIGHTS["full"]]
+        weights = manifest["sha256"][WEIGHTS_FILE]
         reseal(made, probe=probe | {"logprobs": fake_logprobs(weights, probe["token_ids"])})
         return made
 

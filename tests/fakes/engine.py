@@ -12,7 +12,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.engines.files import NEEDED, Base, PolicyFiles, check, check_full
+from gateway.adapters.engines.files import Base, PolicyFiles, check, check_full
 from gateway.adapters.engines.vllm import check_same
 from gateway.errors import ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.policies import PolicyEngine
@@ -67,7 +67,7 @@ class FakeEngine(PolicyEngine):
             check_full(files, self._base)
         if len(self.held) >= self._versions_max:
             raise VersionRefused("full", "no room; unload one first")
-        if _drift(files, files.probe) > DRIFT_MAX:
+        if _drift(files, files.manifest.probe) > DRIFT_MAX:
             raise VersionRefused("probe", f"{version} does not give its probe's log-probs; publish it again")
         self.held[version] = files
 
@@ -108,6 +108,6 @@ class FakeVersionsConductor(ScriptedConductor):
 def _drift(files: PolicyFiles, probe: Mapping[str, Any]) -> float:
     if not probe:
         return 0.0
-    found = fake_logprobs(files.manifest["sha256"][NEEDED[files.kind][1]], probe["token_ids"])
+    found = fake_logprobs(files.manifest.weights_sha256, probe["token_ids"])
     off = [abs(ours - theirs) for ours, theirs in zip(found, probe["logprobs"], strict=True)]
     return max(off) if all(map(math.isfinite, off)) else math.inf

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.engines.files import MANIFEST_FILE, read_object
+from gateway.adapters.engines.sealed import read_document
 from gateway.core.policies.publishing import check_gate, check_report, is_same, number_for, parent_of
 from gateway.core.policies.versions import (
     CODE,
@@ -75,7 +75,7 @@ class FakeRegistry:
     ) -> Version:
         self._up()
         check_gate(gate, forced, why)
-        manifest = read_object(directory / MANIFEST_FILE)
+        manifest = read_document(directory)
         check_report(gate, manifest, forced)
         have = self._of(name)
         same = next((one for one in have if one.state != "retired" and is_same(one.manifest, manifest)), None)

@@ -66,7 +66,7 @@ async def test_what_is_published_is_a_whole_copy_of_its_own(registry: Registry, 
     assert sorted(path.name for path in place.iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
     assert (version.parent, version.manifest["rollouts"], version.directory) == ("conductor@3", 120, "conductor@7")
     shutil.rmtree(source)
-    assert check(place).manifest["version"] == "7"
+    assert check(place).manifest.version == "7"
     assert directories(registry) == ["conductor@7"]
 
 
@@ -131,7 +131,7 @@ async def test_a_bad_directory_is_refused_by_name_and_leaves_nothing(
 
 
 async def test_a_directory_that_is_not_there(registry: Registry, tmp_path: Path) -> None:
-    with pytest.raises(VersionRefused, match="there is no such file"):
+    with pytest.raises(VersionRefused, match="there is no such directory"):
         await publish(registry, tmp_path / "nowhere")
 
 

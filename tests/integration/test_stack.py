@@ -12,7 +12,7 @@ import pytest
 from gateway.cli.process import services
 from gateway.cli.process.datadir import KEYS, DataDir
 from gateway.cli.process.keyring import first_keys
-from gateway.cli.process.services import Stack, conductor_directory, output_of
+from gateway.cli.process.services import Stack, conductor_offered, output_of
 from gateway.config import settings as config
 from gateway.config.settings import Services
 from gateway.errors import ConfigError, Unavailable
@@ -122,7 +122,7 @@ async def test_a_pool_file_is_read_before_anything_starts(yours: dict[str, Any])
 def test_an_installation_without_policies_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="no embedded conductor in this installation"):
-        conductor_directory(config.load())
+        conductor_offered(config.load())
 
 
 # ---------------------------------------------------------------- the version to start with

@@ -15,7 +15,7 @@ from policy.dataset.row import Row, StepRow
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import ConductorPlanner, ConductorSettings, Episode, Prompt
 from policy.environments.sampling import sample
-from policy.evaluate.inprocess import FREE, ConductorDirectory, EngineConductor
+from policy.evaluate.inprocess import FREE, EngineConductor, read_conductors
 
 
 def arena_rows(directory: Path, n: int, *, seed: int = 0, temperature: float = 1.0) -> list[Row]:
@@ -28,7 +28,7 @@ def arena_episodes(directory: Path, n: int, *, seed: int = 0, temperature: float
     """`n` questions with what the policy made of each."""
     environment = ArenaEnvironment()
     prompts = environment.prompts("train", n, seed)
-    engine, _ = ConductorDirectory(directory).open(2)
+    engine, _ = read_conductors([directory])[directory].open(2)
     settings = ConductorSettings("compact", FREE, 600.0, temperature=temperature)
     planner = ConductorPlanner(EngineConductor(engine, "conductor@1"), settings)
     try:

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from policy.serve.manifest import Manifest, read_manifest, write_manifest
+from gateway.core.policies.manifest import Manifest
+from policy.serve.manifest import read_complete, write_manifest
 from policy.serve.runtime import Runtime
 from policy.serve.shape import Array
 from policy.serve.tokens import Tokens
@@ -25,7 +26,7 @@ def spoiled(source: Path, directory: Path, change: Callable[[Weights], None], ve
     weights = load_file(directory / "model.safetensors")
     change(weights)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    about = asdict(read_manifest(source)) | {"version": version}
+    about = asdict(read_complete(source).manifest) | {"version": version}
     write_manifest(directory, Manifest(**about))
     return directory
 

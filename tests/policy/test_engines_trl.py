@@ -24,7 +24,7 @@ from gateway.core.loop.plan import PlanLimits, plan_schema  # noqa: E402
 from gateway.errors import BadRequest  # noqa: E402
 from policy.__main__ import main  # noqa: E402
 from policy.reward import taught_dial  # noqa: E402
-from policy.serve.manifest import read_manifest  # noqa: E402
+from policy.serve.manifest import read_complete  # noqa: E402
 from policy.serve.shape import load_shape  # noqa: E402
 from policy.serve.tokens import Tokens  # noqa: E402
 from policy.train.engines.rows import EngineRow, EngineSettings, of_training, prepare, read_rows  # noqa: E402
@@ -241,7 +241,7 @@ def test_the_command_survives_a_kill_and_seals_a_policy_directory(tmp_path: Path
     assert json.loads(told.stdout) == {"out": str(slow), "steps": 120, "rows": 64, "rows_read": 64}
     assert "step 120 of 120: reward" in told.stderr
     assert "step 1 of" not in told.stderr
-    manifest = read_manifest(slow)
+    manifest = read_complete(slow).manifest
     assert (manifest.name, manifest.version, manifest.parent, manifest.rollouts) == ("toy", "1", "tiny@0", 64)
     assert manifest.config["engine"] == "trl"
     ids = [*manifest.probe["prompt_ids"], *manifest.probe["token_ids"]]
@@ -274,7 +274,7 @@ def test_train_reaches_it_and_what_comes_out_is_the_next_version(tmp_path: Path,
     settings = {"steps": 1, "rows_per_step": 32, "rows_per_device": 32, "learning_rate": 1e-3, "baseline": "batch"}
     told = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     assert main([*given, *told, "--out", str(out)]) == 0
-    manifest = read_manifest(out)
+    manifest = read_complete(out).manifest
     assert (manifest.name, manifest.version, manifest.parent) == ("tiny", "1", "tiny@0")
     assert manifest.config["engine"] == "trl"
     assert taught_dial(manifest.config) == tuple(dial)

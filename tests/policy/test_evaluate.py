@@ -15,7 +15,7 @@ from gateway.core.loop.prompt import prompt_hash
 from policy.__main__ import main
 from policy.environments.base import split_of
 from policy.evaluate import contest as contest_module
-from policy.serve.manifest import read_manifest, write_manifest
+from policy.serve.manifest import read_complete, write_manifest
 from tests.policy.environments import ABSENT, PRICES, RECORDED, SUMS, WORDS, line, lines
 from tests.tiny_model import write_tiny_model
 
@@ -293,11 +293,11 @@ def test_weights_of_another_prompt_are_refused_by_name(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(model, other)
-    manifest = read_manifest(other)
+    manifest = read_complete(other).manifest
     object.__setattr__(manifest, "prompt_hash", prompt_hash("full"))
     write_manifest(other, manifest)
     assert evaluate(*policies(str(other))) == 2
-    assert f"{other}: refused: its weights were trained on prompt" in capsys.readouterr().err
+    assert f"{other}: its weights were trained on prompt" in capsys.readouterr().err
     (other / "model.safetensors").write_bytes(b"cut")
     assert evaluate(*policies(str(other))) == 2
     assert "does not match its sha256" in capsys.readouterr().err

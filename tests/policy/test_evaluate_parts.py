@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from gateway.core.loop.plan import PlanLimits, plan_schema
-from gateway.errors import ConductorError, ConfigError
+from gateway.errors import ConductorError, VersionRefused
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from policy.__main__ import main
 from policy.environments.sampling import Progress
 from policy.evaluate.contest import Kept, Say
-from policy.evaluate.inprocess import ConductorDirectory, EngineConductor
+from policy.evaluate.inprocess import EngineConductor, read_conductors
 from policy.evaluate.nearest import Nearest
 from policy.evaluate.plot import Point, scatter
 from policy.serve.engine import Engine
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(model: Path) -> Iterator[Engine]:
-    made, _ = ConductorDirectory(model).open(threads=1)
+    made, _ = read_conductors([model])[model].open(threads=1)
     yield made
     made.close()
 
@@ -65,9 +65,9 @@ async def test_a_prompt_without_room_and_a_bad_schema_are_refused(engine: Engine
 
 
 def test_a_directory_that_cannot_be_loaded_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ConductorDirectory(model)
+    found = read_conductors([model])[model]
     monkeypatch.setattr("policy.serve.runtime.GRAPH_FILE", "gone.onnx")
-    with pytest.raises(ConfigError, match=r"tiny/gone.onnx: missing"):
+    with pytest.raises(VersionRefused, match=r"tiny/gone.onnx: missing"):
         found.open(threads=1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.policies import write_adapter
+from gateway.adapters.engines import sealed
 from gateway.core.loop.prompt import render
 from policy.__main__ import main
 from policy.environments.arena import ArenaEnvironment
@@ -25,7 +27,7 @@ from policy.evaluate.entrants import SHIPPED
 from policy.gate import injection, scoring, triage
 from policy.gate import run as gate_run
 from policy.gate.scene import GateScene
-from policy.serve.manifest import read_manifest
+from policy.serve.manifest import read_complete
 from tests.policy.environments import PRICES, lines
 from tests.policy.gate_rows import arena_rows, export
 from tests.policy.spoiled import fond_of, noisy, reworded_manifest, spoiled
@@ -103,8 +105,26 @@ def test_an_adapter_is_judged_on_its_base(gate: Gate, tmp_path: Path) -> None:
     assert gate(adapter) == 0
     found = told(tmp_path)
     assert found["passed"]
-    assert found["candidate_sha256"] == read_manifest(adapter).sha256["adapter_model.safetensors"]
+    assert found["candidate_sha256"] == read_complete(adapter).manifest.sha256["adapter_model.safetensors"]
     assert not (tmp_path / "out.json.partial").exists()
+
+
+def test_a_run_reads_every_file_of_a_directory_once(
+    gate: Gate, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Candidate and live version are adapters over one base: three directories, each read and hashed once."""
+    read, hashed = Counter[Path](), Counter[Path]()
+    real_document, real_sha256 = sealed.read_document, sealed.file_sha256
+    monkeypatch.setattr(sealed, "read_document", lambda path: (read.update([path]), real_document(path))[1])
+    monkeypatch.setattr(sealed, "file_sha256", lambda path: (hashed.update([path]), real_sha256(path))[1])
+    base = Path(shutil.copytree(SHIPPED, tmp_path / SHIPPED.name))
+    one, other = (write_adapter(base, tmp_path / name, seed=1, scale=0.0003) for name in ("one", "other"))
+    read.clear()
+    hashed.clear()
+    assert gate(one, "--logged", str(log), "--set", "logged_margin=0.1", live=other) == 0
+    assert read == Counter([base, one, other])
+    assert set(hashed.values()) == {1}
+    assert {path.parent for path in hashed} == {base, one, other}
 
 
 def test_an_adapter_whose_base_is_nowhere_is_one_line(
@@ -113,7 +133,7 @@ def test_an_adapter_whose_base_is_nowhere_is_one_line(
     adapter = write_adapter(write_tiny_model(tmp_path / "other" / "model"), tmp_path / "adapter", seed=1)
     assert gate(adapter) == 2
     said = capsys.readouterr().err
-    assert "an adapter of model, which is neither the other directory nor beside it" in said
+    assert "an adapter of model, which is neither loaded nor beside it" in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out.json").exists()
 

@@ -12,23 +12,24 @@ import numpy as np
 import pytest
 
 from gateway.core.loop.plan import PlanLimits, plan_schema, schema_hash
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, VersionRefused
 from policy.dataset import parquet
 from policy.dataset.refusals import RowRefused
 from policy.dataset.row import Row
 from policy.evaluate.entrants import SHIPPED
+from policy.evaluate.inprocess import read_conductors
 from policy.gate import triage
 from policy.gate.checks import Check, Thresholds
 from policy.gate.logged import LoggedSource, call_of, read, rows_of
 from policy.gate.scoring import LoggedPlan, Scorer, opened
 from policy.gate.triage import Answered, Replayed
-from policy.serve.manifest import read_manifest
+from policy.serve.manifest import read_complete
 from tests.policy.dataset_rows import a_row
 from tests.policy.gate_rows import arena_rows, export
 
 N = 60
 FEW = Thresholds(ess_min=20, category_rows_min=1_000)
-PROMPT = read_manifest(SHIPPED).prompt_hash
+PROMPT = read_complete(SHIPPED).manifest.prompt_hash
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def rows() -> list[Row]:
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[Scorer]:
-    with opened(SHIPPED, 2) as found:
+    with opened(read_conductors([SHIPPED])[SHIPPED], 2) as found:
         yield found
 
 
@@ -91,7 +92,7 @@ def test_a_sampled_plan_is_a_plan(rows: list[Row], scorer: Scorer) -> None:
 
 
 def test_an_adapter_and_a_broken_directory_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"manifest\.json"), opened(tmp_path, 1):
+    with pytest.raises(VersionRefused, match=r"manifest\.json"), opened(read_conductors([tmp_path])[tmp_path], 1):
         pass
 
 

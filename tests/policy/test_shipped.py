@@ -10,9 +10,9 @@ import pytest
 
 import policy
 from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
+from gateway.errors import VersionRefused
 from policy.evaluate.arena import Conducted, evaluate, fixed, main, pools_for, random_plans
-from policy.serve.manifest import read_manifest
-from policy.serve.shape import ModelError
+from policy.serve.manifest import read_complete
 from policy.simulators.arena.families.tasks import make_task
 from policy.simulators.arena.oracle import oracle_plan
 from policy.simulators.arena.workers import STANDARD
@@ -31,7 +31,7 @@ def conductor() -> Iterator[Conducted]:
 
 
 def test_it_is_small_sealed_and_of_this_prompt() -> None:
-    manifest = read_manifest(SHIPPED)
+    manifest = read_complete(SHIPPED).manifest
     assert manifest.prompt_hash == prompt_hash("compact")
     assert manifest.prompt_version == f"compact-{PROMPT_VERSION}"
     assert manifest.pools == ()
@@ -39,7 +39,7 @@ def test_it_is_small_sealed_and_of_this_prompt() -> None:
 
 
 def test_it_came_of_the_loop_and_says_how() -> None:
-    manifest = read_manifest(SHIPPED)
+    manifest = read_complete(SHIPPED).manifest
     assert (manifest.name, manifest.version, manifest.parent) == ("arena", "3", "arena@2")
     assert manifest.rollouts > 500
     assert manifest.config["env"] == "logged"
@@ -81,7 +81,7 @@ def test_weights_of_another_prompt_are_refused(tmp_path: Path) -> None:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     path = tmp_path / "manifest.json"
     path.write_text(path.read_text().replace(prompt_hash("compact"), "0" * 64))
-    with pytest.raises(ModelError, match="another prompt"):
+    with pytest.raises(VersionRefused, match="trained on prompt"):
         Conducted(tmp_path)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from gateway.core.loop.plan import PlanLimits, plan_schema
-from gateway.errors import ConfigError, Unavailable
+from gateway.errors import ConfigError, Unavailable, VersionRefused
 from policy.dataset import row as dataset
 from policy.environments.base import Episode, Prompt, rng_for
 from policy.environments.spend import Spend
-from policy.serve.manifest import read_manifest
+from policy.serve.manifest import read_complete
 from tests.policy.environments import PRICES, lines
 from tests.policy.gate_rows import rows_of as logged_rows
 
@@ -205,8 +205,8 @@ def test_learning_happens(tmp_path: Path) -> None:
     for name in ("ratio_mean", "dead_share", "entropy", "parse_rate", "usd_per_1k", "worker_hhi", "spent_usd"):
         assert any(name in one for one in told)
     assert max(one.get("ratio_max", 0.0) for one in told) == pytest.approx(1.0, abs=1e-3)
-    manifest = read_manifest(tmp_path / "out")
-    parent = read_manifest(SHIPPED)
+    manifest = read_complete(tmp_path / "out").manifest
+    parent = read_complete(SHIPPED).manifest
     expected = (f"{parent.name}@{parent.version}", str(int(parent.version) + 1), 576)
     assert (manifest.parent, manifest.version, manifest.rollouts) == expected
     assert manifest.config["settings"]["lr"] == 1e-3
@@ -214,7 +214,7 @@ def test_learning_happens(tmp_path: Path) -> None:
 
 def test_a_probe_is_what_the_weights_say(tmp_path: Path) -> None:
     train(arena(steps=1), tmp_path / "out", tmp_path / "work", False, quiet)
-    probe = read_manifest(tmp_path / "out").probe
+    probe = read_complete(tmp_path / "out").manifest.probe
     weights = initial_weights(TrainSpec(env="arena", init=tmp_path / "out")).weights
     with torch.no_grad():
         logits = weights.scores([probe["prompt_ids"]], [0], [probe["token_ids"]])
@@ -333,10 +333,10 @@ def test_an_adapter_is_written_as_peft_does_and_merges_to_the_same(tmp_path: Pat
     train(spec, tmp_path / "adapter", tmp_path / "w1", False, quiet)
     merged = spec.model_copy(update={"settings": spec.settings.model_copy(update={"lora_merge": True})})
     train(merged, tmp_path / "full", tmp_path / "w2", False, quiet)
-    manifest = read_manifest(tmp_path / "adapter")
+    manifest = read_complete(tmp_path / "adapter").manifest
     assert (manifest.kind, manifest.rounds) == ("adapter", spec.settings.rounds)
     assert manifest.base == "arena@3"
-    assert manifest.base_sha256 == read_manifest(SHIPPED).sha256["model.safetensors"]
+    assert manifest.base_sha256 == read_complete(SHIPPED).manifest.sha256["model.safetensors"]
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"]) == ("LORA", 2)
     from safetensors.torch import load_file
@@ -348,7 +348,8 @@ def test_an_adapter_is_written_as_peft_does_and_merges_to_the_same(tmp_path: Pat
     assert torch.allclose(full[f"{name}.weight"], base[f"{name}.weight"] + 16 / 2 * up @ down, atol=1e-5)
     assert not torch.equal(full[f"{name}.weight"], base[f"{name}.weight"])
     assert torch.equal(full["lm_head.weight"], base["lm_head.weight"])
-    assert read_manifest(tmp_path / "full").probe["logprobs"] == pytest.approx(manifest.probe["logprobs"], abs=1e-5)
+    written = read_complete(tmp_path / "full").manifest
+    assert written.probe["logprobs"] == pytest.approx(manifest.probe["logprobs"], abs=1e-5)
 
 
 def test_lora_without_a_layer_of_that_name_is_one_line() -> None:
@@ -477,7 +478,7 @@ def test_the_spending_cap_ends_a_run_cleanly_with_what_was_learnt(tmp_path: Path
 )
 def test_bad_input_is_one_line_and_nothing_is_written(more: dict[str, Any], said: str, tmp_path: Path) -> None:
     spec = TrainSpec.model_validate({"env": "arena", "init": SHIPPED, "settings": TINY, **more})
-    with pytest.raises(ConfigError, match=said) as error:
+    with pytest.raises((ConfigError, VersionRefused), match=said) as error:
         train(spec, tmp_path / "out", tmp_path / "work", False, quiet)
     assert "\n" not in error.value.message
     assert not (tmp_path / "out").exists()
@@ -490,7 +491,7 @@ def test_weights_of_another_prompt_are_refused(tmp_path: Path) -> None:
         (init / path.name).write_bytes(path.read_bytes())
     told = json.loads((init / "manifest.json").read_text())
     (init / "manifest.json").write_text(json.dumps(told | {"prompt_hash": "0" * 64}))
-    with pytest.raises(ConfigError, match=r"its weights know prompt compact-1 \(0{12}"):
+    with pytest.raises(VersionRefused, match=r"trained on prompt compact-1 \(0{12}"):
         train(arena().model_copy(update={"init": init}), tmp_path / "out", tmp_path / "work", False, quiet)
 
 

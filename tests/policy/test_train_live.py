@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the train extra is not installed")
 
 from gateway.core.money.amounts import usd_to_nano
 from policy.environments.replay import ReplayEnvironment
-from policy.serve.manifest import read_manifest
+from policy.serve.manifest import read_complete
 from policy.train.run.checkpoint import SPENT
 from tests.integration.test_api import Served, served
 from tests.policy.environments import PRICES, lines, recorded
@@ -64,7 +64,7 @@ async def test_the_cap_ends_a_live_run_with_a_checkpoint_and_a_directory(
     running = await asyncio.create_subprocess_exec(sys.executable, *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
     _, said = await running.communicate()
     assert running.returncode == 0, said.decode()
-    assert read_manifest(out).rollouts > 0
+    assert read_complete(out).manifest.rollouts > 0
     work = tmp_path / "out.work"
     assert (work / "checkpoint").is_file()
     spent = int((work / SPENT).read_text())

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.loop.prompt import QUALITY_MAX
 from policy.__main__ import main
 from policy.reward import DIAL
-from policy.serve.manifest import read_manifest
+from policy.serve.manifest import read_complete
 from tests.policy.environments import PRICES, answer, lines
 
 pytestmark = pytest.mark.train
@@ -38,7 +38,7 @@ def test_a_file_of_recorded_answers_is_all_it_takes(files: list[str], tmp_path: 
     out = tmp_path / "conductor"
     small = ["--set", "steps=2", "--set", "prompts=4", "--set", "samples=4"]
     assert main(["train", *files, *small, "--out", str(out)]) == 0
-    manifest = read_manifest(out)
+    manifest = read_complete(out).manifest
     assert manifest.prompt_version.startswith("dial-")
     assert manifest.quality is not None
     assert 0 <= manifest.quality <= QUALITY_MAX
@@ -75,7 +75,7 @@ def test_a_place_of_the_dial_goes_on_meaning_the_same_price(
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(["train", *files, *small, "--out", str(one)]) == 0
     assert main(["train", *files, *small, "--profile", "recorded", "--init", str(one), "--out", str(two)]) == 0
-    dials = [read_manifest(path).config["settings"]["dial"] for path in (one, two)]
+    dials = [read_complete(path).manifest.config["settings"]["dial"] for path in (one, two)]
     assert dials[0] == dials[1] == sorted(dials[0], reverse=True)
     assert tuple(dials[0]) != DIAL
     spoiled = json.loads((one / "manifest.json").read_text())

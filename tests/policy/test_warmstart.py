@@ -385,13 +385,13 @@ def test_the_server_computes_what_was_trained(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="the train extra is not installed")
     from safetensors.numpy import load_file
 
-    from policy.serve.manifest import read_manifest
+    from policy.serve.manifest import read_complete
     from policy.serve.runtime import Runtime
     from policy.start.synthetic.__main__ import main
     from policy.start.synthetic.model import Qwen2
 
     assert main(["--out", str(tmp_path / "m"), *MICRO]) == 0
-    manifest = read_manifest(tmp_path / "m")
+    manifest = read_complete(tmp_path / "m").manifest
     assert (manifest.prompt_hash, manifest.prompt_version) == (prompt_hash("compact"), f"compact-{PROMPT_VERSION}")
     tokens = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
     shape = ModelConfig(layers=2, hidden=32, inner=32, heads=1, heads_kv=1, context=512)

@@ -120,7 +120,11 @@ def test_check_reads_a_policys_manifest(tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "environment", "said"),
     [
         (["--conductor", "worker:two"], {}, "BATON_CONDUCTOR=worker:two: no such worker; known: one"),
-        (["--conductor", "nowhere"], {}, "nowhere/manifest.json:1: No such file or directory; BATON_CONDUCTOR must be"),
+        (
+            ["--conductor", "nowhere"],
+            {},
+            "nowhere/manifest.json:1: there is no such directory; BATON_CONDUCTOR must be",
+        ),
         ([], {"BATON_DEFAULT_POOL_NAME": "other"}, "BATON_DEFAULT_POOL_NAME=other"),
         ([], {"BATON_PROT": "1"}, "did you mean BATON_PORT?"),
         ([], {"BATON_PEPPER": "env:NOT_SET"}, "NOT_SET"),
@@ -150,7 +154,7 @@ def test_check_names_the_line_of_a_pool_file(pool: Path, capsys: pytest.CaptureF
 def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "manifest.json").write_text("[]")
     assert cli.main(["check", "--conductor", str(tmp_path)]) == 2
-    assert "it is not an object" in capsys.readouterr().err
+    assert "not a JSON object" in capsys.readouterr().err
 
 
 def test_keys_without_a_gateway_say_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:

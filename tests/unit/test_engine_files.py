@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from bench.policies import SPOILS, manifest_of, reseal, spoil, write_adapter, write_full
-from gateway.adapters.engines.files import Base, check, check_adapter, check_full, read_object
+from gateway.adapters.engines.files import Base, check, check_adapter, check_full
+from gateway.adapters.engines.sealed import read_object
 from gateway.adapters.engines.tensors import check_finite, read_header
 from gateway.errors import VersionRefused
 from tests.tiny_model import write_tiny_model
@@ -46,12 +47,16 @@ def refusal(work: Callable[[], object]) -> VersionRefused:
 def test_good_directories_pass(base: Path, full: Path, adapter: Path) -> None:
     found = check(full)
     check_full(found, Base(base))
-    assert (found.kind, found.directory, set(found.probe)) == ("full", full.resolve(), set(manifest_of(full)["probe"]))
+    assert (found.manifest.kind, found.directory, set(found.manifest.probe)) == (
+        "full",
+        full.resolve(),
+        set(manifest_of(full)["probe"]),
+    )
     found = check(adapter)
     check_adapter(found, Base(base), rank_max=2)
     check_adapter(found, None, rank_max=2)
-    assert found.kind == "adapter"
-    assert check(base).probe == {}
+    assert found.manifest.kind == "adapter"
+    assert check(base).manifest.probe == {}
 
 
 @pytest.mark.parametrize("how", [how for how, (_, reason) in SPOILS.items() if reason not in ("probe", "shape")])
@@ -99,7 +104,7 @@ def test_json_that_is_none_or_too_long(tmp_path: Path, monkeypatch: pytest.Monke
         path.write_text(text)
         assert refusal(lambda: read_object(path)).reason == "manifest"
     path.write_text("{}")
-    monkeypatch.setattr("gateway.adapters.engines.files.JSON_BYTES_MAX", 1)
+    monkeypatch.setattr("gateway.adapters.engines.sealed.JSON_BYTES_MAX", 1)
     assert "longer" in refusal(lambda: read_object(path)).message
 
 

@@ -11,9 +11,9 @@ import jsonschema
 import numpy as np
 import pytest
 
+from gateway.errors import VersionRefused
 from policy.serve.engine import Busy, Engine, Job, PrefixCache, Sampled
 from policy.serve.runtime import Cache, Runtime
-from policy.serve.shape import ModelError
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 from tests.contract.conductors import LONG_SCHEMA, SCHEMA, text_schema
 from tests.tiny_model import write_tiny_model
@@ -159,5 +159,5 @@ def test_a_template_file_wins_and_a_refusing_one_says_so(tmp_path: Path) -> None
 def test_a_bad_template_is_named(text_: str, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny")
     (model / "tokenizer_config.json").write_text(text_)
-    with pytest.raises(ModelError, match="template"):
+    with pytest.raises(VersionRefused, match="template"):
         Tokens(model, Runtime(model).shape)

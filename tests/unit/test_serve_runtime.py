@@ -14,11 +14,12 @@ import pytest
 import uvicorn
 from safetensors.numpy import load_file, save_file
 
+from gateway.errors import VersionRefused
 from policy.serve.__main__ import main
 from policy.serve.graph import build_graph, write_graph
-from policy.serve.manifest import read_manifest
+from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime, causal_mask
-from policy.serve.shape import ModelError, Shape, load_shape, load_weights
+from policy.serve.shape import Shape, load_shape, load_weights
 from policy.serve.tokens import Tokens
 from tests.tiny_model import write_tiny_model
 from tests.unit.qwen2_reference import reference_logits
@@ -110,7 +111,7 @@ def _edit(path: Path, **changes: Any) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda d: (d / "manifest.json").unlink(), "manifest.json"),
     "manifest is no JSON": (lambda d: (d / "manifest.json").write_text("{"), "manifest.json"),
-    "manifest is a list": (lambda d: (d / "manifest.json").write_text("[]"), "not an object"),
+    "manifest is a list": (lambda d: (d / "manifest.json").write_text("[]"), "not a JSON object"),
     "unknown field": (lambda d: _edit(d / "manifest.json", colour="red"), "colour"),
     "hashes are no object": (lambda d: _edit(d / "manifest.json", sha256=[]), "sha256"),
     "unlisted weights": (lambda d: _edit(d / "manifest.json", sha256={}), "model.safetensors"),
@@ -138,8 +139,8 @@ def test_a_hash_may_not_name_a_file_elsewhere(model: Path) -> None:
     manifest = json.loads((model / "manifest.json").read_text())
     manifest["sha256"]["../secret"] = "0"
     (model / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ModelError, match="secret"):
-        read_manifest(model)
+    with pytest.raises(VersionRefused, match="secret"):
+        read_complete(model)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +156,14 @@ def test_a_hash_may_not_name_a_file_elsewhere(model: Path) -> None:
 )
 def test_only_plain_qwen2_is_accepted(changes: dict[str, Any], model: Path) -> None:
     config = json.loads((model / "config.json").read_text()) | changes
-    with pytest.raises(ModelError, match=r"config\.json"):
+    with pytest.raises(VersionRefused, match=r"config\.json"):
         Shape.from_config(config)
 
 
 @pytest.mark.parametrize("text", ["", "[]"])
 def test_a_config_that_is_no_object_is_named(text: str, model: Path) -> None:
     (model / "config.json").write_text(text)
-    with pytest.raises(ModelError, match=r"config\.json"):
+    with pytest.raises(VersionRefused, match=r"config\.json"):
         load_shape(model)
 
 
@@ -170,13 +171,13 @@ def test_weights_of_another_shape_are_named(model: Path) -> None:
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"] = np.ones(7, dtype=np.float32)
     save_file(weights, model / "model.safetensors")
-    with pytest.raises(ModelError, match=r"model\.norm\.weight should be \(128,\), found \(7,\)"):
+    with pytest.raises(VersionRefused, match=r"model\.norm\.weight should be \(128,\), found \(7,\)"):
         load_weights(model, load_shape(model))
 
 
 def test_a_graph_that_is_no_graph_is_named(model: Path) -> None:
     (model / "graph.onnx").write_bytes(b"nonsense")
-    with pytest.raises(ModelError, match=r"graph\.onnx"):
+    with pytest.raises(VersionRefused, match=r"graph\.onnx"):
         Runtime(model)
 
 
@@ -197,7 +198,7 @@ def test_the_port_is_announced_once_the_model_is_warm(
 
 def test_weights_that_cannot_be_read_are_named(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"\x08")
-    with pytest.raises(ModelError, match=r"model\.safetensors"):
+    with pytest.raises(VersionRefused, match=r"model\.safetensors"):
         load_weights(model, load_shape(model))
 
 
@@ -208,5 +209,5 @@ def test_a_tokenizer_that_does_not_fit_is_named(name: str, model: Path) -> None:
         (model / name).write_text("{")
     else:
         shape = replace(shape, vocab=100)
-    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+    with pytest.raises(VersionRefused, match=r"tokenizer\.json"):
         Tokens(model, shape)

@@ -15,12 +15,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bench.policies import manifest_of, reseal, write_adapter, write_full
+from gateway.errors import VersionRefused
 from policy.serve.__main__ import main
 from policy.serve.engine import Busy, Slots
 from policy.serve.lora import merged
 from policy.serve.runtime import Runtime
 from policy.serve.server import create_app
-from policy.serve.shape import ModelError, load_shape, load_weights
+from policy.serve.shape import load_shape, load_weights
 from policy.serve.versions import Versions
 from tests.tiny_model import write_tiny_model
 from tests.unit.qwen2_reference import reference_logits
@@ -90,7 +91,7 @@ def test_an_adapter_is_its_product_added_to_the_base(
 def test_what_cannot_be_merged_is_named(config: dict[str, Any], said: str, base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(base, tmp_path / "a", 1)
     edit(adapter / "adapter_config.json", **config)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(VersionRefused, match=said):
         merged(adapter, load_weights(base, load_shape(base)))
 
 
@@ -109,7 +110,7 @@ def test_tensors_that_do_not_belong_are_named(
 ) -> None:
     adapter = write_adapter(base, tmp_path / "a", 1)
     save_file({name: np.zeros(dims, np.float32)} if name else {}, adapter / "adapter_model.safetensors")
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(VersionRefused, match=said):
         merged(adapter, load_weights(base, load_shape(base)))
 
 
@@ -117,12 +118,12 @@ def test_numbers_that_are_none_are_named(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(base, tmp_path / "a", 1)
     tensors = {name: tensor * np.inf for name, tensor in load_file(adapter / "adapter_model.safetensors").items()}
     save_file(tensors, adapter / "adapter_model.safetensors")
-    with pytest.raises(ModelError) as refused, np.errstate(invalid="ignore"):
+    with pytest.raises(VersionRefused) as refused, np.errstate(invalid="ignore"):
         merged(adapter, load_weights(base, load_shape(base)))
     assert refused.value.reason == "not_finite"
     weights = load_file(base / "model.safetensors") | {"model.norm.weight": np.full(128, np.nan, np.float32)}
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(VersionRefused) as refused:
         load_weights(tmp_path, load_shape(base))
     assert refused.value.reason == "not_finite"
 
@@ -139,14 +140,14 @@ async def test_an_adapter_finds_its_base_served_or_beside_it_or_is_refused(base:
     assert (await served.load("adapter@4", beside_nothing)).drift < 1e-3  # full@2 is served
     served.unload("full@2")
     nowhere = write_adapter(other, tmp_path / "nowhere" / "adapter@5", 3)
-    for changes, said in (({}, "is not here"), ({"base_sha256": ""}, "must name"), ({"base": ""}, "without a name")):
+    for changes, said in (({}, "put its base"), ({"base_sha256": ""}, "must name"), ({"base": ""}, "without a name")):
         reseal(nowhere, **changes)
-        with pytest.raises(ModelError, match=said) as refused:
+        with pytest.raises(VersionRefused, match=said) as refused:
             await served.load("adapter@5", nowhere)
         assert refused.value.reason == "base"
         reseal(nowhere, base=other.name, base_sha256=manifest_of(adapter)["base_sha256"])
     reseal(adapter, base_sha256="0" * 64)
-    with pytest.raises(ModelError, match="not the base"):
+    with pytest.raises(VersionRefused, match="not the base"):
         await served.load("adapter@6", adapter)
     served.close()
 
@@ -162,7 +163,7 @@ async def test_what_leaves_counts_until_its_last_request_has_ended(
     await versions.load("full@2", made["full@2"])
     first.engine.in_flight = 1
     versions.unload("full@1")
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(VersionRefused) as refused:
         await versions.load("full@3", made["full@3"])
     assert refused.value.reason == "full"
     first.engine.in_flight = 0
@@ -173,12 +174,12 @@ async def test_what_leaves_counts_until_its_last_request_has_ended(
 async def test_the_last_version_is_held_and_a_name_is_one_directory(
     versions: Versions, base: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(VersionRefused) as refused:
         versions.unload("base@1")
     assert refused.value.reason == "held"
     versions.unload("nobody")
     assert await versions.load("base@1", base) is versions.get("base@1")
-    with pytest.raises(ModelError) as refused:
+    with pytest.raises(VersionRefused) as refused:
         await versions.load("base@1", write_full(base, tmp_path / "x", 1))
     assert refused.value.reason == "taken"
     versions.close()
@@ -199,7 +200,7 @@ async def test_a_probe_that_cannot_be_scored_or_is_off_is_refused(
 ) -> None:
     directory = write_full(base, tmp_path / "x", 1)
     reseal(directory, probe=manifest_of(directory)["probe"] | probe)
-    with pytest.raises(ModelError, match="probe") as refused:
+    with pytest.raises(VersionRefused, match="probe") as refused:
         await versions.load("x@1", directory)
     assert refused.value.reason == reason
     assert [version.name for version in versions.all()] == ["base@1"]
@@ -238,7 +239,7 @@ async def test_loading_and_unloading_over_http(client: httpx.AsyncClient, base: 
     for bad in ({"name": "a@1", "directory": "relative"}, {"name": "", "directory": "/x"}, {"name": "a@1"}):
         assert (await client.post("/v1/load_policy", json=bad)).status_code == 400
     gone = await client.post("/v1/load_policy", json={"name": "a@1", "directory": str(tmp_path / "gone")})
-    assert (gone.status_code, gone.json()["error"]["code"]) == (400, "engine")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (400, "missing")
 
 
 async def test_a_sequence_is_scored_in_vllms_shape(client: httpx.AsyncClient, versions: Versions) -> None:

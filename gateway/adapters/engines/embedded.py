@@ -16,7 +16,8 @@ from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import check_same
 from gateway.errors import EngineDown, VersionRefused
 
-REASONS = {"full", "held", "base", "probe", "taken", "shape", "not_finite"}
+# of VersionRefused, as the server names them
+REASONS = {"missing", "manifest", "checksum", "shape", "not_finite", "base", "full", "taken", "held", "probe"}
 
 
 class EmbeddedEngine:

@@ -81,7 +81,7 @@ class VllmReload:
             async with self.turns.closed(self._drain_s):
                 try:
                     await self._swap(version, directory)
-                    check_drift(version, await self._api.drift(self.model, files.probe), self._drift_max)
+                    check_drift(version, await self._api.drift(self.model, files.manifest.probe), self._drift_max)
                 except BatonError:
                     await self._undo(before)
                     raise

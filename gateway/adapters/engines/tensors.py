@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from gateway.core.policies.manifest import FIX
 from gateway.errors import VersionRefused
 
 HEADER_BYTES_MAX = 64 << 20
 BLOCK_BYTES = 4 << 20  # a multiple of every item's size
 # dtype: (bytes an item, how the item's last byte and the one before it show an exponent of all ones)
 FLOATS = {"F64": (8, 0x7F, 0xF0), "F32": (4, 0x7F, 0x80), "BF16": (2, 0x7F, 0x80), "F16": (2, 0x7C, 0x00)}
-FIX = "train or export this version again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class VllmLora:
             if version not in await self._roots():  # else another gateway of this engine was as quick
                 raise
         try:
-            check_drift(version, await self._api.drift(version, files.probe), self._drift_max)
+            check_drift(version, await self._api.drift(version, files.manifest.probe), self._drift_max)
         except BaseException:  # boundary: taken back, and raised again
             await asyncio.shield(self._drop(version))
             raise

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.engines.files import MANIFEST_FILE, check, read_object
+from gateway.adapters.engines.files import check
+from gateway.adapters.engines.sealed import read_document
+from gateway.core.policies.manifest import MANIFEST_FILE
 from gateway.errors import Unavailable, VersionRefused
 
 INCOMING = ".incoming-"
@@ -35,7 +37,7 @@ class Incoming:
 def take_in(source: Path, policies: Path) -> Incoming:
     """A durable, checked copy of a policy directory: what its manifest lists, and the manifest. Raises VersionRefused
     for what no engine may be shown, Unavailable when the disk can't take it; then nothing is left of it."""
-    manifest = read_object(source / MANIFEST_FILE)
+    manifest = read_document(source)
     listed = manifest.get("sha256")
     if not isinstance(listed, dict) or not 0 < len(listed) <= LISTED_MAX:
         raise VersionRefused("manifest", f"{source}: its manifest lists no files; train or export this version again")
@@ -50,7 +52,7 @@ def take_in(source: Path, policies: Path) -> Incoming:
                 raise VersionRefused("manifest", f"{source}: its manifest names `{name}`, which is no file of its own")
             _copy(source / name, place / name)
         write_manifest(place, manifest)
-        return Incoming(place, check(place).manifest)
+        return Incoming(place, check(place).sealed.document)
     except OSError as error:
         discard(place)
         raise _disk(error, policies) from None

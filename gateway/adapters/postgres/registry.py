@@ -19,7 +19,7 @@ from sqlalchemy import Double, Select, func, insert, select, update
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.adapters.engines.files import MANIFEST_FILE, read_object
+from gateway.adapters.engines.sealed import read_document
 from gateway.adapters.postgres import audit as store_audit
 from gateway.adapters.postgres import policy_files
 from gateway.adapters.postgres.admin_tables import policy_events, policy_versions
@@ -207,7 +207,7 @@ class Registry:
             return await _set(connection, first, "live", by, why, what="seeded")
 
     async def _is_new(self, directory: Path, name: str) -> bool:
-        offered = await asyncio.to_thread(read_object, directory / MANIFEST_FILE)
+        offered = await asyncio.to_thread(read_document, directory)
         return not any(is_same(known.manifest, offered) for known in await self.list(name))
 
     async def _register(

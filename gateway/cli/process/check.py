@@ -6,12 +6,11 @@ It prints a line for each thing that is right. A mistake is `file:line: field: w
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from gateway.adapters.host import poolfile
 from gateway.adapters.postgres.database import driver_url
-from gateway.cli.process.services import conductor_directory
+from gateway.cli.process.services import conductor_offered
 from gateway.config import settings as config
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
@@ -62,6 +61,5 @@ def _conductor_line(settings: config.Settings, pool: PoolFile | None) -> str:
         case "url":
             return f"{settings.conductor} (not called)"
         case _:
-            directory = conductor_directory(settings)
-            manifest = json.loads((directory / "manifest.json").read_text())
-            return f"{directory}: {manifest.get('name')}@{manifest.get('version')}"
+            directory, manifest = conductor_offered(settings)
+            return f"{directory}: {manifest.id}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urldefrag
 
+from gateway.adapters.engines.sealed import read_document
 from gateway.adapters.host import poolfile
 from gateway.adapters.host.servers import (
     PROGRAMS_ROOT,
@@ -26,7 +26,8 @@ from gateway.adapters.postgres.registry import Registry
 from gateway.cli.process.datadir import FACTS, DataDir
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
-from gateway.errors import ConfigError, Unavailable
+from gateway.core.policies.manifest import MANIFEST_FILE, Manifest, manifest_of
+from gateway.errors import ConfigError, Unavailable, VersionRefused
 
 ARENA_SEED = 7
 ARENA_POOL = "arena-pool.yaml"
@@ -36,8 +37,8 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 
 
-def conductor_directory(settings: Settings) -> Path:
-    """The directory of the conductor's weights. Raises ConfigError where it has no readable manifest."""
+def conductor_offered(settings: Settings) -> tuple[Path, Manifest]:
+    """The directory of the conductor's weights, and its manifest. Raises ConfigError where no manifest can be read."""
     if settings.conductor_kind == "embedded":
         spec = find_spec("policy")
         if spec is None or spec.origin is None:
@@ -47,21 +48,18 @@ def conductor_directory(settings: Settings) -> Path:
         directory = Path(spec.origin).parent / SHIPPED_CONDUCTOR
     else:
         directory = Path(settings.conductor)
-    manifest = directory / "manifest.json"
     try:
-        if not isinstance(json.loads(manifest.read_text(encoding="utf-8")), dict):
-            raise ValueError("it is not an object")
-    except (OSError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) else error
+        return directory.resolve(), manifest_of(read_document(directory))
+    except VersionRefused as refused:
         fix = "BATON_CONDUCTOR must be embedded, a policy directory, worker:NAME or http://host:port/v1#model"
-        raise ConfigError(f"{manifest}:1: {what}; {fix}") from None
-    return directory.resolve()
+        place = directory / MANIFEST_FILE
+        what = refused.message.removeprefix(f"{place}: ").split(";")[0]
+        raise ConfigError(f"{place}:1: {what}; {fix}") from None
 
 
-def policy_version(directory: Path) -> str:
+def policy_version(manifest: Manifest) -> str:
     """The name, such as `conductor@7`, under which weights without a registry are served and logged."""
-    version = json.loads((directory / "manifest.json").read_text(encoding="utf-8")).get("version")
-    return f"conductor@{version}" if version else "conductor"
+    return f"conductor@{manifest.version}" if manifest.version else "conductor"
 
 
 async def live_version(database_url: str, policies: Path, directory: Path, *, insist: bool) -> tuple[str, Path]:
@@ -115,7 +113,7 @@ class Stack:
         if self.settings.pool:
             poolfile.load(self.settings.pool, config.environment())
         if self.settings.conductor_kind in ("embedded", "directory"):
-            conductor_directory(self.settings)
+            conductor_offered(self.settings)
         try:
             async with asyncio.TaskGroup() as group:
                 database = group.create_task(self._timed("postgres", self._database()))
@@ -198,8 +196,8 @@ class Stack:
         if settings.conductor_kind == "url":
             url, model = urldefrag(settings.conductor)
             return (url.rstrip("/"), model, None), settings.conductor
-        configured = conductor_directory(settings)
-        name, directory = policy_version(configured), configured
+        configured, manifest = conductor_offered(settings)
+        name, directory = policy_version(manifest), configured
         if settings.policies_path is not None:
             insist = settings.conductor_kind == "directory"
             name, directory = await live_version((await database)[0], settings.policies_path, configured, insist=insist)

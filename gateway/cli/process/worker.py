@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.adapters.host.servers import Server
 from gateway.cli.process.datadir import FACTS, JUDGE, DataDir
-from gateway.cli.process.services import conductor_directory, database_of, require_policy
+from gateway.cli.process.services import conductor_offered, database_of, require_policy
 from gateway.config import settings as config
 from gateway.config.settings import Settings
 from gateway.errors import ConfigError
@@ -57,7 +57,7 @@ def worker_settings(settings: Settings, data: DataDir, database_url: str) -> dic
         "database_url": database_url,
         "data_dir": str(data.path),
         "policies": str((settings.policies_path or data.path / "policies").resolve()),
-        "shipped": str(conductor_directory(settings)) if ours else None,
+        "shipped": str(conductor_offered(settings)[0]) if ours else None,
         "python": str(settings.train_python.absolute()) if settings.train_python else sys.executable,
         "retrain_outcomes_min": settings.retrain_outcomes_min,
         "retrain_every_s": settings.retrain_every_s,

@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from gateway.core.loop.plan import Plan
-from gateway.core.loop.prompt import PROMPT_VERSION, QUALITY_MAX, Profile, profile_of, prompt_hash
+from gateway.core.loop.prompt import QUALITY_MAX, Profile
+from gateway.core.policies.manifest import known_profile, manifest_of
 from gateway.errors import BadRequest, Conflict
 
 State = Literal["candidate", "shadow", "canary", "live", "retired"]
@@ -142,15 +143,13 @@ def pick(now: Standing, usable: Mapping[str, Pick], request_id: str) -> Pick | N
 
 def picked(version: Version) -> Pick | None:
     """How a version is asked; None where this code does not render the prompt it was trained on."""
-    manifest = version.manifest
-    trained = str(manifest.get("prompt_version"))
-    profile = profile_of(trained)
-    if trained != f"{profile}-{PROMPT_VERSION}" or manifest.get("prompt_hash") != prompt_hash(profile):
+    manifest = manifest_of(version.manifest)
+    profile = known_profile(manifest)
+    if profile is None:
         return None
-    quality = manifest.get("quality")
-    heeded = isinstance(quality, int) and not isinstance(quality, bool) and 0 <= quality <= QUALITY_MAX
-    rounds = manifest.get("rounds")
-    return Pick(version.id, profile, quality if heeded else None, rounds if isinstance(rounds, int) else 1)
+    quality = manifest.quality
+    in_range = quality is not None and 0 <= quality <= QUALITY_MAX
+    return Pick(version.id, profile, quality if in_range else None, manifest.rounds)
 
 
 def same_route(one: Plan, other: Plan) -> bool:

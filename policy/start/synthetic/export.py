@@ -13,8 +13,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from gateway.core.loop.prompt import PROMPT_VERSION, Profile, prompt_hash
+from gateway.core.policies.manifest import Manifest
 from policy.serve.graph import write_graph
-from policy.serve.manifest import Manifest, write_manifest
+from policy.serve.manifest import write_manifest
 from policy.serve.shape import Array
 from policy.start.synthetic.config import ModelConfig
 from policy.start.synthetic.samples import PROFILE

@@ -17,11 +17,12 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.adapters.engines.sealed import SealedPolicy
 from gateway.errors import BadRequest
 from policy.dataset.refusals import listed
 from policy.reward import DIAL, RewardSettings, taught_dial
-from policy.serve.manifest import read_manifest
-from policy.serve.shape import ModelError, load_shape
+from policy.serve.manifest import read_complete
+from policy.serve.shape import load_shape
 from policy.serve.tokens import Tokens
 from policy.train.engines.rows import EngineRow, EngineSettings, of_training, read_rows
 from policy.train.sources.logged import of_export
@@ -104,8 +105,9 @@ def _trl(options: argparse.Namespace, settings: EngineSettings) -> int:
     from policy.train.engines.seal import sealer
     from policy.train.engines.trl_trainer import Stopping, train_with_trl
 
-    rows = _rows(options.data, options.init, settings)
-    finish = sealer(options.init, options.version, settings, len(rows), options.data.name, _command(options))
+    parent = read_complete(options.init)
+    rows = _rows(options.data, parent, settings)
+    finish = sealer(parent, options.version, settings, len(rows), options.data.name, _command(options))
     stopping = Stopping()
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -138,7 +140,7 @@ def _trl(options: argparse.Namespace, settings: EngineSettings) -> int:
     return 0
 
 
-def _rows(data: Path, init: Path, settings: EngineSettings) -> list[EngineRow]:
+def _rows(data: Path, parent: SealedPolicy, settings: EngineSettings) -> list[EngineRow]:
     """An export in either shape. Ours names the schema of each plan, and so its grammar masks; verl's does not."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -149,10 +151,7 @@ def _rows(data: Path, init: Path, settings: EngineSettings) -> list[EngineRow]:
         ours = False
     if not ours:
         return read_rows(data)
-    try:
-        manifest, tokens = read_manifest(init), Tokens(init, load_shape(init))
-    except ModelError as error:
-        raise BadRequest(f"{init}: no policy directory ({error})") from None
+    manifest, tokens = parent.manifest, Tokens(parent.directory, load_shape(parent.directory))
     found = of_export(data, manifest.prompt_hash, RewardSettings(dial=taught_dial(manifest.config) or DIAL))
     if not found.rows:
         raise BadRequest(f"{data}: no rollout can be trained on: {listed(Counter(found.refused)) or 'none is there'}")

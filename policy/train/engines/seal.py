@@ -9,48 +9,45 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.engines.sealed import SealedPolicy
+from gateway.core.policies.manifest import ADAPTER_FILES, Manifest
 from gateway.errors import BadRequest
 from policy.reward import taught_dial
 from policy.serve.graph import write_graph
-from policy.serve.manifest import ADAPTER_FILES, REQUIRED_FILES, Manifest, read_manifest, write_manifest
-from policy.serve.shape import ModelError
+from policy.serve.manifest import REQUIRED_FILES, write_manifest
 from policy.train.engines.rows import EngineSettings
-
-SHA_OF_BASE = "model.safetensors"
 
 
 def sealer(
-    init: Path, version: str, settings: EngineSettings, rollouts: int, data: str, command: str
+    parent: SealedPolicy, version: str, settings: EngineSettings, rollouts: int, data: str, command: str
 ) -> Callable[[Path, dict[str, Any]], None]:
-    """What `train_with_trl` calls last. `version`: NAME@N. Raises BadRequest where INIT is no policy directory."""
+    """What `train_with_trl` calls last. `version`: NAME@N. Raises BadRequest for another name, and
+    for an adapter where an adapter is to be trained."""
     name, _, number = version.partition("@")
     if not name or not number:
         raise BadRequest(f"{version!r} is no version; name it like conductor@8")
-    try:
-        parent = read_manifest(init)
-    except ModelError as error:
-        raise BadRequest(f"{init}: no policy directory ({error})") from None
-    if settings.lora_rank and parent.kind == "adapter":
-        raise BadRequest(f"{init} is an adapter: train one over its base, or merge it first")
+    manifest = parent.manifest
+    if settings.lora_rank and manifest.kind == "adapter":
+        raise BadRequest(f"{parent.directory} is an adapter: train one over its base, or merge it first")
 
-    dial = taught_dial(parent.config)
+    dial = taught_dial(manifest.config)
 
     def seal(directory: Path, probe: Mapping[str, Any]) -> None:
         born = replace(
-            parent,
+            manifest,
             name=name,
             version=number,
             data=data,
             command=command,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             seed=settings.seed,
-            parent=f"{parent.name}@{parent.version}",
+            parent=manifest.id,
             rollouts=rollouts,
             config=_plain(settings) | ({"settings": {"dial": list(dial)}} if dial else {}),
             probe=dict(probe),
         )
         if settings.lora_rank:
-            _seal_adapter(directory, born, parent)
+            _seal_adapter(directory, born, manifest)
         else:
             write_graph(directory)
             write_manifest(directory, born, REQUIRED_FILES)
@@ -63,10 +60,10 @@ def _seal_adapter(directory: Path, born: Manifest, parent: Manifest) -> None:
     for path in directory.iterdir():
         if path.name not in ADAPTER_FILES:
             path.unlink()
-    base = f"{parent.name}@{parent.version}"
+    base = parent.id
     config = json.loads((directory / ADAPTER_FILES[0]).read_text())
     (directory / ADAPTER_FILES[0]).write_text(json.dumps(config | {"base_model_name_or_path": base}, indent=2) + "\n")
-    adapter = replace(born, kind="adapter", base=base, base_sha256=parent.sha256[SHA_OF_BASE])
+    adapter = replace(born, kind="adapter", base=base, base_sha256=parent.weights_sha256)
     write_manifest(directory, adapter, ADAPTER_FILES)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.adapters.engines.sealed import read_document
+from gateway.core.policies.manifest import manifest_of
 from gateway.errors import ConfigError
 from policy.dataset.cli import URL_CHARS_MAX, add_filters, add_rules, rules_of, selection_of
-from policy.serve.manifest import read_manifest
-from policy.serve.shape import ModelError
 from policy.train.settings import PROFILES, settings_of
 from policy.train.spec import TrainSpec, first_of, plain_filters, read_spec
 
@@ -116,11 +116,8 @@ def _on_trl(options: argparse.Namespace) -> int:
 
 
 def version_of(init: Path, name: str, version: str) -> str:
-    """What comes out is called: NAME@N, by default the next one of `init`. Raises ConfigError."""
-    try:
-        parent = read_manifest(init)
-    except ModelError as error:
-        raise ConfigError(f"--init {init}/{error}") from None
+    """What comes out is called: NAME@N, by default the next one of `init`. Raises VersionRefused."""
+    parent = manifest_of(read_document(init))
     return f"{name or parent.name}@{version or parent.next_version}"
 
 

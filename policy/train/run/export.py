@@ -16,12 +16,14 @@ import torch
 from safetensors.torch import save_file
 
 from gateway import __version__
+from gateway.adapters.engines.sealed import file_sha256
 from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.core.loop.prompt import Profile, PromptInput, ShownWorker, render
+from gateway.core.policies.manifest import ADAPTER_FILES, Manifest
+from gateway.errors import VersionRefused
 from policy.environments.base import rng_for
-from policy.serve.manifest import ADAPTER_FILES, REQUIRED_FILES, Manifest, sha256_of, write_manifest
+from policy.serve.manifest import REQUIRED_FILES, write_manifest
 from policy.serve.runtime import GRAPH_FILE
-from policy.serve.shape import ModelError
 from policy.serve.tokens import Tokens
 from policy.train.run.initial import Initial
 from policy.train.settings import Settings
@@ -58,7 +60,7 @@ def write(directory: Path, initial: Initial, manifest: Manifest, settings: Setti
     if settings.lora_rank and not settings.lora_merge:
         size = save_adapter(directory, initial.weights.model, initial.version, settings.lora_alpha)
         weights_file = initial.directory / "model.safetensors"
-        base = sha256_of(weights_file) if weights_file.is_file() else ""
+        base = file_sha256(weights_file) if weights_file.is_file() else ""
         named = replace(manifest, kind="adapter", base=manifest.parent, base_sha256=base, params=size)
         return write_manifest(directory, named, ADAPTER_FILES)
     return _write_full(directory, initial, manifest)
@@ -70,7 +72,7 @@ def _write_full(directory: Path, initial: Initial, manifest: Manifest) -> Manife
         if (initial.directory / name).is_file():
             shutil.copyfile(initial.directory / name, directory / name)
     if not (directory / GRAPH_FILE).is_file():
-        with suppress(ModuleNotFoundError, ModelError):  # the embedded server runs no other kind of model
+        with suppress(ModuleNotFoundError, VersionRefused):  # the embedded server runs no other kind of model
             import_module("policy.serve.graph").write_graph(directory)
     state = {name: value.cpu().contiguous() for name, value in plain_state(initial.weights.model).items()}
     tied = json.loads((directory / "config.json").read_text()).get("tie_word_embeddings", False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.core.loop.prompt import PROMPT_VERSION, Profile, profile_of, prompt_hash
+from gateway.adapters.engines.sealed import read_object
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, prompt_hash
+from gateway.core.policies.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, Manifest, check_prompt
 from gateway.errors import ConfigError
-from policy.serve.manifest import Manifest, read_manifest
-from policy.serve.shape import ModelError, Shape, load_shape
+from policy.serve.manifest import read_complete
+from policy.serve.shape import Shape, load_shape
 from policy.serve.tokens import Tokens
 from policy.train.settings import Settings
 from policy.train.spec import TrainSpec
@@ -36,40 +37,25 @@ class Initial:
     @property
     def version(self) -> str:
         """As the registry names it."""
-        return f"{self.manifest.name}@{self.manifest.version}"
+        return self.manifest.id
 
 
 def initial_weights(spec: TrainSpec) -> Initial:
-    """What training begins with. Raises ConfigError for a directory that cannot be trained on."""
+    """What training begins with. Raises ConfigError without a directory, VersionRefused for a bad one."""
     if spec.init is None:
         raise ConfigError(f"--init DIR: which policy directory should --env {spec.env} begin with?")
-    sealed = (spec.init / "manifest.json").is_file()
-    try:
-        config = _config(spec.init)
-        small = _small(spec, config)
-        shape = load_shape(spec.init) if small else _shape(config)
-        manifest = read_manifest(spec.init) if sealed else _unsealed(spec.init)
-        profile = checked_profile(spec.init, manifest)
-        tokens = Tokens(spec.init, shape)
-        weights = _loaded(spec, shape, small=small)
-    except ModelError as error:
-        raise ConfigError(f"--init {spec.init}/{error}") from None
+    sealed = (spec.init / MANIFEST_FILE).is_file()
+    config = read_object(spec.init / CONFIG_FILE)
+    small = _small(spec, config)
+    shape = load_shape(spec.init) if small else _shape(config)
+    manifest = read_complete(spec.init).manifest if sealed else _unsealed(spec.init)
+    profile = check_prompt(manifest, spec.init)
+    tokens = Tokens(spec.init, shape)
+    weights = _loaded(spec, shape, small=small)
     settings = spec.settings
     if settings.lora_rank:
         adapt(weights.model, settings.lora_rank, settings.lora_alpha, settings.lora_targets, settings.seed)
     return Initial(spec.init, manifest, profile, weights, tokens, sealed)
-
-
-def checked_profile(path: Path, manifest: Manifest) -> Profile:
-    """The prompt profile that weights know. Raises ConfigError where this code renders another prompt."""
-    profile: Profile = profile_of(manifest.prompt_version)
-    known, ours = (manifest.prompt_version, manifest.prompt_hash), (f"{profile}-{PROMPT_VERSION}", prompt_hash(profile))
-    if known != ours:
-        raise ConfigError(
-            f"--init {path}: its weights know prompt {known[0]} ({known[1][:12]}…), this code renders {ours[0]} "
-            f"({ours[1][:12]}…): train with the code they came with"
-        )
-    return profile
 
 
 def _loaded(spec: TrainSpec, shape: Shape, *, small: bool) -> Weights:
@@ -84,19 +70,9 @@ def _small(spec: TrainSpec, config: Mapping[str, Any]) -> bool:
     """Whether plain torch trains it."""
     if spec.settings.engine != "auto":
         return spec.settings.engine == "small"
-    path = (spec.init or Path()) / "model.safetensors"
+    path = (spec.init or Path()) / WEIGHTS_FILE
     untied = config.get("model_type") == "qwen2" and not config.get("tie_word_embeddings", False)
     return untied and path.is_file() and path.stat().st_size <= SMALL_BYTES_MAX
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"config.json: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError("config.json: not a JSON object")
-    return found
 
 
 def _shape(config: Mapping[str, Any]) -> Shape:

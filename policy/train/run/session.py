@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from gateway.core.policies.manifest import Manifest
 from gateway.errors import ConfigError, Unavailable
 from policy.environments.live import LiveEnvironment
 from policy.environments.spend import Spend
 from policy.reward import taught_dial
-from policy.serve.manifest import Manifest
 from policy.start.recorded.school import Schooling
 from policy.start.recorded.start import StartSettings, warm_start
 from policy.train.run import export

@@ -67,7 +67,7 @@ class SmallWeights:
 
     @classmethod
     def load(cls, directory: Path, shape: Shape, device: str = "cpu") -> SmallWeights:
-        """The weights of a policy directory. Raises ModelError."""
+        """The weights of a policy directory. Raises VersionRefused."""
         model = Qwen2(_config(shape), shape.vocab)
         stored = {name: torch.from_numpy(array) for name, array in load_weights(directory, shape).items()}
         model.load_state_dict(stored)
