@@ -1,10 +1,9 @@
-"""The composition root's part for who plans: the conductor, the engines under it, and the versions they hold."""
+"""Who plans, wired: the conductor, the engines under it with the versions they hold, and the planners."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
@@ -14,54 +13,54 @@ from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.replicas import Replicas
 from gateway.adapters.engines.vllm import VllmLora
-from gateway.adapters.host import poolfile
-from gateway.adapters.host.metrics import PrometheusMetrics
-from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.registry import Registry
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
-from gateway.adapters.upstream.pooled import PooledWorkers
-from gateway.config.settings import Services, Settings, environment
+from gateway.config.settings import Settings
+from gateway.core.loop.experience import RuleWeights
 from gateway.core.loop.prompt import Profile
 from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.manifest import check_prompt, manifest_of
 from gateway.core.policies.watch import Margins
-from gateway.core.pool.workers import PoolFile, Price
+from gateway.core.pool.workers import Price
 from gateway.errors import ConductorError, ConfigError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.routers import AutoPlanner, CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.loop.state import Planner
 from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
 from gateway.service.policies.versions import VersionLimits, Versions
 from gateway.service.policies.watcher import Watcher, WatchLimits
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.policies import PolicyEngine
-from gateway.service.ports.request import Clock, Conductor, Journal
+from gateway.service.ports.request import Conductor, Journal
+from gateway.wiring.base import Base
+from gateway.wiring.requests import PoolParts
 
 log = logging.getLogger("gateway")
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 UNLOAD_SLACK_S = 60.0
 
 
-async def conductor_of(
-    settings: Settings, services: Services, pools: PoolFile, workers: PooledWorkers, opened: AsyncExitStack
-) -> tuple[HttpConductor | WorkerConductor, ConductorSettings]:
+async def conductor_of(base: Base, pool: PoolParts) -> tuple[HttpConductor | WorkerConductor, ConductorSettings]:
     """The conductor and how to ask it. One served with a manifest is refused when its prompt is not ours."""
+    settings, services = base.settings, base.services
     structured, price = settings.conductor_structured, _conductor_price(settings)
     url, model, ref = services.conductor_url, services.conductor_model, settings.conductor_api_key
     if settings.conductor_kind == "worker":
-        spec = pools.worker(settings.conductor.removeprefix("worker:"))
+        spec = pool.first.pools.worker(settings.conductor.removeprefix("worker:"))
         url, model, ref, price = spec.url, spec.model, spec.api_key, spec.price or FREE
         if spec.kind == "litellm":
             hint: Structured = structured if structured in ("json_schema", "json_object") else "none"
-            return WorkerConductor(workers, spec, hint), planning_of(settings, "full", price)
+            return WorkerConductor(pool.workers, spec, hint), planning_of(settings, "full", price)
     if url is None or model is None:
         raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
-    key = poolfile.resolve_secret(ref, environment()) if ref else None
+    key = base.referred(ref)
     ours = settings.conductor_kind in ("embedded", "directory")
     if structured == "auto":
         structured = "vllm" if ours else await _dialect(HttpConductor(url, model, key))
-    conductor = HttpConductor(url, model, key, structured=structured, text_bytes_max=settings.plan_bytes_max)
-    opened.push_async_callback(conductor.close)
+    text_bytes_max = settings.plan_bytes_max
+    conductor = base.closing(HttpConductor(url, model, key, structured=structured, text_bytes_max=text_bytes_max))
     manifest = await conductor.describe() if ours else None
     profile = _profile(settings, manifest)
     return conductor, planning_of(settings, profile, price, (manifest or {}).get("quality"))
@@ -115,15 +114,13 @@ class PolicyParts:
         return {"versions": self.versions.run(), "watcher": self.watcher.run()}
 
 
-def engine_of(
-    settings: Settings, services: Services, conductor: Conductor, opened: AsyncExitStack
-) -> tuple[PolicyEngine, Conductor]:
-    """The engines that hold the versions, and the conductor that plans are asked of."""
+def engine_of(base: Base, conductor: Conductor) -> tuple[PolicyEngine, Conductor]:
+    """The engines that hold the versions, and the conductor that is asked for plans. Raises ConfigError."""
+    settings, services = base.settings, base.services
     url = str(services.conductor_url).removesuffix("/v1")
     urls = settings.policy_engine_urls.split(",") if settings.policy_engine_urls else [url]
-    apis = [EngineApi(one.strip().rstrip("/").removesuffix("/v1"), key=services.engine_key) for one in urls]
-    for api in apis:
-        opened.push_async_callback(api.close)
+    places = [url.strip().rstrip("/").removesuffix("/v1") for url in urls]
+    apis = [base.closing(EngineApi(place, key=services.engine_key)) for place in places]
     if settings.policy_engine == "vllm-reload":
         if settings.policy_engine_base is None or len(apis) != 1:
             raise ConfigError("BATON_POLICY_ENGINE=vllm-reload needs BATON_POLICY_ENGINE_BASE and one engine")
@@ -135,33 +132,24 @@ def engine_of(
     return EmbeddedEngine(apis[0]), conductor
 
 
-def policy_parts(
-    settings: Settings,
-    services: Services,
-    engine: PolicyEngine,
-    planner: ConductorPlanner,
-    planning: ConductorSettings,
-    connections: Connections,
-    budgets: Budgets,
-    journal: Journal,
-    clock: Clock,
-    metrics: PrometheusMetrics,
-    opened: AsyncExitStack,
-) -> PolicyParts:
-    """The registry, what follows it, and what an operator does with it. `services.policies` is there."""
-    if services.policies is None:
-        raise ValueError("this gateway was given no policies directory")
-    registry = Registry(connections.background, services.policies)
-    versions = Versions(registry, engine, clock, metrics, limits=_version_limits(settings))
-    opened.push_async_callback(versions.close)
+def policies_of(
+    base: Base, conductor: Conductor, planning: ConductorSettings, budgets: Budgets, journal: Journal
+) -> tuple[PolicyParts | None, Planner]:
+    """What follows the registry, None where no engine holds versions, and the planner `conductor`."""
+    if base.services.policies is None:
+        return None, ConductorPlanner(conductor, planning)
+    engine, conductor = engine_of(base, conductor)
+    planner = ConductorPlanner(conductor, planning)
+    settings, clock, metrics = base.settings, base.clock, base.metrics
+    registry = Registry(base.connections.background, base.services.policies)
+    versions = base.closing(Versions(registry, engine, clock, metrics, limits=_version_limits(settings)))
     watcher = Watcher(versions, registry, clock, metrics, _watch_limits(settings))
-    shadow_limits = ShadowLimits(
-        settings.shadow_share, settings.shadow_parallel_max, usd_to_nano(settings.shadow_usd_max)
-    )
-    shadows = Shadows(versions, planner, planning, budgets, journal, clock, metrics, shadow_limits)
-    opened.push_async_callback(shadows.drain)
+    limits = ShadowLimits(settings.shadow_share, settings.shadow_parallel_max, usd_to_nano(settings.shadow_usd_max))
+    shadows = Shadows(versions, planner, planning, budgets, journal, clock, metrics, limits)
+    base.opened.push_async_callback(shadows.drain)
     admin = PolicyAdmin(registry, versions, watcher)
-    return PolicyParts(versions, watcher, shadows, admin, ShadowedPlanner(planner, shadows))
+    parts = PolicyParts(versions, watcher, shadows, admin, ShadowedPlanner(planner, shadows))
+    return parts, parts.planner
 
 
 def _version_limits(settings: Settings) -> VersionLimits:
@@ -190,3 +178,17 @@ def _watch_limits(settings: Settings) -> WatchLimits:
         probation_s=settings.watch_probation_s,
         margins=margins,
     )
+
+
+# ---------------------------------------------------------------- planners
+
+
+def planners_of(base: Base, learned: Planner) -> dict[str, tuple[Planner, Planner | None]]:
+    """Model name → its planner, and the planner that stands in for it."""
+    settings = base.settings
+    rule = RulePlanner(RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost))
+    default: Planner = rule if settings.default_policy == "rule" else learned
+    if settings.default_policy == "auto" and settings.conductor_outcomes_min:
+        default = AutoPlanner(rule, learned, base.store.outcome_count, settings.conductor_outcomes_min)
+    planners: list[Planner] = [learned, rule, VoteRouter(rule), CascadeRouter(rule)]
+    return {"baton": (default, rule), **{f"baton/{planner.name}": (planner, rule) for planner in planners}}

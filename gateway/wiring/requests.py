@@ -1,47 +1,132 @@
-"""The request path, wired: attempts, caps and settings, Idempotency-Key, the OpenAI routes. Part of `app`."""
+"""The path of a request, wired: pool and workers, journal, money, the use case, the OpenAI routes."""
 
 from __future__ import annotations
 
-import hashlib
+import logging
+import os
 import time
-from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
-from gateway.adapters.postgres.database import Connections
+from gateway.adapters.host.poolfile import PoolFileSource
+from gateway.adapters.journal.shipper import Shipper, ShipperLimits
+from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.adapters.postgres.responses import PostgresResponses
 from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies
+from gateway.adapters.postgres.writer import LogWriter
+from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.adapters.redis.conversations import RedisConversations
+from gateway.adapters.redis.ratelimits import RedisRateLimits
+from gateway.adapters.upstream.embedder import HashingEmbedder, HttpEmbedder
 from gateway.adapters.upstream.media import WebMedia
-from gateway.adapters.upstream.pooled import PooledWorkers
+from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
+from gateway.adapters.upstream.tokens import Tokenizers
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.public.chat import OpenAIApi
 from gateway.api.public.responses import ResponsesApi
+from gateway.config.planning import HASHING
 from gateway.config.serving import listed
-from gateway.config.settings import Services, Settings
+from gateway.config.settings import environment
 from gateway.core.loop.caps import Caps
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorSettings
+from gateway.service.loop.rounds import Rounds
 from gateway.service.ports.money import LEASE_SLACK_S
-from gateway.service.ports.request import Clock, Journal, RequestMetrics, TokenCounter
+from gateway.service.ports.pools import LoadedPool
+from gateway.service.ports.request import Journal
 from gateway.service.request.admit import Policies
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
 from gateway.service.request.responses import Responses
 from gateway.service.request.sticky import Sticky
+from gateway.wiring.base import Base
+
+log = logging.getLogger("gateway")
+EMBEDDING_SHARE = 0.8  # of the time that a look-up of experience has; the rest is for the search
+KEEP_SLACK_S = 60.0
+EXIT_JOURNAL_BROKEN = 70
 
 
-def calls_of(settings: Settings, workers: PooledWorkers, clock: Clock, tokens: TokenCounter) -> Calls:
-    return Calls(
-        workers,
-        RetryBudget(calls_per_retry=round(1 / settings.retry_budget_share)),
-        clock,
-        tokens,
-        attempts_max=settings.retry_attempts_max,
-        wait_initial_s=settings.retry_backoff_s,
+# ---------------------------------------------------------------- pool and workers
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """The pool that the gateway starts with, the callers of its workers, and the file that the next one comes from."""
+
+    first: LoadedPool
+    source: PoolFileSource
+    workers: PooledWorkers
+
+
+def pool_of(base: Base) -> PoolParts:
+    """Raises ConfigError for a pool file that cannot be used."""
+    settings = base.settings
+    source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, settings.judge_model)
+    first = source.load()
+    workers = pooled_workers(
+        first.pools,
+        first.secrets,
+        base.secret(b"depth"),
+        connections_max=settings.worker_connections_max,
+        reply_bytes_max=settings.worker_reply_bytes_max,
+        chunk_gap_s_max=settings.worker_idle_s,
+        keep_s=settings.caps_wall_s_max + KEEP_SLACK_S,  # no request is open for longer
     )
+    return PoolParts(first, source, base.closing(workers))
 
 
-def policies_of(settings: Settings, planning: ConductorSettings) -> Policies:
+def rounds_of(base: Base, workers: PooledWorkers) -> Rounds:
+    settings = base.settings
+    retries = RetryBudget(calls_per_retry=round(1 / settings.retry_budget_share))
+    tokens = base.closing(Tokenizers())
+    attempts_max, wait_s = settings.retry_attempts_max, settings.retry_backoff_s
+    return Rounds(Calls(workers, retries, base.clock, tokens, attempts_max=attempts_max, wait_initial_s=wait_s))
+
+
+# ---------------------------------------------------------------- journal and money
+
+
+async def journal_of(base: Base) -> tuple[Spool, Shipper]:
+    """The journal on disk, and what ships it to PostgreSQL. Raises ConfigError."""
+    settings = base.settings
+    limits = SpoolLimits(
+        segment_bytes=settings.spool_segment_bytes,
+        total_bytes=settings.spool_bytes_max,
+        shipped_timeout_s=settings.ship_wait_s,
+    )
+    spool = base.closing(await Spool.open(settings.spool_path, limits, base.metrics, on_fatal=_die))
+    batches = ShipperLimits(records=settings.ship_batch_max)
+    shipper = Shipper(spool, LogWriter(base.connections.shipping), batches, base.metrics)
+    base.opened.push_async_callback(shipper.stop)
+    return spool, shipper
+
+
+def _die(error: BaseException) -> None:
+    """End this process: the disk under the journal failed, so nothing that it does can be logged any more."""
+    log.critical("the journal is broken: %s; ending, so that nothing goes on unlogged", error)
+    os._exit(EXIT_JOURNAL_BROKEN)
+
+
+def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits]:
+    settings, url = base.settings, base.services.redis_url
+    deadline_s, connections = settings.redis_timeout_s, settings.redis_connections_max
+    budgets = RedisBudgets(url, deadline_s=deadline_s, connections_max=connections, lease_s=settings.money_lease_s)
+    limits = RedisRateLimits(
+        url,
+        fail_open=settings.rate_limits_fail_open,
+        deadline_s=deadline_s / 5,  # a hung Redis is waited for here, then by money: together no more than 250 ms
+        connections_max=connections,
+    )
+    return base.closing(budgets), base.closing(limits)
+
+
+# ---------------------------------------------------------------- the use case
+
+
+def admission_of(base: Base, planning: ConductorSettings) -> Policies:
+    """The caps and shares that each request is admitted with."""
+    settings = base.settings
     caps = Caps(
         depth=settings.caps_depth_max,
         rounds=settings.caps_rounds_max,
@@ -64,7 +149,18 @@ def policies_of(settings: Settings, planning: ConductorSettings) -> Policies:
     )
 
 
-def media_of(settings: Settings) -> WebMedia:
+def embedder_of(base: Base) -> HashingEmbedder | HttpEmbedder:
+    """Raises ConfigError where its key is missing."""
+    settings = base.settings
+    if settings.embedder == HASHING:
+        return base.closing(HashingEmbedder())
+    url, _, model = settings.embedder.partition("#")
+    key, timeout_s = base.referred(settings.embedder_api_key), EMBEDDING_SHARE * settings.experience_timeout_s
+    return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))
+
+
+def media_of(base: Base) -> WebMedia:
+    settings = base.settings
     return WebMedia(
         listed(settings.media_hosts),
         bytes_max=settings.media_bytes_max,
@@ -73,47 +169,55 @@ def media_of(settings: Settings) -> WebMedia:
     )
 
 
-def idempotency_of(settings: Settings, connections: Connections) -> Idempotency:
+def sticky_of(base: Base) -> Sticky:
+    """The marks are made with a secret that all gateways over these stores share, as keys are."""
+    settings = base.settings
+    conversations = RedisConversations(
+        base.services.redis_url,
+        PostgresConversations(base.connections.requests),
+        deadline_s=min(settings.redis_timeout_s, settings.sticky_timeout_s / 2),
+        timeout_s=settings.sticky_timeout_s,
+        connections_max=settings.redis_connections_max,
+    )
+    times = settings.sticky_window_s, settings.sticky_tools_s, settings.sticky_timeout_s
+    return Sticky(base.closing(conversations), base.metrics, base.secret(b"sticky"), *times)
+
+
+# ---------------------------------------------------------------- routes
+
+
+def auth_of(base: Base) -> Authenticator:
+    settings = base.settings
+    return Authenticator(
+        base.store,
+        base.peppers,
+        base.clock,
+        cache_s=settings.key_cache_s,
+        stale_s=settings.key_stale_s,
+        cached_keys_max=settings.key_cache_max,
+    )
+
+
+def idempotency_of(base: Base) -> Idempotency:
     """A request that never ended is given up once recovery has settled its money."""
+    settings = base.settings
     return Idempotency(
-        PostgresReplies(connections.requests),
+        PostgresReplies(base.connections.requests),
         lease_s=settings.caps_wall_s_max + LEASE_SLACK_S + settings.money_sweep_s,
         keep_s=settings.idempotency_keep_s,
         reply_bytes_max=settings.idempotency_reply_bytes_max,
     )
 
 
-def sticky_of(
-    settings: Settings, services: Services, connections: Connections, metrics: RequestMetrics, opened: AsyncExitStack
-) -> Sticky:
-    """The marks are under a secret of all gateways that share the stores, as keys are."""
-    conversations = RedisConversations(
-        services.redis_url,
-        PostgresConversations(connections.requests),
-        deadline_s=min(settings.redis_timeout_s, settings.sticky_timeout_s / 2),
-        timeout_s=settings.sticky_timeout_s,
-        connections_max=settings.redis_connections_max,
-    )
-    opened.push_async_callback(conversations.close)
-    secret = hashlib.sha256(b"sticky" + services.pepper).digest()
-    return Sticky(
-        conversations, metrics, secret, settings.sticky_window_s, settings.sticky_tools_s, settings.sticky_timeout_s
-    )
-
-
 def openai_of(
-    settings: Settings,
-    completer: Completer,
-    catalog: Catalog,
-    auth: Authenticator,
-    depth_secret: bytes,
-    idempotency: Idempotency,
+    base: Base, completer: Completer, catalog: Catalog, auth: Authenticator, idempotency: Idempotency
 ) -> OpenAIApi:
+    settings = base.settings
     return OpenAIApi(
         completer=completer,
         catalog=catalog,
         authenticator=auth,
-        depth_secret=depth_secret,
+        depth_secret=base.secret(b"depth"),
         body_bytes_max=settings.body_bytes_max,
         messages_max=settings.messages_max,
         keepalive_s=settings.keepalive_s,
@@ -124,13 +228,14 @@ def openai_of(
     )
 
 
-def responses_of(settings: Settings, connections: Connections, journal: Journal, chats: OpenAIApi) -> ResponsesApi:
+def responses_of(base: Base, journal: Journal, chats: OpenAIApi) -> ResponsesApi:
+    settings = base.settings
     responses = Responses(
-        PostgresResponses(connections.requests),
+        PostgresResponses(base.connections.requests),
         journal,
         messages_max=settings.messages_max,
         body_bytes_max=settings.body_bytes_max,
         strict=settings.strict_fields,
-        media_bytes_max=chats.media_bytes_max,
+        media_bytes_max=settings.media_bytes_max,
     )
     return ResponsesApi(chats, responses)

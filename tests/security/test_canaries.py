@@ -131,7 +131,7 @@ def test_no_secret_reaches_a_sink_whatever_happens(
     with gateway.client(other) as http:
         replies.append(http.post("/v1/chat/completions", json=ask()))
     assert {reply.status_code for reply in replies} >= {200, 400, 401, 404, 500}
-    gateway.run(gateway.bundle.spool.shipped())
+    gateway.run(gateway.bundle.journal.shipped())
     found = sinks(gateway, log, replies, admin)
     canaries = {
         "provider": PROVIDER_KEY,

@@ -14,6 +14,7 @@ from gateway.adapters.engines.replicas import Replicas
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
 from gateway.errors import ConfigError
+from gateway.wiring.base import base_of
 from gateway.wiring.conductor import engine_of
 from tests.fakes.conductor import ScriptedConductor
 
@@ -31,7 +32,7 @@ def services() -> Services:
 async def built(settings: Settings) -> tuple[Any, Any, ScriptedConductor]:
     conductor = ScriptedConductor(())
     async with AsyncExitStack() as opened:
-        return (*engine_of(settings, services(), conductor, opened), conductor)
+        return (*engine_of(base_of(settings, services(), opened), conductor), conductor)
 
 
 @pytest.mark.parametrize(

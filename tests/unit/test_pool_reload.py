@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from gateway import cli
-from gateway.adapters.host import poolsource
-from gateway.adapters.host.poolsource import PoolFileSource
+from gateway.adapters.host import poolfile
+from gateway.adapters.host.poolfile import PoolFileSource
 from gateway.cli.admin import pools
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.process import runtime
@@ -88,7 +88,7 @@ def test_a_mistake_is_one_line_with_its_place(path: Path, key: Path) -> None:
 
 
 async def test_a_disk_that_hangs_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poolsource, "READ_S_MAX", 0.0)
+    monkeypatch.setattr(poolfile, "READ_S_MAX", 0.0)
     with pytest.raises(ConfigError, match="not read in 0 s; check the disk"):
         await source(path).read()
 

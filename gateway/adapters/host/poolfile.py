@@ -6,9 +6,10 @@ start rather than a request, and they never appear in a message.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from gateway.adapters.upstream import tokens
 from gateway.adapters.upstream.litellm import offline_price
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import ConfigError
+from gateway.service.ports.pools import LoadedPool
 
 SECRET_BYTES_MAX = 16_384
+READ_S_MAX = 30.0
 FREE = Price.model_validate({"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"})
 _TEXT_KEYS = ("name", "handle", "model", "version", "input_usd_per_mtok", "output_usd_per_mtok", "call_usd")
 _SECRET_REF = re.compile(r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")
@@ -200,3 +203,53 @@ def _priced(worker: WorkerSpec, index: int, document: Document) -> WorkerSpec:
     if price is None:
         raise document.error(loc, f"LiteLLM's offline map has no price for `{worker.model}`; add `price:` yourself")
     return worker.model_copy(update={"price": price})
+
+
+# ---------------------------------------------------------------- the pool of this gateway
+
+
+class PoolFileSource:
+    """The port PoolSource: the file as the settings complete it. `default`: the pool of keys that name none, instead of
+    the file's. `judge`: a worker that must be there."""
+
+    def __init__(
+        self, path: Path, environment: Callable[[], Mapping[str, str]], default: str | None, judge: str | None
+    ) -> None:
+        self._path = path
+        self._environment = environment
+        self._default = default
+        self._judge = judge
+
+    def load(self) -> LoadedPool:
+        """Read the file and look its secrets up anew. A start and a reload check the same. Raises ConfigError."""
+        env = self._environment()
+        pools = self._with_default(load(self._path, env))
+        if self._judge:
+            judge_pool(pools, self._judge)
+        return LoadedPool(pools, secrets(pools, env))
+
+    async def read(self) -> LoadedPool:
+        """As `load`, in a thread: disks may hang, and LiteLLM's price map is long."""
+        try:
+            async with asyncio.timeout(READ_S_MAX):
+                return await asyncio.to_thread(self.load)
+        except TimeoutError:
+            raise ConfigError(
+                f"{self._path}:1: not read in {READ_S_MAX:g} s; check the disk that it and its keys are on"
+            ) from None
+
+    def _with_default(self, pools: PoolFile) -> PoolFile:
+        name = self._default
+        if name is None:
+            return pools
+        if name not in pools.pools:
+            raise ConfigError(f"BATON_DEFAULT_POOL_NAME={name}: no such pool; there are {', '.join(pools.pools)}")
+        return pools.model_copy(update={"default": name})
+
+
+def judge_pool(pools: PoolFile, model: str) -> str:
+    """Return the first pool that has the judge. Raises ConfigError."""
+    for name, workers in pools.pools.items():
+        if model in workers:
+            return name
+    raise ConfigError(f"BATON_JUDGE_MODEL={model}: no pool has such a worker")

@@ -18,7 +18,7 @@ from gateway.cli.process.services import database_of
 from gateway.config import settings as config
 from gateway.core.access.audit import Act
 from gateway.service.admin import limits
-from gateway.service.admin.housekeeping import Retention, describe_swept
+from gateway.service.admin.housekeeping import Retention, describe_sweep
 
 ROUTE = "/admin/audit"
 PAGE_MAX = 1_000  # entries of one request
@@ -98,7 +98,7 @@ def run_retention(options: argparse.Namespace) -> int:
 async def _sweep(database_url: str, days: int | None, act: Act, *, dry: bool) -> dict[str, Any]:
     async with administration(database_url) as office:
         swept = await Retention(office.retention, office.clock, days).run(act, dry=dry)
-    return dict(describe_swept(swept, dry=dry))
+    return dict(describe_sweep(swept, dry=dry))
 
 
 def _sweep_lines(report: dict[str, Any], *, dry: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.adapters.host import poolfile
 from gateway.adapters.host.anchors import ANCHORS, AnchorFile
 from gateway.adapters.host.clock import SystemClock
-from gateway.adapters.host.poolsource import judge_pool
+from gateway.adapters.host.poolfile import judge_pool
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import connected

@@ -1,4 +1,4 @@
-"""Housekeeping beside the traffic: the audit is anchored, balances of the past are forgotten, texts end in time."""
+"""Housekeeping beside the traffic: anchor the audit, end texts in time, delete what was kept for a time only."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Clock
 
 log = logging.getLogger("gateway.housekeeping")
+sweep_log = logging.getLogger("gateway.sweeping")
 ANCHOR_S = 10.0
+BATCH = 1000
+Sleep = Callable[[float], Awaitable[None]]
+Sweep = Callable[[int], Awaitable[int]]  # deletes up to so many expired entries and returns how many
 
 
 class Retention:
-    """Deletes what is older than its key, else its organisation, else `days` says; None: kept for ever."""
+    """Deletes rollouts that are older than their key's days, else their organisation's, else `days`; None: never."""
 
     def __init__(self, store: RetentionStore, clock: Clock, days: int | None) -> None:
         self._store = store
@@ -30,12 +34,12 @@ class Retention:
         self._days = days
 
     async def run(self, act: Act = ITSELF, *, dry: bool = False) -> SweepReport:
-        """One sweep, to its end. Raises Unavailable."""
+        """Sweep once, to the end. `dry`: only count. Raises Unavailable."""
         return await self._store.sweep(self._clock.now(), self._days, act, dry=dry)
 
 
 class Housekeeping:
-    """`every_s`: between two sweeps."""
+    """`every_s`: seconds between two sweeps of the retention."""
 
     def __init__(
         self, auditor: Auditor, retention: Retention, budgets: Budgets, clock: Clock, *, every_s: float
@@ -46,28 +50,30 @@ class Housekeeping:
         self._clock = clock
         self._every_s = every_s
 
-    async def run(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """For ever, whatever is away meanwhile."""
+    async def run(self, sleep: Sleep = asyncio.sleep) -> None:
+        """Run for ever; work that fails because a store is away is tried again."""
         due_s = 0.0
         while True:
             await sleep(ANCHOR_S)  # first, as at a start the balances are not there yet
             await self._try("anchor", self._auditor.anchor())
             if self._clock.monotonic_s() >= due_s:
-                swept = await self._try("retention", self._sweep())
-                forgot = await self._try("balances", self._forget())
-                due_s = self._clock.monotonic_s() + (self._every_s if swept and forgot else 0)
+                is_swept = await self._try("retention", self._sweep())
+                is_dropped = await self._try("balances", self._drop_balances())
+                due_s = self._clock.monotonic_s() + (self._every_s if is_swept and is_dropped else 0)
 
     async def _sweep(self) -> None:
-        swept = await self._retention.run()
-        if swept.total:
-            months = ", ".join(one.month for one in swept.months) or "none"
-            log.info("deleted %d rows whose time was over; whole months: %s", swept.total, months)
+        report = await self._retention.run()
+        if report.total:
+            months = ", ".join(month.month for month in report.months) or "none"
+            log.info("deleted %d rows whose time was over; whole months: %s", report.total, months)
 
-    async def _forget(self) -> None:
+    async def _drop_balances(self) -> None:
+        """Drop the balances of budget windows that are past."""
         now = self._clock.now()
         await self._budgets.forget(lambda scope: is_past(scope, now))
 
     async def _try(self, what: str, work: Awaitable[None]) -> bool:
+        """Return whether the work was done; log why it waits."""
         try:
             await work
         except (BatonError, OSError) as error:
@@ -76,8 +82,21 @@ class Housekeeping:
         return True
 
 
-def describe_swept(swept: SweepReport, *, dry: bool) -> Mapping[str, Any]:
+async def run_sweeps(sweeps: Mapping[str, Sweep], every_s: float, sleep: Sleep = asyncio.sleep) -> None:
+    """Run every sweep each `every_s` seconds, for ever, in batches until nothing is left. `sweeps`: by the name of what
+    they delete, for the log. A store that is away is tried again the next time."""
+    while True:
+        for what, sweep in sweeps.items():
+            try:
+                while await sweep(BATCH) == BATCH:
+                    continue
+            except BatonError as error:
+                sweep_log.warning("%s are not swept now: %s", what, error.message)
+        await sleep(every_s)
+
+
+def describe_sweep(report: SweepReport, *, dry: bool) -> Mapping[str, Any]:
     """A sweep as people and scripts see it."""
-    months = [asdict(one) for one in swept.months]
-    counts = {"rollouts": dict(swept.rollouts), "shadows": swept.shadows, "dead_letters": swept.dead_letters}
-    return {"deleted": not dry, "total": swept.total, "months": months, "held": list(swept.held), **counts}
+    months = [asdict(month) for month in report.months]
+    counts = {"rollouts": dict(report.rollouts), "shadows": report.shadows, "dead_letters": report.dead_letters}
+    return {"deleted": not dry, "total": report.total, "months": months, "held": list(report.held), **counts}

@@ -1,0 +1,71 @@
+"""What every part of a gateway is built on: settings, servers, time, figures, and the connections to PostgreSQL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from gateway.adapters.host import poolfile
+from gateway.adapters.host.clock import SystemClock
+from gateway.adapters.host.metrics import PrometheusMetrics
+from gateway.adapters.postgres.database import Connections
+from gateway.adapters.postgres.store import PostgresStore
+from gateway.config.settings import Services, Settings, environment
+from gateway.core.access.keys import PEPPER_VERSION
+
+
+class Closing(Protocol):
+    """A part that holds connections."""
+
+    async def close(self) -> None: ...
+
+
+Part = TypeVar("Part", bound=Closing)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """`opened` closes the parts at the end of the gateway, the last one first."""
+
+    settings: Settings
+    services: Services
+    opened: AsyncExitStack
+    clock: SystemClock
+    metrics: PrometheusMetrics
+    connections: Connections
+    store: PostgresStore
+
+    def closing(self, part: Part) -> Part:
+        """Return the part, which is closed at the end of the gateway."""
+        self.opened.push_async_callback(part.close)
+        return part
+
+    @property
+    def peppers(self) -> Mapping[int, bytes]:
+        """The secrets under key digests, by version."""
+        return {PEPPER_VERSION: self.services.pepper}
+
+    def secret(self, use: bytes) -> bytes:
+        """A secret that all gateways over these stores share, one for each use."""
+        return hashlib.sha256(use + self.services.pepper).digest()
+
+    def referred(self, reference: str | None) -> str | None:
+        """The secret that a setting refers to; None where it is not set. Raises ConfigError."""
+        return poolfile.resolve_secret(reference, environment()) if reference else None
+
+
+def base_of(settings: Settings, services: Services, opened: AsyncExitStack) -> Base:
+    """Connects to nothing yet. Raises ConfigError for a DATABASE_URL that is not PostgreSQL's."""
+    connections = Connections.of(
+        services.database_url,
+        requests_max=settings.db_connections_max,
+        background_max=settings.db_background_connections_max,
+        connect_timeout_s=settings.db_connect_s,
+        statement_timeout_s=settings.db_statement_s,
+    )
+    opened.push_async_callback(connections.close)
+    store = PostgresStore(connections.requests, experience_half_life=settings.experience_half_life)
+    return Base(settings, services, opened, SystemClock(), PrometheusMetrics(), connections, store)
