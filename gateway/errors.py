@@ -1,12 +1,12 @@
-"""Every error Baton raises on purpose, and how each looks to an OpenAI client.
+"""The errors that Baton raises, and how each looks to an OpenAI client.
 
 BatonError                      status  type                    code
 ├── BadRequest                  400     invalid_request_error   (given)
 │   ├── PlanRefused             400     invalid_request_error   plan_refused        (never reaches a client)
 │   ├── Unpriced                400     invalid_request_error   unpriced_worker
-│   ├── IdempotencyReused       422     invalid_request_error   idempotency_key_reused  (the key came with another body)
-│   ├── VersionRefused          400     invalid_request_error   version_refused     (an engine refuses it; `reason`)
-│   └── ConfigError             400     invalid_request_error   bad_config          (one line: file:line and the fix)
+│   ├── IdempotencyReused       422     invalid_request_error   idempotency_key_reused  (belongs to another body)
+│   ├── VersionRefused          400     invalid_request_error   version_refused     (by an engine; `reason` says why)
+│   └── ConfigError             400     invalid_request_error   bad_config          (names file:line and the fix)
 ├── Unauthorized                401     invalid_request_error   invalid_api_key
 ├── Forbidden                   403     permission_error        (given)
 ├── NotFound                    404     invalid_request_error   not_found | model_not_found
@@ -15,22 +15,22 @@ BatonError                      status  type                    code
 ├── TooLarge                    413     invalid_request_error   request_too_large
 ├── RateLimited                 429     rate_limit_error        rate_limit_exceeded (retry; carries Retry-After)
 ├── BudgetExceeded              429     insufficient_quota      insufficient_quota  (x-should-retry: false)
-├── CapReached                  400     invalid_request_error   cap_reached         (which cap, and how to lift it)
+├── CapReached                  400     invalid_request_error   cap_reached         (names the cap and how to lift it)
 ├── DeadlineExceeded            504     timeout_error           deadline_exceeded
 ├── UpstreamError               502     upstream_error          (the worker failed; `retryable`, `upstream_status`)
 │   ├── UpstreamTimeout         504     upstream_error          upstream_timeout
 │   ├── UpstreamRateLimited     429     rate_limit_error        upstream_rate_limited
-│   ├── UpstreamRefused         400     invalid_request_error   (the worker called the request bad; passed on)
-│   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (it said 503 or 529)
-│   ├── UpstreamInvalid         502     upstream_error          invalid_structured_output (twice not what was promised)
-│   └── UpstreamProtocol        502     upstream_error          upstream_protocol   (nonsense, cut stream, bad JSON)
-├── ConductorError              502     upstream_error          conductor_unavailable (never reaches a client either)
+│   ├── UpstreamRefused         400     invalid_request_error   (the worker rejected the request)
+│   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (the worker replied 503 or 529)
+│   ├── UpstreamInvalid         502     upstream_error          invalid_structured_output (breaks its schema, twice)
+│   └── UpstreamProtocol        502     upstream_error          upstream_protocol   (invalid, cut stream, bad JSON)
+├── ConductorError              502     upstream_error          conductor_unavailable (never reaches a client)
 └── Unavailable                 503     server_error            (given)
-    ├── EngineDown              503     server_error            engine_down         (does not answer, or died of a swap)
-    ├── MoneyUnavailable        503     server_error            money_unavailable   (Redis away: money fails closed)
+    ├── EngineDown              503     server_error            engine_down         (no answer, or it died in a swap)
+    ├── MoneyUnavailable        503     server_error            money_unavailable   (no Redis: money fails closed)
     └── SpoolFull               503     server_error            spool_full
 
-`status`, `type` and `code` travel with the error; `api/edge/stack.py` is the one place that turns them into replies.
+Each error carries its `status`, `type` and `code`; only `api/edge/stack.py` turns them into replies.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from typing import Any
 
 
 class BatonError(Exception):
-    """Base of the tree. `message` is for people, `param` names the offending field where there is one."""
+    """The base of the tree. `message` is for people; `param` names the invalid field, if there is one."""
 
     status: int = 500
     type: str = "server_error"
     code: str | None = "internal_error"
-    should_retry: bool | None = None  # None: as the status says (408, 409, 429 and 5xx are tried again)
+    should_retry: bool | None = None  # None: the status decides (SDKs retry 408, 409, 429 and 5xx)
 
     def __init__(
         self,
@@ -63,17 +63,17 @@ class BatonError(Exception):
         self.headers = dict(headers or {})
 
     def reply_headers(self) -> dict[str, str]:
-        """The headers of the reply. `x-should-retry` overrules what OpenAI's SDKs would do by the status alone."""
-        said = {} if self.should_retry is None else {"x-should-retry": str(self.should_retry).lower()}
-        return said | self.headers
+        """The headers of the reply. For OpenAI's SDKs, `x-should-retry` takes precedence over the status."""
+        retry = {} if self.should_retry is None else {"x-should-retry": str(self.should_retry).lower()}
+        return retry | self.headers
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object: all four keys, always."""
+        """OpenAI's error object, with all four keys."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 def retry_headers(wait_s: float) -> dict[str, str]:
-    """When to try again, in seconds and in milliseconds. SDKs take more than 120 s for "do not"."""
+    """Headers that say when to try again, in seconds and in milliseconds. SDKs do not retry after more than 120 s."""
     return {
         "retry-after": str(max(1, math.ceil(wait_s))),
         "retry-after-ms": str(max(1, math.ceil(wait_s * 1000))),
@@ -81,11 +81,13 @@ def retry_headers(wait_s: float) -> dict[str, str]:
 
 
 class BadRequest(BatonError):
+    """A request that Baton does not accept."""
+
     status, type, code = 400, "invalid_request_error", "invalid_request"
 
 
 class PlanRefused(BadRequest):
-    """A plan that `core.loop.plan.validate` will not let run. `reason` is a stable name used as a metric label."""
+    """A plan that `core.loop.plan.validate` refuses. `reason` is a stable name, used as a metric label."""
 
     code = "plan_refused"
 
@@ -95,6 +97,8 @@ class PlanRefused(BadRequest):
 
 
 class Unpriced(BadRequest):
+    """A worker without a price."""
+
     code = "unpriced_worker"
 
 
@@ -111,9 +115,9 @@ class IdempotencyReused(BadRequest):
 
 
 class VersionRefused(BadRequest):
-    """A policy version that an engine will not load or unload; what it serves is as before. `reason`: missing |
-    manifest | checksum | torn | shape | not_finite | prompt | kind | base | rank | tied | full | taken | held | probe |
-    engine (the engine itself said no). The message ends with the fix."""
+    """A policy version that an engine refuses to load or unload. The engine keeps serving what it served. The message
+    ends with the fix. `reason`: missing | manifest | checksum | torn | shape | not_finite | prompt | kind | base | rank
+    | tied | full | taken | held | probe | engine (a refusal by the engine itself)."""
 
     code = "version_refused"
 
@@ -123,51 +127,60 @@ class VersionRefused(BadRequest):
 
 
 class ConfigError(BadRequest):
-    """A setting, pool file or policy directory that cannot be used. The message names the place and the fix."""
+    """An invalid setting, pool file or policy directory. The message names the place and the fix."""
 
     code = "bad_config"
 
 
 class Unauthorized(BatonError):
+    """A request without a valid API key."""
+
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
 
 
 class Forbidden(BatonError):
+    """A request for something that its key may not use."""
+
     status, type, code = 403, "permission_error", "forbidden"
 
 
 class NotFound(BatonError):
+    """A request for something that does not exist, or that belongs to another key."""
+
     status, type, code = 404, "invalid_request_error", "not_found"
 
 
 class Conflict(BatonError):
+    """A request that contradicts the current state."""
+
     status, type, code = 409, "invalid_request_error", "conflict"
-    should_retry = False  # it clashes the same way again
+    should_retry = False  # a retry meets the same conflict
 
 
 class IdempotencyRunning(Conflict):
-    """The request that brought this Idempotency-Key first has not ended; who asks again is given its reply."""
+    """The first request with this Idempotency-Key is still running; a later retry gets its reply."""
 
     code = "idempotency_key_in_use"
     should_retry = True
 
     def __init__(self) -> None:
         super().__init__(
-            "The request that brought this Idempotency-Key first is still being served; send it again shortly.",
+            "The first request with this Idempotency-Key is still being served; send it again shortly.",
             param="Idempotency-Key",
             headers={"retry-after": "1", "retry-after-ms": "1000"},
         )
 
 
 class TooLarge(BatonError):
+    """A request or conversation over its size limit."""
+
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
 class RateLimited(BatonError):
-    """Over RPM, TPM or concurrency. `retry_after_s` is when one more request would fit."""
+    """A request over a limit on requests, tokens or concurrency. One more request fits after `retry_after_s`."""
 
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
-
     should_retry = True
 
     def __init__(self, message: str, *, retry_after_s: float, headers: dict[str, str] | None = None) -> None:
@@ -176,7 +189,7 @@ class RateLimited(BatonError):
 
 
 class BudgetExceeded(BatonError):
-    """The hold does not fit one of its scopes; retrying cannot help, so clients are told not to."""
+    """The hold does not fit one of its scopes. A retry cannot help, so the reply tells clients not to retry."""
 
     status, type, code = 429, "insufficient_quota", "insufficient_quota"
 
@@ -186,7 +199,7 @@ class BudgetExceeded(BatonError):
 
 
 class CapReached(BatonError):
-    """A cap of the request ended it before there was any answer. `cap` names it (`depth`, `cost`, …)."""
+    """A cap ended the request before there was any answer. `cap` is its name (`depth`, `cost`, …)."""
 
     status, type, code = 400, "invalid_request_error", "cap_reached"
 
@@ -196,16 +209,18 @@ class CapReached(BatonError):
 
 
 class DeadlineExceeded(BatonError):
+    """The request has used up its wall-clock time."""
+
     status, type, code = 504, "timeout_error", "deadline_exceeded"
-    should_retry = False  # the request's own time was too short, and it was spent
+    should_retry = False  # a retry has no more time than the request had
 
 
 class UpstreamError(BatonError):
-    """A worker failed. `retryable` says whether the same call may be tried again; `billable` whether it may cost."""
+    """A worker failed. `retryable` says whether the same call may be tried again."""
 
     status, type, code = 502, "upstream_error", "upstream_error"
     retryable: bool = False
-    kind = "failed"  # a name of ours; `code` may be the worker's own word
+    kind = "failed"  # Baton's name of the failure; `code` may be the worker's
 
     def __init__(
         self,
@@ -226,44 +241,54 @@ class UpstreamError(BatonError):
         self.should_retry = self.retryable if self.status >= 429 else None
         if retry_after_s is not None:
             self.headers |= retry_headers(retry_after_s)
-        self.dispatched = dispatched  # False: the request never left (refused connection, DNS): costs nothing
+        self.dispatched = dispatched  # False: the request never left (refused connection, DNS), so it costs nothing
 
 
 class UpstreamTimeout(UpstreamError):
+    """A worker did not answer in time."""
+
     status, code, retryable = 504, "upstream_timeout", True
     kind = "timeout"
 
 
 class UpstreamRateLimited(UpstreamError):
+    """A worker is over its rate limit."""
+
     status, type, code, retryable = 429, "rate_limit_error", "upstream_rate_limited", True
     kind = "rate_limited"
 
 
 class UpstreamRefused(UpstreamError):
+    """A worker rejected the request; the client gets its message."""
+
     status, type, code = 400, "invalid_request_error", "upstream_refused"
     kind = "refused"
 
 
 class UpstreamOverloaded(UpstreamError):
+    """A worker replied that it is overloaded (503 or 529)."""
+
     status, code, retryable = 503, "upstream_overloaded", True
     kind = "overloaded"
 
 
 class UpstreamInvalid(UpstreamError):
-    """A reply that is not of the shape its request promised the client, even when asked for again."""
+    """A reply without the structure that its request promises the client, even on a second attempt."""
 
     code = "invalid_structured_output"
     kind = "invalid"
 
 
 class UpstreamProtocol(UpstreamError):
+    """A reply that is not valid: not the API's format, a cut stream, or bad JSON."""
+
     code, retryable = "upstream_protocol", True
     kind = "protocol"
 
 
 class ConductorError(BatonError):
-    """The conductor is down, slow, or spoke nonsense. `reason`: down | slow | unparseable | refused. `billable` says
-    whether it may have cost: not when it was never reached, or answered with an error status."""
+    """The conductor made no plan. `reason`: down | slow | unparseable | refused. `billable` says whether the call may
+    have cost money: not if it never reached the conductor, or got an error status."""
 
     status, type, code = 502, "upstream_error", "conductor_unavailable"
 
@@ -274,17 +299,25 @@ class ConductorError(BatonError):
 
 
 class Unavailable(BatonError):
+    """Something that Baton depends on does not work now."""
+
     status, type, code = 503, "server_error", "unavailable"
     should_retry = True
 
 
 class EngineDown(Unavailable):
+    """An engine does not answer, or died while it swapped versions."""
+
     code = "engine_down"
 
 
 class MoneyUnavailable(Unavailable):
+    """Baton cannot reserve money, so it accepts no request."""
+
     code = "money_unavailable"
 
 
 class SpoolFull(Unavailable):
+    """The journal has no room on its disk."""
+
     code = "spool_full"

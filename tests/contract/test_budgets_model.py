@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.amounts import NANO_MAX
-from gateway.core.money.ledger import Hold, Scope, Settled
+from gateway.core.money.ledger import Hold, Scope, SettledState
 from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports.money import Settlement
 from tests.models.ledger import Entry, Ledger
@@ -112,7 +112,7 @@ class Agreement(RuleBasedStateMachine):
         self.both(lambda: self.ledger.settle(hold_id, "posted", actual), self.gateways[g].post(hold_id, actual))
 
     @rule(g=st.integers(0, 2), hold_id=ids, state=st.sampled_from(["voided", "uncertain"]))
-    def settle(self, g: int, hold_id: str, state: Settled) -> None:
+    def settle(self, g: int, hold_id: str, state: SettledState) -> None:
         gateway = self.gateways[g]
         call = gateway.void(hold_id) if state == "voided" else gateway.uncertain(hold_id)
         self.both(lambda: self.ledger.settle(hold_id, state), call)

@@ -16,7 +16,7 @@ from gateway.adapters.postgres.admin import PostgresPools
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import async_engine
 from gateway.core.access.audit import Verifier
-from gateway.core.pool.workers import canonical, revision_of
+from gateway.core.pool.workers import canonical_text, revision_of
 from gateway.errors import Unavailable
 from gateway.service.ports.pools import PoolRevision
 from tests.fakes.admin import FakeAdmin
@@ -30,7 +30,7 @@ AFTER = {"hash": "x", "changes": {"workers": {"added": ["delta"]}}}
 
 
 def revision(pools: Any = FIRST, **changes: Any) -> PoolRevision:
-    return replace(PoolRevision(revision_of(pools), canonical(pools), NOW, "local:ann", "new models"), **changes)
+    return replace(PoolRevision(revision_of(pools), canonical_text(pools), NOW, "local:ann", "new models"), **changes)
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ async def test_away_is_said_and_keeps_nothing() -> None:
 async def test_the_table_takes_no_other_text_under_a_hash_and_forgets_nothing(pg_engine: AsyncEngine) -> None:
     pools = PostgresPools(pg_engine)
     with pytest.raises(IntegrityError):
-        await pools.note(revision(file=canonical(SECOND)), AFTER)
+        await pools.note(revision(file=canonical_text(SECOND)), AFTER)
     assert (await PostgresAudit(pg_engine).head()).seq == 0  # neither the pool nor the entry
     await pools.note(revision(), AFTER)
     for statement in (

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.adapters.postgres.tables import SETTLED
-from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain
+from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain_json
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow
 from tests.fakes.store import FakeStore
@@ -159,7 +159,7 @@ class FakeAdmin:
     ) -> None:
         head = self.links[-1] if self.links else None
         seq, prev = (head.entry.seq + 1, head.hash) if head else (1, FIRST)
-        was, became = (None if each is None else plain(_open(each)) for each in (before, after))
+        was, became = (None if each is None else plain_json(_open(each)) for each in (before, after))
         entry = Entry(seq, datetime.now(UTC), act.actor, what, target, was, became, act.why)
         self.links.append(link(entry, prev))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gateway.core.money.ledger import Balance, Hold, Scope, Settled, check_nano
+from gateway.core.money.ledger import Balance, Hold, Scope, SettledState, check_nano
 from gateway.errors import MoneyUnavailable
 from gateway.service.ports.money import LEASE_S, Settlement
 from tests.models.ledger import Entry, Ledger
@@ -154,7 +154,7 @@ class FakeBudgets:
     async def close(self) -> None:
         """Nothing to close; here because the real one has it."""
 
-    def _settle(self, hold_id: str, state: Settled, actual_nano: int = 0) -> int:
+    def _settle(self, hold_id: str, state: SettledState, actual_nano: int = 0) -> int:
         hold = self._open.pop(hold_id, None)
         if hold is not None:
             charge = {"posted": actual_nano, "voided": 0, "uncertain": hold.granted_nano}[state]

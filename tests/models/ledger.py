@@ -9,7 +9,7 @@ from gateway.core.money.amounts import NANO_MAX
 from gateway.core.money.ledger import (
     Balance,
     Scope,
-    Settled,
+    SettledState,
     State,
     budget_exceeded,
     check_hold,
@@ -70,7 +70,7 @@ class Ledger:
         for name in scopes:
             self.held[name] = self.held.get(name, 0) + granted_nano
 
-    def settle(self, hold_id: str, state: Settled, actual_nano: int = 0) -> int:
+    def settle(self, hold_id: str, state: SettledState, actual_nano: int = 0) -> int:
         """Close a hold; returns what was charged (then, or the first time). `actual_nano` counts for `posted` only.
         Raises NotFound for an id that was never held, or settled more than a day ago."""
         check_nano(actual_nano)

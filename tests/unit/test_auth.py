@@ -250,7 +250,7 @@ async def test_an_organisation_brings_its_limits_and_closing_it_ends_its_keys_wi
     _, secret = await admin.create_key("app", org="acme")
     who = await auth.authenticate(f"Bearer {secret}", "data")
     assert (who.organisation.allowance.month_nano, who.organisation.per_user.day_nano) == (10**10, 10**9)
-    assert (who.organisation.rpm, who.organisation.rated, who.organisation.tpm) == (7, True, None)
+    assert (who.organisation.rpm, who.organisation.has_rate_limits, who.organisation.tpm) == (7, True, None)
     await orgs.close("acme")
     clock.at_s = 1
     with pytest.raises(Unauthorized, match="organisation of this API key was closed"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.core.money.amounts import NANO_MAX
-from gateway.core.money.ledger import SCOPE_CHARS_MAX, SCOPES_MAX, SETTLED_KEPT_S, Balance, Scope, Settled
+from gateway.core.money.ledger import SCOPE_CHARS_MAX, SCOPES_MAX, SETTLED_KEPT_S, Balance, Scope, SettledState
 from gateway.errors import BudgetExceeded, Conflict, NotFound
 from tests.models.ledger import Ledger
 
@@ -52,12 +52,12 @@ def test_the_same_id_again_returns_the_first_grant_and_holds_nothing_more() -> N
 
 
 @pytest.mark.parametrize(("state", "charged"), [("posted", 7), ("voided", 0), ("uncertain", 30)])
-def test_settling_frees_the_hold_and_happens_once(state: Settled, charged: int) -> None:
+def test_settling_frees_the_hold_and_happens_once(state: SettledState, charged: int) -> None:
     ledger = Ledger()
     ledger.hold("a", 30, 30, [ORG, KEY], 0)
     assert ledger.holds["a"].over_nano == 0
     assert ledger.settle("a", state, 7) == charged
-    again: list[Settled] = ["posted", "voided", "uncertain"]
+    again: list[SettledState] = ["posted", "voided", "uncertain"]
     assert [ledger.settle("a", other, 9) for other in again] == [charged] * 3
     assert ledger.balance("org:o") == ledger.balance("key:k") == Balance(charged, 0)
     assert ledger.holds["a"].over_nano == 0  # none of them is above the grant
@@ -134,7 +134,7 @@ def test_scopes_are_few_named_and_different(scopes: list[Scope]) -> None:
 
 
 def test_at_least_is_never_more_than_at_most() -> None:
-    with pytest.raises(ValueError, match="at least more than"):
+    with pytest.raises(ValueError, match="larger than its most"):
         Ledger().hold("a", 1, 2, [ORG], 0)
 
 
@@ -166,7 +166,7 @@ class Conservation(RuleBasedStateMachine):
             return
 
     @rule(n=st.integers(0, 20), state=st.sampled_from(["posted", "voided", "uncertain"]), share=st.integers(0, 100))
-    def settle(self, n: int, state: Settled, share: int) -> None:
+    def settle(self, n: int, state: SettledState, share: int) -> None:
         entry = self.ledger.holds.get(str(n))
         if entry is not None:
             self.ledger.settle(str(n), state, entry.granted_nano * share // 100)

@@ -6,8 +6,8 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from gateway.core.pool.changes import changes, told
-from gateway.core.pool.workers import PoolFile, Price, canonical, revision_of
+from gateway.core.pool.changes import change_lines, changes
+from gateway.core.pool.workers import PoolFile, Price, canonical_text, revision_of
 from tests.kit import model_worker, pool_file
 
 
@@ -27,10 +27,10 @@ ONE, TWO = priced("one", "1"), priced("two", "0.50")
 def test_equal_files_have_one_hash_however_they_are_written() -> None:
     names = {"pools": {"default": ["one", "two"]}}
     same = a_file(priced("two", "0.5"), priced("one", "1.00"), **names)
-    assert canonical(a_file(ONE, TWO, **names)) == canonical(same)
+    assert canonical_text(a_file(ONE, TWO, **names)) == canonical_text(same)
     assert revision_of(a_file(ONE, TWO, **names)) == revision_of(same)
     assert changes(a_file(ONE, TWO, **names), same) == {}
-    assert told({}) == []
+    assert change_lines({}) == []
 
 
 def test_everything_that_a_file_says_is_in_its_hash_but_where_its_keys_are() -> None:
@@ -48,11 +48,11 @@ def test_everything_that_a_file_says_is_in_its_hash_but_where_its_keys_are() -> 
     assert len({revision_of(one) for one in (base, *others)}) == len(others) + 1
     keyed = a_file(priced("one", "1", api_key="env:SOME_KEY"), TWO)
     assert revision_of(keyed) == revision_of(base)
-    assert "SOME_KEY" not in canonical(keyed)
+    assert "SOME_KEY" not in canonical_text(keyed)
 
 
 def test_the_text_is_the_whole_pool_and_pure_ascii() -> None:
-    text = canonical(a_file(priced("one", "0.000001", description="für Übersetzungen \x00"), TWO))
+    text = canonical_text(a_file(priced("one", "0.000001", description="für Übersetzungen \x00"), TWO))
     assert text.isascii()
     said = json.loads(text)
     assert said["workers"]["one"]["price"] == {
@@ -87,7 +87,7 @@ def test_changes_name_workers_fields_and_pools() -> None:
         },
         "default": ["default", "new"],
     }
-    assert told(found) == [
+    assert change_lines(found) == [
         "worker three: added",
         "worker two: removed",
         "worker one: price.input_usd_per_mtok: 1 -> 3",
@@ -101,5 +101,5 @@ def test_changes_name_workers_fields_and_pools() -> None:
 
 
 def test_the_kits_own_pool_has_every_kind() -> None:
-    kinds = {worker["kind"] for worker in json.loads(canonical(pool_file()))["workers"].values()}
+    kinds = {worker["kind"] for worker in json.loads(canonical_text(pool_file()))["workers"].values()}
     assert kinds == {"openai", "tool", "self"}

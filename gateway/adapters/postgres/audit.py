@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.postgres.admin_tables import audit
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.rows import clean
-from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain
+from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain_json
 
 LOCK_KEY = 0x6175646974  # "audit": one chain, so one writer at a time
 PAGE_MAX = 1_000
@@ -29,7 +29,7 @@ async def write(
     """Add an entry to the transaction under way, last of all: it holds the chain until the transaction ends."""
     await connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
     head = await _head(connection)
-    was, became = (None if changed is None else plain(clean(changed)) for changed in (before, after))
+    was, became = (None if changed is None else plain_json(clean(changed)) for changed in (before, after))
     why, now = str(clean(act.why)), datetime.now(UTC)
     entry = Entry(head.seq + 1, now, act.actor, what, target, was, became, why)
     new = link(entry, head.hash)

@@ -23,7 +23,7 @@ from gateway.core.money.ledger import (
     Balance,
     Hold,
     Scope,
-    Settled,
+    SettledState,
     budget_exceeded,
     check_hold,
     check_nano,
@@ -194,7 +194,7 @@ class RedisBudgets:
     async def close(self) -> None:
         await self._script.close()
 
-    async def _settle(self, hold_id: str, state: Settled, actual_nano: int = 0) -> int:
+    async def _settle(self, hold_id: str, state: SettledState, actual_nano: int = 0) -> int:
         hold, _ = self._open.pop(hold_id, (None, 0))
         if hold is not None:
             charge = {"posted": actual_nano, "voided": 0, "uncertain": hold.granted_nano}[state]

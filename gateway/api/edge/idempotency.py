@@ -27,7 +27,7 @@ from gateway.core.access.idempotency import (
     digest_of,
     fingerprint_of,
     is_final,
-    kept_headers,
+    replay_headers,
 )
 from gateway.core.access.keys import Principal
 from gateway.errors import BadRequest, BatonError, Conflict, Unavailable
@@ -147,7 +147,7 @@ class _Turn:
         finally:
             if self._open:  # it ended without an end: what it spent must not be spent again
                 await self._settle(
-                    StoredReply(self._status, kept_headers(self._headers), None) if self._status else None
+                    StoredReply(self._status, replay_headers(self._headers), None) if self._status else None
                 )
 
     async def _claimed(self, request: Request, serve: Serve) -> Response:
@@ -188,7 +188,7 @@ class _Turn:
     async def _end(self) -> None:
         body = None if self._body is None else bytes(self._body)
         final = is_final(self._status, self._headers)
-        await self._settle(StoredReply(self._status, kept_headers(self._headers), body) if final else None)
+        await self._settle(StoredReply(self._status, replay_headers(self._headers), body) if final else None)
 
     async def _settle(self, kept: StoredReply | None) -> None:
         """Keep the reply, or give the slot back. A store that is away now is tried again while the lease lasts."""

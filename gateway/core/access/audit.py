@@ -1,8 +1,8 @@
-"""The audit as a hash chain: what an entry is, how it follows from the one before, and what is wrong with one. Pure.
+"""The audit as a hash chain: entries, their hashes, and the check of a chain. Pure.
 
-The hash of an entry is the SHA-256 of the hash before it and the entry's canonical bytes, its number included. So a
-changed entry, a missing one and two that were swapped are each found at their place. Whoever can write all of the
-table can make a new chain, or cut the end off: that is what anchors are for, hashes that were written elsewhere.
+The hash of an entry is the SHA-256 of the previous hash and the entry's canonical bytes, which include its number. So
+the check finds a changed entry, a missing entry and two swapped entries, each at its position. A writer who controls
+the whole table can make a new chain or cut off its end; anchors, hashes stored elsewhere, reveal that.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Literal
 
-FIRST = bytes(32)  # what the first entry follows
-Wrong = Literal["changed", "missing", "unlinked", "cut", "forged"]
+FIRST = bytes(32)  # the hash before the first entry
+FaultKind = Literal["changed", "missing", "unlinked", "cut", "forged"]
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Who changes something, and why, as the audit keeps it: `key:QduInZCfaZQ4`, `local:ann` at the command line."""
+    """Who makes a change, and why, as the audit records it. An actor is `key:QduInZCfaZQ4`, or `local:ann` at the
+    command line."""
 
     actor: str
     why: str = ""
@@ -28,7 +29,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that was done: who (`actor`) did what (`act`) to what (`target`), and the fields that it changed."""
+    """One change: who (`actor`) did what (`act`) to what (`target`), with the changed fields before and after."""
 
     seq: int
     at: datetime
@@ -42,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An entry as the table keeps it."""
+    """An entry with its hashes, as the table stores it."""
 
     entry: Entry
     prev: bytes
@@ -51,7 +52,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The hash that entry `seq` had when it was the last one."""
+    """The hash that entry `seq` had when it was the last entry."""
 
     seq: int
     hash: bytes
@@ -59,69 +60,71 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong at an entry: `changed` its content · `missing` the one before it · `unlinked` it follows another ·
-    `cut` it was the end once, and the chain ends before it · `forged` it had another hash once."""
+    """A fault at an entry. `changed`: its content does not match its hash. `missing`: the entry before it is absent.
+    `unlinked`: it follows another entry than the one before it. `cut`: an anchor knows it, but the chain ends before
+    it. `forged`: an anchor knows another hash for it."""
 
     seq: int
-    wrong: Wrong
+    kind: FaultKind
 
 
-def plain(value: Any) -> Any:
-    """JSON that comes back from any store as it went in: times as text, and fractions too."""
+def plain_json(value: Any) -> Any:
+    """Convert a value to JSON data that every store returns unchanged: times and fractions become text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     return str(value) if isinstance(value, float | date) else value
 
 
-def canonical(entry: Entry) -> bytes:
-    """The one byte form of an entry; equal entries have equal bytes."""
-    record = {name: plain(getattr(entry, name)) for name in Entry.__slots__}
+def canonical_bytes(entry: Entry) -> bytes:
+    """The canonical bytes of an entry. Equal entries have equal bytes."""
+    record = {name: plain_json(getattr(entry, name)) for name in Entry.__slots__}
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
 def hash_of(prev: bytes, entry: Entry) -> bytes:
-    """SHA-256, 32 bytes."""
-    return hashlib.sha256(prev + canonical(entry)).digest()
+    """The hash of an entry after the hash `prev`: SHA-256, 32 bytes."""
+    return hashlib.sha256(prev + canonical_bytes(entry)).digest()
 
 
 def link(entry: Entry, prev: bytes) -> Link:
-    """The entry, chained to the one before it."""
+    """Chain an entry to the hash before it."""
     return Link(entry, prev, hash_of(prev, entry))
 
 
 class Verifier:
-    """Walks a chain from its first entry on, page by page; `end` says what the anchors know better."""
+    """Checks a chain page by page, from its first entry. Call `walk` for each page, then `end` once."""
 
     def __init__(self, anchors: Iterable[Anchor]) -> None:
         self._anchors: dict[int, set[bytes]] = {}
         for anchor in anchors:
             self._anchors.setdefault(anchor.seq, set()).add(anchor.hash)
         self.head = Anchor(0, FIRST)
-        self.anchored = 0  # the last entry that an anchor vouches for
+        self.anchored_seq = 0  # the last entry that an anchor confirms
 
     def walk(self, links: Iterable[Link]) -> Iterator[Fault]:
-        """What is wrong with the links that come next, in the order of their numbers."""
-        for each in links:
-            seq = each.entry.seq
+        """Yield the faults of the next links. `links` continue where the last call ended, in the order of their
+        numbers."""
+        for item in links:
+            seq = item.entry.seq
             if seq != self.head.seq + 1:
                 yield Fault(seq, "missing")
-            elif each.prev != self.head.hash:
+            elif item.prev != self.head.hash:
                 yield Fault(seq, "unlinked")
-            if hash_of(each.prev, each.entry) != each.hash:
+            if hash_of(item.prev, item.entry) != item.hash:
                 yield Fault(seq, "changed")
-            for known in self._anchors.get(seq, ()):
-                if known != each.hash:
+            for anchored_hash in self._anchors.get(seq, ()):
+                if anchored_hash != item.hash:
                     yield Fault(seq, "forged")
                 else:
-                    self.anchored = seq
-            self.head = Anchor(seq, each.hash)
+                    self.anchored_seq = seq
+            self.head = Anchor(seq, item.hash)
 
     def end(self) -> Iterator[Fault]:
-        """What is wrong with where the chain ends."""
+        """Yield a fault if an anchor is newer than the end of the chain."""
         last = max(self._anchors, default=0)
         if last > self.head.seq:
             yield Fault(last, "cut")

@@ -1,8 +1,8 @@
-"""What an Idempotency-Key promises, as far as it can be said without doing anything. Pure.
+"""The pure rules of Idempotency-Keys: how Baton recognises a request, and which replies it stores.
 
-A request is known by its path and body. What it did is kept where doing it again could spend again: every reply of a
-rollout, except one that says "try again" (408, 409, 429, 5xx) and has cost nothing. A refusal before any rollout began
-(a bad body, a limit, no money) is not kept, so that the same request may be sent again.
+A request is identified by its path and body. Baton stores a reply if repeating the request could spend money again:
+every reply of a rollout, except one that says "try again" (408, 409, 429, 5xx) and has cost nothing. It does not store
+a refusal before a rollout began (a bad body, a limit, no money), so that the client may send the same request again.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from typing import Any
 HEADER = "idempotency-key"
 REPLAY_HEADER = "x-baton-idempotent-replay"
 CHARS_MAX = 255
-PASSING = (408, 409, 429)  # and 5xx: what OpenAI's SDKs send again
-NOT_KEPT = ("content-length", "x-ratelimit-")  # of that moment, not of the reply
+RETRYABLE = (408, 409, 429)  # and 5xx: OpenAI's SDKs send these again
+MOMENTARY = ("content-length", "x-ratelimit-")  # prefixes of headers that belong to the moment, not to the reply
 
 
 def digest_of(key: str) -> bytes:
-    """What is stored of the header's value."""
+    """The SHA-256 of the header's value, 32 bytes; the value itself is not stored."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def fingerprint_of(path: str, body: Any) -> bytes:
-    """Of a decoded JSON body, whatever the order of its properties and its white space."""
+    """The SHA-256 of a path and a decoded JSON body, 32 bytes. The order of properties and white space do not
+    matter."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(f"{path}\n{text}".encode("utf-8", "surrogatepass")).digest()
 
 
 def is_final(status: int, headers: Mapping[str, str]) -> bool:
-    """Whether the reply stands for every repetition of its request."""
+    """Whether the reply answers every repetition of its request."""
     if "x-baton-rollout-id" not in headers:
         return False
-    may_pass = status in PASSING or status >= 500
-    return not may_pass or headers.get("x-baton-cost-usd", "0") != "0"
+    retryable = status in RETRYABLE or status >= 500
+    return not retryable or headers.get("x-baton-cost-usd", "0") != "0"
 
 
-def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those that belong to the reply itself."""
-    return {name: value for name, value in headers.items() if not name.startswith(NOT_KEPT)}
+def replay_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers to store with a reply: those that belong to the reply itself."""
+    return {name: value for name, value in headers.items() if not name.startswith(MOMENTARY)}

@@ -1,7 +1,7 @@
 """API keys: `bt_<class>_<12-character public id>_<32 random base62><6-character base62 CRC32>` (ADR 0004). Pure.
 
-The public id finds the row, the checksum turns typing errors and guesses away without a look-up, and only an
-HMAC-SHA-256 of the whole text under a server-side pepper is ever stored.
+The public id finds the row. The checksum rejects typing errors and guesses without a look-up. The store holds only an
+HMAC-SHA-256 of the whole text under a server-side pepper.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PUBLIC_ID_CHARS = 12
 RANDOM_CHARS = 32  # 190 bits
 CHECKSUM_CHARS = 6  # 62**6 > 2**32
 PEPPER_BYTES_MIN = 16
-PEPPER_VERSION = 1  # of the one pepper that an installation has today
+PEPPER_VERSION = 1  # of the single pepper that an installation has
 
 _FORM = re.compile(
     rf"(?P<body>bt_(?P<key_class>data|admin)_(?P<public_id>[0-9A-Za-z]{{{PUBLIC_ID_CHARS}}})"
@@ -32,7 +32,7 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
-    """A key whose form and checksum are right; whether it exists is for the store to say."""
+    """A key with a valid form and checksum. Only the store knows whether it exists."""
 
     key_class: KeyClass
     public_id: str
@@ -41,7 +41,7 @@ class ParsedKey:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Nano-dollars that something may spend in all, in each calendar month and on each day (UTC). None: not limited."""
+    """The nano-dollars that may be spent over a life, in each calendar month and on each day (UTC). None: no limit."""
 
     life_nano: int | None = None
     month_nano: int | None = None
@@ -50,7 +50,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Organisation:
-    """What all keys of an organisation share, and what each of their end users may spend. None: not limited."""
+    """The limits that all keys of an organisation share, and the allowance of each end user. None: no limit."""
 
     allowance: Allowance = Allowance()
     per_user: Allowance = Allowance()
@@ -59,15 +59,15 @@ class Organisation:
     concurrency: int | None = None
 
     @property
-    def rated(self) -> bool:
-        """Whether it has a limit on requests or tokens."""
+    def has_rate_limits(self) -> bool:
+        """Whether the organisation has a limit on requests, tokens or concurrency."""
         return not (self.rpm is None and self.tpm is None and self.concurrency is None)
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request is made by and what it may do. None: not limited. `workers` empty: all of its pools. `budget_nano`
-    is the key's for its life; `allowance` has those of month and day too."""
+    """The key of a request, with its limits and permissions. None: no limit. Empty `workers`: all workers of its pools.
+    `budget_nano` is the key's budget for its life; `allowance` also has those of month and day."""
 
     public_id: str
     key_class: KeyClass
@@ -89,20 +89,20 @@ class Principal:
 
     @property
     def allowance(self) -> Allowance:
-        """What the key may spend."""
+        """The key's budgets over its life, the month and the day."""
         return Allowance(self.budget_nano, self.budget_month_nano, self.budget_day_nano)
 
 
 def mint(key_class: KeyClass, public_id: str | None = None) -> tuple[str, str]:
-    """A new key as (secret text, public id), or a new secret for a public id. The text is shown once and kept by
-    nobody."""
+    """Make a key, or a new secret for the key `public_id`; return (secret text, public id). Show the text once, and
+    never store it."""
     public_id = public_id or _random(PUBLIC_ID_CHARS)
     body = f"bt_{key_class}_{public_id}_{_random(RANDOM_CHARS)}"
     return body + checksum(body), public_id
 
 
 def parse(text: str) -> ParsedKey:
-    """Raises ValueError, which never repeats the text, when form or checksum is wrong."""
+    """Read the text of a key. Raises ValueError for a wrong form or checksum; the message never repeats the text."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise ValueError("not of the form bt_data_… or bt_admin_…")
@@ -112,7 +112,7 @@ def parse(text: str) -> ParsedKey:
 
 
 def checksum(body: str) -> str:
-    """CRC32 of everything before it, as six base62 digits."""
+    """The CRC32 of `body`, the text before the checksum, as six base62 digits."""
     value = zlib.crc32(body.encode())
     digits = ""
     for _ in range(CHECKSUM_CHARS):
@@ -122,14 +122,15 @@ def checksum(body: str) -> str:
 
 
 def digest(text: str, pepper: bytes) -> bytes:
-    """HMAC-SHA-256, 32 bytes. No slow hash: 190 random bits cannot be searched, and a slow one is a way to stall us."""
+    """The HMAC-SHA-256 of a key, 32 bytes. No slow hash is needed, because nobody can search 190 random bits, and a
+    slow one would let attackers stall the gateway. Raises ValueError for a pepper that is too short."""
     if len(pepper) < PEPPER_BYTES_MIN:
         raise ValueError(f"the pepper has {len(pepper)} bytes; at least {PEPPER_BYTES_MIN} are needed")
     return hmac.new(pepper, text.encode(), hashlib.sha256).digest()
 
 
 def matches(text: str, pepper: bytes, stored: bytes) -> bool:
-    """Whether `stored` is the digest of `text`, in constant time."""
+    """Whether `stored` is the digest of `text`, compared in constant time."""
     return hmac.compare_digest(digest(text, pepper), stored)
 
 

@@ -1,7 +1,7 @@
-"""Money is an integer number of nano-dollars. Every bound here is an upper bound, rounded up.
+"""Amounts of money, as integers of nano-dollars. Every bound in this file is an upper bound, rounded up.
 
-Redis Lua computes in doubles, so no amount may reach 2**53 nano-dollars (about $9.0 million); config, this file and
-the script each assert it.
+Redis Lua computes in doubles, so no amount may reach 2**53 nano-dollars (about $9.0 million). The settings, this file
+and the script each assert it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any
 from gateway.core.pool.workers import NANO_PER_USD, Price
 
 NANO_MAX = 2**53 - 1
-TOKENS_PER_MESSAGE = 16  # role, separators, template: more than any published chat template spends
+TOKENS_PER_MESSAGE = 16  # role, separators and template: more than any published chat template uses
 TOKENS_PER_REQUEST = 64
 TOKENS_PER_MEDIA_PART = 4096
-AUDIO_BYTES_PER_TOKEN = 16  # the poorest MP3 is 1,000 bytes a second, and no published model counts 60 tokens a second
+AUDIO_BYTES_PER_TOKEN = (
+    16  # the poorest MP3 has 1,000 bytes a second; no published model counts over 60 tokens a second
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one call. `estimated`: they are not the worker's word. `unreported`: it gave none, and a byte count
-    stands in for the tokenizer's."""
+    """The tokens of one call. `estimated`: the worker did not report these counts. `unreported`: it reported none at
+    all, and a byte count replaces the tokenizer's count."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -40,18 +42,18 @@ class Usage:
 
 
 def cost_nano(price: Price, usage: Usage) -> int:
-    """Actual cost of one call in nano-dollars, rounded up."""
+    """The actual cost of one call in nano-dollars, rounded up."""
     per_million = price.input_nano_per_mtok * usage.prompt_tokens + price.output_nano_per_mtok * usage.completion_tokens
     return -(-per_million // 1_000_000) + price.call_nano
 
 
 def worst_case_nano(price: Price, input_tokens_bound: int, output_tokens_max: int, attempts: int = 1) -> int:
-    """Most that `attempts` tries of one call can cost, in nano-dollars."""
+    """The largest cost of `attempts` attempts of one call, in nano-dollars."""
     return attempts * cost_nano(price, Usage(input_tokens_bound, output_tokens_max))
 
 
 def output_tokens_that_fit(price: Price, input_tokens_bound: int, budget_nano: int, attempts: int = 1) -> int:
-    """Largest output bound whose worst case fits `budget_nano`; negative where even the input does not fit."""
+    """The largest output bound whose worst case fits `budget_nano`. Negative if even the input does not fit."""
     millionths = (
         budget_nano // attempts - price.call_nano
     ) * 1_000_000 - price.input_nano_per_mtok * input_tokens_bound
@@ -63,7 +65,7 @@ def output_tokens_that_fit(price: Price, input_tokens_bound: int, budget_nano: i
 
 
 def input_tokens_bound(messages: Iterable[Mapping[str, Any]], extra_text: str = "") -> int:
-    """Upper bound of the prompt tokens: a byte-level tokenizer spends at most one token a UTF-8 byte."""
+    """An upper bound of the prompt tokens: a byte-level tokenizer makes at most one token per UTF-8 byte."""
     total = TOKENS_PER_REQUEST + _bytes(extra_text)
     for message in messages:
         total += TOKENS_PER_MESSAGE + _content_bound(message.get("content"))
@@ -87,27 +89,29 @@ def _content_bound(content: Any) -> int:
 
 
 def media_tokens_bound(part: Any) -> int:
-    """A file is text in the end, so it counts by the byte, as text does; an image by its place; sound by its length."""
+    """An upper bound of the tokens of a media part. A file counts by its bytes, because it becomes text; sound by its
+    length; an image as a constant."""
     if not isinstance(part, Mapping):
         return TOKENS_PER_MEDIA_PART
     file, audio = part.get("file"), part.get("input_audio")
-    tokens = _decoded(file, "file_data") + _decoded(audio, "data") // AUDIO_BYTES_PER_TOKEN
+    tokens = _decoded_bytes(file, "file_data") + _decoded_bytes(audio, "data") // AUDIO_BYTES_PER_TOKEN
     return max(TOKENS_PER_MEDIA_PART, tokens)
 
 
-def _decoded(body: Any, name: str) -> int:
-    """Bytes of a base64 text in `body`, at most."""
+def _decoded_bytes(body: Any, name: str) -> int:
+    """An upper bound of the bytes that the base64 text at `name` decodes to."""
     text = body.get(name) if isinstance(body, Mapping) else None
     return len(text) * 3 // 4 if isinstance(text, str) else 0
 
 
 def _bytes(text: str) -> int:
-    # JSON may carry a lone surrogate (`"\ud800"`), which strict UTF-8 refuses to encode.
+    # JSON may contain a lone surrogate (`"\ud800"`), which strict UTF-8 refuses to encode.
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def usd_to_nano(text: str | Decimal | int) -> int:
-    """Dollars as written by a person → nano-dollars, rounded up. Raises ValueError on nonsense or out of range."""
+    """Convert dollars, as a person writes them, to nano-dollars, rounded up. Raises ValueError for text that is not an
+    amount and for an amount out of range."""
     try:
         usd = Decimal(str(text))
     except InvalidOperation:
@@ -121,6 +125,6 @@ def usd_to_nano(text: str | Decimal | int) -> int:
 
 
 def nano_to_usd(nano: int) -> str:
-    """Nano-dollars → dollars as exact text, e.g. `0.000123`."""
+    """Convert nano-dollars to dollars as exact text, such as `0.000123`."""
     text = f"{Decimal(nano) / NANO_PER_USD:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,13 +1,12 @@
-"""Two-phase money: the terms that `adapters/redis/budgets.lua`, its callers and its model in tests/models/ledger.py
-share.
+"""Two-phase money: what `adapters/redis/budgets.lua`, its callers and its model (tests/models/ledger.py) share.
 
-    open ──post(actual)──▶ posted       charged what was really spent, even above the grant
+    open ──post(actual)──▶ posted       charged the actual cost, even above the grant
       ├────void──────────▶ voided       charged nothing
       └────uncertain─────▶ uncertain    dispatched and never heard of again: charged in full
 
-A hold is reserved in all of its scopes or in none, and the first way of settling it is the only one: later calls return
-the first result. In every scope with a limit, a hold is granted only while posted + held + granted ≤ limit.
-Amounts are nano-dollars, times are milliseconds of the caller's clock.
+A hold is reserved in all of its scopes or in none. It is settled once: later calls return the result of the first. In
+every scope with a limit, a hold is granted only if posted + held + granted ≤ limit. Amounts are nano-dollars, times are
+milliseconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Literal
 from gateway.core.money.amounts import NANO_MAX, nano_to_usd
 from gateway.errors import BudgetExceeded, Conflict, NotFound
 
-Settled = Literal["posted", "voided", "uncertain"]
+SettledState = Literal["posted", "voided", "uncertain"]
 State = Literal["open", "posted", "voided", "uncertain"]
 SCOPES_MAX = 16
 SCOPE_CHARS_MAX = 1024
@@ -35,7 +34,7 @@ _HOW_TO_RAISE = {
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Something with a budget (`core/money/scopes.py` names them). `limit_nano` None: counted, not limited."""
+    """Something whose spending is counted (`core/money/scopes.py` makes the names). `limit_nano` None: no limit."""
 
     name: str
     limit_nano: int | None
@@ -43,7 +42,8 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Money reserved in every scope at once. `granted_nano` lies between what was asked at least and at most."""
+    """Money that is reserved in all scopes at once. `granted_nano` lies between the least and the most that was asked
+    for."""
 
     id: str
     granted_nano: int
@@ -52,29 +52,29 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Nano-dollars of one scope: posted less what was credited, which may be below zero; and held by open holds."""
+    """The nano-dollars of one scope: posted minus credited, which may be negative; and reserved by open holds."""
 
     posted_nano: int
     held_nano: int
 
 
 def check_nano(amount: int) -> int:
-    """The amount, if it is an integer in [0, 2**53): Redis Lua computes in doubles. Raises ValueError."""
+    """Return the amount if it is an integer in [0, 2**53), as Redis Lua computes in doubles. Raises ValueError."""
     if type(amount) is not int or not 0 <= amount <= NANO_MAX:
         raise ValueError(f"{amount!r} is not an amount of nano-dollars in 0..{NANO_MAX}")
     return amount
 
 
 def check_total(amount: int) -> int:
-    """The posted total of a scope, which credits may bring below zero. Raises ValueError beyond ±(2**53 - 1)."""
+    """Return the posted total of a scope, which credits may make negative. Raises ValueError beyond ±(2**53 - 1)."""
     check_nano(abs(amount) if type(amount) is int else amount)
     return amount
 
 
 def check_hold(amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope]) -> None:
-    """Raises ValueError when a hold's arguments are out of bounds."""
+    """Raises ValueError if the arguments of a hold are out of bounds."""
     if check_nano(amount_min_nano) > check_nano(amount_nano):
-        raise ValueError("a hold asks for at least more than for at most")
+        raise ValueError("the least amount of a hold is larger than its most")
     if not 1 <= len(scopes) <= SCOPES_MAX:
         raise ValueError(f"a hold needs 1 to {SCOPES_MAX} scopes, got {len(scopes)}")
     if len({scope.name for scope in scopes}) != len(scopes):
@@ -87,7 +87,7 @@ def check_hold(amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope]) 
 
 
 def budget_exceeded(scope: Scope, left_nano: int, needed_nano: int) -> BudgetExceeded:
-    """The refusal, with what is left, what is needed and how to go on."""
+    """The error for a hold that does not fit a scope: it states what is left, what is needed, and what to do."""
     limit = NANO_MAX if scope.limit_nano is None else scope.limit_nano
     how = _HOW_TO_RAISE.get(scope.name.partition(":")[0], "an operator can raise it")
     return BudgetExceeded(
@@ -98,8 +98,10 @@ def budget_exceeded(scope: Scope, left_nano: int, needed_nano: int) -> BudgetExc
 
 
 def hold_closed(hold_id: str) -> Conflict:
+    """The error for an id whose hold has been settled."""
     return Conflict(f"hold `{hold_id}` is settled already; use a new id", code="hold_closed")
 
 
 def hold_unknown(hold_id: str) -> NotFound:
+    """The error for an id without a hold."""
     return NotFound(f"no hold `{hold_id}`: never granted here, or settled more than a day ago", code="hold_not_found")

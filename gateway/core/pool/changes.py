@@ -1,4 +1,4 @@
-"""What differs between two pool files, as people and the audit are told it. Pure; no secret and no reference to one."""
+"""The differences between two pool files, for people and the audit, without secrets and their references. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.core.pool.workers import PoolFile, plain_pools
 
 
 class KeyNames(Protocol):
-    """What a key names of the pool file; no workers: all of its pools."""
+    """The names of the pool file that a key uses. Empty `workers`: all workers of its pools."""
 
     @property
     def public_id(self) -> str: ...
@@ -20,9 +20,11 @@ class KeyNames(Protocol):
 
 
 def changes(before: PoolFile, after: PoolFile, rekeyed: Collection[str] = ()) -> dict[str, Any]:
-    """`workers` {added: names, removed: names, changed: {name: {field: [was, is]}}}, `rekeyed` names of workers whose
-    key is another, `pools` {added, removed: {name: workers}, changed: {name: [was, is]}}, `default` [was, is]. What did
-    not change is not there: equal files make an empty mapping."""
+    """The differences, as JSON data. Parts without a change are absent, so equal files give an empty mapping.
+
+    `workers`: {added: names, removed: names, changed: {name: {field: [old, new]}}} · `rekeyed`: names of the workers
+    with another key · `pools`: {added, removed: {name: workers}, changed: {name: [old, new]}} · `default`: [old, new].
+    """
     old, new = plain_pools(before), plain_pools(after)
     workers = _parts(old["workers"], new["workers"])
     if "changed" in workers:
@@ -31,27 +33,27 @@ def changes(before: PoolFile, after: PoolFile, rekeyed: Collection[str] = ()) ->
         if kind in workers:
             workers[kind] = list(workers[kind])
     default = [] if old["default"] == new["default"] else [old["default"], new["default"]]
-    kept = sorted(name for name in rekeyed if name in old["workers"] and name in new["workers"])
-    found = {"workers": workers, "rekeyed": kept, "pools": _parts(old["pools"], new["pools"]), "default": default}
-    return {name: part for name, part in found.items() if part}
+    rekeyed = sorted(name for name in rekeyed if name in old["workers"] and name in new["workers"])
+    parts = {"workers": workers, "rekeyed": rekeyed, "pools": _parts(old["pools"], new["pools"]), "default": default}
+    return {name: part for name, part in parts.items() if part}
 
 
-def stranded(keys: Iterable[KeyNames], before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
-    """By id of a key, the names among its pools and workers that lead nowhere any more, and did before."""
-    gone = {key.public_id: sorted(_leads(key, before) - _leads(key, after)) for key in keys}
-    return {public_id: names for public_id, names in gone.items() if names}
+def lost_names(keys: Iterable[KeyNames], before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
+    """Map key ids to the names among the key's pools and workers that exist in `before` but not in `after`."""
+    lost = {key.public_id: sorted(_valid_names(key, before) - _valid_names(key, after)) for key in keys}
+    return {public_id: names for public_id, names in lost.items() if names}
 
 
-def _leads(key: KeyNames, file: PoolFile) -> set[str]:
-    """The names of a key that mean something in a file; without pools of its own, it has the default one."""
+def _valid_names(key: KeyNames, file: PoolFile) -> set[str]:
+    """The names of a key that exist in a file. A key without pools has the default pool."""
     pools = [name for name in key.pools or (file.default,) if name in file.pools]
     reached = {worker for name in pools for worker in file.pools[name]}
     return set(pools if key.pools else ()) | reached.intersection(key.workers)
 
 
-def told(found: Mapping[str, Any]) -> list[str]:
-    """The changes, one line each."""
-    return [*_worker_lines(found), *_pool_lines(found)]
+def change_lines(diff: Mapping[str, Any]) -> list[str]:
+    """Describe the result of `changes`, one line for each change."""
+    return [*_worker_lines(diff), *_pool_lines(diff)]
 
 
 def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,37 +66,38 @@ def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """By field; a price by its amounts."""
-    was, now = (dict(_flat(one)) for one in (old, new))
-    return {name: [was[name], now[name]] for name in sorted(now) if was[name] != now[name]}
+    """The changed fields of a worker: {field: [old, new]}. A price counts as one field for each amount."""
+    old_fields, new_fields = dict(_flat(old)), dict(_flat(new))
+    names = sorted(name for name in new_fields if old_fields[name] != new_fields[name])
+    return {name: [old_fields[name], new_fields[name]] for name in names}
 
 
 def _flat(worker: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in worker.items():
         if name == "price":
-            yield from ((f"price.{amount}", said) for amount, said in value.items())
+            yield from ((f"price.{kind}", amount) for kind, amount in value.items())
         else:
             yield name, value
 
 
-def _worker_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    workers = found.get("workers", {})
+def _worker_lines(diff: Mapping[str, Any]) -> Iterator[str]:
+    workers = diff.get("workers", {})
     for kind in ("added", "removed"):
         yield from (f"worker {name}: {kind}" for name in workers.get(kind, ()))
     for name, fields in workers.get("changed", {}).items():
-        yield from (f"worker {name}: {field}: {_said(was)} -> {_said(now)}" for field, (was, now) in fields.items())
-    yield from (f"worker {name}: another api_key" for name in found.get("rekeyed", ()))
+        yield from (f"worker {name}: {field}: {_text(old)} -> {_text(new)}" for field, (old, new) in fields.items())
+    yield from (f"worker {name}: another api_key" for name in diff.get("rekeyed", ()))
 
 
-def _pool_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    pools = found.get("pools", {})
+def _pool_lines(diff: Mapping[str, Any]) -> Iterator[str]:
+    pools = diff.get("pools", {})
     for kind in ("added", "removed"):
         yield from (f"pool {name}: {kind} ({', '.join(names)})" for name, names in pools.get(kind, {}).items())
-    for name, (was, now) in pools.get("changed", {}).items():
-        yield f"pool {name}: {', '.join(was)} -> {', '.join(now)}"
-    if "default" in found:
-        yield f"default pool: {found['default'][0]} -> {found['default'][1]}"
+    for name, (old, new) in pools.get("changed", {}).items():
+        yield f"pool {name}: {', '.join(old)} -> {', '.join(new)}"
+    if "default" in diff:
+        yield f"default pool: {diff['default'][0]} -> {diff['default'][1]}"
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return "none" if value in (None, "", [], {}) else str(value)

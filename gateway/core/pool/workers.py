@@ -1,5 +1,4 @@
-"""The pool: which workers exist, what they cost, what they can hold. Pure; `adapters/host/poolfile.py` reads the
-YAML."""
+"""The pool: its workers, their prices and their capabilities. Pure; `adapters/host/poolfile.py` reads the YAML."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ class _Frozen(BaseModel):
 
 
 class Price(_Frozen):
-    """Prices in US dollars per million tokens, as a person writes them; the integers are what money uses.
+    """Prices in US dollars per million tokens, as a person writes them, and as the integers that Baton computes with.
 
-    A model must give both token prices (`WorkerSpec` checks); a tool may give `call_usd` alone.
+    A model needs both token prices, which `WorkerSpec` checks; a tool may have only `call_usd`.
     """
 
     input_usd_per_mtok: Decimal = Field(default=Decimal(0), ge=0, le=100_000)
@@ -54,12 +53,12 @@ class Price(_Frozen):
 
     @cached_property
     def call_nano(self) -> int:
-        """Nano-dollars per call, whatever its size (tools), rounded up."""
+        """Nano-dollars per call of any size, for tools, rounded up."""
         return math.ceil(self.call_usd * NANO_PER_USD)
 
 
 class WorkerSpec(_Frozen):
-    """One worker of the pool file. `price` is None only until LiteLLM's offline map has been asked for it."""
+    """One worker of the pool file. `price` is None only until it has been looked up in LiteLLM's offline map."""
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[^\s/][^\s]*$")
     handle: Handle
@@ -77,24 +76,26 @@ class WorkerSpec(_Frozen):
     latency_hint_s: float | None = Field(default=None, ge=0, description="typical seconds, shown to the conductor")
     version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
     params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
-    task: Task = Field(default="chat", description="what it is asked for; embeddings: by its name alone, never planned")
-    cannot: tuple[Capability, ...] = Field(default=(), description="kinds of parts and request properties not taken")
+    task: Task = Field(default="chat", description="chat, or embeddings: requested by name only, never planned")
+    cannot: tuple[Capability, ...] = Field(
+        default=(), description="kinds of parts and request properties that the worker does not accept"
+    )
     tokenizer: str | None = Field(
         default=None,
         min_length=1,
         max_length=1024,
-        description="counts what the worker does not report: cl100k_base, o200k_base or the path of a tokenizer.json",
+        description="counts unreported tokens: cl100k_base, o200k_base or the path of a tokenizer.json",
     )
 
     @cached_property
     def identity(self) -> str:
-        """What the worker is, as JSON: all but the reference to its secret and who counts its tokens."""
-        return self.model_dump_json(exclude={"api_key", "tokenizer", *_unsaid(self)})
+        """The worker's identity as JSON: all fields but the reference to its secret and its tokenizer."""
+        return self.model_dump_json(exclude={"api_key", "tokenizer", *_later_defaults(self)})
 
     def __copy__(self) -> WorkerSpec:
-        copied = super().__copy__()
-        copied.__dict__.pop("identity", None)  # copies are made to be changed
-        return copied
+        copy = super().__copy__()
+        copy.__dict__.pop("identity", None)  # a copy is made in order to change it
+        return copy
 
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> WorkerSpec:
@@ -123,7 +124,7 @@ class WorkerSpec(_Frozen):
 
 
 class PoolFile(_Frozen):
-    """The whole `pool.yaml`. A pool is a list of worker names; `default` is the one a key gets when it names none."""
+    """The content of `pool.yaml`. A pool is a list of worker names. `default` is the pool of a key that names none."""
 
     workers: tuple[WorkerSpec, ...] = Field(min_length=1, max_length=256)
     pools: dict[str, tuple[str, ...]]
@@ -152,11 +153,11 @@ class PoolFile(_Frozen):
         return self
 
     def worker(self, name: str) -> WorkerSpec:
-        """The worker of that name. Raises KeyError."""
+        """The worker called `name`. Raises KeyError."""
         return self._by_name()[name]
 
     def pool(self, name: str, task: Task = "chat") -> tuple[WorkerSpec, ...]:
-        """The workers of one pool that do `task`, in the order it lists them. Raises KeyError."""
+        """The workers of the pool `name` that do `task`, in the order of the pool. Raises KeyError."""
         by_name = self._by_name()
         return tuple(by_name[worker] for worker in self.pools[name] if by_name[worker].task == task)
 
@@ -165,32 +166,33 @@ class PoolFile(_Frozen):
 
 
 def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
-    """sha256 over what each worker is (not its secret reference, nor who counts): stamps a rollout with its pool."""
+    """SHA-256, in hex, over the identities of the workers. A rollout names its pool by it."""
     ordered = sorted(workers, key=lambda worker: worker.name)
     return hashlib.sha256("\n".join(worker.identity for worker in ordered).encode()).hexdigest()
 
 
-def _unsaid(worker: WorkerSpec) -> set[str]:
-    """Fields that came later and say nothing: the hash of a pool that has none of them is what it always was."""
-    return {name for name, said in (("cannot", worker.cannot), ("task", worker.task != "chat")) if not said}
+def _later_defaults(worker: WorkerSpec) -> set[str]:
+    """Fields that were added later and have their default value. The identity excludes them, so that the hash of an
+    older pool does not change."""
+    return {name for name, is_set in (("cannot", worker.cannot), ("task", worker.task != "chat")) if not is_set}
 
 
 def plain_pools(pools: PoolFile) -> dict[str, Any]:
-    """The whole file as JSON data, without references to secrets: workers by name, equal amounts written alike."""
+    """The pool file as JSON data without references to secrets: workers by name, amounts in one notation."""
     workers = {worker.name: _plain_worker(worker) for worker in pools.workers}
     return {"workers": workers, "pools": {name: list(names) for name, names in pools.pools.items()}} | {
         "default": pools.default
     }
 
 
-def canonical(pools: PoolFile) -> str:
-    """The one text of what a file says, ASCII: equal pools have equal texts, however they were written."""
+def canonical_text(pools: PoolFile) -> str:
+    """The canonical ASCII text of a pool file. Equal pools have equal texts, however their files are written."""
     return json.dumps(plain_pools(pools), sort_keys=True, separators=(",", ":"))
 
 
 def revision_of(pools: PoolFile) -> str:
-    """SHA-256 of the canonical text, in hex: names the whole pool file that a rollout ran on."""
-    return hashlib.sha256(canonical(pools).encode()).hexdigest()
+    """SHA-256 of the canonical text, in hex. A rollout names the pool file that it ran on by it."""
+    return hashlib.sha256(canonical_text(pools).encode()).hexdigest()
 
 
 def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:

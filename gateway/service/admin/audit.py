@@ -54,8 +54,8 @@ class Auditor:
             "entries": verifier.head.seq,
             "head": verifier.head.hash.hex(),
             "anchors": len(anchors),
-            "anchored": verifier.anchored,
-            "faults": [{"seq": fault.seq, "wrong": fault.wrong} for fault in faults],
+            "anchored": verifier.anchored_seq,
+            "faults": [{"seq": fault.seq, "wrong": fault.kind} for fault in faults],
         }
 
 

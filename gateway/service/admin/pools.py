@@ -16,8 +16,8 @@ from itertools import islice
 from typing import Any
 
 from gateway.core.access.audit import Act
-from gateway.core.pool.changes import changes, stranded, told
-from gateway.core.pool.workers import PoolFile, canonical, revision_of
+from gateway.core.pool.changes import change_lines, changes, lost_names
+from gateway.core.pool.workers import PoolFile, canonical_text, revision_of
 from gateway.errors import BatonError, ConfigError, NotFound
 from gateway.service.admin.keys import ITSELF
 from gateway.service.ports.pools import (
@@ -107,13 +107,13 @@ class Pools:
         if applied:
             await self._write_down(loaded, hash_, found, act)
             self._take(InUse(loaded, hash_, self._clock.now()), swap)
-            log.info("pool %s took the place of %s: %s", hash_[:12], was.hash[:12], "; ".join(told(found)))
+            log.info("pool %s took the place of %s: %s", hash_[:12], was.hash[:12], "; ".join(change_lines(found)))
         if not dry:
             self._metrics.pool_reloaded("changed" if found else "unchanged")
         said = {"hash": hash_, "before": was.hash, "changed": bool(found), "applied": applied, "changes": found}
         keys = await self._stranded(was.loaded.pools, loaded.pools) if found else {}
         lines = [f"key {public_id} names what is gone: {', '.join(names)}" for public_id, names in keys.items()]
-        return {**said, "keys": keys, "lines": [*told(found), *lines]}
+        return {**said, "keys": keys, "lines": [*change_lines(found), *lines]}
 
     async def _stranded(self, before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
         """Keys that name what is gone, the newest first; none where the store cannot say."""
@@ -122,7 +122,7 @@ class Pools:
         except BatonError as error:
             log.warning("which keys name what is gone is not known: %s", error.message)
             return {}
-        found = stranded((row for row in rows if row.revoked_at is None), before, after)
+        found = lost_names((row for row in rows if row.revoked_at is None), before, after)
         return dict(islice(found.items(), KEYS_SHOWN_MAX))
 
     def _changes(self, loaded: LoadedPool) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Pools:
             )
 
     async def _write_down(self, loaded: LoadedPool, hash_: str, found: Mapping[str, Any], act: Act) -> None:
-        revision = PoolRevision(hash_, canonical(loaded.pools), self._clock.now(), act.actor, act.why)
+        revision = PoolRevision(hash_, canonical_text(loaded.pools), self._clock.now(), act.actor, act.why)
         after = {"hash": hash_, **self._place, "changes": found}
         await self._revisions.change(revision, {"hash": self.now.hash}, after)
 
@@ -173,7 +173,7 @@ class Pools:
 
     async def note_first(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Write down the pool that the gateway started with, as soon as the store can be reached."""
-        first, text = self._first, canonical(self._first.loaded.pools)
+        first, text = self._first, canonical_text(self._first.loaded.pools)
         revision = PoolRevision(first.hash, text, first.at, ITSELF.actor)
         while True:
             try:

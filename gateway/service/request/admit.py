@@ -85,7 +85,7 @@ class Rates:
         """Count the request in and return what is left to the key. Raises RateLimited; then neither counts it."""
         state = await self._limits.admit(who.public_id, request_id, tokens, who.rpm, who.tpm, who.concurrency)
         org = who.organisation
-        if org.rated:
+        if org.has_rate_limits:
             try:
                 await self._limits.admit(org_scope(who.org), request_id, tokens, org.rpm, org.tpm, org.concurrency)
             except BaseException:  # boundary: whatever stopped it, the key's place in flight is given back
@@ -97,7 +97,7 @@ class Rates:
         """Count the request out. A key without limits was never counted in."""
         if not (who.rpm is None and who.tpm is None and who.concurrency is None):
             await self._limits.release(who.public_id, request_id, tokens_used)
-        if who.organisation.rated:
+        if who.organisation.has_rate_limits:
             await self._limits.release(org_scope(who.org), request_id, tokens_used)
 
 
