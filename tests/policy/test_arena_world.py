@@ -178,7 +178,7 @@ def test_a_vote_outweighs_one_that_errs() -> None:
     pool = (never("logic", name="bad"), able("logic", name="one"), able("logic", name="two"), VOTE_TOOL)
     run = run_plan(two_voters_and_vote("bad", "one", "two"), task.text, pool)
     assert grade(task, run.reply) == 1.0
-    assert run.calls == 3
+    assert run.calls == 4
     assert run.reply == run.replies[1]
 
 
@@ -198,7 +198,7 @@ def test_a_vote_on_nothing_says_so() -> None:
     assert run_plan({"steps": []}, "x", (VOTE_TOOL,)).reply == ""
 
 
-def test_self_is_a_child_loop_and_depth_ends() -> None:
+def test_self_is_a_child_loop_and_the_deepest_pool_has_none() -> None:
     task = child_task()
     again: Plan = {"steps": [{"worker": "self", "task": None, "see": []}]}
     asked: list[tuple[str, str | None, int]] = []
@@ -213,8 +213,8 @@ def test_self_is_a_child_loop_and_depth_ends() -> None:
     assert asked == [(task.text, INSTRUCTIONS[0], 2), (task.text, INSTRUCTIONS[0], 1)]
     assert (run.calls, len(run.children), len(run.children[0].children)) == (1, 1, 1)
     assert run.cost_nano == run.children[0].cost_nano > 0
-    capped = run_plan(again, task.text, (SELF_WORKER,), planner=planner, depth=2)
-    assert "no depth left" in capped.reply
+    with pytest.raises(KeyError):
+        run_plan(again, task.text, (able(*SKILLS), SELF_WORKER), planner=lambda *_: again)
 
 
 def test_an_unknown_handle_is_an_error() -> None:

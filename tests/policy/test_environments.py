@@ -13,7 +13,7 @@ import pytest
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.prompt import render
 from gateway.errors import ConductorError
-from policy.environments.arena import ArenaEnvironment, Truth
+from policy.environments.arena import ArenaEnvironment, Staff, Truth
 from policy.environments.base import (
     MODEL_KINDS,
     ConductorPlanner,
@@ -206,20 +206,22 @@ def test_recordings_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         env.grade(stranger, "x")
 
 
-async def test_the_arena_gives_what_its_world_gives() -> None:
-    env = ArenaEnvironment(staff="fresh", seed=5)
-    prompts = env.prompts("validation", 40, 1)
+@pytest.mark.parametrize("staff", ["standard", "fresh"])
+async def test_the_pure_core_of_the_arena_gives_what_the_executor_gives(staff: Staff) -> None:
+    """Replies, dollars, calls and seconds of the oracle's plans, child loops included."""
+    env = ArenaEnvironment(staff=staff, seed=5)
+    prompts = env.prompts("validation", 150, 1)
     found = await sample(env, [(prompt, [env.children(prompt)]) for prompt in prompts])
     for prompt, [episode] in zip(prompts, found.groups, strict=True):
         truth = prompt.truth
         assert isinstance(truth, Truth)
-        world = run_plan(
-            json.loads(episode.plan), prompt.messages[0]["content"], truth.pool(prompt.pool), salt_of(5, None, 0)
-        )
-        if not episode.children:
-            assert [step.reply for step in episode.record.steps] == world.replies
-        assert episode.calls >= world.calls
+        question, salt = prompt.messages[0]["content"], salt_of(5, None, 0)
+        run = run_plan(json.loads(episode.plan), question, truth.pool(prompt.pool), salt)
+        assert [step.reply for step in episode.record.steps] == run.replies
+        assert (episode.reply, episode.cost_nano, episode.calls) == (run.reply, run.cost_nano, run.calls)
+        assert episode.latency_s == pytest.approx(run.latency_s, abs=1e-5)
     assert any(episode.children for episode in found.episodes)
+    assert any("vote" in episode.workers for episode in found.episodes)
 
 
 async def test_the_oracles_know_more_than_anybody(replay: ReplayEnvironment) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from policy.simulators.arena.messages import read_prompt
 from policy.simulators.arena.workers import Pool, Worker
-from policy.simulators.arena.world import chance, count_tokens, run_step
+from policy.simulators.arena.world import chance, prompt_tokens, run_step
 from policy.simulators.server import Refused, Said, choices_of, content_text
 
 _PIECE = re.compile(r"\s*\w{1,6}|\s*[^\w\s]|\s+$")
@@ -48,8 +48,7 @@ class ArenaSpeaker:
             raise Refused(400, "invalid_messages", str(error)) from None
         salts = [salt_of(self._seed, body.get("seed"), choice) for choice in range(choices_of(body))]
         replies = [run_step(who, prompt.question, prompt.task, prompt.seen, salt) for salt in salts]
-        tokens = sum(count_tokens(text) + 4 for text in texts)
-        return Said([pieces(reply) for reply in replies], tokens, None, who.base_s, who.per_token_s)
+        return Said([pieces(reply) for reply in replies], prompt_tokens(texts), None, who.base_s, who.per_token_s)
 
     def _fail(self, worker: Worker) -> None:
         """Failures are drawn by the worker's call count, so that a retry may succeed and a run can be repeated."""

@@ -16,20 +16,23 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
+from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.loop.digest import extract_answer, majority, normalise
 from gateway.core.money.amounts import Usage
 from policy.simulators.arena.families.family import GOODS, Kind
 from policy.simulators.arena.families.phrasing import split_words
 from policy.simulators.arena.families.tasks import JOIN_SKILL, Problem, Task, focus, grade, ordinal
+from policy.simulators.arena.messages import read_prompt
 from policy.simulators.arena.oracle import oracle_plan
 from policy.simulators.arena.workers import Pool, Worker, cost_of
 
 Seen = Sequence[tuple[str | None, str]]  # (task, reply) of the steps a step may see, oldest first
 Planner = Callable[[str, str | None, Pool], Mapping[str, Any]]  # (question, task) of a child loop → its plan
+Messages = Sequence[Mapping[str, Any]]  # texts alone, no parts
 
 TEMPTED = 0.6  # share of unskilled replies that make the common error
 FIXES_MAX = 2  # wrong fields of a draft that a reviewer can still repair
-PROMPT_OVERHEAD_TOKENS = 8
+MESSAGE_TOKENS = 4  # beside its text
 DEPTH_MAX = 2
 _PARTIAL = re.compile(r"^Partial (\d+) of \d+: (.+)$", re.MULTILINE)
 _TOKEN = re.compile(r"\w{1,6}|[^\w\s]")
@@ -43,7 +46,8 @@ _REASONS = (
 
 @dataclass
 class Run:
-    """What running a plan gave. `reply` is the last step's; money in nano-dollars, time along the critical path."""
+    """What running a plan gave. `reply` is the last step's; money in nano-dollars, time along the critical path.
+    `calls` counts workers and tools, child loops included."""
 
     reply: str
     replies: list[str]
@@ -190,59 +194,70 @@ def _wrong_record(parts: list[str], rng: Random, fields: int | None) -> str:
     return " | ".join(parts)
 
 
+def prompt_tokens(texts: Sequence[str]) -> int:
+    """Tokens that a worker bills for a prompt with these message texts."""
+    return sum(count_tokens(text) + MESSAGE_TOKENS for text in texts)
+
+
 def run_plan(
-    plan: Mapping[str, Any], question: str, pool: Pool, salt: str = "", *,
-    task: str | None = None, planner: Planner = oracle_plan, depth: int = 0,
-) -> Run:  # fmt: skip
-    """Run a plan (DESIGN §3; assumed valid for this pool) in this process. A `self` step asks `planner` for the plan of
-    its child loop; below DEPTH_MAX it has nothing to call and says so. Raises KeyError on an unknown handle."""
+    plan: Mapping[str, Any], question: str, pool: Pool, salt: str = "", *, planner: Planner = oracle_plan
+) -> Run:
+    """Run a plan (DESIGN §3; assumed valid for this pool) in this process. Each call sends the messages that the
+    gateway would send, so replies, cost and seconds are those of the served executor. A `self` step asks `planner` for
+    the plan of its child loop, whose pool has no `self` at DEPTH_MAX. Raises KeyError on a handle that the pool of the
+    loop does not have."""
+    return _run(plan, [{"role": "user", "content": question}], pool, salt, planner, 0)
+
+
+def _run(plan: Mapping[str, Any], conversation: Messages, pool: Pool, salt: str, planner: Planner, depth: int) -> Run:
     by_handle = {worker.handle: worker for worker in pool}
     run = Run("", [])
+    done: list[SeenStep] = []
     finished_s: list[float] = []
-    tasks: list[str | None] = []
-    for step in plan["steps"]:
+    for index, step in enumerate(plan["steps"]):
         worker = by_handle[step["worker"]]
-        see = list(range(len(run.replies))) if step["see"] == "all" else list(step["see"])
-        told = step["task"] if step["task"] is not None else task
-        seen = [(tasks[i], run.replies[i]) for i in see]
-        started = max((finished_s[i] for i in see), default=0.0)
-        reply, seconds = _call(worker, question, told, seen, salt, pool, planner, depth, run)
+        see = list(range(index)) if step["see"] == "all" else list(step["see"])
+        seen = [done[i] for i in see]
+        started_s = max((finished_s[i] for i in see), default=0.0)
+        if worker.kind == "tool":
+            reply, seconds = _voted(seen), 0.0
+            run.calls += 1
+        elif worker.kind == "self":
+            reply, seconds = _child(run, step_messages(conversation, step["task"], seen), pool, salt, planner, depth)
+        else:
+            reply, seconds = _called(run, worker, step_messages(conversation, step["task"], seen), salt)
         run.replies.append(reply)
-        tasks.append(told)
-        finished_s.append(started + seconds)
+        done.append(SeenStep(index, worker.handle, step["task"], reply))
+        finished_s.append(started_s + seconds)
     run.reply = run.replies[-1] if run.replies else ""
-    run.latency_s = finished_s[-1] if finished_s else 0.0
+    run.latency_s = max(finished_s, default=0.0)
     return run
 
 
-def _call(
-    worker: Worker, question: str, task: str | None, seen: Seen, salt: str, pool: Pool,
-    planner: Planner, depth: int, run: Run,
-) -> tuple[str, float]:  # fmt: skip
-    if worker.kind == "tool":
-        replies = [reply for _task, reply in seen]
-        return (replies[majority(replies)] if replies else "There is nothing to vote on."), 0.0
-    if worker.kind == "self":
-        if depth >= DEPTH_MAX:
-            return "There is no depth left.", 0.0
-        child_pool = pool if depth + 1 < DEPTH_MAX else tuple(w for w in pool if w.kind != "self")
-        plan = planner(question, task, child_pool)
-        child = run_plan(plan, question, child_pool, salt, task=task, planner=planner, depth=depth + 1)
-        run.children.append(child)
-        run.cost_nano += child.cost_nano
-        run.calls += child.calls
-        return child.reply, child.latency_s
-    reply = run_step(worker, question, task, seen, salt)
-    usage = Usage(prompt_tokens(question, task, seen), count_tokens(reply))
+def _voted(seen: Sequence[SeenStep]) -> str:
+    replies = [step.reply for step in seen]
+    return replies[majority(replies)] if replies else "There is nothing to vote on."
+
+
+def _child(run: Run, messages: Messages, pool: Pool, salt: str, planner: Planner, depth: int) -> tuple[str, float]:
+    prompt = read_prompt(messages, [message["content"] for message in messages])
+    child_pool = pool if depth + 1 < DEPTH_MAX else tuple(worker for worker in pool if worker.kind != "self")
+    plan = planner(prompt.question, prompt.task, child_pool)
+    child = _run(plan, messages, child_pool, salt, planner, depth + 1)
+    run.children.append(child)
+    run.cost_nano += child.cost_nano
+    run.calls += child.calls
+    return child.reply, child.latency_s
+
+
+def _called(run: Run, worker: Worker, messages: Messages, salt: str) -> tuple[str, float]:
+    texts = [message["content"] for message in messages]
+    prompt = read_prompt(messages, texts)
+    reply = run_step(worker, prompt.question, prompt.task, prompt.seen, salt)
+    usage = Usage(prompt_tokens(texts), count_tokens(reply))
     run.cost_nano += cost_of(worker, usage)
     run.calls += 1
     return reply, worker.latency_s(usage.completion_tokens)
-
-
-def prompt_tokens(question: str, task: str | None, seen: Seen) -> int:
-    """Tokens of a step's prompt, near enough to what the gateway renders."""
-    texts = [question, task or "", *(f"{told or ''} {reply}" for told, reply in seen)]
-    return sum(count_tokens(text) + PROMPT_OVERHEAD_TOKENS for text in texts if text)
 
 
 def solve_rate(plan: Mapping[str, Any], task: Task, pool: Pool, samples: int, planner: Planner = oracle_plan) -> float:
