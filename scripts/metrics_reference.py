@@ -10,6 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.adapters.host.metrics import PrometheusMetrics
+from scripts.markdown import items
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
@@ -26,19 +27,16 @@ reasons; never keys, users or rollouts. Each histogram also has `_bucket`, `_cou
 TAIL = """
 ## Worth an alert
 
-| expression | it means |
-|---|---|
 """
 ALERTS = {
-    "`rate(baton_fallbacks_total[5m]) / rate(baton_requests_total[5m]) > 0.1`": "the conductor is away, slow or talks "
-    "nonsense, or a worker fails; requests are still answered",
-    "`baton_log_records_total - baton_log_records_stored_total` growing": "PostgreSQL is not keeping up: see "
+    "`rate(baton_fallbacks_total[5m]) / rate(baton_requests_total[5m]) > 0.1`": "the conductor is away, slow or "
+    "sends plans that cannot be used, or a worker fails; requests are still answered",
+    "`baton_log_records_total - baton_log_records_stored_total` growing": "PostgreSQL does not keep up; see "
     "`baton_log_ship_retries_total`",
-    "`min_over_time(baton_capture_rate[5m]) < 1` and no request now": "a request that was served has no row: see "
+    "`min_over_time(baton_capture_rate[5m]) < 1` and no request now": "a request that was served has no row; see "
     "`baton_log_dead_letters_total` and `baton_log_damaged_total`",
     "`baton_spool_bytes` near `BATON_SPOOL_BYTES_MAX`": "soon every request is 503 `spool_full`",
-    "`increase(baton_log_dead_letters_total[1h]) > 0`": "a record could not be stored; it is in the table "
-    "`dead_letters`, whole",
+    "`increase(baton_log_dead_letters_total[1h]) > 0`": "a record could not be stored; the table `dead_letters` has it",
     '`increase(baton_degraded_total{part="settle"}[5m]) > 0`': "Redis was away when a request ended; the ledger has "
     "what it cost",
     "`increase(baton_bugs_total[1h]) > 0`": "the gateway's log has the traceback",
@@ -71,5 +69,4 @@ def render() -> str:
     """The whole page."""
     rows = [*instruments(), *read_when_asked()]
     lines = [f"| `{name}` | {kind} | {labels} | {what} |\n" for name, kind, labels, what in rows]
-    alerts = [f"| {expression} | {what} |\n" for expression, what in ALERTS.items()]
-    return "".join([HEAD, *lines, TAIL, *alerts])
+    return "".join([HEAD, *lines, TAIL, items(ALERTS.items())])

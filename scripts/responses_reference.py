@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.core.openai.responses.items import KINDS
-from gateway.core.openai.responses.request import FIELDS, MOVED
-from scripts.api_reference import code, table
+from gateway.core.openai.responses.request import FIELDS, INCLUDABLE, MOVED
+from scripts.markdown import code, paragraph, table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "responses.md"
 
@@ -98,8 +98,10 @@ FATES = {
 
 def render() -> str:
     """The whole page."""
-    rows = [(code(name), good, FATES[fate]) for name, (fate, _, good) in FIELDS.items()]
+    good = {name: good for name, (_, _, good) in FIELDS.items()} | {"include": "a list of the names below"}
+    rows = [(code(name), good[name], FATES[fate]) for name, (fate, _, _) in FIELDS.items()]
     kinds = ", ".join(map(code, KINDS))
     moved = ", ".join(f"`{name}` (`{new}`)" for name, new in MOVED.items())
     properties = table(("property", "a good value", "what becomes of it"), rows)
-    return f"{HEAD}{properties}{ITEMS.format(kinds=kinds, moved=moved)}"
+    included = paragraph(f"`include` may name {', '.join(map(code, INCLUDABLE))}.")
+    return f"{HEAD}{properties}\n{included}\n{ITEMS.format(kinds=kinds, moved=paragraph(moved))}"

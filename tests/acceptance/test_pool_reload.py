@@ -281,7 +281,7 @@ async def _change_everything(gateway: Gateway, traffic: Traffic, file: PoolFile,
     assert dry.stdout.splitlines() == [
         "worker gamma: added",
         "pool default: alpha, beta -> alpha, beta, gamma",
-        "not taken, as asked for",
+        "dry run: nothing was changed",
     ], dry
     assert await traffic.now() == first
     assert (await traffic.reload(why="a new model"))["changes"]["workers"] == {"added": ["gamma"]}

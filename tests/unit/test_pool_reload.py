@@ -210,7 +210,7 @@ def test_the_command_asks_the_gateway(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(AdminClient, "__init__", lambda self, url, key_file, **more: None)
     monkeypatch.setattr(AdminClient, "ask", ask)
     assert cli.main(["pools", "reload", "--dry-run", "--why", "w"]) == 0
-    assert capsys.readouterr().out == "worker x: added\nnot taken, as asked for\n"
+    assert capsys.readouterr().out == "worker x: added\ndry run: nothing was changed\n"
     said |= {"applied": True}
     assert cli.main(["pools", "reload"]) == 0
     assert capsys.readouterr().out == f"worker x: added\nnow {hash_}\n"

@@ -7,92 +7,92 @@ import asyncio
 import pytest
 
 from gateway.api.edge import pressure
-from gateway.api.edge.pressure import LEAST, TURN_S, Places
+from gateway.api.edge.pressure import LEAST, TURN_S, WorkSlots
 
 MOST = 512
 
 
-async def taken(places: Places, n: int) -> None:
+async def taken(slots: WorkSlots, n: int) -> None:
     for _ in range(n):
-        await places.take()
+        await slots.take()
 
 
 async def test_long_turns_let_fewer_in_and_short_ones_more_again() -> None:
-    places = Places(MOST)
-    while places.limit < MOST:
-        places.turned(TURN_S / 2)
-    await taken(places, 300)
+    slots = WorkSlots(MOST)
+    while slots.limit < MOST:
+        slots.measure(TURN_S / 2)
+    await taken(slots, 300)
     for _ in range(20):
-        places.turned(TURN_S * 5)
-    cut = places.limit
+        slots.measure(TURN_S * 5)
+    cut = slots.limit
     assert LEAST < cut < 300  # once: the cut has not come to bear while 300 run
     for _ in range(300):
-        places.turned(TURN_S * 5)
-        if places.running > places.limit:
-            places.give()
-    assert places.limit == LEAST
+        slots.measure(TURN_S * 5)
+        if slots.running > slots.limit:
+            slots.give()
+    assert slots.limit == LEAST
     for _ in range(60):
-        places.turned(TURN_S / 2)
-    assert places.limit == MOST
+        slots.measure(TURN_S / 2)
+    assert slots.limit == MOST
 
 
 async def test_one_long_turn_alone_changes_nothing() -> None:
-    places = Places(MOST)
+    slots = WorkSlots(MOST)
     for _ in range(100):
-        places.turned(TURN_S / 2)
-    places.turned(TURN_S * 2)
-    assert places.limit == MOST
+        slots.measure(TURN_S / 2)
+    slots.measure(TURN_S * 2)
+    assert slots.limit == MOST
 
 
 async def test_a_rest_begins_anew() -> None:
-    places = Places(MOST)
+    slots = WorkSlots(MOST)
     for _ in range(100):
-        places.turned(TURN_S / 2)
-    await taken(places, 1)  # the first after a rest
-    assert places.limit == LEAST
+        slots.measure(TURN_S / 2)
+    await taken(slots, 1)  # the first after a rest
+    assert slots.limit == LEAST
 
 
 async def test_whoever_has_no_place_waits_in_order_and_a_leaver_keeps_none() -> None:
-    places, served = Places(LEAST), list[int]()
-    await taken(places, LEAST)
+    slots, served = WorkSlots(LEAST), list[int]()
+    await taken(slots, LEAST)
 
     async def one(number: int) -> None:
-        await places.take()
+        await slots.take()
         served.append(number)
 
     waiting = [asyncio.create_task(one(number)) for number in range(4)]
     await asyncio.sleep(0)
     assert served == []
-    places.give()
+    slots.give()
     await asyncio.sleep(0)
     waiting[0].cancel()  # its place has been given to it, and it has not run yet
     waiting[2].cancel()  # it has none
     await asyncio.gather(waiting[0], waiting[2], return_exceptions=True)
     await asyncio.sleep(0)
-    places.give()
+    slots.give()
     await asyncio.gather(waiting[1], waiting[3])
     assert served[-2:] == [1, 3]
-    for _ in range(places.running):
-        places.give()
-    assert places.running == 0
+    for _ in range(slots.running):
+        slots.give()
+    assert slots.running == 0
 
 
 async def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pressure, "WAIT_S_MAX", 0.01)
-    places = Places(1)
-    await taken(places, 2)
-    assert places.running == 2
+    slots = WorkSlots(1)
+    await taken(slots, 2)
+    assert slots.running == 2
     for _ in range(2):
-        places.give()
-    await taken(places, 1)
-    assert places.running == 1
+        slots.give()
+    await taken(slots, 1)
+    assert slots.running == 1
 
 
 async def test_turns_are_measured_while_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pressure, "EVERY_S", 0.001)
-    places = Places(MOST)
-    await taken(places, 1)
-    while places.limit < MOST:  # it grows by what is measured, and by nothing else
+    slots = WorkSlots(MOST)
+    await taken(slots, 1)
+    while slots.limit < MOST:  # it grows by what is measured, and by nothing else
         await asyncio.sleep(0.001)
-    places.give()
-    assert places.turn_s > 0
+    slots.give()
+    assert slots.turn_s > 0

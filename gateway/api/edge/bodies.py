@@ -34,7 +34,7 @@ def by_admin_key(authenticator: Authenticator) -> Actor:
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Reads every request of the admin API. `actor` refuses whoever may not send one."""
+    """Reads every request of the admin API. `actor` refuses requests without the right key."""
 
     actor: Actor
     body_bytes_max: int

@@ -1,4 +1,4 @@
-"""What a reply's headers say: how a request went, what of its key's rates is left, and which pages may read it."""
+"""The headers of a reply: the story of the rollout, what is left of the key's rates, and CORS."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ EXPOSED = (
 
 
 def headers_of(running: Running) -> dict[str, str]:
-    """The headers of a reply, as far as they are known when it begins."""
+    """The headers that are known when a reply begins."""
     headers = {**reply_headers(running.record), **rate_headers(running.rate)}
     if running.chat.dropped:
         names = ",".join(running.chat.dropped)[:DROPPED_CHARS_MAX]
         headers["x-baton-dropped-fields"] = names.encode("ascii", "replace").decode()
     if running.chat.stream and not running.finished.is_set():
         for name in ("x-baton-cost-usd", "x-baton-overhead-ms"):
-            del headers[name]  # not known yet; the stream's closing comment has them
+            del headers[name]  # unknown so far; the closing comment of the stream has them
     return headers
 
 
 def rate_headers(rate: RateState) -> dict[str, str]:
-    """OpenAI's rate headers, of what is limited."""
+    """OpenAI's rate headers, for the rates that are limited."""
     values = {
         "x-ratelimit-limit-requests": rate.requests_limit,
         "x-ratelimit-remaining-requests": rate.requests_left,
@@ -48,7 +48,7 @@ def rate_headers(rate: RateState) -> dict[str, str]:
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """The application, callable from pages of these origins; `*`: of any. Without origins as it is."""
+    """The application, which web pages of these origins may call; `*` stands for any. Without origins: `app` itself."""
     if not origins:
         return app
     return CORSMiddleware(

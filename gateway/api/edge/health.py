@@ -17,7 +17,7 @@ Check = Callable[[], Awaitable[bool]]
 
 @dataclass(slots=True)
 class HealthApi:
-    """`needed` decide readiness; `watched` are only reported. `draining` is set when shutdown begins."""
+    """`needed` checks decide readiness, `watched` ones are only reported. The shutdown sets `draining`."""
 
     needed: Mapping[str, Check]
     watched: Mapping[str, Check]
@@ -37,7 +37,7 @@ class HealthApi:
         return {"status": "ok"}
 
     async def readyz(self) -> Response:
-        """200 when everything a request needs is there; says of each part whether it is."""
+        """200 when everything that a request needs is there, else 503; the state of each part."""
         checks = {**self.needed, **self.watched}
         results = await asyncio.gather(*(_check(check) for check in checks.values()))
         parts = dict(zip(checks, results, strict=True))
@@ -56,5 +56,5 @@ async def _check(check: Check) -> bool:
     try:
         async with asyncio.timeout(CHECK_S):
             return await check()
-    except Exception:  # boundary: a part that raises is a part that is away, whatever the reason
+    except Exception:  # boundary: a part whose check raises is away
         return False

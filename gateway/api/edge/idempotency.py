@@ -1,8 +1,8 @@
-"""Idempotency-Key around any route that spends: the same request again gets the first one's reply, and spends nothing.
+"""Idempotency-Key around any route that spends: a repeated request gets the first reply again, and spends nothing.
 
-A route calls `answer` once it knows who asks and what, and does its work in the function it hands over, with the
-request it is given there: that one never says that the client has left, because the work goes on for whoever asks
-again. The reply passes through here on its way out and is kept before its last byte.
+A route calls `answer` once it knows the key and the body, and does its work in the function `serve`. The request that
+`serve` gets never reports that the client has left, because the work goes on for a client that asks again. The reply
+passes through here on its way out and is stored before its last byte is sent.
 
     return await self.idempotency.answer(request, who, body, lambda request: self._serve(request, who, body))
 """
@@ -35,14 +35,15 @@ from gateway.service.ports.turns import ReplyStore, Slot, StoredReply
 
 log = logging.getLogger("baton")
 Serve = Callable[[Request], Awaitable[Response]]
-QUEUE_MESSAGES_MAX = 8  # a slower reader than this holds the reply back, while it is there
+QUEUE_MESSAGES_MAX = 8  # a client that reads more slowly holds the reply back, until it leaves
 KEEP_RETRY_S = 1.0
 
 
 @dataclass(slots=True)
 class Idempotency:
-    """`lease_s`: for so long a request that never ended counts as being served; above any request's wall clock, so that
-    its money has been settled by then. `keep_s`: how long a reply is kept. Replies over `reply_bytes_max` are not."""
+    """`lease_s`: time after which a request that never ended no longer counts as being served; it is longer than any
+    request's wall-clock, so that its money is settled by then. `keep_s`: time for which a reply is stored. A reply over
+    `reply_bytes_max` is not stored."""
 
     replies: ReplyStore
     lease_s: float
@@ -52,10 +53,10 @@ class Idempotency:
     _served: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def answer(self, request: Request, principal: Principal, body: Any, serve: Serve) -> Response:
-        """What `serve` answers; with an Idempotency-Key, what it answered the first time.
+        """The reply of `serve`; for a repeated Idempotency-Key, its first reply.
 
-        Raises BadRequest for a key that is none, IdempotencyReused (422), IdempotencyRunning (409), Conflict where the
-        first reply was not kept, Unavailable while the store is away.
+        Raises BadRequest for a malformed key, IdempotencyReused (422), IdempotencyRunning (409), Conflict where the
+        first reply was not stored, Unavailable while the store is away.
         """
         key = request.headers.get(HEADER)
         if key is None:
@@ -70,27 +71,27 @@ class Idempotency:
         return await turn.response(request.receive)
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until the replies of open requests are kept."""
+        """Wait until the replies of open requests are stored, at most `timeout_s`."""
         if self._served:
             await asyncio.wait(self._served, timeout=timeout_s)
 
     async def sweep(self, limit: int) -> int:
-        """Forget up to `limit` replies whose time is over; how many."""
+        """Delete up to `limit` replies that are older than `keep_s`; return how many."""
         return await self.replies.sweep(self.keep_s, limit)
 
 
 class _Turn:
-    """One request under an Idempotency-Key: carried out in a task of its own, relayed while its client listens."""
+    """One request under an Idempotency-Key: served in a task of its own, relayed while the client listens."""
 
     def __init__(self, rules: Idempotency, slot: Slot, *, keeps: bool) -> None:
         self._rules = rules
         self._slot = slot
-        self._keeps = keeps  # whether this key's replies may lie in the database
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(QUEUE_MESSAGES_MAX)  # None: it broke off
+        self._keeps = keeps  # whether replies to this key may be stored
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(QUEUE_MESSAGES_MAX)  # None: the reply broke off
         self._answering = asyncio.Event()
         self._refusal: Exception | None = None
         self._left = self._ended = False
-        self._open = False  # whether the slot is ours and waits for its reply
+        self._open = False  # whether this request has claimed the slot and not stored a reply
         self._status = 0
         self._headers: dict[str, str] = {}
         self._body: bytearray | None = bytearray()
@@ -98,14 +99,14 @@ class _Turn:
     # ------------------------------------------------------------ the client's side
 
     async def response(self, receive: Receive) -> Response:
-        """What the client is sent. Raises what refused the request."""
+        """The reply for the client. Raises the error that refused the request."""
         await unless_gone(receive, self._answering.wait(), self.leave)
         if self._refusal is not None:
             raise self._refusal
-        return _Relayed(self) if self._answering.is_set() else Response(status_code=CLIENT_CLOSED_REQUEST)
+        return _RelayedReply(self) if self._answering.is_set() else Response(status_code=CLIENT_CLOSED_REQUEST)
 
     def leave(self) -> None:
-        """The client has left: nothing waits for it any more, and the work goes on."""
+        """Note that the client has left: nothing waits for it any more, and the work goes on."""
         if not self._left and not self._ended:
             self._rules.abandoned += 1
         self._left = True
@@ -113,7 +114,7 @@ class _Turn:
             self._messages.get_nowait()
 
     async def relay(self, send: Send) -> None:
-        """Pass the reply on until its end. Raises BatonError where it breaks off."""
+        """Send the reply on, to its end. Raises BatonError where it breaks off."""
         more = True
         while more:
             message = await self._messages.get()
@@ -125,7 +126,7 @@ class _Turn:
     # ------------------------------------------------------------ the work
 
     async def run(self, request: Request, serve: Serve) -> None:
-        """Claim, serve, keep. Raises nothing but CancelledError: what went wrong is told to the client."""
+        """Claim the slot, serve, store the reply. Errors go to the client; only CancelledError is raised."""
         try:
             await self._run(request, serve)
         finally:
@@ -134,10 +135,10 @@ class _Turn:
 
     async def _run(self, request: Request, serve: Serve) -> None:
         try:
-            response = await self._claimed(request, serve)
+            response = await self._claim(request, serve)
             self._answering.set()
             await response(request.scope, _never, self._send)
-        except Exception as error:  # boundary: whatever it was, the client is told
+        except Exception as error:  # boundary: every error goes to the client
             if not self._answering.is_set():
                 self._refusal = error
                 self._answering.set()
@@ -145,23 +146,23 @@ class _Turn:
                 log.error("a reply under an Idempotency-Key broke off", exc_info=error)
                 await self._put(None)
         finally:
-            if self._open:  # it ended without an end: what it spent must not be spent again
+            if self._open:  # the reply has no end; the request must not spend again
                 await self._settle(
                     StoredReply(self._status, replay_headers(self._headers), None) if self._status else None
                 )
 
-    async def _claimed(self, request: Request, serve: Serve) -> Response:
+    async def _claim(self, request: Request, serve: Serve) -> Response:
         rules = self._rules
         try:
-            kept = await rules.replies.claim(self._slot, rules.lease_s, rules.keep_s)
+            stored = await rules.replies.claim(self._slot, rules.lease_s, rules.keep_s)
         except Unavailable as away:
             raise Unavailable(
                 f"Idempotency-Key cannot be honoured now ({away.message}); retry, or send the request without it.",
                 code="idempotency_unavailable",
                 headers={"retry-after": "1"},
             ) from away
-        if kept is not None:
-            return _replayed(kept)
+        if stored is not None:
+            return _replay(stored)
         self._open = True
         try:
             return await serve(Request(request.scope, _never))
@@ -169,17 +170,17 @@ class _Turn:
             return reply(error)
 
     async def _send(self, message: Message) -> None:
-        """ASGI `send`: note what passes, keep the whole before its last byte leaves."""
+        """ASGI `send`: collect the reply, and store it before its last byte leaves."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
         elif message["type"] == "http.response.body":
-            self._note(message.get("body", b""))
+            self._collect(message.get("body", b""))
             if self._open and not message.get("more_body", False):
                 await self._end()
         await self._put(message)
 
-    def _note(self, piece: bytes) -> None:
+    def _collect(self, piece: bytes) -> None:
         if self._body is not None:
             self._body += piece
             if not self._keeps or len(self._body) > self._rules.reply_bytes_max:
@@ -190,27 +191,27 @@ class _Turn:
         final = is_final(self._status, self._headers)
         await self._settle(StoredReply(self._status, replay_headers(self._headers), body) if final else None)
 
-    async def _settle(self, kept: StoredReply | None) -> None:
-        """Keep the reply, or give the slot back. A store that is away now is tried again while the lease lasts."""
+    async def _settle(self, stored: StoredReply | None) -> None:
+        """Store the reply; without one, release the slot. While the store is away, try again until the lease ends."""
         self._open = False
         try:
-            await self._written(kept)
+            await self._write(stored)
         except Unavailable as away:
             log.warning("a reply is not kept for its Idempotency-Key yet: %s", away.message)
-            later = asyncio.create_task(self._written_later(kept))
+            later = asyncio.create_task(self._write_later(stored))
             self._rules._served.add(later)
             later.add_done_callback(self._rules._served.discard)
 
-    async def _written(self, kept: StoredReply | None) -> None:
+    async def _write(self, stored: StoredReply | None) -> None:
         replies = self._rules.replies
-        await (replies.release(self._slot) if kept is None else replies.keep(self._slot, kept))
+        await (replies.release(self._slot) if stored is None else replies.keep(self._slot, stored))
 
-    async def _written_later(self, kept: StoredReply | None) -> None:
+    async def _write_later(self, stored: StoredReply | None) -> None:
         tries = max(1, int(self._rules.lease_s / KEEP_RETRY_S))
         for _ in range(tries):
             await asyncio.sleep(KEEP_RETRY_S)
             try:
-                await self._written(kept)
+                await self._write(stored)
             except Unavailable:
                 continue
             return
@@ -221,8 +222,8 @@ class _Turn:
             await self._messages.put(message)
 
 
-class _Relayed(Response):
-    """A reply that is being made elsewhere."""
+class _RelayedReply(Response):
+    """A reply that the task of a turn makes."""
 
     def __init__(self, turn: _Turn) -> None:
         super().__init__()
@@ -236,24 +237,24 @@ class _Relayed(Response):
             self._turn.leave()
 
 
-def _replayed(kept: StoredReply) -> Response:
-    """The first reply again. Raises Conflict where there is none to give."""
-    if kept.body is None:
-        rollout = kept.headers.get("x-baton-rollout-id")
+def _replay(stored: StoredReply) -> Response:
+    """The first reply again. Raises Conflict where its body was not stored."""
+    if stored.body is None:
+        rollout = stored.headers.get("x-baton-rollout-id")
         raise Conflict(
-            f"The request that brought this Idempotency-Key was carried out (rollout {rollout}, status {kept.status}), "
-            "and its reply was not kept; send a new key to have it done again.",
+            f"The request that brought this Idempotency-Key was carried out (rollout {rollout}, "
+            f"status {stored.status}), and its reply was not kept; send a new key to have it done again.",
             param="Idempotency-Key",
             code="idempotent_reply_not_kept",
             headers={"x-should-retry": "false", REPLAY_HEADER: "true"},
         )
-    headers = {**kept.headers, REPLAY_HEADER: "true"}
-    if kept.status >= 400:
-        headers["x-should-retry"] = "false"  # it would be the same error again
-    return Response(kept.body, kept.status, headers)
+    headers = {**stored.headers, REPLAY_HEADER: "true"}
+    if stored.status >= 400:
+        headers["x-should-retry"] = "false"  # a retry would get the same error
+    return Response(stored.body, stored.status, headers)
 
 
 async def _never() -> Message:
-    """A `receive` on which nothing ever comes."""
+    """An ASGI `receive` that never returns."""
     await asyncio.Event().wait()
-    raise AssertionError("an event that nobody sets")
+    raise AssertionError("this event is never set")

@@ -1,7 +1,7 @@
-"""What OpenAPI says beyond paths: keys, bodies, query parameters and the one shape of errors.
+"""OpenAPI beyond paths: keys, bodies, query parameters and the one shape of errors.
 
-The routes read their bodies themselves, with limits that a framework has not, so their shapes are written here.
-`/openapi.json` is for people and for tests, which hold every route to it.
+The routes read bodies themselves, with limits that FastAPI does not have, so the shapes of bodies are written here.
+`/openapi.json` is for people, and for tests that compare every route with it.
 """
 
 from __future__ import annotations
@@ -145,12 +145,12 @@ QUERIES: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
 
 
 def header_parameters(*names: str) -> dict[str, Any]:
-    """What a route adds to OpenAPI for the optional request headers that it reads."""
+    """The part of a route's OpenAPI that names the optional request headers it reads."""
     return {"parameters": [{"name": name, "in": "header", "schema": TEXT, "required": False} for name in names]}
 
 
 def describe(app: FastAPI) -> None:
-    """Let the application's OpenAPI say all of that."""
+    """Make the application serve this OpenAPI."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -166,7 +166,7 @@ def describe(app: FastAPI) -> None:
 
 
 def _describe(operation: dict[str, Any], method: str, path: str) -> None:
-    operation["responses"].pop("422", None)  # the framework's own shape, which nothing here ever sends
+    operation["responses"].pop("422", None)  # FastAPI's own errors, which no route sends
     wrong = {"description": "An error", "content": {"application/json": {"schema": ERROR}}}
     if path not in FREE:
         operation["responses"]["default"] = wrong

@@ -1,6 +1,6 @@
-"""The edge: request ids, body limits, JSON, and the one place that turns errors into OpenAI-shaped replies.
+"""The edge: request ids, limits, JSON bodies, and the only place that turns errors into replies in OpenAI's shape.
 
-Pure ASGI: Starlette's BaseHTTPMiddleware would hide the client's disconnect.
+It is pure ASGI, because Starlette's BaseHTTPMiddleware would hide the client's disconnect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.edge.pressure import Places
+from gateway.api.edge.pressure import WorkSlots
 from gateway.core.log.ids import random_hex
 from gateway.core.log.redact import scrub
 from gateway.core.openai.body import decode_json
@@ -25,30 +25,30 @@ from gateway.core.openai.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, NotFound, TooLarge, Unavailable
 
 log = logging.getLogger("baton")
-RESERVED = 0.2  # of the requests being served: for those that spend nothing
+RESERVED = 0.2  # share of the open requests that is kept for those that spend nothing
 FREE_POSTS = ("/outcomes",)
-CLIENT_CLOSED_REQUEST = 499  # the status of a reply that nobody receives
-OPENAI_VERSION = b"2020-10-01"  # the only one there has been; clients compare it, nobody reads it
+CLIENT_CLOSED_REQUEST = 499  # the client left before its reply
+OPENAI_VERSION = b"2020-10-01"  # the only one so far; clients compare it
 T = TypeVar("T")
 
 
 class Edge:
-    """Outermost layer: gives every reply its `x-request-id`, and refuses at once what cannot be served now.
+    """The outermost layer: gives every reply its `x-request-id`, and refuses at once what cannot be served now.
 
-    A request is taken, or told when to come back, before its body is read. `spending_max` bounds the requests that may
-    spend money, those included whose clients have left while their work goes on (`abandoned` counts them); of those
-    taken, `Places` says how many are worked on at once. On top of them a share of `RESERVED` is kept for all others, so
-    that outcomes, health and rollouts go on under any load.
+    It accepts or refuses a request before the body is read. `spending_max` bounds the requests that may spend money,
+    including those whose clients have left while their work goes on (`abandoned` counts them). `WorkSlots` says how
+    many of the accepted ones run at the same time. The share RESERVED comes on top, for all other requests, so that
+    outcomes, health and rollouts work under any load.
     """
 
     def __init__(self, app: ASGIApp, spending_max: int = 512, abandoned: Callable[[], int] = int) -> None:
         self._app = app
         self._spending_max = spending_max
         self._abandoned = abandoned
-        self._places = Places(spending_max)
+        self._slots = WorkSlots(spending_max)
         self._open_max = round(spending_max / (1 - RESERVED))
         self._open = self._spending = 0
-        self._refusal = reply(overloaded())  # made once: under load it is what is said most
+        self._refusal = reply(overloaded())  # made once: under load it is the most frequent reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -87,16 +87,16 @@ class Edge:
             self._spending -= spends
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Once there is a place for it."""
-        await self._places.take()
+        """Wait for a free slot, then run the application."""
+        await self._slots.take()
         try:
             await self._app(scope, receive, send)
         finally:
-            self._places.give()
+            self._slots.give()
 
 
 def overloaded() -> Unavailable:
-    """The refusal of what could only wait."""
+    """The error of a request that cannot be served now."""
     return Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
 
 
@@ -109,23 +109,23 @@ class Router(APIRouter):
 
 
 class Json(JSONResponse):
-    """JSON of whatever a worker sent: numbers and halves of characters that have no encoding do not stop it."""
+    """JSON that may hold anything a worker sent, such as NaN or half of a surrogate pair."""
 
     def render(self, content: Any) -> bytes:
-        """The bytes."""
+        """The body as bytes."""
         return json_bytes(content)
 
 
 def reply(error: BatonError) -> JSONResponse:
-    """An error as OpenAI's clients expect it. What it quotes of the request may be a key in the wrong place: bodies of
-    errors end in other people's logs."""
+    """An error in OpenAI's shape. Secrets are removed: it may quote a key that the client put in the wrong place, and
+    clients log the bodies of errors."""
     return Json(scrub(error.body()), status_code=error.status, headers=error.reply_headers())
 
 
 def install(app: FastAPI) -> None:
-    """Register the error handlers: ours, the framework's, and the last resort."""
+    """Register the handlers of Baton's errors, of the framework's, and of all others."""
 
-    async def known(request: Request, error: Exception) -> JSONResponse:
+    async def baton(request: Request, error: Exception) -> JSONResponse:
         return reply(error if isinstance(error, BatonError) else BatonError("internal error"))
 
     async def framework(request: Request, error: Exception) -> JSONResponse:
@@ -140,13 +140,14 @@ def install(app: FastAPI) -> None:
         log.error("unhandled error in %s", request.state.request_id, exc_info=error)
         return reply(BatonError("internal error; quote the x-request-id header when you report it"))
 
-    app.add_exception_handler(BatonError, known)
+    app.add_exception_handler(BatonError, baton)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(Exception, unknown)
 
 
 async def read_json(request: Request, bytes_max: int) -> Any:
-    """The decoded body. Raises TooLarge (413) without reading further, BadRequest where it is not JSON, or too much."""
+    """The decoded body. Raises TooLarge (413) at the first byte over `bytes_max`, BadRequest for a body that is no JSON
+    or holds too many values."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise TooLarge(f"the body is over {bytes_max} bytes")
@@ -157,18 +158,18 @@ async def read_json(request: Request, bytes_max: int) -> Any:
             if len(data) > bytes_max:
                 raise TooLarge(f"the body is over {bytes_max} bytes")
     except ClientDisconnect:
-        raise BadRequest("the client left before the body was whole", code="invalid_json") from None
+        raise BadRequest("the client left before it had sent the body", code="invalid_json") from None
     return decode_json(data)
 
 
 async def gone(receive: Receive) -> None:
-    """Returns when the client has left. Only for use once the body has been read."""
+    """Return when the client has left. Call it only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T], leave: Callable[[], None]) -> T | None:
-    """The result of `work`, or None when the client left first; then `leave` was called and `work` is abandoned."""
+    """The result of `work`; None where the client left first: then `leave` is called and `work` is cancelled."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(gone(receive))
     try:

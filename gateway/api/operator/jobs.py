@@ -1,4 +1,4 @@
-"""Admin routes of jobs: submit, list, look, read the log, cancel, resume."""
+"""Admin routes of jobs: submit, list, show, read the log, cancel, resume."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class JobsApi:
         """The latest jobs, newest first: `policy`, `limit` (50)."""
         await self.operators.act(request)
         policy = request.query_params.get("policy") or None
-        found = await self.jobs.list(policy, query_number(request, "limit", LIST_DEFAULT, 1, LIST_MAX))
-        return JSONResponse({"object": "list", "data": [job.as_json() for job in found]})
+        jobs = await self.jobs.list(policy, query_number(request, "limit", LIST_DEFAULT, 1, LIST_MAX))
+        return JSONResponse({"object": "list", "data": [job.as_json() for job in jobs]})
 
     async def show(self, request: Request, job_id: str) -> Response:
         """One job: state, stage, progress, result."""
@@ -57,16 +57,16 @@ class JobsApi:
         return JSONResponse((await self.jobs.get(job_id)).as_json())
 
     async def log(self, request: Request, job_id: str) -> Response:
-        """Lines of its log after line number `after` (0), oldest first, and the job's state at that time."""
+        """Lines of the job's log after line number `after` (0), oldest first, and the job's state at that time."""
         await self.operators.act(request)
         after = query_number(request, "after", 0, 0, LINE_MAX)
-        job = await self.jobs.get(job_id)  # first: a job that has ended has written its last line
+        job = await self.jobs.get(job_id)  # before its log: a job that has ended has written its last line
         lines = await self.jobs.log(job.id, after, LINES_MAX)
         more = {"state": job.state, "next": lines[-1]["n"] if lines else after, "whole": len(lines) < LINES_MAX}
         return JSONResponse({"object": "list", "data": lines, **more})
 
     async def cancel(self, request: Request, job_id: str) -> Response:
-        """End a queued job; a running one stops after its checkpoint."""
+        """Cancel a job: a queued one ends, a running one stops after its checkpoint."""
         act = await self.operators.act(request)
         return JSONResponse((await self.jobs.cancel(job_id, act.actor)).as_json())
 

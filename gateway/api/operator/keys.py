@@ -22,7 +22,7 @@ ROTATE_FIELDS: Fields = {"grace_s": int, "why": str}
 
 @dataclass(frozen=True, slots=True)
 class Balances:
-    """What scopes have posted and hold. `budgets` None: no gateway runs, so nobody knows, and replies say nothing."""
+    """What scopes have posted and hold. `budgets` None: no gateway runs, so replies have no balances."""
 
     budgets: Budgets | None
     clock: Clock
@@ -64,7 +64,7 @@ class KeysApi:
         return router
 
     async def create(self, request: Request) -> Response:
-        """A new key; its secret is in this reply and nowhere else."""
+        """Make a key. Its secret is in this reply and nowhere else."""
         act, body = await self.operators.change(request)
         name = required(body, "name")
         check_names(body, CREATABLE)
@@ -72,14 +72,15 @@ class KeysApi:
         return JSONResponse({**describe(row), "key": secret}, status_code=201)
 
     async def list(self, request: Request) -> Response:
-        """Every key with what it has posted and holds."""
+        """Every key, with the dollars that it has posted and holds."""
         await self.operators.act(request)
         rows = await self.keys.list_keys()
         shown = [{**describe(row), **await self.balances.life(key_scope(row.public_id))} for row in rows]
         return JSONResponse({"object": "list", "data": shown})
 
     async def show(self, request: Request, public_id: str) -> Response:
-        """One key, with what it has posted and holds in all, this month and today; with `user`, one end user of it."""
+        """One key, with the dollars that it has posted and holds in all, this month and today; with `user`, one end
+        user's."""
         await self.operators.act(request)
         row = await self.keys.get_key(public_id)
         user = request.query_params.get("user")
@@ -88,17 +89,17 @@ class KeysApi:
         return JSONResponse({**describe(row), **balances})
 
     async def update(self, request: Request, public_id: str) -> Response:
-        """Change a key's name, limits, pools, workers, caps, log mode or training mark; null lifts a limit."""
+        """Change a key's name, limits, pools, workers, caps, log mode or training mark; null removes a limit."""
         act, body = await self.operators.change(request)
         return JSONResponse(describe(await self.keys.update_key(public_id, body, act)))
 
     async def rotate(self, request: Request, public_id: str) -> Response:
-        """A new secret for the key, in this reply and nowhere else; the one of before works for `grace_s` (86400)."""
+        """Give a key a new secret, which is in this reply and nowhere else. The old one works for `grace_s` (86400)."""
         act, body = await self.operators.change(request, ROTATE_FIELDS)
         row, secret = await self.keys.rotate_key(public_id, body.get("grace_s", GRACE_S), act)
         return JSONResponse({**describe(row), "key": secret})
 
     async def revoke(self, request: Request, public_id: str) -> Response:
-        """Revoke a key; it stops working within a second."""
+        """Revoke a key. It stops working within a second."""
         act = await self.operators.act(request)
         return JSONResponse(describe(await self.keys.revoke_key(public_id, act)))

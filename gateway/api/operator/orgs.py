@@ -38,18 +38,18 @@ class OrgsApi:
         return router
 
     async def create(self, request: Request) -> Response:
-        """A new organisation: `name`, and limits for all of its keys together and for each of their end users."""
+        """Make an organisation: `name`, limits for all of its keys together, and limits for each of their end users."""
         act, body = await self.operators.change(request)
         return JSONResponse(describe_org(await self.orgs.create(required(body, "name"), body, act)), status_code=201)
 
     async def list(self, request: Request) -> Response:
-        """Every organisation, closed ones too."""
+        """Every organisation, including closed ones."""
         await self.operators.act(request)
         return JSONResponse({"object": "list", "data": [describe_org(row) for row in await self.orgs.list()]})
 
     async def show(self, request: Request, name: str) -> Response:
-        """One organisation, with what it has posted and holds in all, this month and today; with `user`, one end user
-        of it."""
+        """One organisation, with the dollars that it has posted and holds in all, this month and today; with `user`,
+        one end user's."""
         await self.operators.act(request)
         row = await self.orgs.get(name)
         user = request.query_params.get("user")
@@ -57,12 +57,12 @@ class OrgsApi:
         return JSONResponse({**describe_org(row), **await self.balances.windows(scope)})
 
     async def update(self, request: Request, name: str) -> Response:
-        """Change limits; null lifts one."""
+        """Change limits; null removes one."""
         act, body = await self.operators.change(request)
         return JSONResponse(describe_org(await self.orgs.update(name, body, act)))
 
     async def close(self, request: Request, name: str) -> Response:
-        """Close an organisation for good: its keys stop working within a second."""
+        """Close an organisation for ever. Its keys stop working within a second."""
         act = await self.operators.act(request)
         return JSONResponse(describe_org(await self.orgs.close(name, act)))
 
@@ -82,8 +82,9 @@ class CreditsApi:
         return router
 
     async def give(self, request: Request) -> Response:
-        """Give money back: `charge` (a hold's, rollout's or completion's id) and `usd` of it or all; or top up `key` or
-        `org` in a `window` (life, month, day) by `usd`. The header `idempotency-key` makes a repetition harmless."""
+        """Give money back: of a `charge` (the id of a hold, rollout or completion) all or `usd`; or top up the budget
+        of a `key` or an `org` in a `window` (life, month, day) by `usd`. With the header `idempotency-key` a repeated
+        request gives nothing."""
         act, body = await self.operators.change(request)
         made = await self.credits.give(body, request.headers.get("idempotency-key"), act)
         return JSONResponse(made, status_code=201 if made["created"] else 200)
@@ -109,7 +110,7 @@ class AuditApi:
         return router
 
     async def list(self, request: Request) -> Response:
-        """What was changed, by whom and why, newest first: `limit` (100), `before` an entry's number, `target`."""
+        """Every change, who made it and why, newest first: `limit` (100), `before` (an entry's number), `target`."""
         await self.operators.act(request)
         limit = query_number(request, "limit", AUDIT_DEFAULT, 1, AUDIT_MAX)
         before = query_number(request, "before", SEQ_MAX, 1, SEQ_MAX)
@@ -117,6 +118,7 @@ class AuditApi:
         return JSONResponse({"object": "list", "data": [describe_entry(link) for link in links]})
 
     async def verify(self, request: Request) -> Response:
-        """Walk the audit from its first entry on: what was changed, removed, swapped, cut off or made anew since."""
+        """Check the audit from its first entry on: the reply lists entries that were changed, removed, swapped, cut off
+        or replaced."""
         await self.operators.act(request)
         return JSONResponse(await self.auditor.verify())

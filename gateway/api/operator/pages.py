@@ -1,7 +1,7 @@
-"""The operator's page, and the three admin routes it reads: sums, the list of rollouts, one rollout.
+"""The operator's page, and the three admin routes that it reads: the overview, the list of rollouts, one rollout.
 
-The page itself holds no data and needs no key. It runs nothing but its own files, and what a worker said reaches it as
-text only; the policy below has the browser enforce both.
+The page itself holds no data and needs no key. It runs only its own files, and the words of a worker reach it as text
+only; the security policy below makes the browser enforce both.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ HEADERS = {
 
 def page_files() -> dict[str, bytes]:
     """The files of the page by name."""
-    found = (files("gateway.api.operator") / "ui").iterdir()
-    return {file.name: file.read_bytes() for file in found if file.name.rpartition(".")[2] in MEDIA_TYPES}
+    paths = (files("gateway.api.operator") / "ui").iterdir()
+    return {file.name: file.read_bytes() for file in paths if file.name.rpartition(".")[2] in MEDIA_TYPES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,36 +68,36 @@ class PagesApi:
         return router
 
     async def home(self) -> Response:
-        """To the page."""
+        """Redirect to the page."""
         return RedirectResponse("ui/", headers=HEADERS)
 
     async def overview(self, request: Request) -> Response:
-        """Requests, dollars, errors, fallbacks and quantiles of the last `window_s` seconds (3600), by key, policy and
+        """Requests, dollars, errors, fallbacks and latencies of the last `window_s` seconds (3600), by key, policy and
         worker."""
         await self.operators.act(request)
-        asked = _parameters(request, "window_s")
-        window_s = number(asked.get("window_s", str(WINDOW_S_DEFAULT)), "window_s", WINDOW_S_MIN, WINDOW_S_MAX)
+        query = _parameters(request, "window_s")
+        window_s = number(query.get("window_s", str(WINDOW_S_DEFAULT)), "window_s", WINDOW_S_MIN, WINDOW_S_MAX)
         return _private(await self.reports.overview(self.clock.now(), window_s))
 
     async def rollouts(self, request: Request) -> Response:
-        """A page of every key's requests, newest first: `limit`, `before` (the `next` of the page before it), `key`,
+        """One page of the requests of all keys, newest first: `limit`, `before` (the `next` of the last page), `key`,
         `policy`, `status` (done, failed, aborted, fallback, capped)."""
         await self.operators.act(request)
-        asked = _parameters(request, "limit", "before", "key", "policy", "status")
-        if asked.get("status", STATUSES[0]) not in STATUSES:
+        query = _parameters(request, "limit", "before", "key", "policy", "status")
+        if query.get("status", STATUSES[0]) not in STATUSES:
             raise BadRequest(f"`status` must be one of {', '.join(STATUSES)}", param="status")
-        limit = number(asked.get("limit", str(PAGE_DEFAULT)), "limit", 1, PAGE_MAX)
-        filters = {name: asked.get(name) for name in ("before", "key", "policy", "status")}
+        limit = number(query.get("limit", str(PAGE_DEFAULT)), "limit", 1, PAGE_MAX)
+        filters = {name: query.get(name) for name in ("before", "key", "policy", "status")}
         return _private(await self.reports.rollouts_page(RolloutsQuery(limit, **filters)))
 
     async def rollout(self, request: Request, rollout_id: str) -> Response:
-        """The whole tree of any key's rollout, by rollout or completion id. Who read it is logged."""
+        """The whole tree of any key's rollout, by rollout or completion id. The log says who read it."""
         act = await self.operators.act(request)
-        found = await self.reports.rollout_any(rollout_id)
-        if found is None:
+        tree = await self.reports.rollout_any(rollout_id)
+        if tree is None:
             raise NotFound(f"no rollout `{rollout_id[:64]}`", param="rollout_id")
-        log.info("admin %s read rollout %s of key %s", act.actor.replace(":", " "), found["id"], found["key_id"])
-        return _private(found)
+        log.info("admin %s read rollout %s of key %s", act.actor.replace(":", " "), tree["id"], tree["key_id"])
+        return _private(tree)
 
 
 def _serving(content: bytes, media_type: str) -> Any:
@@ -112,11 +112,11 @@ def _private(body: Mapping[str, Any]) -> Response:
 
 
 def _parameters(request: Request, *known: str) -> dict[str, str]:
-    """The query by name; an empty value counts as absent. Raises BadRequest for a name nobody knows."""
-    asked = {name: value for name, value in request.query_params.items() if value}
-    for name, value in asked.items():
+    """The parameters of the query; an empty one counts as absent. Raises BadRequest for one that is not in `known`."""
+    query = {name: value for name, value in request.query_params.items() if value}
+    for name, value in query.items():
         if name not in known:
             raise unknown_parameter(name)
         if len(value) > FILTER_CHARS_MAX:
             raise BadRequest(f"`{name}` is over {FILTER_CHARS_MAX} characters", param=name)
-    return asked
+    return query

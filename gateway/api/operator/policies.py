@@ -1,4 +1,4 @@
-"""Admin routes of policy versions: look, publish, shadow, canary, promote, retire, roll back."""
+"""Admin routes of policy versions: list, show, publish, shadow, canary, promote, retire, roll back."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class PoliciesApi:
         return router
 
     async def list(self, request: Request) -> Response:
-        """Every version with its state, the two being compared with their figures, and the latest events; empty where
-        this gateway's conductor has no versions."""
+        """Every version with its state, the figures of the two that are compared, and the latest events. Empty where
+        the conductor has no versions."""
         await self.operators.act(request)
         return JSONResponse(EMPTY if self.policies is None else await self.policies.overview())
 
@@ -51,8 +51,8 @@ class PoliciesApi:
         return JSONResponse(await self._policies().show(version))
 
     async def publish(self, request: Request) -> Response:
-        """Copy a policy directory of this host in, as a candidate: `directory` (absolute), `gate` (the gate's report),
-        and, for one that the gate refused, `force` and `why`."""
+        """Copy a policy directory of the gateway's host, as a candidate: `directory` (absolute), `gate` (the gate's
+        report), and, where the gate refused it, `force` and `why`."""
         act, body = await self.operators.change(request, PUBLISH_FIELDS)
         directory = Path(required(body, "directory"))
         made = await self._policies().publish(directory, act.actor, act.why, body.get("gate"), body.get("force", False))
@@ -63,7 +63,7 @@ class PoliciesApi:
         return await self._move(request, version, PolicyAdmin.shadow)
 
     async def canary(self, request: Request, version: str) -> Response:
-        """Give it `percent` of requests: 1, 5, 25 or 100."""
+        """Give a version `percent` of the requests: 1, 5, 25 or 100."""
         act, body = await self.operators.change(request, CANARY_FIELDS)
         percent = required(body, "percent", int)
         return JSONResponse(await self._policies().canary(version, percent, act.actor, act.why))
@@ -73,11 +73,11 @@ class PoliciesApi:
         return await self._move(request, version, PolicyAdmin.promote)
 
     async def retire(self, request: Request, version: str) -> Response:
-        """Take a candidate, a shadow or a canary out."""
+        """Retire a candidate, a shadow or a canary."""
         return await self._move(request, version, PolicyAdmin.retire)
 
     async def rollback(self, request: Request, version: str) -> Response:
-        """Take back a canary or the live version; `conductor` for whichever is there, the canary first."""
+        """Roll back a canary or the live version. `conductor` means the canary, else the live version."""
         return await self._move(request, version, PolicyAdmin.rollback)
 
     async def _move(self, request: Request, version: str, move: Move) -> Response:

@@ -1,4 +1,4 @@
-"""Admin routes of the pool file: what serves, another in its place, and every one that ever served."""
+"""Admin routes of the pool file: show the pools, reload the file, list every pool that ever served."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PoolsApi:
         return router
 
     async def show(self, request: Request) -> Response:
-        """The pool in use, without secret references, with its hash and when it was loaded."""
+        """The pools in use, without references to secrets, with their hash and the time of loading."""
         await self.operators.act(request)
         now = self.pools.now
         file = now.loaded.pools
@@ -41,18 +41,18 @@ class PoolsApi:
         return JSONResponse({**pool, "hash": now.hash, "loaded_at": now.at.isoformat()})
 
     async def reload(self, request: Request) -> Response:
-        """Read the pool file anew and let it take the place of the one in use: what changed, by worker and field. With
-        `dry_run` only say what would. A file with a mistake is a 400 that names the field, and changes nothing."""
+        """Read the pool file again and use it from now on; the reply lists what changed, by worker and field. With
+        `dry_run` it only lists. A file with a mistake is a 400 that names the field, and changes nothing."""
         act, body = await self.operators.change(request, RELOAD_FIELDS)
         return JSONResponse(await self.pools.reload(act, dry=body.get("dry_run", False)))
 
     async def list(self, request: Request) -> Response:
-        """Every pool that served, newest first: `limit` (100)."""
+        """Every pool that ever served, newest first: `limit` (100)."""
         await self.operators.act(request)
         limit = query_number(request, "limit", REVISIONS_DEFAULT, 1, REVISIONS_MAX)
         return JSONResponse({"object": "list", "data": await self.pools.revisions(limit)})
 
     async def revision(self, request: Request, revision: str) -> Response:
-        """One pool as it was, by the hash that its rollouts name as `pool_revision`."""
+        """One pool that served, by the hash that rollouts name as `pool_revision`."""
         await self.operators.act(request)
         return JSONResponse(await self.pools.revision(revision))

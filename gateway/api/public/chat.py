@@ -64,7 +64,7 @@ class OpenAIApi:
         return router
 
     async def chat(self, request: Request) -> Response:
-        """Plan the request over the key's workers and answer it; streamed as it is produced where asked for."""
+        """Plan the request over the key's workers and answer it; with `stream`, as the reply is produced."""
         principal = await self._who(request)
         body = await read_json(request, self.body_bytes_max)
         return await self.idempotency.answer(request, principal, body, lambda r: self._chat(r, principal, body))
@@ -79,13 +79,13 @@ class OpenAIApi:
         running = await self.begin(request, principal, chat)
         if chat.stream:
             return await self.streamed(request, running, ChatFrames(running))
-        return await self.whole(request, running, lambda body: body)
+        return await self.complete(request, running, lambda body: body)
 
     async def begin(
         self, request: Request, principal: Principal, chat: ChatRequest, response: Mapping[str, Any] | None = None
     ) -> Running:
-        """Admit a chat request under the headers it came with, and set it going. `response`: see `RequestContext`."""
-        asked = RequestContext(
+        """Admit a chat request under the headers it came with, and start it. `response`: see `RequestContext`."""
+        context = RequestContext(
             principal=principal,
             chat=chat,
             caps=caps_from_headers(request.headers),
@@ -97,10 +97,10 @@ class OpenAIApi:
             response=response,
             progress=_wanted(request, "x-baton-progress", default=False),
         )
-        return await self.completer.start(asked)
+        return await self.completer.start(context)
 
-    async def whole(self, request: Request, running: Running, shape: Callable[[dict[str, Any]], Any]) -> Response:
-        """The reply in one piece, in the shape of the API that was asked."""
+    async def complete(self, request: Request, running: Running, shape: Callable[[dict[str, Any]], Any]) -> Response:
+        """The complete reply, which `shape` turns into the shape of its API."""
         await unless_gone(request.receive, running.finished.wait(), running.cancel)
         if not running.finished.is_set():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -109,17 +109,17 @@ class OpenAIApi:
             raise running.error
         return Json(shape(await running.result()), headers=headers_of(running))
 
-    async def streamed(self, request: Request, running: Running, said: Frames) -> Response:
-        """The reply as it is produced, in the frames of the API that was asked."""
+    async def streamed(self, request: Request, running: Running, frames: Frames) -> Response:
+        """The reply as it is produced, in the frames of its API."""
         keepalive_s = self.keepalive_s if _wanted(request, "x-baton-keepalive", default=True) else 0
-        frames = cast(Any, events(running, keepalive_s, said))
-        first = await unless_gone(request.receive, anext(frames), running.cancel)
+        stream = cast(Any, events(running, keepalive_s, frames))
+        first = await unless_gone(request.receive, anext(stream), running.cancel)
         if first is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        if running.error is not None and not said.begun:
+        if running.error is not None and not frames.begun:
             running.error.headers |= reply_headers(running.record)
             raise running.error  # nothing has been sent yet: a plain error with its own status
-        return EventStream(first, frames, running)
+        return StreamedReply(first, stream, running)
 
     async def models(self, request: Request) -> dict[str, Any]:
         """Every name this key may send as `model`."""
@@ -127,7 +127,7 @@ class OpenAIApi:
         return {"object": "list", "data": [self._model(name) for name in names]}
 
     async def model(self, request: Request, model: str) -> dict[str, Any]:
-        """One of them."""
+        """One of these models."""
         if model not in self.catalog.models(await self._who(request), request.headers.get("x-baton-pool")):
             raise NotFound(f"The model `{model[:128]}` does not exist", param="model", code="model_not_found")
         return self._model(model)
@@ -139,8 +139,8 @@ class OpenAIApi:
         return await self.authenticator.authenticate(request.headers.get("authorization"), "data")
 
 
-class EventStream(Response):
-    """Sends frames as they come; a client that leaves cancels the request's work at once."""
+class StreamedReply(Response):
+    """Sends frames as they come. A client that leaves cancels the work of its request at once."""
 
     media_type = "text/event-stream"
 
@@ -166,13 +166,13 @@ class EventStream(Response):
 
 
 def _wanted(request: Request, header: str, *, default: bool) -> bool:
-    """A header that switches something on or off."""
+    """Whether a header switches something on."""
     text = request.headers.get(header, "").lower()
     return text not in ("off", "0", "false") if default else text in ("on", "1", "true")
 
 
 def _depth(header: str | None, secret: bytes) -> int:
-    """0 for a client; one more than the depth that another gateway of ours proves."""
+    """0 for a client; for another gateway, one more than the depth that its signature proves."""
     depth = verify(header, secret)
     return 0 if depth is None else depth + 1
 

@@ -1,4 +1,4 @@
-"""Routes for outcomes and rollouts: what became of a request, for the key that made it."""
+"""Routes of outcomes and rollouts, for the key that made the request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutcomesApi:
         return router
 
     async def add(self, request: Request) -> Response:
-        """Attach an outcome to a rollout. 201 when it is new, 200 when this idempotency key brought it before."""
+        """Attach an outcome to a rollout. 201 for a new one, 200 for an idempotency key that came before."""
         principal = await self._who(request)
         body = await read_json(request, self.body_bytes_max)
         added: dict[str, Any] = await self.outcomes.add(principal, body, request.headers.get("idempotency-key"))
@@ -40,8 +40,8 @@ class OutcomesApi:
 
     async def rollout(self, request: Request, rollout_id: str) -> Response:
         """The whole tree of one rollout, by rollout or completion id."""
-        found = await self.outcomes.rollout(await self._who(request), rollout_id)
-        return JSONResponse(replace_nonfinite(jsonable_encoder(found)))
+        tree = await self.outcomes.rollout(await self._who(request), rollout_id)
+        return JSONResponse(replace_nonfinite(jsonable_encoder(tree)))
 
     async def _who(self, request: Request) -> Principal:
         return await self.authenticator.authenticate(request.headers.get("authorization"), "data")

@@ -1,4 +1,4 @@
-"""The routes of OpenAI's Responses API: make one, read it back, list what it was made from, delete it."""
+"""The routes of OpenAI's Responses API: make a response, read it, list its input, delete it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.service.request.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, Prepar
 
 @dataclass(frozen=True, slots=True)
 class ResponsesApi:
-    """What the routes need. `chats` serves the chat request that a response is made with."""
+    """What the routes need. `chats` serves the chat request behind a response."""
 
     chats: OpenAIApi
     responses: Responses
@@ -42,7 +42,7 @@ class ResponsesApi:
         return router
 
     async def create(self, request: Request) -> Response:
-        """Make a response as a chat request is answered: planned over the key's workers, streamed where asked for."""
+        """Make a response: planned over the key's workers as a chat request is, and streamed with `stream`."""
         principal = await self._who(request)
         body = await read_json(request, self.chats.body_bytes_max)
         return await self.chats.idempotency.answer(request, principal, body, lambda r: self._create(r, principal, body))
@@ -51,7 +51,7 @@ class ResponsesApi:
         prepared = await self.responses.prepare(principal, body)
         try:
             return await self._served(request, principal, prepared)
-        except BadRequest as error:  # about the chat request, which the client has not written
+        except BadRequest as error:  # it names the chat request, which the client did not write
             raise prepared.names.reword(error) from None
 
     async def _served(self, request: Request, principal: Principal, prepared: PreparedResponse) -> Response:
@@ -63,19 +63,19 @@ class ResponsesApi:
         def shape(completion: dict[str, Any]) -> dict[str, Any]:
             return finished_response(head, completion, running.record.finished_us // 1_000_000)
 
-        return await self.chats.whole(request, running, shape)
+        return await self.chats.complete(request, running, shape)
 
     async def get(self, request: Request, response_id: str) -> Response:
         """A stored response of this key."""
-        _only_whole(request)
+        _refuse_parts(request)
         return Json(await self.responses.get(await self._who(request), response_id))
 
     async def delete(self, request: Request, response_id: str) -> Response:
-        """Take every text of a stored response out of the log; what it cost stays."""
+        """Delete every text of a stored response from the log. Its costs stay."""
         return Json(await self.responses.delete(await self._who(request), response_id))
 
     async def input_items(self, request: Request, response_id: str) -> Response:
-        """What a stored response was made from, the conversation that it continued included, newest first."""
+        """The input of a stored response, including the conversation that it continued, newest first."""
         principal, query = await self._who(request), request.query_params
         limit, order = query_number(request, "limit", PAGE_ITEMS, 1, PAGE_ITEMS_MAX), query.get("order", "desc")
         if order not in ("asc", "desc"):
@@ -84,18 +84,18 @@ class ResponsesApi:
         return Json(await page)
 
     async def cancel(self, request: Request, response_id: str) -> Response:
-        """Refused: only responses made in the background could be cancelled, and there are none."""
+        """Refuse: only a response made in the background can be cancelled, and Baton makes none."""
         return Json(await self.responses.cancel(await self._who(request), response_id))
 
     async def _who(self, request: Request) -> Principal:
         return await self.chats.authenticator.authenticate(request.headers.get("authorization"), "data")
 
 
-def _only_whole(request: Request) -> None:
-    """Raises BadRequest for what only responses made in the background could be asked for."""
+def _refuse_parts(request: Request) -> None:
+    """Raises BadRequest for parameters that only a response made in the background can have."""
     for name in ("stream", "starting_after"):
         if request.query_params.get(name) not in (None, "false"):
-            raise BadRequest(f"`{name}`: a stored response is given whole; leave it out", param=name)
+            raise BadRequest(f"`{name}`: a stored response is sent complete; leave it out", param=name)
     wanted = request.query_params.getlist("include") + request.query_params.getlist("include[]")
     unknown = [name for name in wanted if name not in INCLUDABLE]
     if unknown:

@@ -1,4 +1,4 @@
-"""The routes that go to one worker as they are, never planned: text completions and embeddings."""
+"""The routes that go to one worker without planning: text completions and embeddings."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class TextsApi:
         return router
 
     async def completions(self, request: Request) -> Response:
-        """A text completion by the worker that `model` names; streamed as it is produced where asked for."""
+        """A text completion by the worker that `model` names; with `stream`, as it is produced."""
         return await self._serve(request, parse_completion)
 
     async def embeddings(self, request: Request) -> Response:
-        """Embeddings by the worker that `model` names: one whose `task` is embeddings."""
+        """Embeddings by the worker that `model` names, whose `task` must be embeddings."""
         return await self._serve(request, parse_embedding)
 
     async def _serve(self, request: Request, parse: Callable[..., ChatRequest]) -> Response:
@@ -53,8 +53,8 @@ class TextsApi:
             request, principal, body, lambda r: self._served(r, principal, parse(body, strict=chats.strict_fields))
         )
 
-    async def _served(self, request: Request, principal: Principal, asked: ChatRequest) -> Response:
-        running = await self.chats.begin(request, principal, asked)
-        if asked.stream:
+    async def _served(self, request: Request, principal: Principal, chat: ChatRequest) -> Response:
+        running = await self.chats.begin(request, principal, chat)
+        if chat.stream:
             return await self.chats.streamed(request, running, TextFrames(running))
-        return await self.chats.whole(request, running, lambda body: body)
+        return await self.chats.complete(request, running, lambda body: body)

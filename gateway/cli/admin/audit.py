@@ -1,4 +1,4 @@
-"""`baton audit` and `baton retention`: what is kept of every change, and what is deleted of the log."""
+"""`baton audit` and `baton retention`: the record of every change, and the deletion of old rollouts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gateway.service.admin.housekeeping import Retention, describe_sweep
 
 ROUTE = "/admin/audit"
 PAGE_MAX = 1_000  # entries of one request
-VERIFY_S_MAX = 600.0  # the whole chain is read
+VERIFY_S_MAX = 600.0  # the gateway reads the whole chain
 EXIT_FAULTY = 1
 COLUMNS = ("seq", "at", "actor", "act", "target", "why")
 FAULTS = {
     "changed": "its content is not what was written",
     "missing": "the entry before it is gone, or entries were swapped",
-    "unlinked": "it does not follow the entry before it",
+    "unlinked": "it does not follow from the entry before it",
     "cut": "it was there once: the end was cut off",
-    "forged": "it had another hash once: the chain was made anew",
+    "forged": "it had another hash once: the chain was replaced",
 }
 
 
@@ -79,8 +79,8 @@ def _report_text(report: dict[str, Any]) -> str:
 def add_retention(parser: argparse.ArgumentParser) -> None:
     """Arguments of `baton retention`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    sweep = actions.add_parser("run", help="delete now what is over its time")
-    sweep.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    sweep = actions.add_parser("run", help="delete rollouts that are over their time now")
+    sweep.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     add_why(sweep)
     sweep.add_argument("--json", action="store_true", help="print JSON, for programs")
 

@@ -1,4 +1,4 @@
-"""`baton keys`: the admin API's keys, as commands."""
+"""`baton keys`: make, change, rotate, list and revoke API keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton orgs` and `baton credits`: what organisations may spend, and what they get back."""
+"""`baton orgs` and `baton credits`: the limits of organisations, and money that is given back."""
 
 from __future__ import annotations
 

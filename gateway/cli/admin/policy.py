@@ -1,7 +1,6 @@
-"""List, publish, shadow, canary, promote and roll back policy versions.
+"""`baton policy`: the versions of a policy, from candidate to live.
 
-Asks the admin API of the running gateway, found through the data directory, or the one at --url with the key in
---key-file. Every change is written to the audit with that key's id and --why.
+The audit has every change, with the admin key that made it and --why.
 """
 
 from __future__ import annotations
@@ -19,46 +18,47 @@ from gateway.cli.admin.show import add_admin, add_why, aligned, show, table
 from gateway.errors import BadRequest, BatonError, ConfigError
 
 ROUTES = "/admin/policies"
-TIMEOUT_S = 600.0  # a large directory is copied and checked meanwhile
+TIMEOUT_S = 600.0  # publishing copies and checks a directory, which may be large
 REPORT_BYTES_MAX = 16 << 20
 EXIT_GATE_REFUSED = 4
 COLUMNS = ("version", "state", "percent", "parent", "rollouts", "gated", "held", "changed_at")
 SHOWN_EVENTS = 10
+SUMMARIES = {
+    "list": "every version, the comparison in progress, the latest events",
+    "show": "one version: its manifest, gate report, shadow plans and events",
+    "publish": "copy a policy directory in, as a candidate",
+    "shadow": "let a candidate plan beside the live version, without effect",
+    "canary": "give a version a share of requests",
+    "promote": "make the canary live",
+    "retire": "retire a candidate, a shadow or a canary",
+    "rollback": "roll back the canary, else the live version: the one before it is live again",
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Arguments: one action each."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    made = [actions.add_parser("list", help="every version, the comparison under way, the latest events")]
-    for name, told in (
-        ("show", "one version: its manifest, gate report, shadow plans and events"),
-        ("publish", "copy a policy directory in, as a candidate"),
-        ("shadow", "let a candidate plan beside the live version, without effect"),
-        ("canary", "give it a share of requests"),
-        ("promote", "make the canary live"),
-        ("retire", "take a candidate, a shadow or a canary out"),
-        ("rollback", "take back the canary, else the live version: the one before it is live again"),
-    ):
-        made.append(actions.add_parser(name, help=told))
+    for name, summary in SUMMARIES.items():
+        action = actions.add_parser(name, help=summary)
         if name == "publish":
-            made[-1].add_argument("directory", type=Path, help="on the gateway's host")
-            made[-1].add_argument("--gate", type=Path, metavar="FILE", help="the gate's report, JSON")
-            made[-1].add_argument("--force", action="store_true", help="what the gate refused; needs --why")
-        else:
-            optional = {"nargs": "?", "default": "conductor"} if name == "rollback" else {}
-            made[-1].add_argument("version", metavar="NAME@N", **optional)  # type: ignore[arg-type]
+            action.add_argument("directory", type=Path, help="a directory on the gateway's host")
+            action.add_argument("--gate", type=Path, metavar="FILE", help="the gate's report, JSON")
+            action.add_argument("--force", action="store_true", help="publish what the gate refused; needs --why")
+        elif name == "rollback":
+            action.add_argument("version", metavar="NAME@N", nargs="?", default="conductor")
+        elif name != "list":
+            action.add_argument("version", metavar="NAME@N")
         if name == "canary":
-            made[-1].add_argument("percent", type=int, choices=(1, 5, 25, 100))
-        if name != "show":
-            add_why(made[-1])
-    for action in made:
+            action.add_argument("percent", type=int, choices=(1, 5, 25, 100))
+        if name not in ("list", "show"):
+            add_why(action)
         add_admin(action)
 
 
 def run(options: argparse.Namespace) -> int:
-    """One action; what it prints is a table, a line, or JSON. 4 where the gate refused what was to be published."""
+    """One action; print a table, a line, or JSON. 4 where the gate refused the version."""
     try:
-        found = ACTIONS.get(options.action, _move)(
+        reply = ACTIONS.get(options.action, _move)(
             AdminClient(options.url, options.key_file, timeout_s=TIMEOUT_S), options
         )
     except BatonError as error:
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
             raise
         print(error.message, file=sys.stderr)
         return EXIT_GATE_REFUSED
-    show(options, found, partial(_text, options.action))
+    show(options, reply, partial(_text, options.action))
     return 0
 
 
@@ -84,7 +84,7 @@ def _publish(admin: AdminClient, options: argparse.Namespace) -> Any:
         try:
             body["gate"] = json.loads(_read(options.gate, REPORT_BYTES_MAX))
         except ValueError:
-            raise BadRequest(f"{options.gate}: not a gate's report (it is no JSON)") from None
+            raise BadRequest(f"{options.gate}: not a gate's report: it is not JSON") from None
     return admin.ask("POST", ROUTES, body)
 
 
@@ -110,24 +110,25 @@ def _read(path: Path, bytes_max: int) -> str:
         raise ConfigError(f"{path}: {what}") from None
 
 
-def _text(action: str, found: Any) -> str:
+def _text(action: str, reply: Any) -> str:
     if action == "show":
-        return json.dumps(found, indent=2)
+        return json.dumps(reply, indent=2)
     if action != "list":
-        share = f" of {found['percent']} %" if found["percent"] else ""
-        return f"{found['version']} is {found['state']}{share}"
-    lines = [table(COLUMNS, found["data"])]
-    lines += [_compared(one) for one in found["compared"]]
+        share = f" of {reply['percent']} %" if reply["percent"] else ""
+        return f"{reply['version']} is {reply['state']}{share}"
+    lines = [table(COLUMNS, reply["data"])]
+    lines += [_compared(one) for one in reply["compared"]]
     events = [
         (one["at"][:19], one["version"], one["what"], one["who"], one["why"] + " (forced)" * one["forced"])
-        for one in found["events"][:SHOWN_EVENTS]
+        for one in reply["events"][:SHOWN_EVENTS]
     ]
     return "\n".join([*lines, "", aligned(events)]) if events else lines[0]
 
 
 def _compared(one: Mapping[str, Any]) -> str:
     rates = {"validity": one["validity"], "outcome": one["outcome_mean"]}
-    told = [f"{name} {value:.3f}" for name, value in rates.items() if value is not None]
+    figures = [f"{name} {value:.3f}" for name, value in rates.items() if value is not None]
     if one["cost_nano_mean"] is not None:
-        told.append(f"${one['cost_nano_mean'] / 1e9:.6f} a request")
-    return f"  {one['version']}: {one['requests']} requests, {one['judged']} judged; {', '.join(told) or 'nothing yet'}"
+        figures.append(f"${one['cost_nano_mean'] / 1e9:.6f} a request")
+    counts = f"{one['requests']} requests, {one['judged']} judged"
+    return f"  {one['version']}: {counts}; {', '.join(figures) or 'nothing yet'}"

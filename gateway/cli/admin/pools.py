@@ -1,7 +1,6 @@
-"""Show the pools and workers of the running gateway, and let a pool file that changed take their place.
+"""`baton pools`: the pools and workers of a gateway, and the reload of its pool file.
 
-Asks its admin API, found through the data directory, or the one at --url with the key in --key-file. `baton check`
-says what is wrong with a pool file before a gateway reads it.
+`baton check` finds the mistakes of a pool file before a gateway reads it.
 """
 
 from __future__ import annotations
@@ -16,59 +15,59 @@ from gateway.cli.admin.show import add_admin, add_why, show, table
 
 COLUMNS = ("name", "handle", "kind", "model", "pools")
 REVISION_COLUMNS = ("hash", "at", "actor", "in_use", "why")
-RELOAD_S_MAX = 60.0  # the file and the keys may lie on a slow disk, and LiteLLM may have to be loaded
+RELOAD_S_MAX = 60.0  # disks may be slow, and LiteLLM may have to be loaded
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     current = actions.add_parser("show", help="every worker, the pools it is in, and the hash of it all")
-    reload = actions.add_parser("reload", help="read the pool file anew, while requests go on")
+    reload = actions.add_parser("reload", help="read the pool file again, while requests go on")
     reload.add_argument("--dry-run", action="store_true", help="only say what would change")
     add_why(reload)
-    revisions = actions.add_parser("revisions", help="every pool that ever served, or one of them whole")
+    revisions = actions.add_parser("revisions", help="every pool that ever served, or one of them")
     revisions.add_argument("hash", nargs="?", help="as a rollout's `pool_revision` names it")
     for action in (current, reload, revisions):
         add_admin(action)
 
 
 def run(options: argparse.Namespace) -> int:
-    """What the gateway says."""
+    """One action; print a table, lines, or JSON."""
     client = AdminClient(options.url, options.key_file, timeout_s=RELOAD_S_MAX)
-    found, lines = ACTIONS[options.action](client, options)
-    show(options, found, lambda _: "\n".join(lines))
+    reply, lines = ACTIONS[options.action](client, options)
+    show(options, reply, lambda _: "\n".join(lines))
     return 0
 
 
 def _show(client: AdminClient, options: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
-    found = client.ask("GET", "/admin/pools")
-    return found, [_workers(found), f"default pool: {found['default']}", f"{found['hash']} since {found['loaded_at']}"]
+    reply = client.ask("GET", "/admin/pools")
+    return reply, [_workers(reply), f"default pool: {reply['default']}", f"{reply['hash']} since {reply['loaded_at']}"]
 
 
 def _reload(client: AdminClient, options: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
-    found = client.ask("POST", "/admin/pools/reload", {"dry_run": options.dry_run, "why": options.why})
-    if not found["changed"]:
-        return found, [f"nothing changed: {found['hash']}"]
-    end = f"now {found['hash']}" if found["applied"] else "not taken, as asked for"
-    return found, [*found["lines"], end]
+    reply = client.ask("POST", "/admin/pools/reload", {"dry_run": options.dry_run, "why": options.why})
+    if not reply["changed"]:
+        return reply, [f"nothing changed: {reply['hash']}"]
+    end = f"now {reply['hash']}" if reply["applied"] else "dry run: nothing was changed"
+    return reply, [*reply["lines"], end]
 
 
 def _revisions(client: AdminClient, options: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
     if options.hash is None:
-        found = client.ask("GET", "/admin/pools/revisions")
-        return found, [table(REVISION_COLUMNS, found["data"])]
-    found = client.ask("GET", f"/admin/pools/revisions/{quote(options.hash, safe='')}")
-    pool = found["pool"]
+        reply = client.ask("GET", "/admin/pools/revisions")
+        return reply, [table(REVISION_COLUMNS, reply["data"])]
+    reply = client.ask("GET", f"/admin/pools/revisions/{quote(options.hash, safe='')}")
+    pool = reply["pool"]
     workers = [{"name": name, **worker} for name, worker in pool["workers"].items()]
-    loaded = f"first loaded {found['at']} by {found['actor']}"
-    return found, [_workers({**pool, "workers": workers}), f"default pool: {pool['default']}", loaded]
+    loaded = f"first loaded {reply['at']} by {reply['actor']}"
+    return reply, [_workers({**pool, "workers": workers}), f"default pool: {pool['default']}", loaded]
 
 
-def _workers(found: Mapping[str, Any]) -> str:
-    pools = found["pools"]
+def _workers(reply: Mapping[str, Any]) -> str:
+    pools = reply["pools"]
     rows = [
         {**worker, "pools": [name for name, workers in pools.items() if worker["name"] in workers]}
-        for worker in found["workers"]
+        for worker in reply["workers"]
     ]
     return table(COLUMNS, rows)
 
