@@ -25,7 +25,7 @@ from gateway.service.admin.housekeeping import Housekeeping, Retention
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.orgs import OrgAdmin
 from gateway.service.admin.pools import Pools
-from gateway.service.money.credits import Crediting
+from gateway.service.money.credits import Credits
 from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.ports.money import Budgets
 from gateway.service.request.auth import Authenticator
@@ -61,7 +61,7 @@ def admin_of(
         PagesApi(PostgresReports(engine), operators, clock),
         KeysApi(keys, balances, operators),
         OrgsApi(OrgAdmin(store, clock), balances, operators),
-        CreditsApi(Crediting(store, budgets, clock), operators),
+        CreditsApi(Credits(store, budgets, clock), operators),
         AuditApi(auditor, operators),
         PoolsApi(pools, operators),
         PoliciesApi(policies, operators),

@@ -174,7 +174,7 @@ def _health(base: Base, budgets: Budgets, conductor: Conductor, policies: Policy
     versions = policies.versions if policies else None
     return HealthApi(
         needed={"money": budgets.ready, **({"versions": versions.ready} if versions else {})},
-        watched={"postgres": base.store.ready, "conductor": versions.serving if versions else conductor.ready},
+        watched={"postgres": base.store.ready, "conductor": versions.serves if versions else conductor.ready},
         metrics=base.metrics.exposition,
     )
 

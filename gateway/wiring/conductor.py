@@ -29,7 +29,7 @@ from gateway.service.loop.routers import AutoPlanner, CascadeRouter, RulePlanner
 from gateway.service.loop.state import Planner
 from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
-from gateway.service.policies.versions import VersionLimits, Versions
+from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from gateway.service.policies.watcher import Watcher, WatchLimits
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.policies import PolicyEngine
@@ -103,7 +103,7 @@ def planning_of(settings: Settings, profile: Profile, price: Price, quality: int
 class PolicyParts:
     """What follows the registry, beside the request path."""
 
-    versions: Versions
+    versions: PolicyVersions
     watcher: Watcher
     shadows: Shadows
     admin: PolicyAdmin
@@ -142,7 +142,7 @@ def policies_of(
     planner = ConductorPlanner(conductor, planning)
     settings, clock, metrics = base.settings, base.clock, base.metrics
     registry = Registry(base.connections.background, base.services.policies)
-    versions = base.closing(Versions(registry, engine, clock, metrics, limits=_version_limits(settings)))
+    versions = base.closing(PolicyVersions(registry, engine, clock, metrics, limits=_version_limits(settings)))
     watcher = Watcher(versions, registry, clock, metrics, _watch_limits(settings))
     limits = ShadowLimits(settings.shadow_share, settings.shadow_parallel_max, usd_to_nano(settings.shadow_usd_max))
     shadows = Shadows(versions, planner, planning, budgets, journal, clock, metrics, limits)

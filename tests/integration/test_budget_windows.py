@@ -18,7 +18,7 @@ from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.access.keys import Allowance, Organisation, Principal
 from gateway.core.money.scopes import is_past, scopes_of, windows
 from gateway.errors import BudgetExceeded
-from gateway.service.money.credits import Crediting
+from gateway.service.money.credits import Credits
 from gateway.service.ports.request import Clock
 from tests.records import hold_event, new_id, settle_event
 from tests.servers import RedisServer
@@ -108,7 +108,7 @@ async def test_a_credit_makes_room_at_once_and_after_every_rebuild(
             await connection.run_sync(insert_rows, rows.event_rows(event))
     with pytest.raises(BudgetExceeded):  # ann's day is used up by a call that was never heard of again
         await budgets.hold(new_id(), 1, 1, scopes, 60.0)
-    crediting = Crediting(PostgresAdmin(pg_engine), budgets, clock)
+    crediting = Credits(PostgresAdmin(pg_engine), budgets, clock)
     made = await crediting.give({"charge": rollout, "why": "the provider did not bill it"}, "ticket-7")
     again = await crediting.give({"charge": rollout, "why": "again"}, "ticket-7")
     assert (made["created"], made["counts"], again["created"], again["id"]) == (True, "now", False, made["id"])

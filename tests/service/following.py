@@ -13,7 +13,7 @@ from gateway.core.pool.workers import Price
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
-from gateway.service.policies.versions import VersionLimits, Versions
+from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from gateway.service.policies.watcher import Watcher, WatchLimits
 from gateway.service.ports.request import ConductorCall
 from tests.fakes.conductor import Line
@@ -70,7 +70,7 @@ class Following(Kit):
         self.engine = FakeEngine(self._line, gap_s=gap_s)
         self.watched = SpyPolicyMetrics()
         clock = TestClock()
-        self.versions = Versions(self.registry, self.engine, clock, self.watched, limits=limits)
+        self.versions = PolicyVersions(self.registry, self.engine, clock, self.watched, limits=limits)
         self.watcher = Watcher(self.versions, self.registry, clock, self.watched, watch or WatchLimits())
         self.policies = PolicyAdmin(self.registry, self.versions, self.watcher)
         settings = ConductorSettings("full", price, 2.0)

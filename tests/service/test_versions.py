@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.policies.versions import Pick
 from gateway.errors import ConductorError, Conflict, EngineDown, NotFound, VersionRefused
-from gateway.service.policies.versions import VersionLimits, Versions
+from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from tests.fakes.registry import FakeRegistry
 from tests.kit import KEY, TestClock, ask
 from tests.policies import write_policy, write_weights
@@ -91,7 +91,7 @@ async def test_another_gateway_follows_within_a_second(tmp_path: Path) -> None:
     await kit.add(1, *LIVE)
     await kit.add(2, *LIVE)
     await kit.settle()
-    other = Versions(kit.registry, kit.engine, TestClock(), kit.watched)  # as configured
+    other = PolicyVersions(kit.registry, kit.engine, TestClock(), kit.watched)  # as configured
     await other.start(5.0)
     following = asyncio.create_task(other.run())
     assert other.pick("r") == Pick("conductor@2", "compact")
@@ -180,7 +180,7 @@ async def test_a_version_trained_on_another_prompt_is_refused(tmp_path: Path) ->
     await kit.add(1, *LIVE)
     await kit.add(2, prompt_version="compact-0")
     await kit.settle()
-    with pytest.raises(Conflict, match="trained on prompt compact-0, which is not rendered here"):
+    with pytest.raises(Conflict, match="trained on prompt compact-0, which this gateway does not render"):
         await kit.policies.shadow("conductor@2", "key:a", "")
     assert (await kit.registry.get("conductor@2")).state == "candidate"
 
@@ -269,7 +269,7 @@ async def test_following_survives_a_bug(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(FakeRegistry, "standing", broken)
     running = asyncio.create_task(kit.versions.run())
     await kit.add(2, *LIVE)
-    await until(lambda: kit.versions.held("conductor@2"))
+    await until(lambda: kit.versions.holds("conductor@2"))
     running.cancel()
 
 

@@ -114,7 +114,7 @@ async def test_an_unknown_id_and_a_wrong_secret_are_told_the_same(auth: Authenti
     stranger, _ = keys.mint("data")
     body = f"bt_data_{row.public_id}_" + "x" * 32
     for text in (stranger, body + keys.checksum(body)):
-        with pytest.raises(Unauthorized, match="not known here") as caught:
+        with pytest.raises(Unauthorized, match="does not know this API key") as caught:
             await auth.authenticate(f"Bearer {text}", "data")
         assert text not in str(caught.value)
     assert (await auth.authenticate(f"Bearer {secret}", "data")).public_id == row.public_id
@@ -125,7 +125,7 @@ async def test_a_row_of_the_other_class_does_not_vouch(
 ) -> None:
     row, secret = await admin.create_key("app")
     store.keys[row.public_id] = replace(row, key_class="admin")
-    with pytest.raises(Unauthorized, match="not known here"):
+    with pytest.raises(Unauthorized, match="does not know this API key"):
         await auth.authenticate(f"Bearer {secret}", "data")
 
 
@@ -224,7 +224,7 @@ async def test_a_rotated_key_has_two_secrets_until_its_grace_is_over(
         assert (await auth.authenticate(f"Bearer {secret}", "data")).public_id == row.public_id
     clock.at_s = 60
     assert (await auth.authenticate(f"Bearer {second}", "data")).public_id == row.public_id
-    with pytest.raises(Unauthorized, match="not known here"):
+    with pytest.raises(Unauthorized, match="does not know this API key"):
         await auth.authenticate(f"Bearer {first}", "data")
 
 

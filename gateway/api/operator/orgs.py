@@ -13,7 +13,7 @@ from gateway.api.operator.keys import Balances
 from gateway.core.money.scopes import org_scope, user_scope
 from gateway.service.admin.audit import Auditor, describe_entry
 from gateway.service.admin.orgs import OrgAdmin, describe_org
-from gateway.service.money.credits import Crediting, describe_credit
+from gateway.service.money.credits import Credits, describe_credit
 
 AUDIT_DEFAULT, AUDIT_MAX = 100, 1_000
 SEQ_MAX = 10**18
@@ -71,7 +71,7 @@ class OrgsApi:
 class CreditsApi:
     """What the routes of credits need."""
 
-    credits: Crediting
+    credits: Credits
     operators: Operators
 
     def router(self) -> Router:

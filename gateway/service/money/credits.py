@@ -1,7 +1,7 @@
-"""Credits: an operator gives a charge back, or tops a budget up.
+"""Credits: an operator refunds a charge or tops up a budget.
 
-The credit is in the ledger, and in the audit, before the balances hear of it. Where they do not (a rebuild came
-between), the next rebuild counts it: money given back late, never twice.
+The ledger and the audit get the credit before the balances do. If the balances miss it, because they were being
+rebuilt, the next rebuild counts it. So a credit may count late, but never twice.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gateway.service.ports.request import Clock
 
 FIELDS = frozenset({"charge", "key", "org", "window", "usd", "why"})
 NAME_CHARS_MAX = 255
-LISTED = 100
+LIST_MAX = 100
 
 
-class Crediting:
+class Credits:
     """The use case behind `baton credits` and the admin API."""
 
     def __init__(self, store: AdminStore, budgets: Budgets, clock: Clock) -> None:
@@ -37,46 +37,52 @@ class Crediting:
         self._clock = clock
 
     async def give(self, fields: Mapping[str, Any], name: str | None, act: Act = ITSELF) -> dict[str, Any]:
-        """`charge` (the id of a hold, rollout or completion) gives that charge back, `usd` of it or all; `key` or `org`
-        tops its budget up by `usd`, in its `window` (life, month, day). The same `name` again is the same credit.
-        Raises BadRequest, NotFound, Conflict."""
-        asked = await self._asked(check_names(fields, FIELDS), name)
+        """Give a credit; return it with `created` and with when it `counts`.
+
+        `charge`, the id of a hold, rollout or completion, refunds that charge, either `usd` of it or all. `key` or
+        `org` tops up that budget by `usd`, in its `window` (life, month or day). A repeated `name`, the
+        Idempotency-Key, returns the first credit. Raises BadRequest, NotFound, Conflict.
+        """
+        request = await self._request(check_names(fields, FIELDS), name)
         fence = self._budgets.fence()
-        credit, new = await self._store.credit(asked, self._clock.now(), act)
-        shown = describe_credit(credit) | {"created": new}
+        credit, new = await self._store.credit(request, self._clock.now(), act)
+        description = describe_credit(credit) | {"created": new}
         if new:
             try:
                 await self._budgets.credit(credit.amount_nano, credit.scopes, fence)
             except MoneyUnavailable:
-                return shown | {"counts": "after the next rebuild of the balances"}
-        return shown | {"counts": "now"}
+                return description | {"counts": "after the next rebuild of the balances"}
+        return description | {"counts": "now"}
 
     async def list(self) -> Sequence[Credit]:
-        """The latest, newest first."""
-        return await self._store.credits(LISTED)
+        """The latest credits, newest first, at most LIST_MAX."""
+        return await self._store.credits(LIST_MAX)
 
-    async def _asked(self, fields: Mapping[str, Any], name: str | None) -> CreditRequest:
-        given = [field for field in ("charge", "key", "org") if fields.get(field) is not None]
-        if len(given) != 1:
+    async def _request(self, fields: Mapping[str, Any], name: str | None) -> CreditRequest:
+        """Check the fields of a credit. Raises BadRequest."""
+        kinds = [field for field in ("charge", "key", "org") if fields.get(field) is not None]
+        if len(kinds) != 1:
             raise BadRequest("give exactly one of `charge`, `key` and `org`", param="charge", code="bad_field")
-        of = limits.label(given[0], fields[given[0]])
+        kind = kinds[0]
+        target = limits.label(kind, fields[kind])
         amount = limits.nano("usd", fields.get("usd"))
-        if amount == 0 or (amount is None and given[0] != "charge"):
-            raise limits.bad("usd", "give more than nothing")
-        known = self._id(name)
-        if given[0] == "charge":
+        if amount == 0 or (amount is None and kind != "charge"):
+            raise limits.bad("usd", "give an amount above 0")
+        credit_id = self._id(name)
+        if kind == "charge":
             if fields.get("window") is not None:
-                raise limits.bad("window", "a charge is given back in every window that it was charged in")
-            return CreditRequest(known, amount, charge=of)
-        return CreditRequest(known, amount, scope=await self._scope(given[0], of, fields.get("window") or "life"))
+                raise limits.bad("window", "leave it out; a refund counts in every window of its charge")
+            return CreditRequest(credit_id, amount, charge=target)
+        return CreditRequest(credit_id, amount, scope=await self._scope(kind, target, fields.get("window") or "life"))
 
-    async def _scope(self, kind: str, of: str, window: Any) -> str:
+    async def _scope(self, kind: str, target: str, window: Any) -> str:
+        """The scope of a key's or organisation's window. Raises BadRequest."""
         if window not in WINDOWS:
             raise limits.bad("window", f"give one of {', '.join(WINDOWS)}")
-        found = await (self._store.key_find(of) if kind == "key" else self._store.org_get(of))
-        if found is None:
-            raise limits.bad(kind, "there is none of that name")
-        scope = key_scope(of) if kind == "key" else org_scope(of)
+        row = await (self._store.key_find(target) if kind == "key" else self._store.org_get(target))
+        if row is None:
+            raise limits.bad(kind, f"`{target}` does not exist")
+        scope = key_scope(target) if kind == "key" else org_scope(target)
         return windows(scope, self._clock.now())[WINDOWS.index(window)]
 
     def _id(self, name: str | None) -> str:
@@ -88,7 +94,7 @@ class Crediting:
 
 
 def describe_credit(credit: Credit) -> dict[str, Any]:
-    """A credit as people and scripts see it."""
+    """A credit as JSON data, for people and scripts."""
     return {
         "id": credit.id,
         "charge": credit.hold_id,

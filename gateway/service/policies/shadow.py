@@ -1,8 +1,8 @@
-"""The shadow version plans beside the one that serves: plans only, no worker is called, nobody waits for it.
+"""Shadow plans: the shadow version plans beside the serving version. No worker is called, and no request waits.
 
-It is offered the first round of a share of requests, after their own plan is made. At most so many shadow plans run at
-once; more are dropped, never queued. What came of each is one event of the log. Its money is the operator's: nothing
-where planning is free, else a budget of its own, and without one there are no shadow plans.
+The shadow gets the first round of a share of requests, after the serving version has planned it. At most `parallel`
+shadow plans run at once; further ones are dropped, never queued. The log gets one event for each. The operator pays:
+nothing if planning is free, else from a budget for shadow plans, and without that budget there are none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.core.policies.versions import Pick, in_share, same_route
 from gateway.errors import BatonError, ConductorError, PlanRefused
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, prompt_input
 from gateway.service.loop.state import EarlyStart, Situation, nothing_to_write
-from gateway.service.policies.versions import Versions
+from gateway.service.policies.versions import PolicyVersions
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.policies import PolicyMetrics
 from gateway.service.ports.request import Clock, Journal
@@ -37,8 +37,8 @@ PLENTY_NANO = 2**53 - 1
 
 @dataclass(frozen=True, slots=True)
 class ShadowLimits:
-    """`share`: of requests, in [0, 1]. `parallel`: shadow plans at once. `budget_nano`: what all of them may ever cost,
-    where planning has a price."""
+    """`share`: the share of requests, in [0, 1]. `parallel`: the largest number of shadow plans at once. `budget_nano`:
+    the nano-dollars that all shadow plans together may ever cost, if planning has a price."""
 
     share: float = 0.1
     parallel: int = 1
@@ -46,7 +46,7 @@ class ShadowLimits:
 
 
 class ShadowedPlanner:
-    """`conductor`, and beside it the shadow."""
+    """The planner `conductor`, which offers each plan to the shadow as well."""
 
     name = "conductor"
 
@@ -55,7 +55,7 @@ class ShadowedPlanner:
         self._shadows = shadows
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """As the planner it stands before; the shadow has its turn when that one has ended, however it did."""
+        """Plan as the learned planner does. The shadow's turn comes when that has ended, with a plan or an error."""
         plan: Plan | None = None
         try:
             plan = await self._learned.plan(situation, record, meter, early)
@@ -65,11 +65,11 @@ class ShadowedPlanner:
 
 
 class Shadows:
-    """Runs shadow plans. One for the whole process."""
+    """Runs shadow plans. One object serves the whole process."""
 
     def __init__(
         self,
-        versions: Versions,
+        versions: PolicyVersions,
         learned: ConductorPlanner,
         settings: ConductorSettings,
         budgets: Budgets,
@@ -89,7 +89,7 @@ class Shadows:
         self._running: set[asyncio.Task[None]] = set()
 
     def offer(self, situation: Situation, plan: Plan | None, record: RoundRecord) -> None:
-        """Let the shadow plan this too, if it is its turn; returns at once. Plans sampled to explore are left out."""
+        """Let the shadow plan this round too, if it falls into its share. Returns at once. Skips exploring plans."""
         shadow = self._versions.shadow
         if shadow is None or situation.rollout_id is None or situation.round > 1 or situation.explore:
             return
@@ -104,7 +104,7 @@ class Shadows:
         task.add_done_callback(self._running.discard)
 
     async def drain(self) -> None:
-        """Stop them; what has not been logged is not."""
+        """Cancel all shadow plans. They leave no event in the log."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -112,13 +112,15 @@ class Shadows:
     async def _run(
         self, shadow: Pick, situation: Situation, plan: Plan | None, live: str | None, live_ms: float
     ) -> None:
-        """One shadow plan, from its money to its line in the log. Nothing depends on it, so nothing is raised."""
+        """Make one shadow plan, from its hold to its event in the log. Nothing depends on it, so it raises nothing."""
         result, began_s = "unpaid", self._clock.monotonic_s()
-        made = RoundRecord(1, "conductor")
-        asked = replace(situation, version=shadow, timeout_s=self._settings.timeout_s, before_spending=nothing_to_write)
+        round_ = RoundRecord(1, "conductor")
+        shadow_situation = replace(
+            situation, version=shadow, timeout_s=self._settings.timeout_s, before_spending=nothing_to_write
+        )
         try:
-            refusal, planned = await self._plan(asked, made)
-            result = _result(refusal, plan, planned)
+            refusal, shadow_plan = await self._plan(shadow_situation, round_)
+            result = _result(refusal, plan, shadow_plan)
             payload = {
                 "rollout_id": situation.rollout_id,
                 "version": shadow.version,
@@ -127,45 +129,50 @@ class Shadows:
                 "agrees": {"agrees": True, "differs": False}.get(result),
                 "latency_ms": (self._clock.monotonic_s() - began_s) * 1000,
                 "live_latency_ms": live_ms,
-                "prompt_tokens": made.prompt_tokens,
-                "completion_tokens": made.completion_tokens,
-                "cost_nano": made.cost_nano,
+                "prompt_tokens": round_.prompt_tokens,
+                "completion_tokens": round_.completion_tokens,
+                "cost_nano": round_.cost_nano,
             }
             await self._write("shadow", payload)
-        except BatonError as error:  # no money for it, or no room in the journal
+        except BatonError as error:  # no money, or no room in the journal
             log.info("no shadow plan of %s: %s", shadow.version, error.message)
-        except Exception as bug:  # boundary: a bug in what nobody waits for must still be seen
+        except Exception as bug:  # boundary: no request waits for this, so only the log can show a bug
             log.error("a shadow plan of %s met a bug", shadow.version, exc_info=bug)
         self._metrics.policy_shadowed(shadow.version, result)
 
-    async def _plan(self, asked: Situation, made: RoundRecord) -> tuple[str | None, Plan | None]:
-        """(why its plan would not have been used, the plan). Raises BudgetExceeded, MoneyUnavailable, SpoolFull."""
-        hold_id = await self._hold(asked)
+    async def _plan(self, situation: Situation, record: RoundRecord) -> tuple[str | None, Plan | None]:
+        """(the reason why the plan could not be used, None) or (None, the plan). Raises BudgetExceeded,
+        MoneyUnavailable, SpoolFull."""
+        hold_id = await self._hold(situation)
         meter = Meter(PLENTY_NANO, Caps())
         try:
-            return None, await self._learned.plan(asked, made, meter, _run_nothing)
-        except (ConductorError, PlanRefused) as refused:
-            return refused.reason, None
+            return None, await self._learned.plan(situation, record, meter, _run_nothing)
+        except (ConductorError, PlanRefused) as error:
+            return error.reason, None
         finally:
             if hold_id is not None:
                 await asyncio.shield(self._settle(hold_id, meter.spent_nano))
 
     # ------------------------------------------------------------ money
 
-    async def _hold(self, asked: Situation) -> str | None:
-        """Reserve the worst case of one plan in the operator's own scope; None where planning is free."""
-        profile = asked.version.profile if asked.version else self._settings.profile
-        bound = input_tokens_bound(render(profile, prompt_input(asked)), "")
-        most = worst_case_nano(self._settings.price, bound, self._settings.tokens_max)
-        if most == 0:
+    async def _hold(self, situation: Situation) -> str | None:
+        """Reserve the worst case of one plan in the operator's scope. Returns the hold's id, or None if planning is
+        free."""
+        profile = situation.version.profile if situation.version else self._settings.profile
+        bound = input_tokens_bound(render(profile, prompt_input(situation)), "")
+        amount_nano = worst_case_nano(self._settings.price, bound, self._settings.tokens_max)
+        if amount_nano == 0:
             return None
         hold_id = uuid7(self._clock.now_us() // 1000)
         scopes = [Scope(SCOPE, self._limits.budget_nano)]
-        await self._budgets.hold(hold_id, most, most, scopes, self._settings.timeout_s + LEASE_SLACK_S)
-        money = {"hold_id": hold_id, "rollout_id": hold_id}  # the client's rollout shows only the client's money
-        step = {"step_id": "shadow", "attempt": 1, "worker": "conductor", "bound_nano": most}
+        await self._budgets.hold(hold_id, amount_nano, amount_nano, scopes, self._settings.timeout_s + LEASE_SLACK_S)
+        money = {
+            "hold_id": hold_id,
+            "rollout_id": hold_id,
+        }  # not the client's rollout, which shows only the client's money
+        step = {"step_id": "shadow", "attempt": 1, "worker": "conductor", "bound_nano": amount_nano}
         await asyncio.gather(
-            self._write("hold", {**money, "amount_nano": most, "scopes": [[SCOPE, self._limits.budget_nano]]}),
+            self._write("hold", {**money, "amount_nano": amount_nano, "scopes": [[SCOPE, self._limits.budget_nano]]}),
             self._write("dispatch", {**money, **step}),
         )
         return hold_id
@@ -180,7 +187,8 @@ class Shadows:
 
 
 def _result(refusal: str | None, live: Plan | None, shadow: Plan | None) -> str:
-    """refused: its plan would not have been used. alone: it planned where the serving version did not."""
+    """Compare a shadow plan with the live plan: agrees | differs | refused (the shadow made no valid plan) | alone
+    (only the shadow made a plan)."""
     if refusal is not None or shadow is None:
         return "refused"
     if live is None:
@@ -189,4 +197,4 @@ def _result(refusal: str | None, live: Plan | None, shadow: Plan | None) -> str:
 
 
 def _run_nothing(step: Step) -> None:
-    """A shadow's steps are not run."""
+    """Ignore a step: the steps of shadow plans never run."""

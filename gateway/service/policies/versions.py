@@ -1,8 +1,8 @@
-"""Policy versions as the request path sees them: which one plans this request, and are the engines holding it.
+"""Policy versions on the request path: which version plans a request, and whether the engines hold it.
 
-State is read from the registry every `poll_s`, by every gateway, and kept while the registry is away. A request asks
-nobody: it reads what the last look found. A version counts only while the engines hold it, proven; so a swap is the
-flip of one reference. Loading runs beside the following, never in front of it.
+Every gateway reads the state from the registry every `poll_s`, and keeps the last state while the registry is away. A
+request waits for nothing: it uses the state that was read last. A version counts only while every engine holds it and
+has proven it, so a swap is the change of one reference. Loading runs in its own tasks and never delays the polling.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from gateway.service.ports.request import Clock
 
 log = logging.getLogger("baton.versions")
 WHO = "gateway"
-LOCAL_REASONS = ("missing",)  # of this host, not of the version: the registry is left alone
+LOCAL_REASONS = ("missing",)  # a fault of this host, not of the version, so the registry does not change
 
 
 @dataclass(frozen=True, slots=True)
 class VersionLimits:
-    """`poll_s`: how late a change made elsewhere may be seen. `check_s`: how late a restart of an engine may be. What
-    nobody asks for any more is unloaded `unload_s` later. `exclusive`: the engine holds one version at a time."""
+    """`poll_s`: the seconds after which a change by another gateway is seen. `check_s`: the seconds after which the
+    restart of an engine is seen. `unload_s`: the seconds after its last use when a version is unloaded. `exclusive`:
+    the engine holds one version at a time."""
 
     poll_s: float = 0.5
     check_s: float = 1.0
@@ -34,8 +35,8 @@ class VersionLimits:
     exclusive: bool = False
 
 
-class Versions:
-    """The versions of one policy `name`, followed. One for the whole process; `run` it beside the request path."""
+class PolicyVersions:
+    """Follows the versions of the policy `name`. One object serves the whole process; call `run` in a task."""
 
     def __init__(
         self,
@@ -62,84 +63,87 @@ class Versions:
         self._engine_up = False
         self._checked_s = float("-inf")
 
-    # ------------------------------------------------------------ for a request: no waiting
+    # ------------------------------------------------------------ for a request: these never wait
 
     def pick(self, request_id: str) -> Pick | None:
-        """The version that plans this request; None where no version can."""
+        """The version that plans this request, or None if no version can."""
         return pick(self._now, self._usable, request_id)
 
-    def asked(self, version: str) -> Pick | None:
-        """A version asked for by its number (`conductor@7`): the live one, the canary, or the one before the live."""
-        known = {one.id for one in self._now.asked_for}
-        return self._usable.get(version) if version in known else None
+    def by_name(self, name: str) -> Pick | None:
+        """The version of a name such as `conductor@7`. None unless it is live, the canary, or the one before the live
+        one, and every engine holds it."""
+        ids = {version.id for version in self._now.asked_for}
+        return self._usable.get(name) if name in ids else None
 
     def names(self) -> list[str]:
-        """What may be asked for by number now."""
-        return [one.id for one in self._now.asked_for if one.id in self._usable]
+        """The names that `by_name` accepts now."""
+        return [version.id for version in self._now.asked_for if version.id in self._usable]
 
     @property
     def shadow(self) -> Pick | None:
-        """The version that plans beside the others, where there is one and the engines hold it."""
+        """The shadow version, or None if there is none or an engine does not hold it."""
         return self._usable.get(self._now.shadow.id) if self._now.shadow else None
 
     @property
     def standing(self) -> Standing:
-        """Who serves, as last read."""
+        """The versions that serve, as read last."""
         return self._now
 
-    def held(self, version: str) -> bool:
-        """Whether every engine holds it, proven."""
+    def holds(self, version: str) -> bool:
+        """Whether every engine holds the version and has proven it."""
         return version in self._usable
 
     async def ready(self) -> bool:
-        """Whether everything that serves is held or refused. An engine that does not answer does not count against it:
-        then a router plans."""
-        settled = all(one.id in self._usable or one.id in self._refused for one in self._wanted())
+        """Whether every serving version is either held or refused. True also if no engine answers: then a router
+        plans."""
+        settled = all(version.id in self._usable or version.id in self._refused for version in self._wanted())
         return self._read and (settled or not self._engine_up)
 
-    async def serving(self) -> bool:
-        """Whether the engines answered when last asked, and some version plans."""
+    async def serves(self) -> bool:
+        """Whether the engines answered last time, and some version plans."""
         return self._engine_up and (self.pick("") is not None or self._now.live is None)
 
     # ------------------------------------------------------------ for an operator
 
     async def admit(self, version: Version) -> None:
-        """Load a version into every engine before it is given anything to do. Raises VersionRefused, EngineDown,
-        Conflict where this gateway renders another prompt or the engine holds one version only."""
+        """Load a version into every engine before it serves. Raises VersionRefused, EngineDown, and Conflict(prompt) if
+        this gateway renders another prompt."""
         if picked(version) is None:
             trained = version.manifest.get("prompt_version")
-            raise Conflict(f"{version.id} was trained on prompt {trained}, which is not rendered here", code="prompt")
+            problem = f"{version.id} was trained on prompt {trained}, which this gateway does not render"
+            raise Conflict(problem, code="prompt")
         if self._limits.exclusive:
-            return  # loading is the swap itself; it follows the registry
+            return  # here loading is the swap itself, and happens when the registry changes
         self._refused.pop(version.id, None)
         await self._engine.load(version.id, self._registry.directory(version))
 
     def check_share(self, percent: int) -> None:
-        """Raises Conflict where the engine cannot serve two versions at once."""
+        """Raises Conflict(one_version) if the engine cannot serve two versions at once."""
         if self._limits.exclusive and percent != 100:
-            said = "this engine holds one version at a time: make it the canary of 100 %, or use a second engine"
-            raise Conflict(said, code="one_version")
+            problem = "this engine holds one version at a time: make it the canary of 100 %, or use a second engine"
+            raise Conflict(problem, code="one_version")
 
     # ------------------------------------------------------------ following
 
     async def run(self) -> None:
-        """Follow for ever, whatever goes away meanwhile."""
+        """Follow the registry for ever. No error ends it."""
         while True:
             try:
                 await self.sync()
-            except Exception as bug:  # boundary: nothing may stop the following; the last state goes on serving
+            except Exception as bug:  # boundary: no error may end the polling; the last state stays in use
                 log.error("policy versions cannot be followed: %s", bug, exc_info=not isinstance(bug, BatonError))
             await asyncio.sleep(self._limits.poll_s)
 
     async def start(self, limit_s: float) -> None:
-        """Follow until everything that serves is settled, at most so long; `run` goes on from there."""
+        """Follow until every serving version is held or refused, for at most `limit_s` seconds. Call `run`
+        afterwards."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while not await self._settled():  # noqa: ASYNC110 - neither registry nor engine tells us
+                while not await self._settled():  # noqa: ASYNC110 - neither the registry nor an engine notifies us
                     await asyncio.sleep(self._limits.poll_s / 10)
 
     async def sync(self) -> None:
-        """Look at the registry, and at the engine when it is time; load and unload what follows."""
+        """Read the registry, and check the engine if a change or `check_s` requires it. Load and unload accordingly."""
         try:
             now = await self._registry.standing(self.name)
         except BatonError as error:
@@ -147,16 +151,14 @@ class Versions:
                 raise
             log.warning("the registry of versions is away (%s); what was live stays live", error.message)
             now = self._now
-        changed = {(one.id, one.state, one.percent) for one in now.held} != {
-            (one.id, one.state, one.percent) for one in self._now.held
-        }
+        changed = _states(now) != _states(self._now)
         self._now, self._read = now, True
         if changed or self._clock.monotonic_s() - self._checked_s >= self._limits.check_s:
-            await self._look_at_engine()
+            await self._check_engine()
         self._metrics.policy_standing(self._now, self._usable.keys())
 
     async def close(self) -> None:
-        """Stop loading."""
+        """Cancel every load."""
         for task in self._loading.values():
             task.cancel()
         await asyncio.gather(*self._loading.values(), return_exceptions=True)
@@ -166,21 +168,22 @@ class Versions:
         try:
             await self.sync()
         except BatonError as error:
-            log.warning("policy versions are not known yet: %s", error.message)
+            log.warning("policy versions cannot be read yet: %s", error.message)
             return False
         return not self._loading and await self.ready()
 
     def _wanted(self) -> tuple[Version, ...]:
-        """What the engines should hold."""
+        """The versions that the engines should hold."""
         now = self._now
         if self._limits.exclusive:
             only = now.canary if now.canary is not None and now.canary.percent == 100 else now.live
             return () if only is None else (only,)
         return now.held
 
-    async def _look_at_engine(self) -> None:
+    async def _check_engine(self) -> None:
+        """Compare what the engine holds with what it should hold. Load and unload accordingly."""
         self._checked_s = self._clock.monotonic_s()
-        wanted = {one.id: one for one in self._wanted()}
+        wanted = {version.id: version for version in self._wanted()}
         try:
             loaded = await self._engine.loaded()
             self._engine_up = True
@@ -189,44 +192,46 @@ class Versions:
                 log.warning("%s", error.message)
             self._engine_up = False
             return
-        self._refused = {one: said for one, said in self._refused.items() if one in wanted}
-        self._usable = {one: how for one, how in self._usable.items() if one in wanted and one in loaded}
-        for one, version in wanted.items():
-            if one not in self._usable and one not in self._refused and one not in self._loading:
-                self._loading[one] = asyncio.create_task(self._load(version), name=f"load {one}")
+        self._refused = {name: reason for name, reason in self._refused.items() if name in wanted}
+        self._usable = {name: choice for name, choice in self._usable.items() if name in wanted and name in loaded}
+        for name, version in wanted.items():
+            if name not in self._usable and name not in self._refused and name not in self._loading:
+                self._loading[name] = asyncio.create_task(self._load(version), name=f"load {name}")
         if not self._limits.exclusive:
             await self._unload(loaded, wanted)
 
     async def _load(self, version: Version) -> None:
-        """Make a version usable, or refuse it and let what was before it go on."""
+        """Load a version and make it usable, or refuse it. Until then the previous version stays in use."""
         try:
-            how = picked(version)
-            if how is None:
-                raise VersionRefused("prompt", f"{version.id}: the prompt it was trained on is not rendered here")
+            choice = picked(version)
+            if choice is None:
+                problem = f"{version.id} was trained on a prompt that this gateway does not render"
+                raise VersionRefused("prompt", problem)
             await self._engine.load(version.id, self._registry.directory(version))
-            if version.id in {one.id for one in self._wanted()}:
-                self._usable = {**self._usable, version.id: replace(how, by_name=not self._limits.exclusive)}
-        except VersionRefused as refused:
-            await self._refuse(version, refused)
-        except BatonError as error:  # an engine that is away or starting: looked at again soon
+            if version.id in {wanted.id for wanted in self._wanted()}:
+                self._usable = {**self._usable, version.id: replace(choice, by_name=not self._limits.exclusive)}
+        except VersionRefused as refusal:
+            await self._refuse(version, refusal)
+        except BatonError as error:  # the engine is away or starting; the next check tries again
             log.warning("%s is not loaded yet: %s", version.id, error.message)
         finally:
             self._loading.pop(version.id, None)
 
-    async def _refuse(self, version: Version, refused: VersionRefused) -> None:
-        self._refused[version.id] = refused.message
+    async def _refuse(self, version: Version, refusal: VersionRefused) -> None:
+        """Record a refusal, and take the version out of service."""
+        self._refused[version.id] = refusal.message
         self._metrics.policy_refused(version.id)
-        log.error("%s is refused: %s", version.id, refused.message)
-        if refused.reason in LOCAL_REASONS:
+        log.error("%s is refused: %s", version.id, refusal.message)
+        if refusal.reason in LOCAL_REASONS:
             return
         try:
-            await self._registry.note(version, "refused", by=WHO, why=refused.message)
-            await self._give_up(version, refused.message)
-        except BatonError as error:  # decided by another gateway, or nothing to go back to, or away
+            await self._registry.note(version, "refused", by=WHO, why=refusal.message)
+            await self._withdraw(version, refusal.message)
+        except BatonError as error:  # another gateway was first, there is no previous version, or the registry is away
             log.info("%s: %s", version.id, error.message)
 
-    async def _give_up(self, version: Version, why: str) -> None:
-        """A refused version takes no part: a shadow retires, a canary and a live one are rolled back."""
+    async def _withdraw(self, version: Version, why: str) -> None:
+        """Take a refused version out of service: retire a shadow, roll back a canary or a live version."""
         if version.state == "shadow":
             await self._registry.move(version.id, "retired", by=WHO, why=why)
         elif version.state in SERVED:
@@ -234,12 +239,17 @@ class Versions:
             self._metrics.policy_rolled_back("refused")
 
     async def _unload(self, loaded: set[str], wanted: Mapping[str, Version]) -> None:
-        """Let go of what has been wanted by nobody for so long that no request can still be on its way to it."""
+        """Unload the versions that have been unwanted for `unload_s`, so that no request can still be using them."""
         now_s = self._clock.monotonic_s()
-        idle = {one for one in loaded if one.startswith(f"{self.name}@")} - wanted.keys() - self._loading.keys()
-        self._unwanted_s = {one: self._unwanted_s.get(one, now_s) for one in idle}
-        for one in sorted(idle):
-            if now_s - self._unwanted_s[one] >= self._limits.unload_s:
-                self._unwanted_s[one] = now_s
-                with suppress(VersionRefused, EngineDown):  # held where it has nothing else; away: looked at again
-                    await self._engine.unload(one)
+        idle = {name for name in loaded if name.startswith(f"{self.name}@")} - wanted.keys() - self._loading.keys()
+        self._unwanted_s = {name: self._unwanted_s.get(name, now_s) for name in idle}
+        for name in sorted(idle):
+            if now_s - self._unwanted_s[name] >= self._limits.unload_s:
+                self._unwanted_s[name] = now_s
+                with suppress(VersionRefused, EngineDown):  # the engine has no other version, or is away: try later
+                    await self._engine.unload(name)
+
+
+def _states(standing: Standing) -> set[tuple[str, str, int | None]]:
+    """(id, state, percent) of every version that the engines hold."""
+    return {(version.id, version.state, version.percent) for version in standing.held}

@@ -1,7 +1,7 @@
-"""Who is asking: a bearer token → a Principal, or Unauthorized.
+"""Authentication: turns a bearer token into a Principal, or raises Unauthorized.
 
-Form and checksum are judged before any look-up. Rows are remembered for `cache_s`, which is therefore how long a
-revoked key may still work; while the store is failing, a row it gave within `stale_s` goes on counting.
+The form and the checksum of a key are checked before any look-up. Rows are cached for `cache_s` seconds, so a revoked
+key may work for that long. While the store fails, rows that it returned within `stale_s` seconds stay valid.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gateway.service.ports.request import Clock, Store
 
 
 @dataclass(slots=True)
-class _Cached:
-    """A row (None: no such key) as read at `read_s`; the store was last asked at `asked_s`."""
+class _CachedRow:
+    """A row (None: no such key) that was read at `read_s`. `asked_s` is the time of the last attempt to read it."""
 
     row: KeyRow | None
     read_s: float
@@ -29,7 +29,8 @@ class _Cached:
 
 
 class Authenticator:
-    """`peppers` by version; a key is checked under the one it was made with. `lookup_s` bounds a look-up."""
+    """Authenticates requests. `peppers` are by version; each key is checked under the one it was made with. `lookup_s`
+    bounds one look-up in seconds."""
 
     def __init__(
         self,
@@ -49,24 +50,24 @@ class Authenticator:
         self._stale_s = stale_s
         self._lookup_s = lookup_s
         self._cached_keys_max = cached_keys_max
-        self._cache: OrderedDict[str, _Cached] = OrderedDict()
+        self._cache: OrderedDict[str, _CachedRow] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[KeyRow | None]] = {}
 
     async def authenticate(self, header: str | None, key_class: KeyClass) -> Principal:
-        """The caller of a request with that Authorization header, on a listener for keys of that class.
-        Raises Unauthorized; Unavailable when the store fails and has not vouched for the key recently."""
+        """The Principal of a request with this Authorization header, on a listener for keys of this class. Raises
+        Unauthorized, and Unavailable if the store fails and no recent row of the key is cached."""
         parsed = _parse(header, key_class)
         row = await self._row(parsed.public_id)
         if row is None or not self._is_secret_of(parsed, row):
-            raise _refused("This API key is not known here. Check that it was issued by this gateway.")
+            raise _unauthorized("This gateway does not know this API key. Check that this gateway issued it.")
         if row.revoked_at is not None:
-            raise _refused(f"This API key (`{row.public_id}`) was revoked. Ask your operator for a new one.")
+            raise _unauthorized(f"This API key (`{row.public_id}`) was revoked. Ask your operator for a new one.")
         if row.organisation is not None and row.organisation.closed_at is not None:
-            raise _refused("The organisation of this API key was closed. Ask your operator.")
+            raise _unauthorized("The organisation of this API key was closed. Ask your operator.")
         return principal(row)
 
     def _is_secret_of(self, parsed: ParsedKey, row: KeyRow) -> bool:
-        """Whether it is the key's secret, or the one before it while a rotation's grace lasts."""
+        """Whether the text is the key's secret, or its previous one during the grace time of a rotation."""
         if row.key_class != parsed.key_class:
             return False
         if keys.matches(parsed.text, self._pepper(row, row.pepper_version), row.digest):
@@ -92,40 +93,41 @@ class Authenticator:
             self._cache.move_to_end(public_id)
             return cached.row
         try:
-            return await self._looked_up(public_id)
-        except Exception as error:  # boundary: whatever ails the store, a row it gave lately is better than an outage
+            return await self._look_up_once(public_id)
+        except Exception as error:  # boundary: however the store fails, a recent row is better than an outage
             if cached is None or now_s - cached.read_s > self._stale_s:
                 raise Unavailable("Keys cannot be checked now; retry shortly.", code="keys_unavailable") from error
             cached.asked_s = now_s
             return cached.row
 
-    async def _looked_up(self, public_id: str) -> KeyRow | None:
-        """Ask the store, once for all who ask at the same time; one of them leaving does not stop the others."""
+    async def _look_up_once(self, public_id: str) -> KeyRow | None:
+        """Read a row from the store. Concurrent callers share one look-up, and the cancellation of one caller does not
+        affect the others."""
         task = self._lookups.get(public_id)
         if task is None:
             task = asyncio.create_task(self._look_up(public_id))
             self._lookups[public_id] = task
-            task.add_done_callback(lambda done: self._finished(public_id, done))
+            task.add_done_callback(lambda finished: self._forget_lookup(public_id, finished))
         return await asyncio.shield(task)
 
     async def _look_up(self, public_id: str) -> KeyRow | None:
         started_s = self._clock.monotonic_s()
         async with asyncio.timeout(self._lookup_s):
             row = await self._store.key_get(public_id)
-        self._cache[public_id] = _Cached(row, started_s, started_s)
+        self._cache[public_id] = _CachedRow(row, started_s, started_s)
         self._cache.move_to_end(public_id)
         if len(self._cache) > self._cached_keys_max:
             self._cache.popitem(last=False)
         return row
 
-    def _finished(self, public_id: str, task: asyncio.Task[KeyRow | None]) -> None:
+    def _forget_lookup(self, public_id: str, task: asyncio.Task[KeyRow | None]) -> None:
         del self._lookups[public_id]
         if not task.cancelled():
-            task.exception()  # seen, even where every caller has left
+            task.exception()  # retrieves it, or asyncio warns if every caller has left
 
 
 def principal(row: KeyRow) -> Principal:
-    """What requests see of a key's row: everything but digest and dates."""
+    """The Principal of a key's row: everything but digests and dates."""
     return Principal(
         public_id=row.public_id,
         key_class=cast(KeyClass, row.key_class),
@@ -148,7 +150,7 @@ def principal(row: KeyRow) -> Principal:
 
 
 def organisation(row: OrgRow) -> Organisation:
-    """What requests see of an organisation's row."""
+    """The limits of an organisation's row."""
     allowance = Allowance(row.budget_nano, row.budget_month_nano, row.budget_day_nano)
     return Organisation(allowance, _per_user(row), row.rpm, row.tpm, row.concurrency)
 
@@ -159,18 +161,20 @@ def _per_user(row: KeyRow | OrgRow) -> Allowance:
 
 def _parse(header: str | None, key_class: KeyClass) -> ParsedKey:
     if not header:
-        raise _refused(f"You didn't provide an API key: send the header `Authorization: Bearer bt_{key_class}_…`.")
+        raise _unauthorized(f"You didn't provide an API key: send the header `Authorization: Bearer bt_{key_class}_…`.")
     scheme, _, text = header.strip().partition(" ")
     if scheme.lower() != "bearer" or not text.strip():
-        raise _refused(f"The Authorization header must read `Bearer bt_{key_class}_…`.")
+        raise _unauthorized(f"The Authorization header must read `Bearer bt_{key_class}_…`.")
     try:
         parsed = keys.parse(text.strip())
     except ValueError as error:
-        raise _refused(f"This is not a valid API key: {error}.") from None
+        raise _unauthorized(f"This is not a valid API key: {error}.") from None
     if parsed.key_class != key_class:
-        raise _refused(f"This is a key of class `{parsed.key_class}`; this listener takes `{key_class}` keys only.")
+        raise _unauthorized(
+            f"This is a key of class `{parsed.key_class}`; this listener takes `{key_class}` keys only."
+        )
     return parsed
 
 
-def _refused(message: str) -> Unauthorized:
+def _unauthorized(message: str) -> Unauthorized:
     return Unauthorized(message, headers={"www-authenticate": "Bearer"})

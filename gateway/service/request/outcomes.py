@@ -1,4 +1,4 @@
-"""Outcomes: judgements of a rollout, from its owner. Idempotent; never computed, never turned into a reward here."""
+"""Stores outcomes: judgements of a rollout by the key that owns it. Idempotent; computes no outcome and no reward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_KEPT = "[not kept]"
 
 
 class Outcomes:
-    """Takes in outcomes and reads rollouts back, for the key that owns them and nobody else."""
+    """Stores outcomes and reads rollouts, for the key that owns them."""
 
     def __init__(self, store: Store, journal: Journal, clock: Clock, redactor: Redactor | None = None) -> None:
         self._redactor = redactor or Redactor()
@@ -26,7 +26,8 @@ class Outcomes:
         self._clock = clock
 
     async def add(self, principal: Principal, body: object, idempotency_key: str | None) -> dict[str, Any]:
-        """Attach one outcome. Raises BadRequest naming the field, NotFound for a rollout that is not this key's."""
+        """Attach one outcome to a rollout. Raises BadRequest, which names the field, and NotFound for a rollout that
+        this key does not own."""
         target, judgement = requested(body)
         key = check_idempotency_key(idempotency_key)
         rollout = await self._rollout(target, principal)
@@ -36,14 +37,14 @@ class Outcomes:
             rollout_id=str(rollout["id"]),
             key_id=principal.public_id,
             created_at=now,
-            judgement=self._scrubbed(judgement, principal.log_mode),
+            judgement=self._scrub_judgement(judgement, principal.log_mode),
             idempotency_key=key,
         )
         outcome_id, new = await self._store.outcome_insert(outcome)
         return {"id": outcome_id, "object": "baton.outcome", "rollout_id": outcome.rollout_id, "created": new}
 
-    def _scrubbed(self, judgement: Judgement, mode: str) -> Judgement:
-        """The judgement with the client's texts as its key's log mode lets them be stored."""
+    def _scrub_judgement(self, judgement: Judgement, mode: str) -> Judgement:
+        """The judgement with its texts reduced to what the key's log mode lets Baton store."""
         texts = {name: self._scrub(text, mode) for name in TEXT_CHARS_MAX if (text := getattr(judgement, name))}
         pairs = {self._scrub(name, mode): self._scrub(text, mode) for name, text in (judgement.metadata or {}).items()}
         if mode not in ("full", "redacted"):
@@ -56,23 +57,24 @@ class Outcomes:
         return self._redactor.scrub_text(text, personal=mode != "full")
 
     async def rollout(self, principal: Principal, rollout_id: str) -> Mapping[str, Any]:
-        """The whole tree of one rollout. Raises NotFound."""
+        """One rollout with all of its child loops. Raises NotFound."""
         return await self._rollout(rollout_id, principal)
 
     async def _rollout(self, target: str, principal: Principal) -> Mapping[str, Any]:
-        found = await self._store.rollout_get(target, principal.public_id)
-        if found is None:  # perhaps it is on disk and not yet in Postgres
-            await self._shipped()
-            found = await self._store.rollout_get(target, principal.public_id)
-        if found is None:
-            raise NotFound(f"no rollout `{target[:64]}` of this key", param="rollout_id", code="rollout_not_found")
-        return found
+        rollout = await self._store.rollout_get(target, principal.public_id)
+        if rollout is None:  # it may be on disk but not yet in PostgreSQL
+            await self._wait_until_shipped()
+            rollout = await self._store.rollout_get(target, principal.public_id)
+        if rollout is None:
+            problem = f"this key has no rollout `{target[:64]}`"
+            raise NotFound(problem, param="rollout_id", code="rollout_not_found")
+        return rollout
 
-    async def _shipped(self) -> None:
+    async def _wait_until_shipped(self) -> None:
+        """Wait until the database has all of the journal. Raises NotFound, with a time to retry."""
         try:
             await self._journal.shipped()
         except TimeoutError:
             headers = {"retry-after": "2"}
-            raise NotFound(
-                "the log is still on its way to the database; ask again", code="rollout_not_found", headers=headers
-            ) from None
+            problem = "the log has not reached the database yet; try again"
+            raise NotFound(problem, code="rollout_not_found", headers=headers) from None
