@@ -23,7 +23,7 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
     "policy": ("gateway.adapters.engines.sealed",),
     "policy.dataset": tuple(f"gateway.adapters.postgres.{name}" for name in ("database", "tables", "admin_tables")),
     "policy.environments": ("gateway.service.loop", "gateway.service.ports"),  # docs/adr/0011
-    "policy.jobs": ("gateway.adapters.postgres", "gateway.adapters.host.servers"),
+    "policy.jobs": ("gateway.adapters.postgres", "gateway.adapters.host.supervisor"),
 }
 
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from gateway.adapters.host.servers import LEASH, PROGRAMS_ROOT
+from gateway.adapters.host.supervisor import LEASH, PROGRAMS_ROOT
 from gateway.errors import Conflict
 
 NICE = 10

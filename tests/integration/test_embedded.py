@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import stat
@@ -18,7 +19,7 @@ import psycopg
 import pytest
 from redis.asyncio import Redis
 
-from gateway.adapters.host import servers as embedded
+from gateway.adapters.host import servers, supervisor
 from gateway.adapters.host.servers import EmbeddedPostgres, EmbeddedProgram, EmbeddedRedis
 from gateway.errors import ConfigError, Unavailable
 from tests.waiting import BOUND_S, until
@@ -147,13 +148,39 @@ async def test_a_crashed_program_comes_back_where_it_was(tiny: EmbeddedProgram) 
 async def test_a_program_that_keeps_failing_is_tried_with_growing_pauses(
     tiny: EmbeddedProgram, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(embedded, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(supervisor, "BACKOFF_FIRST_S", 0.01)
     tiny.arguments.append("--refuse")
     assert tiny.pid is not None
     os.kill(tiny.pid, signal.SIGKILL)
     await until(lambda: tiny.restarts >= 2)
     assert "I would rather not" in caplog.text
     assert "restarting in 0.5 s" in caplog.text
+
+
+async def test_after_a_steady_run_the_pause_is_short_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(supervisor, "STEADY_S", 0.0)  # every run is one
+    program = EmbeddedProgram("tiny", tmp_path, TINY, [], ready_s=20)
+    launched, launch = asyncio.Event(), program._launch
+
+    async def noted() -> asyncio.subprocess.Process:
+        process = await launch()
+        launched.set()
+        return process
+
+    monkeypatch.setattr(program, "_launch", noted)
+    await program.start()
+    try:
+        for _ in range(3):
+            launched.clear()
+            assert program.pid is not None
+            os.kill(program.pid, signal.SIGKILL)
+            await asyncio.wait_for(launched.wait(), 20)
+    finally:
+        await program.stop()
+    assert re.findall(r"restarting in (\S+) s", caplog.text) == ["0.01"] * 3
 
 
 async def test_a_program_that_will_not_start_says_why_in_one_line(tmp_path: Path) -> None:
@@ -196,7 +223,7 @@ async def test_a_failed_initdb_leaves_no_half_cluster(tmp_path: Path, monkeypatc
     monkeypatch.setattr(
         EmbeddedPostgres, "env", {"PATH": os.defpath, "TZ": "x", "LD_PRELOAD": "/nowhere.so", "PGPORT": "x"}
     )
-    monkeypatch.setattr(embedded, "_postgres_binaries", lambda: _false_binaries(tmp_path))
+    monkeypatch.setattr(servers, "_postgres_binaries", lambda: _false_binaries(tmp_path))
     with pytest.raises(Unavailable, match="initdb failed"):
         await postgres.start()
     assert not postgres.directory.exists()
@@ -226,30 +253,30 @@ async def test_servers_start_from_the_main_thread_only(tmp_path: Path) -> None:
 
 
 def test_missing_programs_name_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
+    monkeypatch.setattr(servers, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    for find, fix in ((embedded._postgres_binaries, "DATABASE_URL"), (embedded._redis_binary, "REDIS_URL")):
+    for find, fix in ((servers._postgres_binaries, "DATABASE_URL"), (servers._redis_binary, "REDIS_URL")):
         with pytest.raises(ConfigError, match=fix):
             find()
 
 
 def test_a_redis_on_the_path_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert embedded._redis_binary() == Path("/usr/bin/redis-server")
+    assert servers._redis_binary() == Path("/usr/bin/redis-server")
 
 
 def test_directories_are_opened_for_passing_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     (closed / "inner").mkdir()
-    embedded._let_through(closed / "inner", quiet=closed)
+    servers._let_through(closed / "inner", quiet=closed)
     assert stat.S_IMODE(closed.stat().st_mode) == 0o701
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o701
     assert [f"{tmp_path} now lets" in line for line in caplog.messages] == [True]
 
 
 async def test_a_long_log_is_turned_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "LOG_BYTES_MAX", 10)
+    monkeypatch.setattr(supervisor, "LOG_BYTES_MAX", 10)
     redis = EmbeddedRedis(tmp_path)
     redis.log_path.parent.mkdir()
     redis.log_path.write_text("x" * 100)

@@ -1,8 +1,6 @@
 """The servers Baton brings along where none is configured: PostgreSQL, Redis, and Python programs started by name.
 
-Each is the real program, started as a child in its own session (Ctrl-C reaches only Baton, which then stops it in
-order), on a leash (it dies with us even when we are killed), restarted with growing pauses when it crashes, its output
-in `logs/NAME.log`. Start from the main thread: the kernel ties the leash to the thread that forked.
+Each is the real program, under supervision (`supervisor.py`).
 """
 
 from __future__ import annotations
@@ -16,146 +14,18 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
-from gateway.errors import BatonError, ConfigError, Unavailable
+from gateway.adapters.host.supervisor import POLL_S, Server
+from gateway.errors import ConfigError
 
 log = logging.getLogger("gateway.embedded")
-LEASH = Path(__file__).with_name("leash.py")
-PROGRAMS_ROOT = Path(__file__).resolve().parents[3]  # where `python -m` finds the package, installed or not
 POSTGRES_MAJOR = "18"
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path, less the closing zero
-POLL_S = 0.02
-LOG_BYTES_MAX = 10 * 2**20
-BACKOFF_FIRST_S, BACKOFF_MAX_S, STEADY_S = 0.25, 30.0, 60.0
 PLAIN_ENV = {"PATH": os.defpath, "LC_ALL": "C"}  # a server that needs no secret is shown none
-
-
-class Server:
-    """One child program. Subclasses say what to run, when it is ready, and what to do when it will not start."""
-
-    fix = "see the log"
-    stop_signal = signal.SIGTERM
-    user = "-"
-    env: dict[str, str] | None = None  # None: ours
-
-    def __init__(self, name: str, data_dir: Path, *, ready_s: float = 60.0, stop_s: float = 10.0) -> None:
-        self.name = name
-        self.data_dir = data_dir.resolve()
-        self.log_path = self.data_dir / "logs" / f"{name}.log"
-        self.ready_s = ready_s
-        self.stop_s = stop_s
-        self.restarts = 0
-        self._process: asyncio.subprocess.Process | None = None
-        self._watch: asyncio.Task[None] | None = None
-
-    async def command(self) -> list[str]:
-        """What to run; whatever must be made first is made here."""
-        raise AssertionError(f"{type(self).__name__} has no command")
-
-    async def probe(self) -> bool:
-        """Whether it answers."""
-        raise AssertionError(f"{type(self).__name__} has no probe")
-
-    @property
-    def pid(self) -> int | None:
-        """The running process, None when it is down."""
-        process = self._process
-        return process.pid if process is not None and process.returncode is None else None
-
-    async def start(self) -> None:
-        """Return once it answers. Raises Unavailable with the end of its log and the fix; then nothing is left."""
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("start servers from the main thread: the leash is tied to the thread that forks")
-        try:
-            process = await self._launch()
-        except BaseException:  # boundary: undone here, and raised again
-            await self.stop()
-            raise
-        self._watch = asyncio.create_task(self._supervise(process), name=f"supervise {self.name}")
-
-    async def stop(self) -> None:
-        """Ask it to end, then make it. Idempotent."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
-        await self._end()
-
-    async def _end(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(self.stop_signal)
-        try:
-            await asyncio.wait_for(process.wait(), self.stop_s)
-        except TimeoutError:
-            log.warning("%s did not stop within %g s; killed", self.name, self.stop_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        self._process = None
-
-    async def run(self, command: Sequence[str]) -> asyncio.subprocess.Process:
-        """Fork one leashed child with its output in the log."""
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX:
-            self.log_path.replace(self.log_path.with_suffix(".log.1"))
-        leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), str(int(self.stop_signal)), self.user]
-        with self.log_path.open("ab") as output:
-            return await asyncio.create_subprocess_exec(
-                *leash,
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self.env,
-                cwd=PROGRAMS_ROOT if self.user == "-" else "/",
-                start_new_session=True,
-            )
-
-    async def _launch(self) -> asyncio.subprocess.Process:
-        self._process = process = await self.run(await self.command())
-        try:
-            async with asyncio.timeout(self.ready_s):
-                while process.returncode is None:
-                    if await self.probe():
-                        return process
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise self.failed(f"no answer within {self.ready_s:g} s") from None
-        raise self.failed(f"ended with status {process.returncode}")
-
-    def failed(self, what: str) -> Unavailable:
-        """The error of a server that will not start: one line with the end of its log, and the fix."""
-        lines = [line.strip() for line in _tail(self.log_path) if line.strip()]
-        said = f", its last words: {' | '.join(lines[-3:])}" if lines else ""
-        message = f"{self.name} did not start: {what}{said} (log: {self.log_path}); {self.fix}"
-        return Unavailable(message, code="service_failed")
-
-    async def _supervise(self, process: asyncio.subprocess.Process) -> None:
-        """Restart it whenever it ends; the pause doubles up to a bound, and is short again after a steady run."""
-        pause_s = BACKOFF_FIRST_S
-        now = asyncio.get_running_loop().time
-        while True:
-            started_s = now()
-            status = await process.wait()
-            if now() - started_s > STEADY_S:
-                pause_s = BACKOFF_FIRST_S
-            log.error("%s ended with status %s; restarting in %g s (%s)", self.name, status, pause_s, self.log_path)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, BACKOFF_MAX_S)
-            self.restarts += 1
-            try:
-                process = await self._launch()
-            except (BatonError, OSError) as error:
-                log.error("%s", error)
-                await self._end()
 
 
 class EmbeddedPostgres(Server):
@@ -187,7 +57,7 @@ class EmbeddedPostgres(Server):
         if self.user != "-":
             for path in (binaries, self.directory, self.sockets):
                 _let_through(path, quiet=self.data_dir)
-        await self._leftover_gone()
+        await self._end_leftover()
         if not self.directory.exists():
             await self._initdb(binaries)
         made_by = (self.directory / "PG_VERSION").read_text().strip()
@@ -197,12 +67,12 @@ class EmbeddedPostgres(Server):
         return [str(binaries / "postgres"), "-D", str(self.directory), *(f"--{setting}" for setting in settings)]
 
     async def probe(self) -> bool:
-        """PostgreSQL says so itself: line 1 of its pid file is the process, line 8 its state."""
+        """Read its pid file: line 1 is the process, line 8 its state."""
         lines = _postmaster(self.directory)
         return len(lines) >= 8 and lines[0].strip() == str(self.pid) and lines[7].strip() == "ready"
 
     async def _initdb(self, binaries: Path) -> None:
-        """A whole cluster or none: made beside its place, then renamed."""
+        """Make a whole cluster or none: beside its place, then renamed."""
         new = self.directory.with_name("postgres.new")
         shutil.rmtree(new, ignore_errors=True)
         self._own(new)
@@ -212,7 +82,8 @@ class EmbeddedPostgres(Server):
             raise self.failed("initdb failed")
         new.rename(self.directory)
 
-    async def _leftover_gone(self) -> None:
+    async def _end_leftover(self) -> None:
+        """End the server of an earlier start. Raises Unavailable where it does not stop."""
         lines = _postmaster(self.directory)
         pid = int(lines[0]) if lines and lines[0].strip().isdigit() else 0
         if not _is_postgres(pid):
@@ -233,7 +104,7 @@ class EmbeddedPostgres(Server):
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
     async def stop(self) -> None:
-        """As the base; a socket directory outside the data directory goes too."""
+        """Stop it, and remove a socket directory outside the data directory."""
         await super().stop()
         _remove_if_outside(self.sockets, self.data_dir)
 
@@ -254,14 +125,14 @@ class EmbeddedRedis(Server):
         return f"unix://{self.socket}?db=0"
 
     async def command(self) -> list[str]:
-        """Nothing but a socket that only this user can reach: no port, no password, no file."""
+        """Serve a socket that only this user can reach: no port, no password, no file."""
         self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         where = ["--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"]
         disk = ["--save", "", "--appendonly", "no", "--dir", str(self.socket.parent)]
         return [str(_redis_binary()), *where, *disk, "--daemonize", "no", "--maxmemory-policy", "noeviction"]
 
     async def probe(self) -> bool:
-        """Whether it answers PING."""
+        """Return whether it answers PING."""
         try:
             async with asyncio.timeout(1.0):
                 reader, writer = await asyncio.open_unix_connection(str(self.socket))
@@ -273,7 +144,7 @@ class EmbeddedRedis(Server):
         return answer.startswith(b"+PONG")
 
     async def stop(self) -> None:
-        """As the base; a socket directory outside the data directory goes too."""
+        """Stop it, and remove a socket directory outside the data directory."""
         await super().stop()
         _remove_if_outside(self.socket.parent, self.data_dir)
 
@@ -301,14 +172,14 @@ class EmbeddedProgram(Server):
         return f"http://127.0.0.1:{self.port}"
 
     async def command(self) -> list[str]:
-        """The same interpreter, so the same installed packages."""
+        """Run it with this interpreter, so that it has the same packages."""
         self.port_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.port_file.unlink(missing_ok=True)
         listen = ["--port", str(self.port), "--port-file", str(self.port_file)]
         return [sys.executable, *self.arguments, *listen]
 
     async def probe(self) -> bool:
-        """Whether it answers 200 at `health`."""
+        """Return whether it answers 200 at `health`."""
         try:
             self.port = int(self.port_file.read_text())
             async with asyncio.timeout(2.0):
@@ -322,7 +193,7 @@ class EmbeddedProgram(Server):
 
 
 def _socket_dir(data_dir: Path, name: str, socket_name: str) -> Path:
-    """Under the data directory, or a new private one under /tmp where the path would be too long for a socket."""
+    """A directory under `data_dir`, or a new private one under /tmp where that path is too long for a socket."""
     inside = data_dir / "run" / name
     if len(os.fsencode(inside / socket_name)) <= SOCKET_PATH_BYTES_MAX:
         return inside
@@ -353,8 +224,8 @@ def _redis_binary() -> Path:
 
 
 def _let_through(path: Path, quiet: Path) -> None:
-    """Let other users pass (not read) the directories above, as far as they don't yet. Only ever needed by root.
-    Said aloud where the directory is not one of our own, under `quiet`."""
+    """Let other users pass (not read) the directories above `path`; only root ever needs this. Log it for each that is
+    not under `quiet`, Baton's own directory."""
     for parent in path.resolve().parents:
         mode = parent.stat().st_mode if parent.exists() else 0o777
         if not mode & 0o001:
@@ -375,12 +246,3 @@ def _is_postgres(pid: int) -> bool:
         return pid > 1 and b"postgres" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def _tail(path: Path, bytes_max: int = 4096) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - bytes_max))
-            return file.read(bytes_max).decode(errors="replace").splitlines()
-    except OSError:
-        return []

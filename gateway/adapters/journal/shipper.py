@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
 from gateway.adapters.journal.segments import Position
 from gateway.adapters.journal.spool import MIB, LogWatch, Quiet, Spool
 from gateway.adapters.postgres.writer import LogWriter
@@ -67,20 +69,26 @@ class Shipper:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def run(self) -> None:
-        """Ship for ever, whatever happens to PostgreSQL meanwhile."""
-        wait_s = self.limits.backoff_first_s
+        """Ship for ever, whatever happens to PostgreSQL meanwhile. After a success the next pause is short again."""
+        pause = wait_exponential(multiplier=self.limits.backoff_first_s, max=self.limits.backoff_max_s)
+        retries = AsyncRetrying(
+            retry=retry_if_exception_type(Exception),  # boundary: the log outlives any surprise
+            wait=lambda state: pause(state) * random.uniform(0.5, 1.0),  # noqa: S311 - jitter, no secret
+            before_sleep=self._report,
+        )
         while True:
-            try:
-                await self.spool.wait_unshipped()
-                await self.spool.wait_wanted(self.limits.linger_s)
-                await self._catch_up(self.spool.durable)
-                wait_s = self.limits.backoff_first_s
-            except Exception as error:  # boundary: the log outlives any surprise; it is reported and tried again
-                reason = _reason(error)
-                log.warning("the log cannot be shipped now, again in %.2f s: %s", wait_s, reason)
-                self.watch.retrying(reason, wait_s)
-                await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
-                wait_s = min(2 * wait_s, self.limits.backoff_max_s)
+            await retries(self._ship)
+
+    async def _ship(self) -> None:
+        await self.spool.wait_unshipped()
+        await self.spool.wait_wanted(self.limits.linger_s)
+        await self._catch_up(self.spool.durable)
+
+    def _report(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        reason = "" if error is None else _reason(error)
+        log.warning("the log cannot be shipped now, again in %.2f s: %s", state.upcoming_sleep, reason)
+        self.watch.retrying(reason, state.upcoming_sleep)
 
     async def _catch_up(self, until: Position) -> None:
         """Ship all that was written before `until`, batch by batch."""
@@ -107,7 +115,7 @@ class Shipper:
         self.watch.shipped(len(payloads), max(0.0, self._now_s() - delivery.newest_us / 1e6))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """One line about an error; the writer's own says which error of PostgreSQL's it was."""
     text = error.message if isinstance(error, BatonError) else f"{type(error).__name__}: {error}"
     return text.partition("\n")[0][:REASON_CHARS_MAX]

@@ -13,13 +13,8 @@ from urllib.parse import urldefrag
 
 from gateway.adapters.engines.sealed import read_document
 from gateway.adapters.host import poolfile
-from gateway.adapters.host.servers import (
-    PROGRAMS_ROOT,
-    EmbeddedPostgres,
-    EmbeddedProgram,
-    EmbeddedRedis,
-    Server,
-)
+from gateway.adapters.host.servers import EmbeddedPostgres, EmbeddedProgram, EmbeddedRedis
+from gateway.adapters.host.supervisor import PROGRAMS_ROOT, Server
 from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.migrate import upgrade
 from gateway.adapters.postgres.registry import Registry

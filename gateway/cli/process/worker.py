@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.host.servers import Server
+from gateway.adapters.host.supervisor import Server
 from gateway.cli.process.datadir import FACTS, JUDGE, DataDir
 from gateway.cli.process.services import conductor_offered, database_of, require_policy
 from gateway.config import settings as config

@@ -15,6 +15,8 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
+
 from gateway.core.access.audit import Act
 from gateway.core.pool.changes import change_lines, changes, lost_names
 from gateway.core.pool.workers import PoolFile, canonical_text, revision_of
@@ -175,13 +177,10 @@ class Pools:
         """Write down the pool that the gateway started with, as soon as the store can be reached."""
         first, text = self._first, canonical_text(self._first.loaded.pools)
         revision = PoolRevision(first.hash, text, first.at, ITSELF.actor)
-        while True:
-            try:
-                await self._revisions.note(revision, {"hash": first.hash, **self._place})
-                return
-            except BatonError as error:
-                log.warning("the pool's revision waits to be written down: %s", error.message)
-            await sleep(AGAIN_S)
+        retries = AsyncRetrying(
+            retry=retry_if_exception_type(BatonError), wait=wait_fixed(AGAIN_S), sleep=sleep, before_sleep=_log_wait
+        )
+        await retries(self._revisions.note, revision, {"hash": first.hash, **self._place})
 
     async def revisions(self, limit: int) -> list[dict[str, Any]]:
         """Newest first."""
@@ -198,3 +197,8 @@ class Pools:
         """A revision as people and scripts see it."""
         seen = {"hash": one.hash, "at": one.at.isoformat(), "actor": one.actor, "why": one.why}
         return {**seen, "in_use": one.hash == self.now.hash}
+
+
+def _log_wait(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    log.warning("the pool's revision waits to be written down: %s", error)

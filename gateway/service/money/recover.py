@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from tenacity import AsyncRetrying, retry_if_result, wait_fixed
+
 from gateway.core.log.events import Event
 from gateway.core.money.ledger import SETTLED_KEPT_S, Hold, Scope
 from gateway.core.money.scopes import is_past
@@ -145,8 +147,8 @@ class Recovery:
 
     async def _sweep_for_ever(self, sleep: Sleep) -> None:
         await self.first.wait()
-        while not await self._try(self.count_left):
-            await sleep(WATCH_S)
+        until_done = AsyncRetrying(retry=retry_if_result(lambda done: not done), wait=wait_fixed(WATCH_S), sleep=sleep)
+        await until_done(self._try, self.count_left)
         await self._every(self._sweep_s, self.sweep, sleep)
 
     async def _every(self, pause_s: float, action: Callable[[], Awaitable[object]], sleep: Sleep) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from tenacity import AsyncRetrying, retry_if_result, wait_fixed
+
 from gateway.core.policies.versions import SERVED, Pick, Standing, Version, pick, picked
 from gateway.errors import BatonError, Conflict, EngineDown, VersionRefused
 from gateway.service.ports.policies import PolicyEngine, PolicyMetrics, PolicyRegistry
@@ -139,8 +141,8 @@ class PolicyVersions:
         afterwards."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while not await self._settled():  # noqa: ASYNC110 - neither the registry nor an engine notifies us
-                    await asyncio.sleep(self._limits.poll_s / 10)
+                poll = wait_fixed(self._limits.poll_s / 10)
+                await AsyncRetrying(retry=retry_if_result(lambda settled: not settled), wait=poll)(self._settled)
 
     async def sync(self) -> None:
         """Read the registry, and check the engine if a change or `check_s` requires it. Load and unload accordingly."""
