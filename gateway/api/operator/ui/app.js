@@ -1,4 +1,4 @@
-// The shell: the key, the routes, the error line. Pages are functions (api, query, argument) => elements.
+// The frame of the page: the key, the routes, the error line. Pages are functions (api, query, argument) => elements.
 
 import { overview } from "./overview.js";
 import { rollout } from "./rollout.js";
@@ -7,7 +7,7 @@ import { rollouts } from "./rollouts.js";
 const KEY = "baton-admin-key";
 const TIMEOUT_MS = 15_000;
 const REFRESH_MS = 10_000;
-const REST = 20; // a page that takes long to read rests so many times as long before it is read again
+const REST = 20; // a page that takes 1 s to load is loaded again after REST seconds at the earliest
 const byId = (id) => document.getElementById(id);
 const [main, login, errorLine, forget] = ["main", "login", "error", "forget"].map(byId);
 let restUntilMs = 0;
@@ -20,7 +20,7 @@ class ApiError extends Error {
   }
 }
 
-/** GET a JSON document of the admin API. Raises ApiError with one line for people; status 0: no reply at all. */
+/** GET a JSON document of the admin API. Throws ApiError with one line for people; its status is 0 without a reply. */
 async function api(path, { accept = [] } = {}) {
   const headers = { authorization: `Bearer ${sessionStorage.getItem(KEY) ?? ""}` };
   let reply;
@@ -85,7 +85,7 @@ async function show({ again = false } = {}) {
   }
 }
 
-/** Nothing is redrawn under somebody's hands: not while a part of it has the focus, or a text is selected. */
+/** Load the overview again, unless the reader is at work on it: a part has the focus, or text is selected. */
 function refresh() {
   const busy = main.contains(document.activeElement) && document.activeElement !== main;
   const reading = !document.getSelection().isCollapsed;

@@ -1,4 +1,4 @@
-// Elements, and how numbers are written. Text reaches the document as text nodes only: replies are not to be trusted.
+// Elements, and the form of numbers. Text reaches the document as text nodes only, because replies cannot be trusted.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -12,7 +12,7 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** An HTML element; a function as an attribute listens to the event of that name. */
+/** An HTML element. An attribute that is a function listens to the event of that name. */
 export function h(tag, attributes, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -22,7 +22,7 @@ export function s(tag, attributes, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** A box of fixed height whose picture is drawn anew for every width it gets. */
+/** A box of fixed height whose picture is drawn again when its width changes. */
 export function picture(height, label, draw) {
   const box = h("div", { class: "picture" });
   box.style.height = `${height}px`;
@@ -37,7 +37,7 @@ export function picture(height, label, draw) {
   return box;
 }
 
-/** A table in a region of its own that scrolls sideways where it must; `columns` are [title, class, row => cell]. */
+/** A table in a region that can scroll sideways; `columns` are [title, class, row => cell]. */
 export function table(caption, columns, rows) {
   const head = columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title));
   const body = rows.map((row) =>
@@ -51,7 +51,7 @@ export function badge(text, kind, title) {
   return h("span", { class: `badge ${kind}`, title }, text);
 }
 
-/** Badges of a rollout or a step: status, and what was not as planned. */
+/** Badges of a rollout or a step: its status, its fallback, its cap. */
 export function badges(row) {
   const kind = { done: "good", failed: "bad" }[row.status] ?? "odd";
   return h("span", { class: "badges" },
@@ -80,14 +80,14 @@ export function count(value) {
   return Number(value ?? 0).toLocaleString("en");
 }
 
-/** Microseconds since the epoch of a time as the API writes it; null for none. */
+/** Microseconds since the epoch of a time in the API's form; null for null. */
 export function micros(iso) {
   if (!iso) return null;
   const [, whole, part] = /^(.*?)(?:\.(\d+))?Z$/.exec(iso);
   return Date.parse(`${whole}Z`) * 1000 + Number((part ?? "0").padEnd(6, "0").slice(0, 6));
 }
 
-/** A time of day here, with the date where it was not today. */
+/** A local time of day, with the date unless it is today. */
 export function clock(iso) {
   const at = new Date(iso);
   const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString("sv")} `;

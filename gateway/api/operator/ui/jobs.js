@@ -1,22 +1,22 @@
-// Training jobs: what each is at, how far it is, and what came of it.
+// Training jobs: stage, progress and result of each.
 
 import { badge, clock, count, h, table } from "./dom.js";
 
-export const JOBS_SHOWN = 8; // `baton train status` names them all
+export const JOBS_SHOWN = 8; // `baton train status` lists all
 const KIND = { done: "good", running: "good", refused: "odd", cancelled: "odd", failed: "bad" };
 const ACTIVE = ["queued", "running"];
 
-/** How far the trainer says it is. */
-function progress({ progress: told, state }) {
-  if (!told.steps) return "–";
-  const left = state === "running" && told.eta_s ? `, ${count(Math.ceil(told.eta_s / 60))} min left` : "";
-  return `${count(told.step)} of ${count(told.steps)}${left}`;
+/** The progress that the trainer reports. */
+function progress({ progress: report, state }) {
+  if (!report.steps) return "–";
+  const left = state === "running" && report.eta_s ? `, ${count(Math.ceil(report.eta_s / 60))} min left` : "";
+  return `${count(report.step)} of ${count(report.steps)}${left}`;
 }
 
-/** What came of it: the version it made, and the reason where none serves. */
+/** The version that the job made, or the reason why it made none. */
 function result(job) {
-  const said = job.error ?? (job.cancel && ACTIVE.includes(job.state) ? "stops at its next checkpoint" : null);
-  return [job.version ?? (said ? null : "–"), job.version && said ? ": " : null, said];
+  const reason = job.error ?? (job.cancel && ACTIVE.includes(job.state) ? "stops at its next checkpoint" : null);
+  return [job.version ?? (reason ? null : "–"), job.version && reason ? ": " : null, reason];
 }
 
 const COLUMNS = [
@@ -26,14 +26,14 @@ const COLUMNS = [
   ["Stage", "", (job) => job.stage ?? "–"],
   ["Progress", "n", progress],
   ["Result", "", result],
-  ["Taken up", "n", (job) => count(job.attempts)],
+  ["Attempts", "n", (job) => count(job.attempts)],
   ["By", "", (job) => job.by],
   ["Since", "", (job) => clock(job.changed_at)],
 ];
 
-/** The section; nothing where no job was ever submitted. */
-export function jobs(found) {
-  if (!found?.data) return h("p", { class: "bad" }, `Jobs: ${found?.error?.message}`);
-  if (!found.data.length) return null;
-  return h("section", { class: "jobs" }, table("Training jobs, latest first", COLUMNS, found.data));
+/** The section; null where there are no jobs. */
+export function jobs(list) {
+  if (!list?.data) return h("p", { class: "bad" }, `Jobs: ${list?.error?.message}`);
+  if (!list.data.length) return null;
+  return h("section", { class: "jobs" }, table("Training jobs, latest first", COLUMNS, list.data));
 }

@@ -1,4 +1,4 @@
-// Organisations and their budgets, and the latest of what was changed by whom.
+// Organisations with their budgets, and the latest changes.
 
 import { badge, clock, h, table } from "./dom.js";
 
@@ -15,10 +15,10 @@ const COLUMNS = [
   ["A day", "n", (row) => dollars(row.budget_day_usd)],
   ["Each user a day", "n", (row) => dollars(row.user_budget_day_usd)],
   ["Requests a minute", "n", (row) => number(row.rpm)],
-  ["Kept, days", "n", (row) => number(row.retention_days)],
+  ["Retention, days", "n", (row) => number(row.retention_days)],
 ];
 
-/** What a change changed, in one short line: names and new values. */
+/** A change in one short line: names and new values. */
 function changed(row) {
   const pairs = Object.entries(row.after ?? {}).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
   const line = row.before === null ? "" : pairs.join(", ");
@@ -34,11 +34,11 @@ const ENTRIES = [
   ["Why", "", (row) => row.why],
 ];
 
-/** The section; each table is left out where it could not be read, with the reason. */
+/** The section; the reason where a table could not be read. */
 export function organisations(orgs, entries) {
-  const away = [orgs, entries].find((found) => !found?.data);
+  const away = [orgs, entries].find((reply) => !reply?.data);
   if (away !== undefined) return h("p", { class: "bad" }, `Organisations and audit: ${away?.error?.message}`);
   return h("section", { class: "organisations" },
     table("Organisations, and what all of their keys may spend", COLUMNS, orgs.data),
-    entries.data.length ? table("What was changed, latest first", ENTRIES, entries.data) : null);
+    entries.data.length ? table("Changes, latest first", ENTRIES, entries.data) : null);
 }

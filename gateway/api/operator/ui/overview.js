@@ -1,4 +1,4 @@
-// What went on in the last minutes or hours, and what of it was whose.
+// Requests, dollars and errors of the last minutes or hours, in all and by policy, worker and key.
 
 import { clock, count, h, ms, picture, s, table, usd } from "./dom.js";
 import { jobs, JOBS_SHOWN } from "./jobs.js";
@@ -16,7 +16,7 @@ curl -s "$(facts base_url)/chat/completions" \\
   -H 'content-type: application/json' \\
   -d '{"model": "baton", "messages": [{"role": "user", "content": "How many grams are there in 51 kilograms?"}]}'`;
 
-/** What to do where there is nothing to see yet. */
+/** Instructions for a log without requests. */
 export function empty(text) {
   return h("section", { class: "empty" }, h("p", {}, text),
     h("p", {}, "Send one, where ", h("code", {}, "baton serve"), " was started:"), h("pre", { tabindex: 0 }, CURL));
@@ -51,8 +51,8 @@ function chart(title, series, windowS, parts, written) {
         y -= high;
         return s("rect", { class: kind, x: b.bucket * step + 0.5, y, width: Math.max(step - 1, 1), height: high });
       });
-      const told = parts.map(([kind, value]) => `${kind} ${written(value(b))}`).join(", ");
-      return s("g", {}, s("title", {}, told), drawn);
+      const label = parts.map(([kind, value]) => `${kind} ${written(value(b))}`).join(", ");
+      return s("g", {}, s("title", {}, label), drawn);
     });
     const ago = WINDOWS.find(([seconds]) => seconds === windowS)?.[1] ?? `${windowS} s`;
     return [
@@ -71,11 +71,11 @@ function spending(keys) {
   const share = (key) => (key.budget_usd === null ? -1 : (Number(key.spent_usd) + Number(key.held_usd)) / (Number(key.budget_usd) || 1));
   live.sort((a, b) => share(b) - share(a) || Number(b.spent_usd) - Number(a.spent_usd));
   const rows = live.slice(0, KEYS_SHOWN_MAX).map((key) => {
-    const [spent, held] = [key.spent_usd, key.held_usd].map((text) => Number(text) * 1e9);
+    const [spent, held] = [key.spent_usd, key.held_usd].map((dollars) => Number(dollars) * 1e9);
     const limit = key.budget_usd === null ? null : Number(key.budget_usd) * 1e9;
-    const told = `${usd(spent)} ${limit === null ? "spent, no budget" : `of ${usd(limit)}`}${held ? `, ${usd(held)} held` : ""}`;
+    const text = `${usd(spent)} ${limit === null ? "spent, no budget" : `of ${usd(limit)}`}${held ? `, ${usd(held)} held` : ""}`;
     return h("li", {},
-      h("a", { href: `#/rollouts?key=${encodeURIComponent(key.id)}` }, key.name), h("span", { class: "amount" }, told),
+      h("a", { href: `#/rollouts?key=${encodeURIComponent(key.id)}` }, key.name), h("span", { class: "amount" }, text),
       limit === null ? null : bar(spent / (limit || 1), held / (limit || 1)));
   });
   const more = live.length - rows.length;
@@ -139,7 +139,7 @@ function body(data, windowS, balances) {
   ];
 }
 
-/** The page. Balances come from another store than the log: where it is away, the rest is still shown. */
+/** The page. Balances come from Redis: while it is away, the page shows the rest. */
 export async function overview(api, query) {
   const windowS = Number(query.get("window_s")) || 3_600;
   const [data, health, keys, versions, work, orgs, entries, pool] = await Promise.all([

@@ -1,14 +1,14 @@
-// Policy versions: who serves, how the version on trial does next to the other, and what was done to them.
+// Policy versions: their states, the comparison in progress, and the latest events.
 
 import { badge, clock, count, h, table, usd } from "./dom.js";
 
 const EVENTS_SHOWN = 5;
-const OLD_SHOWN = 3; // retired ones; `baton policy list` names them all
+const OLD_SHOWN = 3; // retired versions; `baton policy list` lists all
 const KIND = { live: "good", canary: "odd", shadow: "odd" };
 
 const rate = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 
-/** How much of the traffic a version plans, of requests that name none. */
+/** The share of requests that a version plans, among those that name no version. */
 function share(row, rows) {
   const canary = rows.find((one) => one.state === "canary");
   if (row.state === "canary") return `${row.percent} %`;
@@ -45,14 +45,14 @@ const EVENTS = [
   ["Why", "", (row) => row.why],
 ];
 
-/** The section; nothing where this gateway's conductor has one version only. */
-export function policies(found) {
-  if (!found?.data) return h("p", { class: "bad" }, `Policy versions: ${found?.error?.message}`);
-  if (!found.data.length) return null;
+/** The section; null where this gateway's conductor has no versions. */
+export function policies(list) {
+  if (!list?.data) return h("p", { class: "bad" }, `Policy versions: ${list?.error?.message}`);
+  if (!list.data.length) return null;
   let old = 0;
-  const rows = found.data.filter((row) => row.state !== "retired" || ++old <= OLD_SHOWN);
+  const rows = list.data.filter((row) => row.state !== "retired" || ++old <= OLD_SHOWN);
   return h("section", { class: "policies" },
-    table("Policy versions", columns(found.data), rows),
-    found.compared.length ? table("On trial, and what it is compared with", COMPARED, found.compared) : null,
-    table("What was done to them, latest first", EVENTS, found.events.slice(0, EVENTS_SHOWN)));
+    table("Policy versions", columns(list.data), rows),
+    list.compared.length ? table("Versions under comparison", COMPARED, list.compared) : null,
+    table("Events, latest first", EVENTS, list.events.slice(0, EVENTS_SHOWN)));
 }

@@ -1,4 +1,4 @@
-// All that was done for one request, as the key's log mode kept it.
+// Everything that was done for one request, as far as the key's log mode keeps it.
 
 import { badge, badges, clock, count, h, micros, ms, table, usd } from "./dom.js";
 import { timeline } from "./timeline.js";
@@ -6,7 +6,7 @@ import { tokens } from "./tokens.js";
 
 const NOT_LOGGED = { metadata: "not logged (the key's log mode is metadata)", redacted: "nothing" };
 
-/** A text block; what is absent says why. */
+/** A block of text; for an absent one, the reason. */
 function text(value, mode) {
   if (value === null || value === undefined || value === "") {
     return h("p", { class: "note" }, NOT_LOGGED[mode] ?? "nothing");
@@ -59,7 +59,7 @@ function header(tree) {
   ]);
 }
 
-/** The last thing the user said. */
+/** The last message of the user. */
 function question(tree) {
   const messages = tree.request?.messages;
   return Array.isArray(messages) ? messages.filter((message) => message.role === "user").at(-1)?.content : null;
@@ -102,12 +102,12 @@ function step(tree, each) {
       ["Cost", usd(each.cost_nano)], ["Tokens", tokenCount(each)], ["Ended by", each.finish_reason], ["Error", each.error]]),
     titled("Task", text(task, tree.log_mode)),
     titled("Reply", text(each.reply ?? each.tool_calls, tree.log_mode)),
-    fold("What it saw: its prompt", conversation(each.messages, tree.log_mode)),
+    fold("Its prompt", conversation(each.messages, tree.log_mode)),
     each.attempts.length > 1 ? table("Attempts", attempts, each.attempts) : null,
     child ? h("section", { class: "child" }, h("h3", {}, "Child loop ", badges(child)), loop(child)) : null);
 }
 
-/** Rounds and steps in the order of the plan; a child loop stands inside its step. */
+/** Rounds and steps in the order of the plan, with child loops inside their steps. */
 function loop(tree) {
   const numbers = [...new Set([...tree.rounds, ...tree.steps].map((part) => part.round))].sort((a, b) => a - b);
   const ofRound = (parts, number) => parts.filter((part) => part.round === number);
@@ -145,7 +145,7 @@ export async function rollout(api, query, id) {
     h("section", {}, h("h2", {}, "Plan and steps"), loop(tree)),
     h("section", {}, h("h2", {}, "Outcomes"), tree.outcomes.length
       ? table("Judgements of this rollout", OUTCOMES, tree.outcomes)
-      : h("p", { class: "note" }, "Nobody has judged it. The application can, with its own key: ",
+      : h("p", { class: "note" }, "It has no outcome. The application can give one, with its own key: ",
         h("code", {}, `POST /v1/outcomes {"rollout_id": "${tree.id}", "value": true}`))),
     fold("Everything, as JSON", text(tree)),
   ];

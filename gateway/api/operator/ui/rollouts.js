@@ -1,4 +1,4 @@
-// Requests, newest first: who asked, who answered, what it cost.
+// Requests, newest first: key, workers, cost.
 
 import { badges, clock, count, h, ms, table, usd } from "./dom.js";
 import { empty } from "./overview.js";
@@ -27,7 +27,7 @@ function filters(query, keys) {
     h("button", { type: "submit" }, "Show"));
 }
 
-/** Workers in order, repeats counted. */
+/** Workers in order, each with the number of its calls. */
 function calls(workers) {
   const times = new Map();
   for (const worker of workers) times.set(worker, (times.get(worker) ?? 0) + 1);
@@ -57,7 +57,7 @@ export async function rollouts(api, query) {
   newest.delete("before");
   const filtered = ["key", "policy", "status"].some((name) => query.get(name));
   const none = filtered || query.get("before")
-    ? h("p", { class: "empty" }, "No request is like that. ", h("a", { href: "#/rollouts" }, "Show all"))
+    ? h("p", { class: "empty" }, "No request matches. ", h("a", { href: "#/rollouts" }, "Show all"))
     : empty("No requests yet.");
   const content = [
     h("h1", {}, "Rollouts"),

@@ -1,4 +1,4 @@
-// When everything of a rollout happened: a row for each planning and each step, child loops indented below their step.
+// The timeline of a rollout: a row for each planning and each step, child loops indented below their step.
 
 import { micros, ms, picture, s } from "./dom.js";
 
@@ -30,7 +30,7 @@ function stepRow(rollout, step, depth) {
   };
 }
 
-/** Rows from top to bottom. */
+/** The rows, from top to bottom. */
 export function rowsOf(rollout, depth = 0) {
   const numbers = new Set([...rollout.rounds, ...rollout.steps].map((part) => part.round));
   return [...numbers].sort((a, b) => a - b).flatMap((number) => [
@@ -53,13 +53,13 @@ function axis(width, height, spanUs) {
   });
 }
 
-/** The whole time of a row pale, each attempt strong on it, and a mark where the first byte came. */
+/** A row: its time as a pale bar, each attempt as a strong one on it, and a mark at the first byte. */
 function drawn(row, top, at) {
   const y = top + BAR_TOP_PX;
-  const block = (kind, fromUs, toUs) =>
-    s("rect", { class: kind, x: at(fromUs), y, width: Math.max(at(toUs) - at(fromUs), 2), height: BAR_PX, rx: 2 });
-  const whole = row.kind === "plan" ? `plan${row.bad ? " failed" : ""}` : `waiting${row.bad ? " failed" : ""}`;
-  const parts = [block(whole, row.startUs, row.endUs)];
+  const block = (name, fromUs, toUs) =>
+    s("rect", { class: name, x: at(fromUs), y, width: Math.max(at(toUs) - at(fromUs), 2), height: BAR_PX, rx: 2 });
+  const kind = row.kind === "plan" ? `plan${row.bad ? " failed" : ""}` : `waiting${row.bad ? " failed" : ""}`;
+  const parts = [block(kind, row.startUs, row.endUs)];
   for (const attempt of row.attempts) {
     const bar = block(attempt.error ? "failed" : "ok", attempt.started_us, attempt.finished_us);
     bar.append(s("title", {}, attempt.error ? `attempt failed: ${attempt.error}` : "attempt"));
@@ -72,10 +72,10 @@ function drawn(row, top, at) {
   return parts;
 }
 
-/** From the end of what was seen to the start of who saw it. */
-function arrow(seen, seer, tops, at) {
-  const [x1, x2] = [at(seen.endUs), at(seer.startUs)];
-  const [y1, y2] = [seen, seer].map((row) => tops.get(row) + BAR_TOP_PX + BAR_PX / 2);
+/** An arrow from the end of a step to the start of a step that sees its reply. */
+function arrow(from, to, tops, at) {
+  const [x1, x2] = [at(from.endUs), at(to.startUs)];
+  const [y1, y2] = [from, to].map((row) => tops.get(row) + BAR_TOP_PX + BAR_PX / 2);
   const bend = Math.max(12, Math.abs(x2 - x1) / 2);
   return s("g", { class: "see" },
     s("path", { d: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2 - 4} ${y2}` }),
@@ -90,7 +90,7 @@ function label(row, top, width) {
   return s("text", { class: "label", x, y: top + 13 }, short, s("title", {}, text));
 }
 
-/** The picture, or null where nothing was timed. */
+/** The picture; null where no row has times. */
 export function timeline(rollout) {
   const rows = rowsOf(rollout).filter((row) => row.startUs !== null && row.endUs !== null);
   if (!rows.length) return null;
@@ -99,8 +99,8 @@ export function timeline(rollout) {
   const height = HEAD_PX + rows.length * ROW_PX + 4;
   const tops = new Map(rows.map((row, i) => [row, HEAD_PX + i * ROW_PX]));
   const byId = new Map(rows.map((row) => [row.id, row]));
-  const told = rows.map((row) => `${row.label}, from ${ms((row.startUs - zeroUs) / 1000)} to ${ms((row.endUs - zeroUs) / 1000)}`);
-  return picture(height, `Timeline of ${ms((endUs - zeroUs) / 1000)}. ${told.join(". ")}`, (width) => {
+  const labels = rows.map((row) => `${row.label}, from ${ms((row.startUs - zeroUs) / 1000)} to ${ms((row.endUs - zeroUs) / 1000)}`);
+  return picture(height, `Timeline of ${ms((endUs - zeroUs) / 1000)}. ${labels.join(". ")}`, (width) => {
     const at = (us) => 1 + ((us - zeroUs) / (endUs - zeroUs)) * (width - 2);
     return [
       axis(width, height, endUs - zeroUs),

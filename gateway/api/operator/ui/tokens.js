@@ -1,4 +1,4 @@
-// The plan's tokens as they were sampled. The log keeps ids, not texts; text is shown beside each run of tokens of a kind.
+// The sampled tokens of a plan. The log keeps ids, not texts, so the text stands beside each run of tokens of one kind.
 
 import { h } from "./dom.js";
 
@@ -21,7 +21,7 @@ function runsOf(round) {
   return runs;
 }
 
-/** The plan's text in the same runs, or null where tokens straddle so that the two do not match. */
+/** The plan's text in the same runs; null where a token crosses a border, so that the two do not match. */
 function textsOf(round, runs) {
   const plan = round.plan_text ?? "";
   const texts = [];
@@ -37,8 +37,8 @@ function textsOf(round, runs) {
 }
 
 function chip([id, logprob], decides) {
-  const told = logprob === null ? "impossible" : `log-prob ${logprob.toFixed(3)}, p = ${Math.exp(logprob).toPrecision(3)}`;
-  return h("span", { class: `token p${level(logprob)} ${decides ? "decides" : ""}`, title: `${told}, ${decides ? "a decision" : "task text"}` }, String(id));
+  const chance = logprob === null ? "impossible" : `log-prob ${logprob.toFixed(3)}, p = ${Math.exp(logprob).toPrecision(3)}`;
+  return h("span", { class: `token p${level(logprob)} ${decides ? "decides" : ""}`, title: `${chance}, ${decides ? "a decision" : "task text"}` }, String(id));
 }
 
 /** The tokens of one round with their legend. */
