@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.openai.shapes import parse_digits
 from gateway.core.policies.versions import PLAIN_NAME, Version
 from gateway.errors import BadRequest, Conflict
 
 WHY_CHARS_MAX = 2_000
-NUMBER_MAX = 99_999_999
 
 
 def check_words(name: str, why: str) -> None:
@@ -49,9 +48,9 @@ def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def number_for(manifest: Mapping[str, Any], versions: Sequence[Version]) -> int:
     """The manifest's own number where it is free, else one more than any."""
     taken = {version.number for version in versions}
-    number = parse_digits(str(manifest.get("version", "")))
-    if number is not None and number <= NUMBER_MAX and number not in taken:
-        return number
+    number = str(manifest.get("version", ""))
+    if re.fullmatch("[0-9]{1,8}", number) and int(number) not in taken:
+        return int(number)
     return max(taken, default=0) + 1
 
 
