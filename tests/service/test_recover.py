@@ -294,6 +294,6 @@ async def test_a_journal_behind_the_database_keeps_money_closed() -> None:
         raise TimeoutError
 
     world.journal.shipped = late  # type: ignore[method-assign]
-    with pytest.raises(MoneyUnavailable, match="not in the database yet"):
+    with pytest.raises(MoneyUnavailable, match="has not reached the database yet"):
         await world.recovery.rebuild()
     assert not world.recovery.first.is_set()
