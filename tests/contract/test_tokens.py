@@ -167,5 +167,5 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     for number, text in enumerate(["", "{}", json.dumps({"model": {"type": "BPE"}}), "\x00"]):
         path = tmp_path / f"{number}.json"
         path.write_text(text)
-        with pytest.raises(ConfigError, match=r"is no tokenizer\.json"):
+        with pytest.raises(ConfigError, match=r"is not a Hugging Face tokenizer\.json"):
             check(str(path))

@@ -52,7 +52,7 @@ class FakeWorkers:
         try:
             await self._pause(call, says.delay_s)
             if says.dies_after is not None:
-                raise UpstreamProtocol("the worker hung up before its reply was whole")
+                raise UpstreamProtocol("the worker hung up before its reply was complete")
             return WorkerReply(completion(call, says), says.usage)
         finally:
             self.in_flight -= 1
@@ -63,7 +63,7 @@ class FakeWorkers:
             await self._pause(call, says.delay_s)
             for number, chunk in enumerate(chunks(call, says)):
                 if number == says.dies_after:
-                    raise UpstreamProtocol("the worker hung up before its reply was whole")
+                    raise UpstreamProtocol("the worker hung up before its reply was complete")
                 yield chunk
                 await self._pause(call, says.piece_delay_s)
         except GeneratorExit:

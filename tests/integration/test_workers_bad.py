@@ -282,7 +282,7 @@ async def test_bad_utf8(workers: HttpWorkers) -> None:
 async def test_an_early_end(workers: HttpWorkers) -> None:
     with pytest.raises(UpstreamProtocol):
         await whole(workers, sends(HEAD + b"content-length: 500\r\n\r\n" + completion()))
-    with pytest.raises(UpstreamProtocol, match="before its reply was whole"):
+    with pytest.raises(UpstreamProtocol, match="before its reply was complete"):
         await streamed(workers, sends(EVENTS + event({"content": "half"})))
     with pytest.raises(UpstreamProtocol):
         await whole(workers, sends(b""))

@@ -17,13 +17,13 @@ class Time:
 def failing(breaker: Breaker, times: int) -> None:
     for _ in range(times):
         assert breaker.admit()
-        breaker.failed()
+        breaker.fail()
 
 
 def test_it_opens_only_after_failures_in_a_row() -> None:
     breaker = Breaker(failures_max=3, cool_down_s=10.0, now=Time())
     failing(breaker, 2)
-    breaker.succeeded()
+    breaker.succeed()
     failing(breaker, 3)
     assert not breaker.admit()
 
@@ -37,11 +37,11 @@ def test_one_probe_after_the_cool_down_and_again_after_it_fails() -> None:
     time.now_s += 0.2
     assert breaker.admit()
     assert not breaker.admit()  # the probe is still out
-    breaker.failed()
+    breaker.fail()
     assert not breaker.admit()
     time.now_s += 10.1
     assert breaker.admit()
-    breaker.succeeded()
+    breaker.succeed()
     assert breaker.admit()
     assert breaker.admit()
 
@@ -52,5 +52,5 @@ def test_a_probe_that_is_abandoned_gives_its_place_back() -> None:
     failing(breaker, 1)
     time.now_s += 2.0
     assert breaker.admit()
-    breaker.abandoned()
+    breaker.abandon()
     assert breaker.admit()

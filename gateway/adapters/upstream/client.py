@@ -1,7 +1,7 @@
-"""What every HTTP upstream needs: bounded reading, and failures turned into the errors of `gateway.errors`.
+"""Shared by all HTTP upstreams: bounded reading, and the conversion of failures to the errors of `gateway.errors`.
 
-Nothing an upstream sends is believed: sizes are counted after decoding, encodings are decoded here with a bound (a gzip
-bomb stops at the limit), and text that reaches a client is cut short and scrubbed of the worker's key.
+Nothing that an upstream sends is trusted. Sizes are counted after decoding, and this file decodes encodings itself with
+a bound, so that a gzip bomb stops at the limit. Text that reaches a client is cut, and scrubbed of the worker's key.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 
 
 async def bounded_bytes(response: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
-    """The decoded body in pieces, at most `bytes_max` in all. Raises UpstreamProtocol beyond."""
+    """Yield the decoded body in pieces of at most `bytes_max` bytes in all. Raises UpstreamProtocol beyond that."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", *_WBITS):
-        raise UpstreamProtocol(f"the worker answered in an encoding nobody asked for: {encoding[:40]}")
+        raise UpstreamProtocol(f"the worker answered in an encoding that Baton did not ask for: {encoding[:40]}")
     declared = response.headers.get("content-length", "")
     if declared.isdigit() and len(declared) < 20 and int(declared) > bytes_max:
         raise _too_large(bytes_max)
@@ -68,12 +68,12 @@ async def bounded_bytes(response: httpx.Response, bytes_max: int) -> AsyncIterat
 
 
 async def bounded_body(response: httpx.Response, bytes_max: int) -> bytes:
-    """The whole decoded body. Raises UpstreamProtocol when it is larger than `bytes_max`."""
+    """The complete decoded body. Raises UpstreamProtocol if it has more than `bytes_max` bytes."""
     return b"".join([piece async for piece in bounded_bytes(response, bytes_max)])
 
 
 async def error_body(response: httpx.Response) -> bytes:
-    """The start of an error's body: what fits; an oversized one is not another error."""
+    """The body of an error reply, cut at ERROR_BODY_BYTES_MAX. Never raises for its content."""
     pieces: list[bytes] = []
     with suppress(UpstreamProtocol, zlib.error, httpx.HTTPError):
         async for piece in bounded_bytes(response, ERROR_BODY_BYTES_MAX):
@@ -82,7 +82,7 @@ async def error_body(response: httpx.Response) -> bytes:
 
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:
-    """A JSON object out of a reply. Raises UpstreamProtocol."""
+    """Parse a reply that must be a JSON object. Raises UpstreamProtocol."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):
@@ -93,27 +93,27 @@ def parse_object(raw: bytes | str) -> dict[str, Any]:
 
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: str | None) -> UpstreamError:
-    """The error for a status that is not 200. Never carries the worker's key, nor what a 401 said about it."""
-    message, param, code = _described(body, secret)
+    """The error for a status other than 200. It never contains the worker's key, nor the message of a 401 about it."""
+    message, param, code = _describe(body, secret)
     if status in (401, 403):
         return UpstreamError(f"the worker's key was refused upstream ({status})", upstream_status=status)
     if 300 <= status < 400:
         return UpstreamError(f"the worker answered with a redirect ({status}), never followed", upstream_status=status)
     if status in _REFUSED:
         text = message or f"the worker refused the request ({status})"
-        if code is None and _TOO_LONG.search(text):  # clients shorten the conversation when they read this code
+        if code is None and _TOO_LONG.search(text):  # clients shorten the conversation on this code
             param, code = param or "messages", "context_length_exceeded"
         return UpstreamRefused(text, upstream_status=status, param=param, code=code)
     text = f"the worker failed ({status})" + (f": {message}" if message else "")
     wait_s = retry_after_s(headers, datetime.now(UTC))
-    if named := _NAMED_STATUSES.get(status):
-        return named(text, upstream_status=status, retry_after_s=wait_s)
+    if error_class := _NAMED_STATUSES.get(status):
+        return error_class(text, upstream_status=status, retry_after_s=wait_s)
     retryable = status >= 500 or status in _RETRYABLE
     return UpstreamError(text, upstream_status=status, retryable=retryable, retry_after_s=wait_s)
 
 
 def event_error(payload: Any, secret: str | None) -> UpstreamError:
-    """The error for an error object sent in the middle of a stream with status 200."""
+    """The error for an error object inside a stream that began with status 200."""
     error = payload if isinstance(payload, Mapping) else {}
     status = next((v for v in (error.get("code"), error.get("status")) if isinstance(v, int) and 300 <= v < 600), None)
     if status is not None:
@@ -122,8 +122,8 @@ def event_error(payload: Any, secret: str | None) -> UpstreamError:
     return UpstreamError(f"the worker failed while it answered: {message}", retryable=True)
 
 
-def _described(body: bytes, secret: str | None) -> tuple[str, str | None, str | None]:
-    """(message, param, code) of an error body in OpenAI's or a vendor's shape."""
+def _describe(body: bytes, secret: str | None) -> tuple[str, str | None, str | None]:
+    """(message, param, code) of an error body in the format of OpenAI or of another vendor."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -140,14 +140,16 @@ def _described(body: bytes, secret: str | None) -> tuple[str, str | None, str | 
 
 
 def scrub(text: str, secret: str | None) -> str:
-    """Upstream text fit for a client: one line, cut, without the key or anything that looks like one."""
+    """Make upstream text fit for a client: one line of at most MESSAGE_CHARS_MAX characters, without the key or
+    anything that looks like a key."""
     if secret:
         text = text.replace(secret, "[key]")
     return " ".join(_KEY_LIKE.sub("[key]", text).split())[:MESSAGE_CHARS_MAX]
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or HTTP date, RFC 9110 §10.2.3); None: not said."""
+    """The seconds to wait according to `retry-after-ms` or `retry-after` (seconds or HTTP date, RFC 9110 §10.2.3), or
+    None if neither is present."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             wait_s = float(headers.get(name, "")) * unit_s
@@ -165,7 +167,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 
 @contextmanager
 def transport_errors() -> Iterator[None]:
-    """Turn what the HTTP client raises into UpstreamTimeout, UpstreamError or UpstreamProtocol."""
+    """Convert exceptions of the HTTP clients to UpstreamTimeout, UpstreamError or UpstreamProtocol."""
     try:
         yield
     except TimeoutError:
@@ -175,7 +177,7 @@ def transport_errors() -> Iterator[None]:
 
 
 def transport_error(error: Exception) -> UpstreamError:
-    """What the HTTP client raised, as ours; `dispatched` says whether the request can have left."""
+    """Convert an exception of an HTTP client. `dispatched` of the result says whether the request may have left."""
     cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
     if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
         return UpstreamError("no secure connection to the worker", retryable=True, dispatched=False)
@@ -185,7 +187,7 @@ def transport_error(error: Exception) -> UpstreamError:
         return UpstreamError("the worker's URL is not usable", dispatched=False)
     if isinstance(cause, zlib.error):
         return UpstreamProtocol("the worker's compressed reply is broken")
-    return UpstreamProtocol("the worker hung up before its reply was whole")
+    return UpstreamProtocol("the worker hung up before its reply was complete")
 
 
 def _too_large(bytes_max: int) -> UpstreamProtocol:

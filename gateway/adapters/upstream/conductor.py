@@ -1,11 +1,11 @@
-"""The conductor over the OpenAI protocol: one client for vLLM, for the embedded server, and for any hosted model.
+"""The conductor over the OpenAI protocol: one client for vLLM, the embedded server, and hosted models.
 
-A dialect says how the server takes the schema. `vllm` (vLLM and the embedded server) also gives token ids and
-behaviour log-probs, which learning needs. `json_schema` and `json_object` are OpenAI's two ways; `none` sends no
-schema and leaves all checking to `core.loop.plan`. What a hosted model refuses (log-probs, a seed, a temperature) is
-left out from then on.
+A dialect says how the server accepts the schema. `vllm` (vLLM and the embedded server) also returns token ids and
+behaviour log-probs, which learning needs. `json_schema` and `json_object` are OpenAI's two formats. `none` sends no
+schema and leaves all checks to `core.loop.plan`. If a hosted model refuses an option (log-probs, a seed, a
+temperature), the client never sends it again.
 
-Bounds: every wait ends at the call's deadline, the text at `text_bytes_max`, a stream event at `EVENT_BYTES_MAX`.
+Every wait ends at the call's deadline. The text is bounded by `text_bytes_max`, a stream event by `EVENT_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohtt
 
 
 class HttpConductor(Conductor):
-    """`ports.Conductor` over HTTP. `base_url` ends where OpenAI's does (`…/v1`); `model` is the live version's name."""
+    """`ports.Conductor` over HTTP. `base_url` ends like OpenAI's (`…/v1`); `model` is the name of the live version."""
 
     def __init__(
         self,
@@ -69,32 +69,32 @@ class HttpConductor(Conductor):
         self._text_bytes_max = text_bytes_max
         self._breaker = breaker or Breaker()
         self._client = client or http_client()
-        self._left_out: set[str] = set() if logprobs else {"logprobs"}
+        self._refused: set[str] = set() if logprobs else {"logprobs"}
 
     async def close(self) -> None:
         """Close every connection."""
         await self._client.aclose()
 
     async def decode(self, call: ConductorCall) -> Items:
-        """As `ports.Conductor.decode`; also raises ConductorError(refused) when the server calls the request bad."""
+        """See `ports.Conductor.decode`. Also raises ConductorError(refused) if the server rejects the request."""
         if not self._breaker.admit():
-            raise ConductorError("down", "the conductor keeps failing and is left alone for a while", billable=False)
-        ended = self._breaker.abandoned
+            raise ConductorError("down", "the conductor keeps failing; calls to it are paused", billable=False)
+        report = self._breaker.abandon
         try:
             async with aclosing(self._decode(call)) as items:
                 async for item in items:
                     if isinstance(item, ConductorEnd):
-                        ended = self._breaker.succeeded
+                        report = self._breaker.succeed
                     yield item
         except ConductorError as error:
-            if error.reason != "refused":  # a bad request says nothing about the server's health
-                ended = self._breaker.failed
+            if error.reason != "refused":  # a rejected request says nothing about the server's health
+                report = self._breaker.fail
             raise
         finally:
-            ended()
+            report()
 
     async def ready(self) -> bool:
-        """As `ports.Conductor.ready`."""
+        """See `ports.Conductor.ready`."""
         try:
             await self.describe()
         except ConductorError:
@@ -102,7 +102,7 @@ class HttpConductor(Conductor):
         return True
 
     async def describe(self) -> dict[str, Any]:
-        """`{"id", "owned_by", **manifest}`: what the server says of the live version. Raises ConductorError."""
+        """The server's description of the live version: {"id", "owned_by", **manifest}. Raises ConductorError."""
         timeout_s = min(PROBE_TIMEOUT_S, self._timeout_s)
         async with _transport(time.monotonic() + timeout_s):
             request = self._client.build_request("GET", f"{self._base_url}/models", headers=self._headers)
@@ -116,8 +116,8 @@ class HttpConductor(Conductor):
         for entry in _objects(_object(body.decode(errors="replace")).get("data")):
             if entry.get("id") == self._model:
                 manifest = entry.get("baton")
-                known = manifest if isinstance(manifest, dict) else {}
-                return {**known, "id": self._model, "owned_by": str(entry.get("owned_by", ""))}
+                facts = manifest if isinstance(manifest, dict) else {}
+                return {**facts, "id": self._model, "owned_by": str(entry.get("owned_by", ""))}
         raise ConductorError("refused", f"the conductor's server does not serve {self._model!r}")
 
     # ---------------------------------------------------------------- one call
@@ -138,7 +138,7 @@ class HttpConductor(Conductor):
         yield plan.end(body)
 
     async def _open(self, call: ConductorCall, deadline: float) -> tuple[httpx.Response, dict[str, Any]]:
-        """A response that said 200, and the body that got it; refused options are left out one at a time."""
+        """Open a response with status 200; return it with the request's body. Drops refused options one at a time."""
         for _ in range(len(DROPPABLE) + 2):
             body = self._body(call)
             request = self._client.build_request(
@@ -152,14 +152,14 @@ class HttpConductor(Conductor):
                     raw = await _bounded(response, ERROR_BYTES_MAX)
                 finally:
                     await response.aclose()
-            refused = self._refused_option(response.status_code, raw, body)
-            if refused is None:
+            option = self._refused_option(response.status_code, raw, body)
+            if option is None:
                 raise _status_error(response.status_code, raw)
-            self._left_out.add(refused)
+            self._refused.add(option)
         raise ConductorError("refused", "the conductor's server refuses every form of the request", billable=False)
 
     def _refused_option(self, status: int, raw: bytes, body: Mapping[str, Any]) -> str | None:
-        """The option that a hosted model does not take and that can be done without; never under `vllm`."""
+        """The option that a hosted model refuses and that Baton can do without, or None. Always None for `vllm`."""
         if status not in (400, 422) or self._structured == "vllm":
             return None
         text = raw.decode(errors="replace")
@@ -180,13 +180,13 @@ class HttpConductor(Conductor):
         }
         if call.sampling.seed is not None:
             body["seed"] = call.sampling.seed
-        if "max_tokens" in self._left_out:
+        if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body["max_tokens"]
-        return {name: value for name, value in body.items() if name not in self._left_out}
+        return {name: value for name, value in body.items() if name not in self._refused}
 
 
 class _PlanStream:
-    """What has been read of one plan: checks each chunk and keeps what the end of the stream needs."""
+    """Reads the stream of one plan: checks each chunk, and collects the facts for the end of the stream."""
 
     def __init__(self, model: str, text_bytes_max: int) -> None:
         self._model = model
@@ -197,7 +197,7 @@ class _PlanStream:
         self._finish: str | None = None
 
     def read(self, body: Mapping[str, Any]) -> ConductorChunk | None:
-        """The piece of the plan in one event, None where it holds none. Raises ConductorError(unparseable)."""
+        """The piece of the plan in one event, or None. Raises ConductorError(down | unparseable)."""
         if body.get("error"):
             raise ConductorError(
                 "down", f"the conductor failed while it decoded: {str(body['error'])[:MESSAGE_CHARS_MAX]}"
@@ -209,9 +209,7 @@ class _PlanStream:
             self._prompt_ids = _ints(body.get("prompt_token_ids")) or self._prompt_ids
             chunk = self._choice(_objects(body.get("choices")))
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise ConductorError(
-                "unparseable", f"the conductor's stream holds a chunk that is no chunk: {error}"
-            ) from None
+            raise ConductorError("unparseable", f"the conductor's stream holds an invalid chunk: {error}") from None
         self._text_bytes += len(chunk.text.encode(errors="replace")) if chunk else 0
         if self._text_bytes > self._text_bytes_max:
             raise ConductorError("unparseable", f"the plan is longer than {self._text_bytes_max} bytes")
@@ -233,11 +231,11 @@ class _PlanStream:
         return ConductorChunk(text, ids, logprobs, tuple(str(entry["token"]) for entry in entries))
 
     def end(self, request: Mapping[str, Any]) -> ConductorEnd:
-        """The stream's last item. Raises ConductorError(down) when it was cut short."""
+        """The last item of the stream. Raises ConductorError(down) if the stream was cut short."""
         if self._finish is None:
-            raise ConductorError("down", "the conductor hung up before the plan was whole")
-        size = len(json.dumps(request["messages"]).encode())
-        usage = billed_usage(self._usage, request, size, self._text_bytes)
+            raise ConductorError("down", "the conductor hung up before the plan was complete")
+        request_bytes = len(json.dumps(request["messages"]).encode())
+        usage = billed_usage(self._usage, request, request_bytes, self._text_bytes)
         return ConductorEnd(self._model, usage, self._prompt_ids, self._finish)
 
 
@@ -249,25 +247,26 @@ def _schema_fields(structured: Structured, schema: Mapping[str, Any]) -> dict[st
         outputs = {"json": dict(schema), "disable_any_whitespace": True}
         return {"structured_outputs": outputs, "return_token_ids": True}
     if structured == "json_schema":
-        wrapped = {"name": "plan", "strict": True, "schema": strict_schema(portable_schema(schema))}
-        return {"response_format": {"type": "json_schema", "json_schema": wrapped}}
+        named = {"name": "plan", "strict": True, "schema": strict_schema(portable_schema(schema))}
+        return {"response_format": {"type": "json_schema", "json_schema": named}}
     return {"response_format": {"type": "json_object"}} if structured == "json_object" else {}
 
 
 def strict_schema(schema: Any) -> Any:
-    """The schema in the subset that OpenAI's strict mode takes: every enum typed, no `const`, arrays with `items`."""
+    """Convert a schema to the subset of OpenAI's strict mode: every enum has a type, every array `items`, and there is
+    no `const`."""
     if isinstance(schema, list):
         return [strict_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    strict = {key: value if key == "enum" else strict_schema(value) for key, value in schema.items()}
-    if "const" in strict:
-        strict["enum"] = [strict.pop("const")]
-    if "enum" in strict and "type" not in strict:
-        strict["type"] = "integer" if all(isinstance(value, int) for value in strict["enum"]) else "string"
-    if strict.get("type") == "array" and "items" not in strict:
-        strict["items"] = {"type": "integer"}
-    return strict
+    converted = {key: value if key == "enum" else strict_schema(value) for key, value in schema.items()}
+    if "const" in converted:
+        converted["enum"] = [converted.pop("const")]
+    if "enum" in converted and "type" not in converted:
+        converted["type"] = "integer" if all(isinstance(value, int) for value in converted["enum"]) else "string"
+    if converted.get("type") == "array" and "items" not in converted:
+        converted["items"] = {"type": "integer"}
+    return converted
 
 
 # ---------------------------------------------------------------- reading, within bounds
@@ -275,19 +274,19 @@ def strict_schema(schema: Any) -> Any:
 
 @asynccontextmanager
 async def _transport(deadline: float) -> AsyncIterator[None]:
-    """Turn what the HTTP client raises, and a passed deadline, into ConductorError(down | slow)."""
+    """Convert exceptions of the HTTP clients, and an expired deadline, to ConductorError(down | slow)."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             yield
     except TimeoutError:
         raise ConductorError("slow", "the conductor did not answer in time") from None
     except TRANSPORT_ERRORS as error:
-        why = f"the conductor cannot be reached: {error or type(error).__name__}"
-        raise ConductorError("down", why, billable=transport_error(error).dispatched) from error
+        problem = f"the conductor cannot be reached: {error or type(error).__name__}"
+        raise ConductorError("down", problem, billable=transport_error(error).dispatched) from error
 
 
 async def _events(response: httpx.Response, deadline: float) -> AsyncGenerator[str, None]:
-    """The data of each event of a stream. Raises ConductorError."""
+    """Yield the data of each event of a stream. Raises ConductorError."""
     parser, pieces = SseParser(EVENT_BYTES_MAX), response.aiter_raw()
     while True:
         async with _transport(deadline):
@@ -303,7 +302,7 @@ async def _events(response: httpx.Response, deadline: float) -> AsyncGenerator[s
 
 
 async def _bounded(response: httpx.Response, bytes_max: int) -> bytes:
-    """The start of a body, at most `bytes_max`."""
+    """The first `bytes_max` bytes of a body."""
     body = b""
     pieces: AsyncIterator[bytes] = response.aiter_raw()
     async for piece in pieces:
@@ -330,12 +329,12 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    """A list of JSON objects; anything else counts as empty."""
+    """A list of JSON objects. Anything else counts as an empty list."""
     return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else []
 
 
 def _ints(value: Any) -> tuple[int, ...]:
-    """A list of integers; None counts as empty. Raises TypeError."""
+    """A list of integers. None counts as an empty list. Raises TypeError for anything else."""
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in value or ()):
         raise TypeError("token ids are not integers")
     return tuple(value or ())

@@ -1,6 +1,6 @@
-"""A worker of the pool as the conductor: any model that a worker kind can reach can plan, LiteLLM's vendors included.
+"""A worker of the pool as the conductor: any model that a worker kind can reach can plan, including LiteLLM's vendors.
 
-Such a model reports no token ids and mostly no log-probs, so its plans are logged for audit but not for learning.
+Such a model reports no token ids and usually no log-probs, so its plans are logged for audit but not for learning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Structured = Literal["json_schema", "json_object", "none"]
 
 
 class WorkerConductor:
-    """The Conductor port over the Workers port."""
+    """Implements the Conductor port over the Workers port."""
 
     def __init__(self, workers: Workers, spec: WorkerSpec, structured: Structured) -> None:
         self._workers = workers
@@ -28,30 +28,30 @@ class WorkerConductor:
         self._structured = structured
 
     async def decode(self, call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
-        """Raises ConductorError(slow | down): whatever the worker's fault was, a router plans instead."""
-        usage, said = None, 0
+        """See `ports.Conductor.decode`. Raises ConductorError(slow | down) for every failure of the worker."""
+        usage, text_chars = None, 0
         try:
             async with asyncio.timeout(call.timeout_s):
                 async for chunk in self._workers.stream(self._worker_call(call)):
                     usage = read_usage(chunk) or usage
                     text = _text(chunk)
-                    said += len(text)
+                    text_chars += len(text)
                     if text:
                         yield ConductorChunk(text, tokens=(text,))
         except (UpstreamTimeout, TimeoutError):
             raise ConductorError("slow", f"worker {self._spec.name} gave no plan in time") from None
         except BatonError as error:
-            unsent = isinstance(error, UpstreamError) and (error.upstream_status is not None or not error.dispatched)
-            free = unsent and said == 0
+            unbilled = isinstance(error, UpstreamError) and (error.upstream_status is not None or not error.dispatched)
+            free = unbilled and text_chars == 0
             raise ConductorError("down", f"worker {self._spec.name}: {error.message}", billable=not free) from None
-        yield ConductorEnd(self._spec.name, usage or Usage(0, -(-said // 4), estimated=True))
+        yield ConductorEnd(self._spec.name, usage or Usage(0, -(-text_chars // 4), estimated=True))
 
     async def ready(self) -> bool:
-        """A hosted model is taken to be there; its failures are met one by one."""
+        """Always True: Baton learns from each call whether a hosted model works."""
         return True
 
     async def close(self) -> None:
-        """The workers are closed by their owner."""
+        """Do nothing: the owner of the workers closes them."""
 
     def _worker_call(self, call: ConductorCall) -> WorkerCall:
         body: dict[str, Any] = {

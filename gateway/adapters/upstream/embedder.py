@@ -1,7 +1,7 @@
-"""What says which tasks are alike (port `Embedder`): feature hashing in this process, or an embeddings endpoint.
+"""The port `Embedder`, by which Baton finds similar tasks: feature hashing in this process, or an embeddings endpoint.
 
-The endpoint speaks OpenAI's `POST /embeddings`. Its vectors are fitted to the length that the database holds, by a draw
-that follows from the endpoint and model: after a change of either, old vectors are strangers and count for little.
+The endpoint speaks OpenAI's `POST /embeddings`. Its vectors are projected to the length that the database stores, by a
+random draw that depends on the endpoint and the model. After a change of either, old vectors are unrelated to new ones.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohtt
 
 
 class HashingEmbedder(Embedder):
-    """The default: no model, no network, the same on every machine. The shipper makes the vector again, for nothing."""
+    """The default: no model, no network, equal results on every machine. The log does not hold the vector, because the
+    shipper can compute it again."""
 
     logged = False
 
     async def embed(self, text: str) -> list[float]:
-        """As the port; raises nothing."""
+        """See the port. Raises nothing."""
         return embed(text)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class HttpEmbedder(Embedder):
-    """An OpenAI-compatible endpoint. `base_url` ends where OpenAI's does (`…/v1`). A server that keeps failing is left
-    alone for a while."""
+    """An OpenAI-compatible endpoint. `base_url` ends like OpenAI's (`…/v1`). Calls to a server that keeps failing are
+    paused."""
 
     logged = True
 
@@ -69,26 +70,27 @@ class HttpEmbedder(Embedder):
         await self._client.aclose()
 
     async def embed(self, text: str) -> list[float]:
-        """As the port. All zeros for an empty text, unasked."""
+        """See the port. An empty text becomes all zeros, without a request. Raises Unavailable."""
         if not text.strip():
             return [0.0] * EMBEDDING_DIM
         if not self._breaker.admit():
-            raise Unavailable("the embedder keeps failing and is left alone for a while")
-        ended = self._breaker.abandoned
+            raise Unavailable("the embedder keeps failing; calls to it are paused")
+        report = self._breaker.abandon
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = project(self._vector(await self._asked(text[:EMBEDDED_CHARS_MAX])), self._salt)
-            ended = self._breaker.succeeded
-            return found
+                vector = project(self._vector(await self._request(text[:EMBEDDED_CHARS_MAX])), self._salt)
+            report = self._breaker.succeed
+            return vector
         except (TimeoutError, ValueError, OverflowError, UpstreamProtocol, *TRANSPORT_ERRORS) as error:
-            ended = self._breaker.failed
-            why = str(error)[:200] or type(error).__name__
-            raise Unavailable(f"the embedder gave no vector ({why})") from None
+            report = self._breaker.fail
+            problem = str(error)[:200] or type(error).__name__
+            raise Unavailable(f"the embedder gave no vector ({problem})") from None
         finally:
-            ended()
+            report()
 
-    async def _asked(self, text: str) -> Mapping[str, object]:
-        """The reply's body. Raises ValueError on any status but 200, and what the transport raises."""
+    async def _request(self, text: str) -> Mapping[str, object]:
+        """The body of the endpoint's reply. Raises ValueError for a status other than 200, UpstreamProtocol, and the
+        exceptions of the transport."""
         body = json.dumps({"model": self._model, "input": text, "encoding_format": "float"}).encode()
         headers = {**self._headers, "content-type": "application/json"}
         async with self._client.stream("POST", self._url, content=body, headers=headers) as response:
@@ -97,7 +99,7 @@ class HttpEmbedder(Embedder):
             return parse_object(await bounded_body(response, REPLY_BYTES_MAX))
 
     def _vector(self, body: Mapping[str, object]) -> list[float]:
-        """The one vector of a reply. Raises ValueError where there is none, or it is not as long as those before."""
+        """The vector of a reply. Raises ValueError if there is none, or if its length differs from earlier vectors."""
         data = body.get("data")
         first = data[0] if isinstance(data, list) and data else None
         vector = first.get("embedding") if isinstance(first, dict) else None

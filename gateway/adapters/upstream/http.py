@@ -1,7 +1,7 @@
 """Workers behind any OpenAI-compatible endpoint, over one pooled client (httpx on aiohttp's transport; ADR 0006).
 
-One attempt a call: no retries, no redirects, no cookies, no proxy from the environment. Everything is bounded: the
-whole call by `timeout_s`, the silence between chunks, the decoded size of a reply and of one stream event.
+Each call is one attempt, without retries, redirects, cookies or a proxy from the environment. Everything is bounded:
+the call by `timeout_s`, the silence between chunks, and the decoded size of a reply and of one stream event.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATHS = {"chat": "chat/completions", "completions": "completions", "embeddings":
 CONNECT_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 512
 KEEPALIVE_EXPIRY_S = (
-    4.0  # uvicorn, and so vLLM, hangs up after 5 s idle; reusing a connection it is closing fails a call
+    4.0  # uvicorn, and so vLLM, closes a connection after 5 s idle; a call on a closing connection fails
 )
 DRAIN_S = 0.05
 
@@ -40,7 +40,7 @@ DRAIN_S = 0.05
 def http_client(
     connections_max: int = CONNECTIONS_MAX, keepalive_expiry_s: float = KEEPALIVE_EXPIRY_S
 ) -> httpx.AsyncClient:
-    """A pooled client that keeps no state between calls. The one who makes it closes it."""
+    """Make a pooled client that keeps no state between calls. The caller closes it."""
 
     def session() -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
@@ -54,14 +54,14 @@ def http_client(
         follow_redirects=False,
         headers={"user-agent": "baton"},
         trust_env=False,
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the rest is bounded by the call's own deadline
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the call's own deadline bounds the rest
     )
     client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     return client
 
 
 class HttpWorkers:
-    """`ports.Workers` for kind `openai`. `secrets`: worker name → key, resolved at start."""
+    """`ports.Workers` for kind `openai`. `secrets` maps worker names to keys; `depth_secret` signs the depth header."""
 
     def __init__(
         self,
@@ -85,35 +85,35 @@ class HttpWorkers:
         await self._client.aclose()
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """As `ports.Workers.complete`."""
+        """See `ports.Workers.complete`."""
         body = request_body(call)
-        content = _encoded(body)
+        content = _encode(body)
         with upstream.transport_errors():
             async with asyncio.timeout(call.timeout_s), aclosing(await self._open(call, content)) as response:
                 raw = await upstream.bounded_body(response, self._reply_bytes_max)
-        completion = checked_reply(call, upstream.parse_object(raw))
+        completion = check_reply(call, upstream.parse_object(raw))
         usage = billed_usage(
-            read_usage(completion), body, len(content), said_bytes(completion), call.worker.context_tokens
+            read_usage(completion), body, len(content), reply_text_bytes(completion), call.worker.context_tokens
         )
         return WorkerReply(completion, usage, {"content-type": response.headers.get("content-type", "")})
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
-        """As `ports.Workers.stream`; the last chunk always carries `usage` as it will be billed, and no choices."""
+        """See `ports.Workers.stream`. The last chunk always has the `usage` to bill, and no choices."""
         body = request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
-        content = _encoded(body)
+        content = _encode(body)
         tally = StreamTally()
         async with aclosing(self._events(call, content)) as events:
             async for event in events:
                 if event.data == DONE:
                     tally.done = True
                     continue
-                chunk = checked_chunk(event, self._secrets.get(call.worker.name), call.endpoint)
+                chunk = parse_chunk(event, self._secrets.get(call.worker.name), call.endpoint)
                 if visible := tally.add(chunk):
                     yield visible
         yield tally.last_chunk(call, body, len(content))
 
     async def _events(self, call: WorkerCall, content: bytes) -> AsyncGenerator[SseEvent, None]:
-        """The reply's events, each waited for no longer than the call's deadline and the gap allow."""
+        """Yield the events of the reply. Each wait ends at the call's deadline, and after the longest gap."""
         now = asyncio.get_running_loop().time
         deadline = now() + call.timeout_s
         with upstream.transport_errors():
@@ -129,7 +129,7 @@ class HttpWorkers:
                     async with asyncio.timeout_at(until):
                         piece = await anext(pieces, None)
                 until = min(deadline, now() + self._chunk_gap_s_max)
-                for event in _parsed(parser, piece):
+                for event in _parse(parser, piece):
                     yield event
                     if event.data == DONE:
                         await _drain(pieces)
@@ -138,7 +138,7 @@ class HttpWorkers:
             await response.aclose()
 
     async def _open(self, call: WorkerCall, content: bytes) -> httpx.Response:
-        """The response once its headers said 200; closing it before its end closes the connection."""
+        """Open a response with status 200. To close it before its end closes the connection."""
         secret = self._secrets.get(call.worker.name)
         headers = {
             "content-type": "application/json",
@@ -149,7 +149,7 @@ class HttpWorkers:
         if secret:
             headers["authorization"] = f"Bearer {secret}"
         request = httpx.Request("POST", _url(call.worker.url, call.endpoint), content=content, headers=headers)
-        request.headers.encoding = "ascii"  # as they were written just now; else it is found out by reading them all
+        request.headers.encoding = "ascii"  # they are ASCII; otherwise httpx decodes them all to find out
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:
             return response
@@ -161,7 +161,7 @@ class HttpWorkers:
 
 
 class StreamTally:
-    """What a stream has said so far: enough to tell a whole reply from a cut one, and to bill it."""
+    """The facts of a stream so far that are needed to detect a cut reply, and to bill it."""
 
     def __init__(self) -> None:
         self.done = False
@@ -171,7 +171,7 @@ class StreamTally:
         self._head: dict[str, Any] = {"id": "", "created": 0, "model": ""}
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Count a chunk; returns what of it belongs to the reply (usage is held back for the last chunk)."""
+        """Count a chunk. Returns its part of the reply, without the usage, which goes into the last chunk; or None."""
         self._usage = read_usage(chunk) or self._usage
         self._head = {key: chunk.get(key, value) for key, value in self._head.items()}
         choices = chunk.get("choices") or []
@@ -180,9 +180,9 @@ class StreamTally:
         return {key: value for key, value in chunk.items() if key != "usage"} if choices else None
 
     def last_chunk(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> dict[str, Any]:
-        """The closing chunk with the usage to bill. Raises UpstreamProtocol when the stream ended too early."""
+        """The last chunk, with the usage to bill. Raises UpstreamProtocol if the stream ended too early."""
         if not (self.done or self._finished):
-            raise UpstreamProtocol("the worker's stream ended before its reply was whole")
+            raise UpstreamProtocol("the worker's stream ended before its reply was complete")
         usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
         head = {**self._head, "model": self._head["model"] or call.worker.model}
         return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
@@ -190,37 +190,38 @@ class StreamTally:
 
 @lru_cache(maxsize=1024)
 def _url(base: str, endpoint: Endpoint) -> httpx.URL:
-    """Parsed once a worker, not once a call."""
+    """The URL of an endpoint, parsed once per worker and not once per call."""
     return httpx.URL(f"{base}/{PATHS[endpoint]}")
 
 
 def request_body(call: WorkerCall) -> dict[str, Any]:
-    """The body that is sent: the pool file's defaults, the call's own over them, and the upstream's model name."""
+    """The body to send: the pool file's defaults, overridden by the call's own body, with the upstream's model name."""
     return {**call.worker.params, **call.body, "model": call.worker.model}
 
 
-def checked_reply(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
-    """The body if it is what the endpoint gives; a text completion in the shape of chat. Raises UpstreamProtocol."""
+def check_reply(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body if it is valid for its endpoint, a text completion in the form of chat. Raises
+    UpstreamProtocol."""
     if call.endpoint == "embeddings":
         return check_embeddings(body, call.body)
-    return checked_completion(as_chat(body) if call.endpoint == "completions" else body)
+    return check_completion(as_chat(body) if call.endpoint == "completions" else body)
 
 
-def said_bytes(body: Mapping[str, Any]) -> int:
-    """UTF-8 bytes of the text in a whole reply; embeddings have none."""
+def reply_text_bytes(body: Mapping[str, Any]) -> int:
+    """UTF-8 bytes of the generated text in a complete reply. Embeddings have none."""
     return text_bytes(choice["message"] for choice in body.get("choices") or ())
 
 
-def checked_completion(body: dict[str, Any]) -> dict[str, Any]:
-    """The body if it is a completion with at least one message. Raises UpstreamProtocol."""
+def check_completion(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body if it is a completion with at least one message. Raises UpstreamProtocol."""
     choices = body.get("choices")
     if not (isinstance(choices, list) and choices and all(_holds(choice, "message") for choice in choices)):
         raise UpstreamProtocol("the worker's reply has no choices with a message")
     return body
 
 
-def checked_chunk(event: SseEvent, secret: str | None, endpoint: Endpoint = "chat") -> dict[str, Any]:
-    """The chunk an event holds. Raises UpstreamProtocol for nonsense, UpstreamError for an error event."""
+def parse_chunk(event: SseEvent, secret: str | None, endpoint: Endpoint = "chat") -> dict[str, Any]:
+    """The chunk of an event. Raises UpstreamProtocol for an invalid chunk, UpstreamError for an error event."""
     chunk = upstream.parse_object(event.data)
     if chunk.get("error") or event.name == "error":
         raise upstream.event_error(chunk.get("error") or chunk, secret)
@@ -228,9 +229,9 @@ def checked_chunk(event: SseEvent, secret: str | None, endpoint: Endpoint = "cha
     choices = chunk.get("choices") or []
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and choice.get("delta") is None:
-            choice["delta"] = {}  # Azure's asynchronous content filter sends choices without one
+            choice["delta"] = {}  # Azure's asynchronous content filter sends choices without a delta
     if not (isinstance(choices, list) and all(_holds(choice, "delta") for choice in choices)):
-        raise UpstreamProtocol("the worker's stream holds a chunk that is no chunk")
+        raise UpstreamProtocol("the worker's stream holds an invalid chunk")
     return chunk
 
 
@@ -238,14 +239,14 @@ def _holds(choice: Any, part: str) -> bool:
     return isinstance(choice, dict) and isinstance(choice.get(part), dict)
 
 
-def _encoded(body: Mapping[str, Any]) -> bytes:
+def _encode(body: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError):
-        raise UpstreamRefused("the request holds a value that JSON cannot carry", dispatched=False) from None
+        raise UpstreamRefused("the request holds a value that JSON cannot represent", dispatched=False) from None
 
 
-def _parsed(parser: SseParser, piece: bytes | None) -> list[SseEvent]:
+def _parse(parser: SseParser, piece: bytes | None) -> list[SseEvent]:
     try:
         return parser.end() if piece is None else parser.feed(piece)
     except SseError as error:
@@ -253,7 +254,7 @@ def _parsed(parser: SseParser, piece: bytes | None) -> list[SseEvent]:
 
 
 async def _drain(pieces: AsyncIterator[bytes]) -> None:
-    """Read what follows `[DONE]`, briefly: only a connection read to its end can be used again."""
+    """Read what follows `[DONE]` for a short time: only a connection that was read to its end can be reused."""
     with suppress(UpstreamError), upstream.transport_errors():
         async with asyncio.timeout(DRAIN_S):
             async for _ in pieces:

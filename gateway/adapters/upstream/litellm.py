@@ -1,7 +1,8 @@
-"""Every other vendor, through LiteLLM: the only file that imports it, and only when a pool needs it (ADR 0006).
+"""All other vendors, through LiteLLM. Only this file imports LiteLLM, and only if a pool needs it (ADR 0006).
 
-Everything LiteLLM would do beside translating is off: retries, fallbacks, caching, callbacks, logging, telemetry, the
-price map from the web, `.env` files. Its exceptions become ours; what it makes up to hide a cut stream is refused.
+Everything that LiteLLM does besides translating is off: retries, fallbacks, caching, callbacks, logging, telemetry, the
+price map from the web, `.env` files. Its exceptions become Baton's. It invents a finish reason for a cut stream; this
+file detects that and raises.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream import client as upstream
-from gateway.adapters.upstream.http import StreamTally, checked_reply, request_body, said_bytes
+from gateway.adapters.upstream.http import StreamTally, check_reply, reply_text_bytes, request_body
 from gateway.core.openai.chat import FIELDS, HINTS
 from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
@@ -43,17 +44,17 @@ _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
 _MISSING = "kind litellm needs the extra; pip install 'baton[litellm]'"
 _ENVIRONMENT = {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else importing it asks the web, three times
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise its import makes three web requests
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
-    "LITELLM_MODE": "PRODUCTION",  # else importing it loads .env files
+    "LITELLM_MODE": "PRODUCTION",  # otherwise its import loads .env files
 }
 
 
 def offline_price(model: str, context_tokens: int = 0) -> Price | None:
-    """The price LiteLLM's packaged map gives for a model id, without importing LiteLLM; None where it has none.
+    """The price of a model id in LiteLLM's packaged map, or None. Does not import LiteLLM.
 
-    Where a vendor charges more above a prompt size, the dearest tier that `context_tokens` can reach is taken.
-    Raises ConfigError where LiteLLM is not installed.
+    If a vendor charges more for longer prompts, this is the dearest tier that `context_tokens` can reach. Raises
+    ConfigError if LiteLLM is not installed.
     """
     entry = _entry(_price_map(), model)
     if entry is None:
@@ -66,9 +67,9 @@ def offline_price(model: str, context_tokens: int = 0) -> Price | None:
 
 
 def _entry(prices: Mapping[str, Any], model: str) -> Mapping[str, Any] | None:
-    """The map's entry: under the whole id, or under the bare name if it is that provider's."""
-    provider, _, bare = model.partition("/")
-    for name in (model, bare):
+    """The map's entry under the full id, or under the name without the provider if it is of that provider."""
+    provider, _, short_name = model.partition("/")
+    for name in (model, short_name):
         entry = prices.get(name)
         if isinstance(entry, dict) and (name == model or str(entry.get("litellm_provider")) == provider):
             return entry
@@ -76,7 +77,7 @@ def _entry(prices: Mapping[str, Any], model: str) -> Mapping[str, Any] | None:
 
 
 def _dearest(entry: Mapping[str, Any], name: str, context_tokens: int) -> Decimal | None:
-    """The highest of a price and its `…_above_200k_tokens` tiers within reach; None where there is no base price."""
+    """The highest of a price and its `…_above_200k_tokens` tiers within the context, or None without a base price."""
     if entry.get(name) is None:
         return None
     amounts = [Decimal(str(entry[name]))]
@@ -99,16 +100,16 @@ def _price_map() -> Mapping[str, Any]:
 
 @cache
 def _litellm() -> ModuleType:
-    """The module, imported quietly and switched to doing nothing but translate. Raises ConfigError."""
+    """Import LiteLLM without its warnings, and switch off everything but translation. Raises ConfigError."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # boundary: LiteLLM reads these at import and has no other switch
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside its own imports, none of them ours to mend
+        warnings.simplefilter("ignore")  # deprecations inside its own imports
         try:
             import litellm
 
-            for lazily_built in (litellm.ModelResponse, litellm.ModelResponseStream):
-                lazily_built()  # else the first call would build their schemas, and warn
+            for model_class in (litellm.ModelResponse, litellm.ModelResponseStream):
+                model_class()  # otherwise the first call would build their schemas, and warn
         except ImportError:
             raise ConfigError(_MISSING) from None
     litellm.suppress_debug_info = True
@@ -118,29 +119,30 @@ def _litellm() -> ModuleType:
     litellm.modify_params = False
     litellm.num_retries = 0
     litellm.cache = None
-    litellm.REPEATED_STREAMING_CHUNK_LIMIT = 2**31  # else a reply of a hundred equal pieces is a server error
+    litellm.REPEATED_STREAMING_CHUNK_LIMIT = 2**31  # otherwise a hundred equal chunks are a server error
     litellm.disable_hf_tokenizer_download = True
     for callbacks in ("callbacks", "success_callback", "failure_callback", "input_callback", "service_callback"):
         setattr(litellm, callbacks, [])
-    _keep_gemini_honest()
+    _keep_missing_finish_reasons()
     module: ModuleType = litellm
     return module
 
 
-def _keep_gemini_honest() -> None:
-    """LiteLLM calls every Gemini chunk finished, which hides a cut stream: a missing reason stays missing."""
+def _keep_missing_finish_reasons() -> None:
+    """Make a missing finish reason of Gemini stay missing: LiteLLM adds one to every chunk, which hides a cut
+    stream."""
     from litellm.llms.vertex_ai.gemini.vertex_and_google_ai_studio_gemini import VertexGeminiConfig
 
-    invent = VertexGeminiConfig._check_finish_reason
+    check_by_litellm = VertexGeminiConfig._check_finish_reason
 
-    def reported(message: Any, finish_reason: str | None) -> Any:
-        return None if finish_reason is None else invent(message, finish_reason)
+    def check_finish_reason(message: Any, finish_reason: str | None) -> Any:
+        return None if finish_reason is None else check_by_litellm(message, finish_reason)
 
-    VertexGeminiConfig._check_finish_reason = staticmethod(reported)
+    VertexGeminiConfig._check_finish_reason = staticmethod(check_finish_reason)
 
 
 class LiteLLMWorkers:
-    """`ports.Workers` for kind `litellm`. `secrets`: worker name → key. Raises ConfigError without the extra."""
+    """`ports.Workers` for kind `litellm`. `secrets` maps worker names to keys. Raises ConfigError without the extra."""
 
     def __init__(
         self, secrets: Mapping[str, str], *, reply_bytes_max: int = 16 << 20, chunk_gap_s_max: float = 60.0
@@ -155,21 +157,22 @@ class LiteLLMWorkers:
         await self._litellm.close_litellm_async_clients()
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """As `ports.Workers.complete`."""
+        """See `ports.Workers.complete`."""
         body = _request_body(call)
         until = asyncio.get_running_loop().time() + call.timeout_s
-        async with self._client(call) as given:
-            response = await self._timed(call, until, self._calling(call)(**{**body, **self._options(call), **given}))
-        completion = checked_reply(call, _plain(response))
-        generated = said_bytes(completion)
-        if generated > self._reply_bytes_max:
+        async with self._client(call) as client:
+            arguments = {**body, **self._options(call), **client}
+            response = await self._await_until(call, until, self._function(call)(**arguments))
+        completion = check_reply(call, _plain(response))
+        text_bytes = reply_text_bytes(completion)
+        if text_bytes > self._reply_bytes_max:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
-        usage = billed_usage(read_usage(completion), body, _size(body), generated, call.worker.context_tokens)
+        usage = billed_usage(read_usage(completion), body, _size_bytes(body), text_bytes, call.worker.context_tokens)
         return WorkerReply(completion, usage)
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
-        """As `ports.Workers.stream`; the last chunk always carries `usage` as it will be billed, and no choices."""
-        if call.endpoint == "completions":  # LiteLLM's own stream of texts cannot be closed, and hides where it was cut
+        """See `ports.Workers.stream`. The last chunk always has the `usage` to bill, and no choices."""
+        if call.endpoint == "completions":  # LiteLLM's own stream of texts cannot be closed, and hides a cut
             reply = await self.complete(call)
             for choices in chunks_of(reply.body):
                 yield {"choices": choices}
@@ -181,12 +184,12 @@ class LiteLLMWorkers:
         tally = StreamTally()
         chunks: Any = None
         try:
-            chunks = await self._timed(call, deadline, self._calling(call)(**{**body, **self._options(call)}))
+            chunks = await self._await_until(call, deadline, self._function(call)(**{**body, **self._options(call)}))
             until = deadline
-            while (chunk := await self._timed(call, until, anext(chunks, None))) is not None:
+            while (chunk := await self._await_until(call, until, anext(chunks, None))) is not None:
                 until = min(deadline, now() + self._chunk_gap_s_max)
                 plain = _plain(chunk)
-                _refuse_made_up_end(plain, chunks)
+                _refuse_invented_end(plain, chunks)
                 if visible := tally.add(plain):
                     yield visible
                 if tally.text_bytes > self._reply_bytes_max:
@@ -194,16 +197,17 @@ class LiteLLMWorkers:
         finally:
             if chunks is not None:
                 await chunks.aclose()
-        yield tally.last_chunk(call, body, _size(body))
+        yield tally.last_chunk(call, body, _size_bytes(body))
 
-    def _calling(self, call: WorkerCall) -> Any:
-        """The function of LiteLLM's for the endpoint."""
+    def _function(self, call: WorkerCall) -> Any:
+        """LiteLLM's function for the endpoint."""
         functions = {"completions": self._litellm.atext_completion, "embeddings": self._litellm.aembedding}
         return functions.get(call.endpoint, self._litellm.acompletion)
 
     @asynccontextmanager
     async def _client(self, call: WorkerCall) -> AsyncIterator[dict[str, Any]]:
-        """LiteLLM opens a client for every text completion of OpenAI's kind and never closes it, so it is given one."""
+        """The client argument of a call. For text completions of OpenAI's kind, LiteLLM would open a client of its own
+        and never close it."""
         if call.endpoint != "completions" or not (call.worker.model or "").startswith(OPENAI_TEXTS):
             yield {}
             return
@@ -213,16 +217,16 @@ class LiteLLMWorkers:
         async with AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=call.timeout_s) as client:
             yield {"client": client}
 
-    async def _timed(self, call: WorkerCall, until: float, waiting: Any) -> Any:
-        """Await one thing of LiteLLM's, no later than `until` on the loop's clock."""
+    async def _await_until(self, call: WorkerCall, until: float, awaitable: Any) -> Any:
+        """Await one of LiteLLM's awaitables until the time `until` of the event loop. Raises UpstreamError."""
         try:
             async with asyncio.timeout_at(until):
-                return await waiting
-        except Exception as error:  # boundary: LiteLLM lets anything escape; every error becomes ours
-            raise self._mapped(error, call) from error
+                return await awaitable
+        except Exception as error:  # boundary: LiteLLM raises anything; every error becomes one of Baton's
+            raise self._map_error(error, call) from error
 
     def _options(self, call: WorkerCall) -> dict[str, Any]:
-        """What LiteLLM is told beside the body."""
+        """The arguments of a call besides the body."""
         options: dict[str, Any] = {
             "num_retries": 0,
             "max_retries": 0,
@@ -230,41 +234,43 @@ class LiteLLMWorkers:
             "drop_params": False,
             "caching": False,
             "no-log": True,
-            "_skip_mcp_handler": True,  # else LiteLLM looks at the client's tools for servers of its own to call
+            "_skip_mcp_handler": True,  # otherwise LiteLLM looks in the client's tools for MCP servers to call
             "api_key": self._secrets.get(call.worker.name),
         }
         return options | ({"api_base": call.worker.url} if call.worker.url else {})
 
-    def _mapped(self, error: Exception, call: WorkerCall) -> UpstreamError:
-        """LiteLLM's exceptions are OpenAI's with a status; where it guessed the status, the cause says more."""
+    def _map_error(self, error: Exception, call: WorkerCall) -> UpstreamError:
+        """Convert an exception of LiteLLM's. They are OpenAI's, with a status; if LiteLLM guessed the status, the cause
+        says more."""
         if isinstance(error, UpstreamError):
             return error
         if isinstance(original := getattr(error, "original_exception", None), Exception):
-            return self._mapped(original, call)
+            return self._map_error(original, call)
         if _never_left(error):
             return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
         if isinstance(error, TimeoutError | self._litellm.Timeout):
             return UpstreamTimeout("the worker did not answer in time")
         if isinstance(error, self._litellm.APIConnectionError):
-            return UpstreamProtocol("the worker hung up before its reply was whole, or it made no sense")
+            return UpstreamProtocol("the worker hung up before its reply was complete, or its reply is invalid")
         status = getattr(error, "status_code", None)
         if not isinstance(status, int):
-            return UpstreamProtocol(f"the worker's reply made no sense ({type(error).__name__})")
+            return UpstreamProtocol(f"the worker's reply is invalid ({type(error).__name__})")
         response = getattr(error, "response", None)
         headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
         body = json.dumps({"error": {"message": _vendor_message(str(getattr(error, "message", error)))}}).encode()
         return upstream.status_error(status, headers, body, self._secrets.get(call.worker.name))
 
 
-def _refuse_made_up_end(chunk: Mapping[str, Any], chunks: Any) -> None:
-    """LiteLLM ends a cut stream with a `stop` of its own; only a finish reason that was received may pass."""
+def _refuse_invented_end(chunk: Mapping[str, Any], chunks: Any) -> None:
+    """Raises UpstreamProtocol for a finish reason that the worker did not send: LiteLLM ends a cut stream with
+    `stop`."""
     received = getattr(chunks, "received_finish_reason", True) or getattr(chunks, "intermittent_finish_reason", None)
     if not received and any(choice.get("finish_reason") for choice in chunk.get("choices") or ()):
-        raise UpstreamProtocol("the worker's stream ended before its reply was whole")
+        raise UpstreamProtocol("the worker's stream ended before its reply was complete")
 
 
 def _never_left(error: BaseException | None) -> bool:
-    """Whether no connection came about: some cause in the chain says so, or LiteLLM quotes the one it swallowed."""
+    """Whether no connection was made: a cause in the chain says so, or LiteLLM quotes the exception that it dropped."""
     text = str(error)
     while error is not None:
         if isinstance(error, httpx.ConnectError | aiohttp.ClientConnectorError):
@@ -274,7 +280,7 @@ def _never_left(error: BaseException | None) -> bool:
 
 
 def _vendor_message(text: str) -> str:
-    """The vendor's own message out of `litellm.SomeError: VendorException - b'{"error": {…}}'`."""
+    """Extract the vendor's message from `litellm.SomeError: VendorException - b'{"error": {…}}'`."""
     start = text.find("{")
     with suppress(ValueError, RecursionError):
         body, _ = json.JSONDecoder(strict=False).raw_decode(text, start) if start >= 0 else ({}, 0)
@@ -285,28 +291,30 @@ def _vendor_message(text: str) -> str:
 
 
 def _request_body(call: WorkerCall) -> dict[str, Any]:
-    """The body to translate. LiteLLM takes settings and body as one set of names, and fetches URLs itself: only
-    known chat parameters may come from a request, and files only as `data:`. Raises UpstreamRefused."""
-    unknown = sorted(call.body.keys() - KNOWN[call.endpoint].keys())
-    if unknown:
-        raise UpstreamRefused(f"`{unknown[0]}` cannot be sent to this worker", param=unknown[0], dispatched=False)
+    """The body to translate. LiteLLM takes settings and body properties under the same names, and fetches URLs itself,
+    so only known properties may come from a request, and files only as `data:`. Raises UpstreamRefused."""
+    unknown_names = sorted(call.body.keys() - KNOWN[call.endpoint].keys())
+    if unknown_names:
+        raise UpstreamRefused(
+            f"`{unknown_names[0]}` cannot be sent to this worker", param=unknown_names[0], dispatched=False
+        )
     for message in call.body.get("messages") or ():
         parts = message.get("content")
         for part in parts if isinstance(parts, list) else ():
-            if _REMOTE.match(_link(part)):
+            if _REMOTE.match(_target(part)):
                 raise UpstreamRefused(
                     "this worker takes images and files as data: URLs only", param="messages", dispatched=False
                 )
     body = request_body(call)
-    if call.endpoint == "embeddings":  # in its own type it knows numbers alone; they are encoded on the way out
+    if call.endpoint == "embeddings":  # LiteLLM's type holds only numbers; Baton encodes them in the reply
         return {**body, "encoding_format": "float"}
     if (call.worker.model or "").startswith(("openai/", "azure/")):
         return body
-    return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor has a place for them
+    return {name: value for name, value in body.items() if name not in HINTS}  # no other vendor accepts them
 
 
-def _link(part: Mapping[str, Any]) -> str:
-    """What a content part points at, if anything."""
+def _target(part: Mapping[str, Any]) -> str:
+    """The URL, file id or data of a content part, or an empty string."""
     for name, field in (("image_url", "url"), ("file", "file_id"), ("file", "file_data")):
         target = part.get(name)
         value = target.get(field) if isinstance(target, Mapping) else target
@@ -316,14 +324,14 @@ def _link(part: Mapping[str, Any]) -> str:
 
 
 def _plain(response: Any) -> dict[str, Any]:
-    """A response or chunk of LiteLLM's as plain JSON data, without the fields that it adds to OpenAI's."""
-    whole: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
-    body = {name: whole[name] for name in _BODY_FIELDS if name in whole}
-    if "data" in whole:
-        return body | {"data": whole["data"]}
+    """Convert a response or chunk of LiteLLM's to JSON data, without the fields that LiteLLM adds to OpenAI's."""
+    data: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
+    body = {name: data[name] for name in _BODY_FIELDS if name in data}
+    if "data" in data:
+        return body | {"data": data["data"]}
     if body.get("object") == "chat.completion.chunk" and body.get("usage"):
-        return {**body, "choices": []}  # LiteLLM repeats an empty choice beside the usage
-    return {**body, "choices": [_plain_choice(choice) for choice in whole.get("choices") or ()]}
+        return {**body, "choices": []}  # LiteLLM sends an empty choice with the usage
+    return {**body, "choices": [_plain_choice(choice) for choice in data.get("choices") or ()]}
 
 
 def _plain_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,7 +342,7 @@ def _plain_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _size(body: Mapping[str, Any]) -> int:
+def _size_bytes(body: Mapping[str, Any]) -> int:
     with suppress(TypeError, ValueError):
         return len(json.dumps(body, separators=(",", ":")).encode())
     return 0

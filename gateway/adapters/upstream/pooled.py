@@ -1,7 +1,7 @@
-"""The pool's workers behind one port: picks the adapter by kind and keeps each worker inside its concurrency limit.
+"""The workers of the pool behind one port: chooses the adapter by kind, and enforces each worker's concurrency limit.
 
-A pool that takes another's place while traffic flows brings adapters of its own, with its own keys. A call is made by
-those of the pool that its request began with, so that no key goes to an address that it was not given for.
+When another pool file replaces the pool under traffic, it gets its own adapters with its own keys. Each call uses the
+adapters of the pool that its request began with, so that no key goes to an address that it is not meant for.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _Chunks = AsyncGenerator[Mapping[str, Any], None]
 
 
 class Adapter(Workers, Protocol):
-    """Workers of one kind, with something to close."""
+    """The workers of one kind, with connections to close."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close every connection."""
+        ...
 
 
 Adapters = Mapping[str, Adapter]  # by kind
@@ -35,8 +37,8 @@ Adapters = Mapping[str, Adapter]  # by kind
 
 @dataclass
 class _Gate:
-    """The places of one worker, the calls that wait for one and those that have one. `owed`: places that are to go,
-    and are taken as they come free."""
+    """The concurrency limit of one worker. `places` is the limit, `waiting` and `busy` count calls. `owed` counts the
+    places that a smaller limit removes as soon as calls free them."""
 
     places: int
     waiting: int = 0
@@ -56,12 +58,12 @@ class _Gate:
         self.busy += 1
 
     def leave(self) -> None:
-        """Give it back."""
+        """Release a place."""
         self.busy -= 1
         self._release()
 
     def resize(self, places: int) -> None:
-        """From now on so many places; calls that have one keep it."""
+        """Change the limit. Calls that have a place keep it."""
         more, self.places = places - self.places, places
         self.owed += max(0, -more)
         for _ in range(max(0, more)):
@@ -75,9 +77,9 @@ class _Gate:
 
 
 class PooledWorkers:
-    """`ports.Workers` over one adapter per kind, and `ports_pools.PoolWorkers`: `make` gives the adapters of another
-    pool, `keep_s` is how long calls of the pool before it may still come. Kind `self` is no worker call: the rounds run
-    it as a child loop."""
+    """`ports.Workers` over one adapter for each kind, and `ports.pools.PoolWorkers`. `make` makes the adapters of
+    another pool. `keep_s` is the number of seconds for which calls of the previous pool may still arrive. Kind `self`
+    never gets here: the rounds run it as a child loop."""
 
     def __init__(
         self,
@@ -91,28 +93,29 @@ class PooledWorkers:
         self._by_revision = {revision: adapters}
         self._make = make
         self._keep_s = keep_s
-        self._places: dict[str, int] = {}  # of the pool in use, where it is not the first
+        self._places: dict[str, int] = {}  # concurrency limits since the first replacement of the pool
         self._gates: dict[str, _Gate] = {}
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """As `ports.Workers.complete`; waiting for a place counts into the call's time."""
+        """See `ports.Workers.complete`. The wait for a place counts towards the call's time."""
         adapter = self._adapter(call)
         async with self._place(call) as timed:
             return await adapter.complete(timed)
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
-        """As `ports.Workers.stream`; the place is kept until the stream ends or is closed."""
+        """See `ports.Workers.stream`. The call keeps its place until the stream ends or is closed."""
         adapter = self._adapter(call)
         async with self._place(call) as timed, aclosing(cast(_Chunks, adapter.stream(timed))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def prepare(self, loaded: LoadedPool, revision: str) -> Callable[[], None]:
-        """As `ports_pools.PoolWorkers.prepare`. LiteLLM may have to be loaded, which takes seconds, so in a thread."""
+        """See `ports.pools.PoolWorkers.prepare`. Runs in a thread, because it may import LiteLLM, which takes
+        seconds."""
         if self._make is None:
-            raise ValueError("these workers were not made from a pool file")
+            raise ValueError("these workers were made without `make`, so no other pool can replace theirs")
         adapters = await asyncio.to_thread(self._make, loaded)
-        return lambda: self._take(loaded.pools, adapters, revision)
+        return lambda: self._replace_pool(loaded.pools, adapters, revision)
 
     async def close(self) -> None:
         """Close every adapter."""
@@ -120,31 +123,33 @@ class PooledWorkers:
             for adapter in adapters.values():
                 await adapter.close()
 
-    def _take(self, pools: PoolFile, adapters: Adapters, revision: str) -> None:
-        """Use these from now on. All adapters share one client, whose idle connections close by themselves, so what is
-        left of the pool before is its keys: they go when no request of it can be open any more."""
-        before = self._now
+    def _replace_pool(self, pools: PoolFile, adapters: Adapters, revision: str) -> None:
+        """Use these adapters from now on. All adapters share one client, whose idle connections close by themselves, so
+        only the keys of the previous pool remain. They are dropped when no request of that pool can be open any
+        more."""
+        previous = self._now
         self._now = self._by_revision[revision] = adapters
         self._places = {worker.name: worker.concurrency_max for worker in pools.workers}
         for name in self._gates.keys() & self._places.keys():
             self._gates[name].resize(self._places[name])
-        asyncio.get_running_loop().call_later(self._keep_s, self._forget, before)
+        asyncio.get_running_loop().call_later(self._keep_s, self._forget, previous)
 
     def _forget(self, adapters: Adapters) -> None:
         if adapters is not self._now:
-            kept = {revision: one for revision, one in self._by_revision.items() if one is not adapters}
-            self._by_revision = kept
+            others = {key: value for key, value in self._by_revision.items() if value is not adapters}
+            self._by_revision = others
         for name in [name for name, gate in self._gates.items() if not (gate.waiting or gate.busy)]:
-            del self._gates[name]  # made again by the next call
+            del self._gates[name]  # the next call makes it again
 
     def _adapter(self, call: WorkerCall) -> Adapter:
         adapters = self._by_revision.get(call.revision) if call.revision else self._now
         if adapters is None:
-            raise UpstreamError(f"worker {call.worker.name} is of a pool that is gone", dispatched=False)
+            problem = f"worker {call.worker.name} belongs to a pool that is no longer loaded"
+            raise UpstreamError(problem, dispatched=False)
         adapter = adapters.get(call.worker.kind)
         if adapter is None:
-            what = f"worker {call.worker.name} is of kind {call.worker.kind}, which no adapter of this server calls"
-            raise UpstreamError(what, dispatched=False)
+            problem = f"worker {call.worker.name} is of kind {call.worker.kind}, for which this gateway has no adapter"
+            raise UpstreamError(problem, dispatched=False)
         return adapter
 
     def _place(self, call: WorkerCall) -> AbstractAsyncContextManager[WorkerCall]:
@@ -152,12 +157,12 @@ class PooledWorkers:
         gate = self._gates.get(worker.name)
         if gate is None:
             gate = self._gates[worker.name] = _Gate(self._places.get(worker.name, worker.concurrency_max))
-        return _held(gate, call)
+        return _hold_place(gate, call)
 
 
 @asynccontextmanager
-async def _held(gate: _Gate, call: WorkerCall) -> AsyncIterator[WorkerCall]:
-    """One place at the worker; yields the call with the time that is left after waiting for it."""
+async def _hold_place(gate: _Gate, call: WorkerCall) -> AsyncIterator[WorkerCall]:
+    """Hold one place at the worker. Yields the call with the time that is left after the wait for it."""
     if gate.waiting >= gate.places * WAITING_PER_PLACE_MAX:
         raise UpstreamRateLimited(f"too many calls wait for worker {call.worker.name}", dispatched=False)
     now = asyncio.get_running_loop().time
@@ -186,10 +191,8 @@ def pooled_workers(
     chunk_gap_s_max: float = 60.0,
     keep_s: float = 0.0,
 ) -> PooledWorkers:
-    """The adapters that this pool needs: LiteLLM is loaded only if a worker is of that kind.
-
-    Raises ConfigError where it is needed and not installed.
-    """
+    """Make the workers of a pool. Imports LiteLLM only if a worker is of that kind; raises ConfigError if it is needed
+    and not installed."""
     client = http_client(connections_max)
 
     def make(loaded: LoadedPool) -> Adapters:

@@ -1,4 +1,5 @@
-"""Server-sent events, read with bounds (WHATWG HTML §9.2). Only what chat streams use: `event`, `data`, comments."""
+"""A bounded parser of server-sent events (WHATWG HTML §9.2). It reads what chat streams use: `event`, `data`,
+comments."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ DONE = "[DONE]"
 
 
 class SseError(ValueError):
-    """Bytes that are no event stream: a line over the bound, or not UTF-8."""
+    """The bytes are not an event stream: a line or event exceeds the bound, or is not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One event: the joined `data` lines, and the event's name (`message` unless given)."""
+    """One event: its joined `data` lines and its name, which is `message` by default."""
 
     data: str
     name: str = "message"
@@ -21,22 +22,25 @@ class SseEvent:
 
 @dataclass(slots=True)
 class SseParser:
-    """Bytes in, events out. Holds at most one unfinished line and one unfinished event, each ≤ `event_bytes_max`."""
+    """Turns bytes into events. It buffers at most one incomplete line and one incomplete event, each of at most
+    `event_bytes_max` bytes."""
 
     event_bytes_max: int
     _line: bytearray = field(default_factory=bytearray)
     _data: list[str] = field(default_factory=list)
     _name: str = "message"
     _size: int = 0
-    _cr: bool = False  # the last chunk ended in \r: a \n that comes next belongs to it, and is no line of its own
+    _cr: bool = (
+        False  # whether the last chunk ended in \r: a \n that follows belongs to it, and is not a line of its own
+    )
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """The events that this chunk completes. Raises SseError."""
+        """Return the events that this chunk completes. Raises SseError."""
         events: list[SseEvent] = []
         if self._cr:
             self._cr, chunk = not chunk, chunk.removeprefix(b"\n")
         self._cr = self._cr or chunk.endswith(b"\r")
-        for piece in chunk.splitlines(keepends=True):  # bytes split on \n, \r and \r\n alone
+        for piece in chunk.splitlines(keepends=True):  # bytes split only at \n, \r and \r\n
             self._line += piece
             if len(self._line) > self.event_bytes_max:
                 raise SseError(f"a line is longer than {self.event_bytes_max} bytes")
@@ -47,7 +51,8 @@ class SseParser:
         return events
 
     def end(self) -> list[SseEvent]:
-        """The event that the end of the stream completes: servers are known to leave out the last blank line."""
+        """Return the event that the end of the stream completes: some servers omit the last blank line. Raises
+        SseError."""
         return [*self.feed(b"\n"), *self.feed(b"\n")]
 
     def _accept(self, line: bytes) -> list[SseEvent]:

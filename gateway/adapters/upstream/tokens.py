@@ -1,9 +1,9 @@
-"""Counts tokens as a worker's own tokenizer does, for calls whose worker did not say: the only file that imports
-tiktoken, and one of those that import `tokenizers` (ADR 0020).
+"""Counts tokens with a worker's own tokenizer, for calls whose worker reported no usage (ADR 0020). Only this file
+imports tiktoken, and it is one of those that import `tokenizers`.
 
-Nothing is ever downloaded: OpenAI's vocabularies are those that LiteLLM's package carries, checked by their hash, and
-any other tokenizer is a `tokenizer.json` on this disk. A vocabulary takes a third of a second and up to 75 MiB to load,
-which is done when the pool file that names it is read, or when one that nobody named is first needed.
+Nothing is ever downloaded. OpenAI's vocabularies come from LiteLLM's package, and their hashes are checked; any other
+tokenizer is a `tokenizer.json` on this disk. A vocabulary takes a third of a second and up to 75 MiB to load. It is
+loaded together with the pool file that names it, or else when it is first needed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pathlib import Path
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import ConfigError
 
-COUNT_S_MAX = 2.0  # a reply is never kept waiting for longer: bytes are counted then
-PIECE_CHARS = 8192  # some milliseconds; tiktoken fails on a run of blanks of some 100,000
+COUNT_S_MAX = 2.0  # no reply waits longer; then bytes are counted
+PIECE_CHARS = 8192  # takes some milliseconds; tiktoken fails on about 100,000 blanks in a row
 FILE_BYTES_MAX = 64 << 20
 _EXTRA = "pip install 'baton[litellm]'"
 _VOCABULARIES = "litellm_core_utils/tokenizers"
 _LATIN = r"'(?i:[sdmt]|ll|ve|re)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TAIL = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-# Encoding → file in LiteLLM's package, its sha256, and the pattern that cuts a text into words (OpenAI, tiktoken).
+# Encoding → file in LiteLLM's package, its SHA-256, and the pattern that splits text into words (OpenAI, tiktoken).
 ENCODINGS = {
     "cl100k_base": (
         "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
@@ -50,13 +50,13 @@ _loading = threading.Lock()
 
 
 class Tokenizers:
-    """`ports.TokenCounter`. One thread counts, so that many cut streams at once take one processor from the rest."""
+    """`ports.TokenCounter`. Counts in one thread, so that many cut streams at once use at most one processor."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokens")
 
     async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
-        """As `ports.TokenCounter.count`."""
+        """See `ports.TokenCounter.count`."""
         name = tokenizer_of(worker)
         if name is None:
             return None
@@ -68,13 +68,13 @@ class Tokenizers:
             return None
 
     async def close(self) -> None:
-        """Let the thread end; what waits for it is not counted."""
+        """End the thread, and drop what waits to be counted."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def tokenizer_of(worker: WorkerSpec) -> str | None:
-    """An encoding's name or a path: what the pool file says, else what OpenAI counts a model of that name with, else
-    OpenAI's newest. None where there is none to be had: no model, or LiteLLM's package is not here."""
+    """The name of an encoding, or the path of a tokenizer: the one in the pool file, else OpenAI's for a model of that
+    name, else OpenAI's newest. None if the worker is not a model, or LiteLLM's package is not installed."""
     if worker.kind not in MODEL_KINDS:
         return None
     if worker.tokenizer is not None:
@@ -85,18 +85,18 @@ def tokenizer_of(worker: WorkerSpec) -> str | None:
 
 
 def check(name: str | None) -> None:
-    """Load what the pool file names, so that no request waits for it. Raises ConfigError where `name` is neither an
-    encoding that is here nor the path of a tokenizer."""
+    """Load a tokenizer that the pool file names, so that no request waits for it. Raises ConfigError if `name` is
+    neither an available encoding nor the path of a tokenizer."""
     if name is None:
         return
     if name not in ENCODINGS and not name.endswith(".json"):
         known = ", ".join(ENCODINGS)
-        raise ConfigError(f"`{name}` is no tokenizer; give {known}, or the path of a tokenizer.json")
+        raise ConfigError(f"`{name}` is not a tokenizer; give {known}, or the path of a tokenizer.json")
     _tokens(name)
 
 
 def _count(name: str, texts: Sequence[str], at_most: int) -> int:
-    """Tokens of all texts; counting stops at `at_most`, which is then the answer. Raises ConfigError."""
+    """The number of tokens of all texts, or `at_most` if there are more. Raises ConfigError."""
     tokens, total = _tokens(name), 0
     for text in texts:
         for piece in _pieces(text):
@@ -107,8 +107,8 @@ def _count(name: str, texts: Sequence[str], at_most: int) -> int:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces that together have no fewer tokens than the whole: cut in front of single blanks, where every
-    tokenizer here begins a word; where there is none, a cut can only part a token in two."""
+    """Split a text into pieces that together have at least as many tokens as the text. Cuts are in front of single
+    blanks, where every tokenizer here begins a word; elsewhere a cut can only split one token into two."""
     start = 0
     while len(text) - start > PIECE_CHARS:
         end = start + PIECE_CHARS
@@ -122,7 +122,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _tokens(name: str) -> Tokens:
-    """What counts with that tokenizer, loaded once in this process. Raises ConfigError."""
+    """The counting function of a tokenizer, which each process loads once. Raises ConfigError."""
     with _loading:
         if name not in _loaded:
             _loaded[name] = _encoding(name) if name in ENCODINGS else _tokenizer_file(Path(name))
@@ -130,14 +130,14 @@ def _tokens(name: str) -> Tokens:
 
 
 def _encoding(name: str) -> Tokens:
-    where, (file, digest, pattern) = _vocabularies(), ENCODINGS[name]
-    if where is None:
-        raise ConfigError(f"`{name}` comes with the extra litellm; {_EXTRA}, or give the path of a tokenizer.json")
-    import tiktoken  # 20 ms that most gateways never need
+    directory, (file, digest, pattern) = _vocabularies(), ENCODINGS[name]
+    if directory is None:
+        raise ConfigError(f"`{name}` needs the extra litellm; {_EXTRA}, or give the path of a tokenizer.json")
+    import tiktoken  # takes 20 ms, and most gateways never need it
 
-    raw = (where / file).read_bytes()
+    raw = (directory / file).read_bytes()
     if hashlib.sha256(raw).hexdigest() != digest:
-        raise ConfigError(f"the vocabulary of `{name}` is not OpenAI's; install LiteLLM anew")
+        raise ConfigError(f"the vocabulary of `{name}` is not OpenAI's; reinstall LiteLLM")
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in raw.splitlines())}
     encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     return lambda text: len(encoding.encode_ordinary(text))
@@ -146,28 +146,30 @@ def _encoding(name: str) -> Tokens:
 def _tokenizer_file(path: Path) -> Tokens:
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
-            raise ConfigError(f"`{path}` is larger than {FILE_BYTES_MAX >> 20} MiB; it is no tokenizer")
+            raise ConfigError(
+                f"`{path}` is larger than {FILE_BYTES_MAX >> 20} MiB, so it is not a tokenizer; fix the path"
+            )
         raw = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"`{path}` cannot be read ({error.strerror}); mend the path") from None
+        raise ConfigError(f"`{path}` cannot be read ({error.strerror}); fix the path") from None
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise ConfigError("a tokenizer.json needs the extra embedded; pip install 'baton[embedded]'") from None
     try:
         tokenizer = Tokenizer.from_buffer(raw)
-    except Exception:  # boundary: the library raises bare exceptions for whatever it cannot read
-        raise ConfigError(f"`{path}` is no tokenizer.json of Hugging Face's") from None
-    return lambda text: len(tokenizer.encode(_whole(text), add_special_tokens=False).ids)
+    except Exception:  # boundary: the library raises plain exceptions for files that it cannot read
+        raise ConfigError(f"`{path}` is not a Hugging Face tokenizer.json; fix the path") from None
+    return lambda text: len(tokenizer.encode(_encodable(text), add_special_tokens=False).ids)
 
 
-def _whole(text: str) -> str:
-    """The text with halves of surrogate pairs replaced, which the library refuses."""
+def _encodable(text: str) -> str:
+    """Replace halves of surrogate pairs, which the library refuses."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _vocabularies() -> Path | None:
-    """Where LiteLLM's package keeps OpenAI's vocabularies, found without importing it."""
+    """The directory of OpenAI's vocabularies in LiteLLM's package, or None. Does not import LiteLLM."""
     spec = find_spec("litellm")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -1,7 +1,8 @@
-"""Tool workers: programs that answer a step. `builtin:vote` here; any other over HTTP.
+"""Tool workers: programs that answer a step. `builtin:vote` runs here, every other tool answers over HTTP.
 
-HTTP protocol: POST `{"task": text, "seen": [{"handle", "task", "reply"}, …]}`, answered with 200 and
-`{"content": text}`; an optional `usage` object is billed where the pool file gives the tool a price per token.
+The HTTP protocol: Baton sends POST `{"task": text, "seen": [{"handle", "task", "reply"}, …]}`, and the tool answers
+with status 200 and `{"content": text}`. An optional `usage` object is billed if the pool file has token prices for the
+tool.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VOTE = "builtin:vote"
 
 
 class ToolWorkers:
-    """`ports.Workers` for kind `tool`. `secrets`: worker name → key, sent as a bearer token."""
+    """`ports.Workers` for kind `tool`. `secrets` maps worker names to keys, which are sent as bearer tokens."""
 
     def __init__(
         self,
@@ -47,12 +48,12 @@ class ToolWorkers:
         await self._client.aclose()
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """As `ports.Workers.complete`: an OpenAI completion whose content is what the tool said."""
+        """See `ports.Workers.complete`. The reply is an OpenAI completion with the tool's answer as its content."""
         content, usage = _vote(call) if call.worker.url == VOTE else await self._ask(call)
         return WorkerReply(_completion(call, content, usage), usage)
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
-        """The whole reply as one chunk, then the usage."""
+        """Yield the complete reply as one chunk, then the usage."""
         reply = await self.complete(call)
         head = {"id": reply.body["id"], "object": "chat.completion.chunk", "created": 0, "model": call.worker.name}
         message = reply.body["choices"][0]["message"]
@@ -60,7 +61,7 @@ class ToolWorkers:
         yield {**head, "choices": [], "usage": reply.body["usage"]}
 
     async def _ask(self, call: WorkerCall) -> tuple[str, Usage]:
-        """What an HTTP tool answers."""
+        """Call an HTTP tool; return its answer and usage. Raises UpstreamError."""
         secret = self._secrets.get(call.worker.name)
         seen = [{"handle": handle, "task": task, "reply": reply} for handle, task, reply in call.saw]
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
@@ -88,7 +89,7 @@ class ToolWorkers:
 
 
 def task_text(body: Mapping[str, Any]) -> str:
-    """The text of the last user message: what the step was told to do. Empty where there is none."""
+    """The text of the last user message, which is the step's task. Empty if there is none."""
     for message in reversed(body.get("messages") or ()):
         if message.get("role") == "user":
             content = message.get("content")
@@ -98,7 +99,7 @@ def task_text(body: Mapping[str, Any]) -> str:
 
 
 def _vote(call: WorkerCall) -> tuple[str, Usage]:
-    """The reply that most of the replies seen agree with, whole; ties to the earliest."""
+    """The first of the seen replies that give the most common answer. Raises UpstreamRefused without any reply."""
     if not call.saw:
         raise UpstreamRefused("vote sees no replies; let its step see at least one", dispatched=False)
     replies = [reply for _, _, reply in call.saw]
