@@ -25,6 +25,10 @@ SQL = re.compile(r"\b(SELECT\s.+\sFROM|INSERT\s+INTO|UPDATE\s+\w+\s+SET|DELETE\s
 MONEY_FILES = re.compile(r"^gateway/(core/(money/|loop/meter)|adapters/redis/budgets).*\.py$")
 HERE_ONLY = ("/wo" + "rk/", "/ro" + "ot/", "sha" + "red/")
 UNFINISHED = tuple(word[::-1] for word in ("ODOT", "EMXIF", "XXX ", "rorrEdetnemelpmItoN"))
+PAGE_LINE_MAX = 140
+GENERATED_PAGES = {f"docs/{name}.md" for name in ("api", "configuration", "metrics", "responses")}
+HEADING = re.compile(r"^#+ (.+)$", re.M)
+ANCHOR = re.compile(r"\[[^\]]*\]\(((?!\w+:)[^)#\s]*)#([^)\s]+)\)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -172,6 +176,30 @@ def test_links_between_pages_resolve() -> None:
             if not re.match(r"[a-z]+:", target) and not ((ROOT / page).parent / target).exists():
                 broken.append(f"{page}: {target}")
     assert broken == []
+
+
+def test_lines_of_pages_fit_a_terminal() -> None:
+    pages = [path for path in tracked() if path.endswith(".md") and path not in GENERATED_PAGES]
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"} <= set(pages)
+    lines = [(page, number, line) for page in pages for number, line in enumerate(text(page).splitlines(), 1)]
+    assert [f"{page}:{number}" for page, number, line in lines if len(line) > PAGE_LINE_MAX] == []
+
+
+def test_links_to_headings_resolve() -> None:
+    pages = {path for path in tracked() if path.endswith(".md")}
+    lost = []
+    for page in sorted(pages):
+        for target, heading in ANCHOR.findall(text(page)):
+            path = str((ROOT / page).parent.joinpath(target).resolve().relative_to(ROOT)) if target else page
+            if path in pages and heading not in {anchor(title) for title in HEADING.findall(text(path))}:
+                lost.append(f"{page}: {target}#{heading}")
+    assert lost == []
+
+
+def anchor(title: str) -> str:
+    """The name that a heading has in a link."""
+    words = re.sub(r"\]\([^)]*\)", "", title).lower()
+    return re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
 
 
 def test_every_page_is_in_the_index() -> None:
