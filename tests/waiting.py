@@ -18,6 +18,7 @@ from gateway.errors import BatonError
 BOUND_S = 60.0
 PAUSE_S = 0.01
 PACES = (1, 4, 16)
+PATIENT = {"BATON_REDIS_TIMEOUT_S": "5"}  # for gateways of which no request may fail where the machine stalls
 FAILURES = (AssertionError, pytest.fail.Exception, BatonError)
 
 

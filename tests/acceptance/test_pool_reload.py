@@ -25,7 +25,7 @@ from sqlalchemy import text
 from gateway.adapters.postgres.database import sync_engine
 from tests.acceptance.test_serve import ROOT, START_S, STOP_S
 from tests.servers import start_redis
-from tests.waiting import until, wait_until
+from tests.waiting import PATIENT, until, wait_until
 
 pytestmark = pytest.mark.long
 
@@ -134,6 +134,7 @@ def serving(place: Path, file: PoolFile, database_url: str) -> Iterator[Gateway]
         "BATON_CONDUCTOR_OUTPUT_USD_PER_MTOK": "0",
         "BATON_CONDUCTOR_STRUCTURED": "json_schema",
         "BATON_JOBS_WORKER": "false",
+        **PATIENT,
     }
     where = ["--pool", str(file.path), "--conductor", f"{file.url}#none", "--port", "0", "--admin-port", "0"]
     output = place / "out"

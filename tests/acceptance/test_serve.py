@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.tiny_model import write_tiny_model
-from tests.waiting import wait_until
+from tests.waiting import PATIENT, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0
@@ -77,8 +77,9 @@ def command(directory: Path, *arguments: str) -> list[str]:
 @contextmanager
 def serving(directory: Path, model: Path) -> Iterator[Gateway]:
     output = directory.with_suffix(".out")
+    line, environ = command(directory, "--conductor", str(model)), {**os.environ, **PATIENT}
     with output.open("wb") as file:
-        process = subprocess.Popen(command(directory, "--conductor", str(model)), cwd=ROOT, stdout=file, stderr=file)
+        process = subprocess.Popen(line, cwd=ROOT, env=environ, stdout=file, stderr=file)
     gateway = Gateway(process, directory, output)
     try:
         wait_until(lambda: gateway.serves() or process.poll() is not None, START_S)

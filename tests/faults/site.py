@@ -47,7 +47,6 @@ SETTINGS = {
     "BATON_CONDUCTOR": "worker:alpha",
     "UPSTREAM_KEY": CANARY,
 }
-PATIENT = {"BATON_REDIS_TIMEOUT_S": "5"}  # where no request may fail, and a stall of a busy machine is not asked about
 
 
 class Zygote:

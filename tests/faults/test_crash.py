@@ -9,8 +9,9 @@ import pytest
 from tests.faults.checker import check
 from tests.faults.client import Client, good
 from tests.faults.killpoints import KILLED, POINTS
-from tests.faults.site import PATIENT, Site
+from tests.faults.site import Site
 from tests.sizes import SLACK, held, sized
+from tests.waiting import PATIENT
 
 SEEDS = sized(small=1, ci=3, long=50)
 KILLED_AT = sized(small=POINTS[1::4], ci=POINTS, long=POINTS)

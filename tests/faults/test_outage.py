@@ -15,9 +15,10 @@ from tests.faults.breaks_postgres import World, capture_rate, healed, shipped, s
 from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.pace import Paced
-from tests.faults.site import PATIENT, Site, Zygote, site, through
+from tests.faults.site import Site, Zygote, site, through
 from tests.faults.witness import connected
 from tests.sizes import SLACK, held, sized
+from tests.waiting import PATIENT
 
 pytestmark = pytest.mark.long
 

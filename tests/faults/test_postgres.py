@@ -12,8 +12,9 @@ import pytest
 from tests.faults.breaks_postgres import FAULTS, World, capture_rate, healed, shipped
 from tests.faults.checker import check
 from tests.faults.client import Client, good
-from tests.faults.site import PATIENT, Zygote, site, through
+from tests.faults.site import Zygote, site, through
 from tests.sizes import held, sized
+from tests.waiting import PATIENT
 
 pytestmark = pytest.mark.long
 

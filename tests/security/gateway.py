@@ -148,6 +148,7 @@ class Gateway:
             **{"data_dir": self.place / "data", "pool": pool, "conductor": f"{self.behind.url}#conductor"},
             **{"conductor_input_usd_per_mtok": 0, "conductor_output_usd_per_mtok": 0},
             **{"conductor_structured": "json_object", "key_cache_s": 0, "caps_wall_s_max": 20, "drain_s": 1},
+            "redis_timeout_s": 5,
             **self.given,
         }
         settings = config.load(**given)
