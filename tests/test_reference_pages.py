@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 
 from gateway.adapters.host.metrics import PrometheusMetrics
 from gateway.api.public.chat import OpenAIApi
+from gateway.config.settings import Settings, variable
 from gateway.core.openai.chat import FIELDS
 from scripts import (
     api_reference,
@@ -40,6 +41,7 @@ PROMISE_LINES = ["Promise", "Mechanism", "Test"]
 LINES = {"security": ["Promise", "Number", "Test"]}
 LINE = re.compile(r"^- \*\*(.+?)\.\*\* ", re.M)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+PLACE = re.compile(r"`([\w./-]+\.\w+)`\s+\(([^)]*)\)")  # a file, and names in it
 FILE = re.compile(r"`((?:gateway|policy|migrations|tests)/[\w./-]+\.\w+)`")
 
 
@@ -153,6 +155,30 @@ def test_every_room_is_in_the_drawing_and_on_its_page() -> None:
     rooms = {room.parent.name for floor in [*floors, ROOT / "policy"] for room in floor.glob("*/__init__.py")}
     assert [room for room in sorted(rooms) if not re.search(rf">{room}[</]", drawn)] == []
     assert [room for room in sorted(rooms) if f"`{room}`" not in page and f"/{room}/" not in page] == []
+
+
+def test_commands_and_settings_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    settings = {variable(name) for name in Settings.model_fields}
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        made = re.findall(r"(?:`|^)make ([a-z-]+)", text, re.M)
+        run = re.findall(r"python3? -m ((?:gateway|policy|bench|scripts|tests)[\w.]*)", text)
+        modules = [ROOT.joinpath(*name.split(".")) for name in run]
+        assert [name for name in made if name not in targets] == [], page
+        assert [
+            path for path in modules if not (path.with_suffix(".py").is_file() or (path / "__main__.py").is_file())
+        ] == [], page
+        assert [name for name in re.findall(r"\bBATON_[A-Z0-9_]*[A-Z0-9]\b", text) if name not in settings] == [], page
+
+
+def test_where_to_change_names_what_is_there() -> None:
+    page = (DOCS / "where.md").read_text(encoding="utf-8")
+    places = [
+        (path, names) for path, inside in PLACE.findall(page) for names in re.findall(r"`([A-Za-z_]\w+)`", inside)
+    ]
+    assert len(places) > 30
+    assert [f"{path}: {name}" for path, name in places if name not in (ROOT / path).read_text(encoding="utf-8")] == []
 
 
 def test_openais_contract_names_tests_that_exist() -> None:
