@@ -62,7 +62,7 @@ def test_only_seconds_may_be_a_fraction(name: str) -> None:
 
 
 def test_an_unknown_cap_is_named_with_those_there_are() -> None:
-    with pytest.raises(BadRequest, match="known are calls, cost_nano, depth") as refused:
+    with pytest.raises(BadRequest, match="send one of calls, cost_nano, depth") as refused:
         Caps().narrow({"money": 1})
     assert refused.value.param == "caps.money"
 

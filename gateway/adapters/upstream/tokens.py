@@ -90,8 +90,8 @@ def check(name: str | None) -> None:
     if name is None:
         return
     if name not in ENCODINGS and not name.endswith(".json"):
-        known = ", ".join(ENCODINGS)
-        raise ConfigError(f"`{name}` is not a tokenizer; give {known}, or the path of a tokenizer.json")
+        encodings = ", ".join(ENCODINGS)
+        raise ConfigError(f"`{name}` is not a tokenizer; give {encodings}, or the path of a tokenizer.json")
     _tokens(name)
 
 

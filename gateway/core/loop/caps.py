@@ -27,12 +27,12 @@ class Caps:
     def narrow(self, limits: Mapping[str, Any]) -> Caps:
         """Return these caps, each lowered to the value in `limits` if that is lower. Raises BadRequest for an unknown
         name and for a value out of range."""
-        known = {field.name for field in fields(self)}
+        names = {field.name for field in fields(self)}
         changes: dict[str, Any] = {}
         for name, value in limits.items():
-            if name not in known:
+            if name not in names:
                 raise BadRequest(
-                    f"caps.{name} is not a cap; known are {', '.join(sorted(known))}", param=f"caps.{name}"
+                    f"caps.{name} is not a cap; send one of {', '.join(sorted(names))}", param=f"caps.{name}"
                 )
             changes[name] = min(getattr(self, name), _positive(name, value))
         return replace(self, **changes)

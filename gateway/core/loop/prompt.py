@@ -92,15 +92,15 @@ def price_tier(price: Price) -> int:
     return sum(blended > bound for bound in (0, 500_000_000, 2_000_000_000, 8_000_000_000))
 
 
-def render(profile: Profile, shown: PromptInput) -> list[dict[str, str]]:
+def render(profile: Profile, prompt: PromptInput) -> list[dict[str, str]]:
     """Render the conductor's prompt as chat messages."""
     if profile != "full":
-        dial = "" if profile == "compact" else f" quality {'-' if shown.quality is None else shown.quality}"
+        dial = "" if profile == "compact" else f" quality {'-' if prompt.quality is None else prompt.quality}"
         chars_max = CONVERSATION_CHARS_MAX if profile == "compact" else DIAL_CHARS_MAX
-        return [{"role": "user", "content": _split_control_tokens(_compact(shown, dial, chars_max))}]
+        return [{"role": "user", "content": _split_control_tokens(_compact(prompt, dial, chars_max))}]
     return [
         {"role": "system", "content": _INSTRUCTIONS},
-        {"role": "user", "content": _split_control_tokens(_full(shown))},
+        {"role": "user", "content": _split_control_tokens(_full(prompt))},
     ]
 
 
@@ -171,12 +171,12 @@ def _speed(latency_s: float | None) -> str:
 # ---------------------------------------------------------------- compact
 
 
-def _compact(shown: PromptInput, dial: str, chars_max: int) -> str:
-    lines = [f"steps {shown.steps_max} depth {shown.depth_left} round {shown.round}{dial}"]
-    lines += [_compact_worker(worker) for worker in shown.workers]
-    lines += [_reply_line(reply) for reply in shown.replies]
-    lines += [_agreement_line(shown.replies)] if dial and shown.replies else []
-    return "\n".join([*lines, quote(shown.messages, chars_max)])
+def _compact(prompt: PromptInput, dial: str, chars_max: int) -> str:
+    lines = [f"steps {prompt.steps_max} depth {prompt.depth_left} round {prompt.round}{dial}"]
+    lines += [_compact_worker(worker) for worker in prompt.workers]
+    lines += [_reply_line(reply) for reply in prompt.replies]
+    lines += [_agreement_line(prompt.replies)] if dial and prompt.replies else []
+    return "\n".join([*lines, quote(prompt.messages, chars_max)])
 
 
 def _compact_worker(worker: ShownWorker) -> str:
@@ -234,17 +234,17 @@ A poem drafted and then checked:
 _DIAL = "Quality wanted: {} of {}. The highest: the best answer, whatever it costs. 0: the cheapest that may do."
 
 
-def _full(shown: PromptInput) -> str:
+def _full(prompt: PromptInput) -> str:
     lines = [
-        f"Round {shown.round}. At most {shown.steps_max} steps. Child loops left: {shown.depth_left}.",
-        *([] if shown.quality is None else [_DIAL.format(shown.quality, QUALITY_MAX)]),
+        f"Round {prompt.round}. At most {prompt.steps_max} steps. Child loops left: {prompt.depth_left}.",
+        *([] if prompt.quality is None else [_DIAL.format(prompt.quality, QUALITY_MAX)]),
         "",
         "Workers:",
     ]
-    lines += [_full_worker(worker) for worker in shown.workers]
-    if shown.replies:
-        lines += ["", "Replies so far (index handle = extracted answer):", *map(_reply_line, shown.replies)]
-    return "\n".join([*lines, "", "The request, quoted:", quote(shown.messages), "", "Write the plan."])
+    lines += [_full_worker(worker) for worker in prompt.workers]
+    if prompt.replies:
+        lines += ["", "Replies so far (index handle = extracted answer):", *map(_reply_line, prompt.replies)]
+    return "\n".join([*lines, "", "The request, quoted:", quote(prompt.messages), "", "Write the plan."])
 
 
 def _full_worker(worker: ShownWorker) -> str:

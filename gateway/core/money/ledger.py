@@ -24,7 +24,7 @@ SCOPES_MAX = 16
 SCOPE_CHARS_MAX = 1024
 SETTLED_KEPT_S = 86_400
 
-_HOW_TO_RAISE = {
+_FIXES = {
     "request": "raise x-baton-max-cost-usd or lower max_tokens",
     "user": "an operator can raise this end user's budget; a lower max_tokens may also fit",
     "key": "an operator can issue a key with a larger --budget-usd; a lower max_tokens may also fit",
@@ -89,10 +89,10 @@ def check_hold(amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope]) 
 def budget_exceeded(scope: Scope, left_nano: int, needed_nano: int) -> BudgetExceeded:
     """The error for a hold that does not fit a scope: it states what is left, what is needed, and what to do."""
     limit = NANO_MAX if scope.limit_nano is None else scope.limit_nano
-    how = _HOW_TO_RAISE.get(scope.name.partition(":")[0], "an operator can raise it")
+    fix = _FIXES.get(scope.name.partition(":")[0], "an operator can raise it")
     return BudgetExceeded(
         f"The budget of `{scope.name}` has ${nano_to_usd(max(0, left_nano))} left of ${nano_to_usd(limit)} "
-        f"and this request may need ${nano_to_usd(needed_nano)}: {how}.",
+        f"and this request may need ${nano_to_usd(needed_nano)}: {fix}.",
         scope=scope.name,
     )
 

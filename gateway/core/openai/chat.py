@@ -157,34 +157,34 @@ def parse_request(
     for name in body:
         refuse_if_dangerous(name, name)
     reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
-    known = {name: value for name, value in body.items() if name in FIELDS and value is not None}
-    _check_values(known)
+    properties = {name: value for name, value in body.items() if name in FIELDS and value is not None}
+    _check_values(properties)
     for name in ("model", "messages"):
-        if name not in known:
+        if name not in properties:
             raise missing_parameter(name)
-    messages = read_messages(known["messages"], messages_max, reader)
-    known |= {name: DEEP[name](known[name], reader) for name in DEEP if name in known}
-    for error in _conflicts(known):
+    messages = read_messages(properties["messages"], messages_max, reader)
+    properties |= {name: DEEP[name](properties[name], reader) for name in DEEP if name in properties}
+    for error in _conflicts(properties):
         raise error
     if strict and reader.dropped:
         raise unknown_parameter(reader.dropped[0])
-    options = known.get("stream_options", {})
+    options = properties.get("stream_options", {})
     return ChatRequest(
-        model=known["model"],
+        model=properties["model"],
         messages=messages,
-        params={name: value for name, value in known.items() if FIELDS[name][0] == "last"},
-        stream=known.get("stream", False),
+        params={name: value for name, value in properties.items() if FIELDS[name][0] == "last"},
+        stream=properties.get("stream", False),
         include_usage=options.get("include_usage") is True,
         obfuscate=options.get("include_obfuscation") is True,
-        metadata=known.get("metadata", {}),
-        end_user=known.get("safety_identifier") or known.get("user") or None,
-        store=known.get("store"),
+        metadata=properties.get("metadata", {}),
+        end_user=properties.get("safety_identifier") or properties.get("user") or None,
+        store=properties.get("store"),
         dropped=tuple(reader.dropped),
     )
 
 
-def _check_values(known: Mapping[str, Any]) -> None:
-    for name, value in known.items():
+def _check_values(properties: Mapping[str, Any]) -> None:
+    for name, value in properties.items():
         fate, check, description = FIELDS[name]
         if fate == "refused":
             raise BadRequest(f"`{name}` is not supported here", param=name, code="unsupported_parameter")
@@ -192,39 +192,39 @@ def _check_values(known: Mapping[str, Any]) -> None:
             raise bad_value(name, description, code)
 
 
-def _conflicts(known: Mapping[str, Any]) -> Iterator[BadRequest]:
+def _conflicts(properties: Mapping[str, Any]) -> Iterator[BadRequest]:
     """Yield an error for each property that lacks another one, or that another one excludes."""
     for name, condition, holds in _NEEDS:
-        if name in known and not holds(known):
+        if name in properties and not holds(properties):
             problem = f"Invalid value for '{name}': '{name}' is only allowed when {condition}."
             yield BadRequest(problem, param=name, code="invalid_parameter_combination")
     for name, other in (("max_tokens", "max_completion_tokens"), ("functions", "tools")):
-        if name in known and other in known:
+        if name in properties and other in properties:
             problem = f"Setting '{name}' and '{other}' at the same time is not supported."
             yield BadRequest(problem, param=name, code="invalid_parameter_combination")
-    if "audio" in known.get("modalities", ()) and "audio" not in known:
+    if "audio" in properties.get("modalities", ()) and "audio" not in properties:
         yield missing_parameter("audio")
-    for where, kind, name in _tool_names(known):
-        if name not in {tool[kind]["name"] for tool in known.get("tools", ()) if tool["type"] == kind}:
+    for where, kind, name in _tool_names(properties):
+        if name not in {tool[kind]["name"] for tool in properties.get("tools", ()) if tool["type"] == kind}:
             yield BadRequest(f"`{where}` names `{name}`, which is not in 'tools'", param=where, code="invalid_value")
-    call = known.get("function_call")
-    if isinstance(call, dict) and call["name"] not in {function["name"] for function in known["functions"]}:
+    call = properties.get("function_call")
+    if isinstance(call, dict) and call["name"] not in {function["name"] for function in properties["functions"]}:
         problem = f"`function_call` names `{call['name']}`, which is not in 'functions'"
         yield BadRequest(problem, param="function_call", code="invalid_value")
 
 
 _NEEDS: tuple[tuple[str, str, Any], ...] = (
-    ("stream_options", "'stream' is true", lambda known: known.get("stream") is True),
-    ("top_logprobs", "'logprobs' is true", lambda known: known.get("logprobs") is True),
-    ("tool_choice", "'tools' are specified", lambda known: "tools" in known),
-    ("parallel_tool_calls", "'tools' are specified", lambda known: "tools" in known),
-    ("function_call", "'functions' are specified", lambda known: "functions" in known),
+    ("stream_options", "'stream' is true", lambda properties: properties.get("stream") is True),
+    ("top_logprobs", "'logprobs' is true", lambda properties: properties.get("logprobs") is True),
+    ("tool_choice", "'tools' are specified", lambda properties: "tools" in properties),
+    ("parallel_tool_calls", "'tools' are specified", lambda properties: "tools" in properties),
+    ("function_call", "'functions' are specified", lambda properties: "functions" in properties),
 )
 
 
-def _tool_names(known: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _tool_names(properties: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield (path, kind, name) of every tool that `tool_choice` names."""
-    choice = known.get("tool_choice")
+    choice = properties.get("tool_choice")
     if not isinstance(choice, dict):
         return
     if choice["type"] != "allowed_tools":

@@ -157,12 +157,12 @@ def unknown_parameter(where: str) -> BadRequest:
     return BadRequest(f"Unknown parameter: '{where}'.", param=where, code="unknown_parameter")
 
 
-def check_names(given: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
-    """Return `given` unchanged. Raises BadRequest, which names the first property that is not in `names`."""
-    unknown = sorted(str(name) for name in given if name not in names)
+def check_names(values: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:
+    """Return `values` unchanged. Raises BadRequest, which names the first property that is not in `names`."""
+    unknown = sorted(str(name) for name in values if name not in names)
     if unknown:
         raise unknown_parameter(unknown[0][:64])
-    return given
+    return values
 
 
 def parse_digits(text: str) -> int | None:
@@ -189,22 +189,24 @@ class Reader:
     dropped: list[str] = field(default_factory=list)
     parts: int = 0
 
-    def object(self, value: Any, where: str, known: Properties, required: tuple[str, ...] = ()) -> dict[str, Any]:
+    def object(self, value: Any, where: str, properties: Properties, required: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return the object with only its known properties; null counts as absent. Raises BadRequest with the path."""
         if not isinstance(value, dict):
             raise bad_value(where, "an object", WRONG_TYPE)
         check_size(value, where)
         for name in value:
-            if name not in known:
+            if name not in properties:
                 refuse_if_dangerous(name, f"{where}.{name}")
                 self.drop(f"{where}.{name}")
         for name in required:
             if value.get(name) is None:
                 raise missing_parameter(f"{where}.{name}")
-        for name, (check, description) in known.items():
+        for name, (check, description) in properties.items():
             if value.get(name) is not None and (code := check(value[name])):
                 raise bad_value(f"{where}.{name}", description, code)
-        return {name: item for name, item in value.items() if name in known and (item is not None or name == "content")}
+        return {
+            name: item for name, item in value.items() if name in properties and (item is not None or name == "content")
+        }
 
     def count_parts(self, parts: int, where: str) -> None:
         """Count the parts of one message before they are read. Raises BadRequest if the request has too many in all."""

@@ -74,24 +74,24 @@ EMBEDDING_FIELDS: Fields = {
 
 def parse_completion(body: object, *, strict: bool = False) -> ChatRequest:
     """Read a body of `/v1/completions`. Raises BadRequest, which names the field."""
-    known, dropped = _read_properties(body, COMPLETION_FIELDS, "prompt", strict)
-    best_of = known.get("best_of", known.get("n", 1))
-    if best_of < known.get("n", 1):
+    properties, dropped = _read_properties(body, COMPLETION_FIELDS, "prompt", strict)
+    best_of = properties.get("best_of", properties.get("n", 1))
+    if best_of < properties.get("n", 1):
         raise bad_value("best_of", "at least `n`", "invalid_value")
-    if known.get("stream") and best_of > known.get("n", 1):
+    if properties.get("stream") and best_of > properties.get("n", 1):
         raise bad_value("best_of", "no more than `n` in a stream", "invalid_parameter_combination")
-    if "stream_options" in known and not known.get("stream"):
+    if "stream_options" in properties and not properties.get("stream"):
         problem = "Invalid value for 'stream_options': 'stream_options' is only allowed when 'stream' is true."
         raise BadRequest(problem, param="stream_options", code="invalid_parameter_combination")
-    return _request("completions", known, COMPLETION_FIELDS, dropped)
+    return _request("completions", properties, COMPLETION_FIELDS, dropped)
 
 
 def parse_embedding(body: object, *, strict: bool = False) -> ChatRequest:
     """Read a body of `/v1/embeddings`. Raises BadRequest, which names the field."""
-    known, dropped = _read_properties(body, EMBEDDING_FIELDS, "input", strict)
-    if "" in (known["input"], *(known["input"] if isinstance(known["input"], list) else ())):
+    properties, dropped = _read_properties(body, EMBEDDING_FIELDS, "input", strict)
+    if "" in (properties["input"], *(properties["input"] if isinstance(properties["input"], list) else ())):
         raise bad_value("input", "without empty strings", "invalid_value")
-    return _request("embeddings", known, EMBEDDING_FIELDS, dropped)
+    return _request("embeddings", properties, EMBEDDING_FIELDS, dropped)
 
 
 def _read_properties(
@@ -106,26 +106,28 @@ def _read_properties(
     dropped = tuple(sorted(name for name in body if name not in fields))
     if strict and dropped:
         raise unknown_parameter(dropped[0])
-    known = {name: value for name, value in body.items() if name in fields and value is not None}
-    for name, value in known.items():
+    properties = {name: value for name, value in body.items() if name in fields and value is not None}
+    for name, value in properties.items():
         _, check, description = fields[name]
         if code := check(value):
             raise bad_value(name, description, code)
     for name in ("model", required):
-        if name not in known:
+        if name not in properties:
             raise missing_parameter(name)
-    return known, dropped
+    return properties, dropped
 
 
-def _request(endpoint: Endpoint, known: Mapping[str, Any], fields: Fields, dropped: tuple[str, ...]) -> ChatRequest:
+def _request(
+    endpoint: Endpoint, properties: Mapping[str, Any], fields: Fields, dropped: tuple[str, ...]
+) -> ChatRequest:
     return ChatRequest(
-        model=known["model"],
+        model=properties["model"],
         messages=(),
-        params={name: value for name, value in known.items() if fields[name][0] == "last"},
-        stream=known.get("stream", False),
-        include_usage=(known.get("stream_options") or {}).get("include_usage") is True,
-        metadata=known.get("metadata", {}),
-        end_user=known.get("user") or None,
+        params={name: value for name, value in properties.items() if fields[name][0] == "last"},
+        stream=properties.get("stream", False),
+        include_usage=(properties.get("stream_options") or {}).get("include_usage") is True,
+        metadata=properties.get("metadata", {}),
+        end_user=properties.get("user") or None,
         dropped=dropped,
         endpoint=endpoint,
     )
@@ -178,9 +180,9 @@ def text_completion(chat_body: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- embeddings
 
 
-def inputs_of(given: Any) -> int:
+def inputs_of(value: Any) -> int:
     """The number of texts in an `input` or a `prompt`."""
-    return len(given) if isinstance(given, list) and isinstance(given[0], str | list) else 1
+    return len(value) if isinstance(value, list) and isinstance(value[0], str | list) else 1
 
 
 def check_embeddings(body: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,21 +132,21 @@ class PoolFile(_Frozen):
 
     @model_validator(mode="after")
     def _names_agree(self) -> PoolFile:
-        for what in ("name", "handle"):
+        for field in ("name", "handle"):
             seen: set[str] = set()
             for worker in self.workers:
-                value = str(getattr(worker, what))
+                value = str(getattr(worker, field))
                 if value in seen:
-                    raise ValueError(f"two workers share the {what} `{value}`; make it unique")
+                    raise ValueError(f"two workers share the {field} `{value}`; make it unique")
                 seen.add(value)
-        known = {worker.name for worker in self.workers}
+        worker_names = {worker.name for worker in self.workers}
         for pool, names in self.pools.items():
             if not names:
                 raise ValueError(f"pool `{pool}` is empty; list at least one worker")
             if len(set(names)) != len(names):
                 raise ValueError(f"pool `{pool}` names a worker twice; list each once")
             for name in names:
-                if name not in known:
+                if name not in worker_names:
                     raise ValueError(f"pool `{pool}` names `{name}`, which is not under workers")
         if self.default not in self.pools:
             raise ValueError(f"`default` is `{self.default}`, which is not under pools ({', '.join(self.pools)})")

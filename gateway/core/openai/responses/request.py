@@ -181,19 +181,19 @@ def parse_responses_request(
     for name in body:
         _refuse(name)
     reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
-    known = {name: value for name, value in body.items() if name in FIELDS and value is not None}
-    for name, value in known.items():
+    properties = {name: value for name, value in body.items() if name in FIELDS and value is not None}
+    for name, value in properties.items():
         _, check, description = FIELDS[name]
         if code := check(value):
             raise bad_value(name, description, code)
     for name in ("model", "input"):
-        if name not in known:
+        if name not in properties:
             raise missing_parameter(name)
-    items = parse_items(known["input"], items_max, reader)
-    known |= {name: _DEEP[name](known[name], reader) for name in _DEEP if name in known}
+    items = parse_items(properties["input"], items_max, reader)
+    properties |= {name: _DEEP[name](properties[name], reader) for name in _DEEP if name in properties}
     if strict and reader.dropped:
         raise unknown_parameter(reader.dropped[0])
-    return ResponsesRequest(known["model"], items, known, tuple(reader.dropped))
+    return ResponsesRequest(properties["model"], items, properties, tuple(reader.dropped))
 
 
 def _refuse(name: str) -> None:
