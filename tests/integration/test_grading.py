@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import event, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.gradings import GradingStore
 from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import gradings
 from policy.graders import Tools
 from policy.jobs.grading import ATTEMPTS_MAX, BATCH, Grading, JudgeSettings, judge_tools
@@ -75,6 +78,30 @@ async def test_a_reply_gets_the_outcome_its_request_asked_for(
     async with pg_engine.connect() as connection:
         learned = (await connection.execute(text("SELECT DISTINCT success FROM experience"))).scalars().all()
     assert learned == [value]  # it steers the rule at once, as a client's outcome does
+
+
+async def test_a_rollout_read_while_it_is_graded_is_of_one_moment(pg_engine: AsyncEngine) -> None:
+    """The grade lands between two statements of the reader: it shows the grade with its outcome, or neither."""
+    rollout_id = await asked(pg_engine, "exact", "so: $18.90")
+    (waiting,) = await GradingStore(pg_engine).lend(1, 60.0)
+    url = pg_engine.url.render_as_string(hide_password=False)
+    landed: list[bool] = []
+
+    async def grade() -> bool:
+        async with connected(url) as engine:
+            return await GradingStore(engine).graded(waiting, 1.0, "exact@1", "")
+
+    def land(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "FROM gradings" in statement and not landed:
+            with ThreadPoolExecutor(1) as thread:  # this one's event loop waits for the statement
+                landed.append(thread.submit(asyncio.run, grade()).result())
+
+    async with connected(url) as engine:
+        event.listen(engine.sync_engine, "before_cursor_execute", land)
+        shown = [await PostgresStore(engine).rollout_get(rollout_id, waiting.key_id) for _ in range(2)]
+    assert landed == [True]
+    states = [(row["gradings"][0]["state"], len(row["outcomes"])) for row in shown if row]
+    assert states == [("waiting", 0), ("graded", 1)]
 
 
 async def test_a_request_that_named_none_is_left_alone(pg_engine: AsyncEngine) -> None:

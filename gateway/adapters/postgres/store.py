@@ -74,6 +74,10 @@ class PostgresStore:
         """A transaction; `timeout_s` replaces the engine's statement time-out inside it. Raises Unavailable."""
         return transaction(self.engine, timeout_s)
 
+    def snapshot(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction whose statements all read the database as of one moment. Raises Unavailable."""
+        return transaction(self.engine.execution_options(isolation_level="REPEATABLE READ"), timeout_s)
+
     async def ready(self) -> bool:
         """Whether the database answers and has been migrated."""
         try:
@@ -99,8 +103,9 @@ class PostgresStore:
     # ---------------------------------------------------------------- rollouts and outcomes
 
     async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
-        """The tree of a rollout, by its id or its completion id; None for an unknown one and for another key's."""
-        async with self.begin() as connection:
+        """The tree of a rollout as of one moment, by its id or its completion id; None for an unknown one and for
+        another key's."""
+        async with self.snapshot() as connection:
             root = await connection.scalar(_owned(rollout_id, key_id))
             if root is None:
                 return None
@@ -163,8 +168,7 @@ class PostgresStore:
 
     async def books(self, settled_max: int) -> Books:
         """What Redis is rebuilt from, as of one moment; the latest `settled_max` settlements."""
-        one_moment = self.engine.execution_options(isolation_level="REPEATABLE READ")
-        async with transaction(one_moment, self.recovery_timeout_s) as connection:
+        async with self.snapshot(self.recovery_timeout_s) as connection:
             return Books(await _posted(connection), await _open(connection), await _settled(connection, settled_max))
 
     async def posted_totals(self) -> Mapping[str, int]:
