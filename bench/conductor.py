@@ -9,7 +9,7 @@
 3. **traffic**: 24 applications ask the live version; most plans are sampled, every request names its grader.
 4. **lesson**: a job learns from that log alone (`--env logged`), gate and canary as before. Where it is refused, the
    version before it stays.
-5. **figures**: `policy.evaluate.arena` on the start and on what is live in the end, held-out phrasings, three pools.
+5. **figures**: `policy evaluate` of the start and of what is live in the end, held-out phrasings, three staffs.
 
 Each stage leaves its result in DIR and is passed over when that is there: the same command goes on after Ctrl-C or a
 kill. `--ship NAME` copies the conductor to policy/shipped/NAME. Status 4 when the gate refuses the practised one.
@@ -26,7 +26,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,9 @@ ARENA_SPEED = "10"  # divides the workers' simulated seconds
 WAVE = 250  # requests between two looks at how far it is
 SHIPPED = ROOT / "policy" / "shipped"
 _ASKED = "SELECT count(*) AS n FROM gradings"
-POOLS = ("standard", "held_out", "fresh")
+COMPARED = ("random-plan", "label", "oracle-plan")
+STAFFS = ("standard", "held_out", "fresh")
+EXPERIENCES: Mapping[str, tuple[str, ...]] = {"nothing": ("--experience", "0"), "truth": ("--true-experience",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +210,17 @@ def ship(places: Places, name: str) -> None:
 
 
 def figures(places: Places, python: str, n: int) -> None:
-    """Start and conductor on held-out phrasings, in one file and on stderr."""
-    found: dict[str, Any] = {}
-    for directory in (places.start, places.conductor):
-        kept = places.out / f"figures-{directory.name}.json"
-        words = ("--model", str(directory), "--tasks", str(n), "--pools", *POOLS, "--json", str(kept))
-        run_program(python, "policy.evaluate.arena", *words)
-        found[directory.name] = json.loads(kept.read_text(encoding="utf-8"))
-    places.figures.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    """Start and conductor on held-out phrasings, shown no experience and the true one; the reports in one file."""
+    reports: dict[str, Any] = {}
+    directories = (places.start, places.conductor)
+    policies = [word for name in (*map(str, directories), *COMPARED) for word in ("--policy", name)]
+    for staff in STAFFS:
+        for shown, experience in EXPERIENCES.items():
+            out = places.out / f"figures-{staff}-{shown}.json"
+            words = ("--env", "arena", "--staff", staff, "--rounds", "1", "--n", str(n), "--out", str(out))
+            run_program(python, "policy", "evaluate", *words, *experience, *policies)
+            reports[f"{staff}, {shown} shown"] = json.loads(out.read_text(encoding="utf-8"))
+    places.figures.write_text(json.dumps(reports, indent=2) + "\n", encoding="utf-8")
 
 
 def parser() -> argparse.ArgumentParser:

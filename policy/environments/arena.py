@@ -90,19 +90,19 @@ class ArenaEnvironment(ExecutedEnvironment):
 
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
         """The programs of the prompt's pool."""
-        return SpeakerWorkers(ArenaSpeaker(tuple(_truth(prompt).workers.values()), self._seed))
+        return SpeakerWorkers(ArenaSpeaker(tuple(truth_of(prompt).workers.values()), self._seed))
 
     def grade(self, prompt: Prompt, reply: str) -> float:
         """1.0 when the final answer is the task's."""
-        return grade(_truth(prompt).task, reply)
+        return grade(truth_of(prompt).task, reply)
 
     def children(self, prompt: Prompt) -> Planner:
         """The arena's planner, which reads what the pool shows."""
-        return ArenaPlanner(_truth(prompt))
+        return ArenaPlanner(truth_of(prompt))
 
     def oracle(self, prompt: Prompt) -> Planner:
         """The best plan known for this very task: see ArenaPlanner."""
-        return ArenaPlanner(_truth(prompt), cross_fitted=True)
+        return ArenaPlanner(truth_of(prompt), cross_fitted=True)
 
 
 class ArenaPlanner:
@@ -149,7 +149,8 @@ def _spec(worker: Worker, told: bool) -> WorkerSpec:
     return WorkerSpec.model_validate(worker_entry(worker, NOWHERE, told=told))
 
 
-def _truth(prompt: Prompt) -> Truth:
+def truth_of(prompt: Prompt) -> Truth:
+    """What only the arena knows of one of its prompts. Raises ValueError for a prompt of another environment."""
     if not isinstance(prompt.truth, Truth):
         raise ValueError(f"prompt {prompt.id} is not one of the arena's")
     return prompt.truth

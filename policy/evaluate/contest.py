@@ -16,9 +16,9 @@ from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
 from policy.environments.base import Episode, Planner, PlanSource, Prompt
 from policy.environments.sampling import CONCURRENCY, Progress, sample
-from policy.evaluate.asked import Asked
-from policy.evaluate.entrants import ROUTERS, TUNED, Entrant
-from policy.evaluate.scene import Scene, digest_of
+from policy.evaluate.entrants import ORACLE_PLAN, ROUTERS, TUNED, Entrant
+from policy.evaluate.options import EvaluationOptions
+from policy.evaluate.stages import EvaluationScene, digest_of
 from policy.statistics.baselines import fixed
 
 SAY_EVERY_S = 5.0  # where standard error is no terminal
@@ -157,23 +157,23 @@ def write_whole(path: Path, text: str) -> None:
 
 
 async def contest(
-    asked: Asked, scene: Scene, found: Sequence[Entrant], kept: Kept, say: Say
+    options: EvaluationOptions, scene: EvaluationScene, found: Sequence[Entrant], kept: Kept, say: Say
 ) -> Mapping[str, list[Row]]:
     """Rows by policy name, each in the order of the questions. Raises ConfigError."""
     sees = any(entrant.reads_experience for entrant in found)
-    prompts = await scene.experienced(asked.neighbours if sees else 0)
-    planners = {entrant.name: await _planner(asked, scene, entrant) for entrant in found}  # refused before any is run
+    prompts = await scene.experienced(options.neighbours if sees else 0)
+    planners = {entrant.name: await _planner(options, scene, entrant) for entrant in found}  # refused before any is run
     common = digest_of(
-        [__version__, asked.env, asked.rounds, scene.stage.facts, [_shown(prompt) for prompt in prompts]]
+        [__version__, options.env, options.rounds, scene.stage.facts, [_shown(prompt) for prompt in prompts]]
     )
     results: dict[str, list[Row]] = {}
     for number, entrant in enumerate(found, 1):
-        key = digest_of([common, entrant.identity, await _lesson(scene, entrant), asked.seed])[:32]
+        key = digest_of([common, entrant.identity, await _lesson(scene, entrant), options.seed])[:32]
         rows = kept.rows(key)
         again = rows is not None
         if rows is None:
             what = f"[{number}/{len(found)}] {entrant.name}"
-            rows = await _played(asked, scene, entrant, planners[entrant.name], prompts, what, say)
+            rows = await _played(options, scene, entrant, planners[entrant.name], prompts, what, say)
             kept.keep(key, rows)
         results[entrant.name] = rows
         right = sum(row.outcome for row in rows) / len(rows)
@@ -188,7 +188,7 @@ def _shown(prompt: Prompt) -> list[object]:
     return [prompt.id, [(spec.name, spec.handle) for spec in prompt.pool], past]
 
 
-async def _lesson(scene: Scene, entrant: Entrant) -> str:
+async def _lesson(scene: EvaluationScene, entrant: Entrant) -> str:
     """What a tuned policy was tuned on, for the key under which its rows are kept."""
     if entrant.kind != "tuned":
         return ""
@@ -196,8 +196,8 @@ async def _lesson(scene: Scene, entrant: Entrant) -> str:
 
 
 async def _played(
-    asked: Asked,
-    scene: Scene,
+    options: EvaluationOptions,
+    scene: EvaluationScene,
     entrant: Entrant,
     planner: Planner | None,
     prompts: Sequence[Prompt],
@@ -205,21 +205,24 @@ async def _played(
     say: Say,
 ) -> list[Row]:
     if entrant.directory is not None:
-        engine, conductor = entrant.directory.open(asked.threads, entrant.quality)
+        engine, conductor = entrant.directory.open(options.threads, entrant.quality)
         try:
-            return await _rows(scene, prompts, [conductor] * len(prompts), what, say, 2 * asked.threads)
+            rows = await _rows(scene, prompts, [conductor] * len(prompts), what, say, 2 * options.threads)
+            say.done(f"{what}: {1000 * engine.busy_s / max(1, engine.decoded):.1f} ms a plan")
+            return rows
         finally:
             engine.close()
-    sources: list[PlanSource] = [planner or scene.stage.oracle(prompt) for prompt in prompts]
+    own = scene.stage.oracle_plan if entrant.identity == ORACLE_PLAN else scene.stage.oracle
+    sources: list[PlanSource] = [planner or own(prompt) for prompt in prompts]
     return await _rows(scene, prompts, sources, what, say, CONCURRENCY)
 
 
-async def _planner(asked: Asked, scene: Scene, entrant: Entrant) -> Planner | None:
+async def _planner(options: EvaluationOptions, scene: EvaluationScene, entrant: Entrant) -> Planner | None:
     """None for what plans each question by itself, or is opened when its turn comes."""
     if entrant.kind == "fixed":
         return fixed(entrant.worker)
-    if entrant.kind == "router":
-        return ROUTERS[entrant.identity](asked.seed)
+    if entrant.kind == "router" and entrant.identity != ORACLE_PLAN:
+        return ROUTERS[entrant.identity](options.seed)
     if entrant.kind != "tuned":
         return None
     lessons = await scene.lessons(entrant.file)
@@ -230,7 +233,12 @@ async def _planner(asked: Asked, scene: Scene, entrant: Entrant) -> Planner | No
 
 
 async def _rows(
-    scene: Scene, prompts: Sequence[Prompt], sources: Sequence[PlanSource], what: str, say: Say, concurrency: int
+    scene: EvaluationScene,
+    prompts: Sequence[Prompt],
+    sources: Sequence[PlanSource],
+    what: str,
+    say: Say,
+    concurrency: int,
 ) -> list[Row]:
     work = [(prompt, [source]) for prompt, source in zip(prompts, sources, strict=True)]
     found = await sample(
@@ -239,13 +247,13 @@ async def _rows(
     return [Row.of(prompt, group[0]) for prompt, group in zip(prompts, found.groups, strict=True)]
 
 
-def facts_of(scene: Scene, asked: Asked, prompts: int) -> dict[str, Any]:
+def facts_of(scene: EvaluationScene, options: EvaluationOptions, prompts: int) -> dict[str, Any]:
     """What was evaluated, for the report."""
     return {
         **scene.stage.facts,
-        "environment": asked.env,
+        "environment": options.env,
         "split": scene.stage.split,
         "questions": prompts,
-        "seed": asked.seed,
+        "seed": options.seed,
         "workers": scene.workers,
     }

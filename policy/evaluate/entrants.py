@@ -9,13 +9,27 @@ from types import MappingProxyType
 from typing import Literal
 
 import policy
-from gateway.core.loop.experience import RuleWeights
+from gateway.core.loop.experience import RuleWeights, content_text
+from gateway.core.loop.plan import validate
 from gateway.errors import ConfigError
-from policy.environments.base import CascadeRouter, Planner, RulePlanner, VoteRouter
+from policy.environments.base import (
+    SHIP,
+    CascadeRouter,
+    EarlyStart,
+    Meter,
+    Plan,
+    Planner,
+    RoundRecord,
+    RulePlanner,
+    Situation,
+    VoteRouter,
+)
 from policy.evaluate.inprocess import ConductorDirectory, read_conductors
-from policy.evaluate.scene import digest_of
+from policy.evaluate.stages import digest_of
+from policy.simulators.arena.messages import read_prompt
+from policy.start.synthetic.label import arena_label
 from policy.statistics import tuning
-from policy.statistics.baselines import CheapestPlanner, Once, RandomPlanner
+from policy.statistics.baselines import CheapestPlanner, Once, RandomPlanner, RandomPlanPlanner
 
 Kind = Literal["fixed", "router", "tuned", "conductor", "oracle"]
 TUNED: Mapping[str, Callable[[Sequence[tuning.Observed], float], Planner]] = {
@@ -27,16 +41,35 @@ TUNED: Mapping[str, Callable[[Sequence[tuning.Observed], float], Planner]] = {
 RULE = RulePlanner(RuleWeights())
 ROUTERS: Mapping[str, Callable[[int], Planner]] = {
     "random": RandomPlanner,
+    "random-plan": RandomPlanPlanner,
     "cheapest": lambda _seed: CheapestPlanner(),
     "baton/rule": lambda _seed: Once(RULE),
     "baton/vote": lambda _seed: VoteRouter(RULE),
     "baton/cascade": lambda _seed: CascadeRouter(RULE),
+    "label": lambda _seed: LabelPlanner(),
 }
+ORACLE_PLAN = "oracle-plan"  # the arena's plan for the very question, not cross-fitted: each question has its own
 ALIASES = {"rule": "baton/rule"}
 SHIPPED = Path(policy.__file__).parent / "shipped" / "arena-3"
 CONDUCTOR_SHIPPED = "conductor@shipped"
 FIXED = "fixed:"
 ORACLE = "oracle"
+
+
+class LabelPlanner:
+    """`label`: the plan that the warm start teaches for this very prompt, the best that reading what is shown gives.
+    It knows the arena's questions alone."""
+
+    name = "label"
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where the label does not fit the caps."""
+        if situation.round > 1:
+            return SHIP
+        texts = [content_text(message.get("content")) for message in situation.conversation]
+        prompt = read_prompt(situation.conversation, texts)
+        label = arena_label(prompt.question, prompt.task, situation.shown, situation.allowed.steps_max)
+        return validate(label, situation.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +153,9 @@ def _named(
     if name == ORACLE:
         return [Entrant(name, "oracle", ORACLE)]
     known = ALIASES.get(name, name)
-    if known in ROUTERS:
+    if known in ROUTERS or known == ORACLE_PLAN:
         return [Entrant(name, "router", known)]
-    names = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE, CONDUCTOR_SHIPPED]
+    names = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE_PLAN, ORACLE, CONDUCTOR_SHIPPED]
     raise ConfigError(f"--policy {name}: neither a policy directory nor one of {', '.join(names)}")
 
 
@@ -130,7 +163,7 @@ def _path(name: str) -> Path | None:
     """The policy directory that a name stands for; None where it stands for something else."""
     if name == CONDUCTOR_SHIPPED:
         return SHIPPED
-    reserved = name in ROUTERS or name in ALIASES or name == ORACLE or name.startswith(FIXED)
+    reserved = name in ROUTERS or name in ALIASES or name in (ORACLE, ORACLE_PLAN) or name.startswith(FIXED)
     if reserved or name.partition(":")[0] in TUNED:
         return None
     return Path(name) if Path(name).is_dir() else None

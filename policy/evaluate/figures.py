@@ -13,9 +13,9 @@ from typing import Any
 
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
-from policy.evaluate.asked import Asked
 from policy.evaluate.contest import Row
 from policy.evaluate.entrants import FIXED, ORACLE, Entrant
+from policy.evaluate.options import EvaluationOptions
 from policy.statistics.stats import (
     aiq,
     apgr,
@@ -50,74 +50,80 @@ FORMULAS = {
 }
 
 
-def report(asked: Asked, found: Sequence[Entrant], results: Results) -> dict[str, Any]:
+def report(options: EvaluationOptions, found: Sequence[Entrant], results: Results) -> dict[str, Any]:
     """Everything but where it came from. Raises ConfigError on a --curve that names nothing."""
     singles = {entrant.name: entrant for entrant in found if entrant.kind == "fixed"}
-    best = max(singles, key=lambda name: (_accuracy(results[name]), -_usd(results[name]), name))
-    weak, strong = _ends(asked, results, singles)
-    shown = [entrant.name for entrant in found if entrant.kind != "oracle" or ORACLE in asked.policies]
-    frame = _Frame(asked, results, best, weak, strong)
+    best = max(singles, key=lambda name: (_accuracy(results[name]), -_usd(results[name]), name), default=None)
+    weak, strong = _ends(options, results, singles)
+    shown = [entrant.name for entrant in found if entrant.kind != "oracle" or ORACLE in options.policies]
+    frame = _Frame(options, results, best, weak, strong)
     oracle = next(entrant.name for entrant in found if entrant.kind == "oracle")
     return {
         "policies": {name: frame.policy(name) for name in shown},
         "best_single": best,
-        "oracle": {"kind": ORACLES[asked.env], **frame.short(oracle)},
+        "oracle": {"kind": ORACLES[options.env], **frame.short(oracle)},
         "weak": weak,
         "strong": strong,
-        "curves": {name: frame.curve(members) for name, members in curves(asked, found).items()},
+        "curves": {name: frame.curve(members) for name, members in curves(options, found).items() if members},
         "formulas": FORMULAS,
     }
 
 
-def curves(asked: Asked, found: Sequence[Entrant]) -> dict[str, list[str]]:
+def curves(options: EvaluationOptions, found: Sequence[Entrant]) -> dict[str, list[str]]:
     """Policies that belong together: all fixed workers, a tuned policy at several weights, a directory at several
     places of its dial, and those asked for."""
     named: dict[str, list[str]] = {"fixed workers": [entrant.name for entrant in found if entrant.kind == "fixed"]}
-    if len(asked.usd_weights) > 1:
+    if len(options.usd_weights) > 1:
         for entrant in found:
             if entrant.kind == "tuned":
                 named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
-    if len(asked.qualities) > 1:
+    if len(options.qualities) > 1:
         for entrant in found:
             if entrant.quality is not None:
                 named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
     names = {entrant.name for entrant in found}
-    for name, members in asked.curves.items():
+    for name, members in options.curves.items():
         if missing := [member for member in members if member not in names]:
             raise ConfigError(f"--curve {name}: `{missing[0]}` is not among the policies: {', '.join(sorted(names))}")
         named[name] = list(members)
     return named
 
 
-def check_ends(asked: Asked, found: Sequence[Entrant]) -> None:
+def check_ends(options: EvaluationOptions, found: Sequence[Entrant]) -> None:
     """Raises ConfigError on a --weak or --strong that is no worker."""
     workers = [entrant.worker for entrant in found if entrant.kind == "fixed"]
-    for option, name in (("weak", asked.weak), ("strong", asked.strong)):
+    for option, name in (("weak", options.weak), ("strong", options.strong)):
         if name is not None and name not in workers:
             raise ConfigError(f"--{option} {name}: no such worker; there are {', '.join(workers)}")
 
 
-def _ends(asked: Asked, results: Results, singles: Mapping[str, Entrant]) -> tuple[str, str]:
-    """The weak and the strong worker's names."""
+def _ends(
+    options: EvaluationOptions, results: Results, singles: Mapping[str, Entrant]
+) -> tuple[str | None, str | None]:
+    """The weak and the strong worker's names; None where each question has its own workers."""
+    if not singles:
+        return None, None
     by_cost = sorted(singles, key=lambda name: (_usd(results[name]), name))
-    return asked.weak or singles[by_cost[0]].worker, asked.strong or singles[by_cost[-1]].worker
+    return options.weak or singles[by_cost[0]].worker, options.strong or singles[by_cost[-1]].worker
 
 
 class _Frame:
     """What every policy is compared with."""
 
-    def __init__(self, asked: Asked, results: Results, best: str, weak: str, strong: str) -> None:
-        self._asked = asked
+    def __init__(
+        self, options: EvaluationOptions, results: Results, best: str | None, weak: str | None, strong: str | None
+    ) -> None:
+        self._options = options
         self._results = results
         self._best = best
         self._strong = strong
-        self._ends = _accuracy(results[f"{FIXED}{weak}"]), _accuracy(results[f"{FIXED}{strong}"])
+        self._ends = [_accuracy(results[f"{FIXED}{name}"]) for name in (weak, strong) if name is not None]
 
     def short(self, name: str) -> dict[str, Any]:
         """What it got and what it cost."""
         rows = self._results[name]
-        right = bootstrap_mean([row.outcome for row in rows], seed=self._asked.seed)
-        usd = bootstrap_mean([row.cost_nano * USD_1K for row in rows], seed=self._asked.seed)
+        right = bootstrap_mean([row.outcome for row in rows], seed=self._options.seed)
+        usd = bootstrap_mean([row.cost_nano * USD_1K for row in rows], seed=self._options.seed)
         return {
             "n": len(rows),
             "accuracy": right.value,
@@ -139,17 +145,17 @@ class _Frame:
             "errors": dict(Counter(row.error for row in rows if row.error is not None)),
             "refusals": dict(Counter(reason for row in rows for reason in row.refusals)),
             "worker_share": _shares(rows),
-            "vs_best_single": self._paired(name),
+            "vs_best_single": None if self._best is None else self._paired(name, self._best),
             **self._worth([name]),
             "by_category": _split(rows, [row.category for row in rows]),
             "by_shape": _split(rows, [_shape(row) for row in rows]),
         }
 
-    def _paired(self, name: str) -> dict[str, Any]:
+    def _paired(self, name: str, best: str) -> dict[str, Any]:
         """Against the best single worker on the same questions."""
         mine = [row.outcome for row in self._results[name]]
-        other = [row.outcome for row in self._results[self._best]]
-        gain = bootstrap_mean([a - b for a, b in zip(mine, other, strict=True)], seed=self._asked.seed)
+        other = [row.outcome for row in self._results[best]]
+        gain = bootstrap_mean([a - b for a, b in zip(mine, other, strict=True)], seed=self._options.seed)
         test = mcnemar([value >= 0.5 for value in mine], [value >= 0.5 for value in other])
         return {
             "accuracy_gain": gain.value,
@@ -163,17 +169,18 @@ class _Frame:
         """Scores of one policy, or of several that are one dial."""
         usd = [_usd(self._results[name]) for name in names]
         right = [_accuracy(self._results[name]) for name in names]
-        reach = cost_at_quality(usd, right, _accuracy(self._results[self._best]))
+        best = self._best
+        reach = None if best is None else cost_at_quality(usd, right, _accuracy(self._results[best]))
         score = max(routerarena_score(accuracy, cost) for accuracy, cost in zip(right, usd, strict=True))
-        scores = {"aiq": aiq(usd, right, *self._asked.cost_range), "routerarena": score}
+        scores = {"aiq": aiq(usd, right, *self._options.cost_range), "routerarena": score}
         return {**scores, "usd_per_1k_at_best_single": reach, **self._recovered(names, right)}
 
     def _recovered(self, names: Sequence[str], right: Sequence[float]) -> dict[str, float | None]:
         """RouteLLM's scores; None where the strong worker is not better than the weak one."""
-        weak, strong = self._ends
         keys = ("apgr", *(f"cpt_{round(100 * share)}" for share in GAP_SHARES))
-        if strong <= weak:
+        if not self._ends or self._ends[1] <= self._ends[0]:
             return dict.fromkeys(keys)
+        weak, strong = self._ends
         shares = [fmean(self._strong in row.workers for row in self._results[name]) for name in names]
         reached = [cpt(shares, right, weak, strong, share) for share in GAP_SHARES]
         return dict(zip(keys, (apgr(shares, right, weak, strong), *reached), strict=True))

@@ -44,10 +44,9 @@ def markdown(report: Mapping[str, Any], kinds: Mapping[str, str], plane: str, wo
     if workers is not None:
         parts.append(f"## Who was called\n\n![share of steps by worker]({workers})")
     parts.append(_shapes([(name, found) for name, found in rows if kinds[name] not in ("fixed", "oracle")]))
-    notes = [f"- `{name}`: {text}" for name, text in report["formulas"].items()]
-    parts.append(
-        "## How the figures are made\n\n" + "\n".join([f"- best single worker: `{best}`, by accuracy", *notes])
-    )
+    notes = [] if best is None else [f"- best single worker: `{best}`, by accuracy"]
+    notes += [f"- `{name}`: {text}" for name, text in report["formulas"].items()]
+    parts.append("## How the figures are made\n\n" + "\n".join(notes))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -104,8 +103,9 @@ def _policies(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, 
     for name, found in rows:
         paired = found["vs_best_single"]
         low, high = found["accuracy_ci"]
-        gain = "" if name == report["best_single"] else f"{paired['accuracy_gain']:+.3f}"
-        p = "" if name == report["best_single"] else _p(paired["p"])
+        against = paired is not None and name != report["best_single"]
+        gain = f"{paired['accuracy_gain']:+.3f}" if against else ""
+        p = _p(paired["p"]) if against else ""
         share = f"{found['accuracy'] / top:.2f}" if top else "–"
         cells = (f"`{name}`", _number(found["accuracy"]), f"{low:.3f}…{high:.3f}", f"{found['usd_per_1k']:.3g}")
         body.append((*cells, _number(found["calls_per_task"], 2), _number(found["parse_rate"]), gain, p, share))
@@ -118,7 +118,9 @@ SCORE_HEAD = ("AIQ", "APGR", "CPT 50 %", "CPT 80 %", "RouterArena", "$ per 1,000
 
 def _scores(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     low, high = report["settings"]["cost_range"]
-    ends = f"Weak worker `{report['weak']}`, strong worker `{report['strong']}`; AIQ over ${low:g} to ${high:g}."
+    ends = f"AIQ over ${low:g} to ${high:g}."
+    if report["weak"] is not None:
+        ends = f"Weak worker `{report['weak']}`, strong worker `{report['strong']}`; {ends}"
     body = [(f"`{name}`", *(_number(found[key]) for key in SCORES)) for name, found in rows]
     return f"## Quality for cost\n\n{ends}\n\n" + _table(("policy", *SCORE_HEAD), body)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from gateway.errors import BatonError, ConfigError
 from policy.dataset.cli import add_filters, database_url_of, selection_of
 from policy.evaluate.contest import Kept
+from policy.evaluate.options import NEIGHBOURS, TRAIN_QUESTIONS_MAX
 from policy.gate.checks import thresholds_of
 from policy.gate.injection import DRAWS
 from policy.gate.logged import LoggedSource
@@ -56,8 +57,16 @@ def _add_scene(group: argparse._ArgumentGroup) -> None:
         "--train", type=Path, metavar="FILE", help="what tables, cascades and experience are learnt from"
     )
     group.add_argument("--n", type=int, metavar="N", help=f"so many questions (default all; arena {QUESTIONS_ARENA})")
-    group.add_argument("--train-n", type=int, metavar="N", help="at most so many questions to learn from")
-    group.add_argument("--experience", type=int, metavar="K", help="training questions behind what is shown of workers")
+    group.add_argument(
+        "--train-n", type=int, default=TRAIN_QUESTIONS_MAX, metavar="N", help="at most so many questions to learn from"
+    )
+    group.add_argument(
+        "--experience",
+        type=int,
+        default=NEIGHBOURS,
+        metavar="K",
+        help="training questions behind what is shown of workers",
+    )
     group.add_argument("--seed", type=int, default=0, help="of questions, orders and resamples")
     group.add_argument(
         "--draws", type=int, default=DRAWS, metavar="N", help=f"orders of the pool for each attack, default {DRAWS}"

@@ -17,12 +17,12 @@ from typing import Any
 from gateway import __version__
 from gateway.errors import ConfigError
 from policy.environments.base import Planner
-from policy.evaluate.asked import Asked
 from policy.evaluate.contest import SAY_EVERY_S, Kept, Row, Say, contest, facts_of, write_whole
 from policy.evaluate.entrants import ORACLE, RULE, Entrant, entrants
 from policy.evaluate.figures import report as evaluation_report
 from policy.evaluate.inprocess import ConductorDirectory, read_conductors
-from policy.evaluate.scene import Scene, digest_of
+from policy.evaluate.options import EvaluationOptions
+from policy.evaluate.stages import EvaluationScene, digest_of
 from policy.gate import heldout, injection, triage
 from policy.gate.checks import Check, Part, Thresholds
 from policy.gate.heldout import Compared
@@ -79,8 +79,8 @@ async def gate(
     kept = Kept(scene.out)
     both = contestants(candidate, live)
     served = replace(scene, rounds=scene.rounds or both.candidate.manifest.rounds)
-    asked = served.evaluation(tuple(BASELINES))
-    stage = Scene(asked, say.progress)
+    options = served.evaluation(tuple(BASELINES))
+    stage = EvaluationScene(options, say.progress)
     parts: list[Part] = []
     if scene.logged is not None:
         parts.append(await _triage(both, scene, scene.logged, thresholds, kept, say))
@@ -88,7 +88,7 @@ async def gate(
         candidate=both.candidate.manifest.id,
         candidate_sha256=both.candidate.manifest.weights_sha256,
         live=both.live_name,
-        scene={"environment": asked.env},
+        scene={"environment": options.env},
         parts=parts,
         thresholds=thresholds,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -96,9 +96,9 @@ async def gate(
     )
     if any(check.refuses for part in parts for check in part.checks) and not everything:
         return replace(report, skipped=[f"{name}: triage has refused it already" for name in (HELD_OUT, INJECTION)])
-    held_out, evaluation, kinds = await _held_out(both, asked, stage, scene, thresholds, kept, say)
+    held_out, evaluation, kinds = await _held_out(both, options, stage, scene, thresholds, kept, say)
     parts += [held_out, await _injected(both, stage, scene, thresholds, kept, say)]
-    about = {**facts_of(stage, asked, len(stage.stage.prompts)), "environment": asked.env}
+    about = {**facts_of(stage, options, len(stage.stage.prompts)), "environment": options.env}
     return replace(report, parts=parts, scene=about, evaluation=evaluation, kinds=kinds)
 
 
@@ -164,11 +164,17 @@ def _said(part: Part, say: Say) -> Part:
 
 
 async def _held_out(
-    both: Contestants, asked: Asked, stage: Scene, scene: GateScene, thresholds: Thresholds, kept: Kept, say: Told
+    both: Contestants,
+    options: EvaluationOptions,
+    stage: EvaluationScene,
+    scene: GateScene,
+    thresholds: Thresholds,
+    kept: Kept,
+    say: Told,
 ) -> tuple[Part, Mapping[str, Any], Mapping[str, str]]:
     began_s = time.monotonic()
-    found = _entrants(both, asked, stage)
-    results = dict(await contest(asked, stage, found, kept, say))
+    found = _entrants(both, options, stage)
+    results = dict(await contest(options, stage, found, kept, say))
     rows = {"live": results["candidate"]} if both.same else {} if both.live else {"live": results["rule"]}
     results |= rows
     compared = _compared(both, stage, results)
@@ -180,19 +186,19 @@ async def _held_out(
     )
     shown = [entrant for entrant in found if entrant.name in results]
     kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in shown}}
-    return _said(part, say), evaluation_report(asked, shown, results), kinds
+    return _said(part, say), evaluation_report(options, shown, results), kinds
 
 
-def _entrants(both: Contestants, asked: Asked, stage: Scene) -> list[Entrant]:
+def _entrants(both: Contestants, options: EvaluationOptions, stage: EvaluationScene) -> list[Entrant]:
     """The two directories under their roles, and every baseline."""
     directories = {"candidate": both.candidate}
     if both.live is not None and not both.same:
         directories["live"] = both.live
-    names = [name for name in asked.policies if name != "vote" or len(stage.workers) >= VOTERS_MIN]
-    return entrants(names, stage.workers, asked.usd_weights, conductors=directories)
+    names = [name for name in options.policies if name != "vote" or len(stage.workers) >= VOTERS_MIN]
+    return entrants(names, stage.workers, options.usd_weights, conductors=directories)
 
 
-def _compared(both: Contestants, stage: Scene, results: Mapping[str, Sequence[Row]]) -> Compared:
+def _compared(both: Contestants, stage: EvaluationScene, results: Mapping[str, Sequence[Row]]) -> Compared:
     apart = ("candidate", "live", ORACLE)
     return Compared(
         candidate=results["candidate"],
@@ -208,7 +214,7 @@ def _compared(both: Contestants, stage: Scene, results: Mapping[str, Sequence[Ro
 
 
 async def _injected(
-    both: Contestants, stage: Scene, scene: GateScene, thresholds: Thresholds, kept: Kept, say: Told
+    both: Contestants, stage: EvaluationScene, scene: GateScene, thresholds: Thresholds, kept: Kept, say: Told
 ) -> Part:
     began_s = time.monotonic()
     pool = stage.stage.prompts[0].pool

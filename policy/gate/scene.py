@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
-from gateway.errors import ConfigError
-from policy.evaluate.asked import Asked
-from policy.evaluate.asked import add as add_evaluation
-from policy.evaluate.asked import read as read_evaluation
+from policy.environments.arena import Staff
+from policy.evaluate.options import NEIGHBOURS, ROUNDS, TRAIN_QUESTIONS_MAX, EvaluationOptions
 from policy.gate.injection import DRAWS
 from policy.gate.logged import LoggedSource
 
 QUESTIONS_ARENA = 600
-STANDS_FOR = {"fresh": "standard"}  # a pool of its own for every question leaves no fixed worker to compare with
+# a pool of its own for every question leaves no fixed worker to compare with
+STANDS_FOR: Mapping[Staff, Staff] = {"fresh": "standard"}
 BASELINES = ("random", "cheapest", "rule", "table", "cascade", "vote")
-
-
-class _Words(argparse.ArgumentParser):
-    """A parser that does not end the program."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises ConfigError."""
-        raise ConfigError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,38 +30,34 @@ class GateScene:
     data: Path | None = None  # replay: recorded answers
     prices: Path | None = None
     workers: tuple[str, ...] = ()
-    staff: str = "standard"  # arena
-    split: str | None = None
+    staff: Staff = "standard"  # arena
+    split: Literal["all", "validation", "train"] | None = None
     train: Path | None = None
     n: int | None = None  # questions; None: all, in the arena QUESTIONS_ARENA
-    train_n: int | None = None
-    neighbours: int | None = None  # training questions behind the experience that is shown
+    train_n: int = TRAIN_QUESTIONS_MAX
+    neighbours: int = NEIGHBOURS  # training questions behind the experience that is shown
     logged: LoggedSource | None = None
     seed: int = 0
     threads: int = 2
     rounds: int | None = None  # plans a question; None: as many as the candidate is served with
     draws: int = DRAWS  # orders of the pool in which each conversation of the injection set is put
 
-    def evaluation(self, policies: tuple[str, ...]) -> Asked:
-        """The held-out run in the words of `evaluate`. Raises ConfigError."""
-        parser = _Words(add_help=False)
-        add_evaluation(parser)
-        n = QUESTIONS_ARENA if self.n is None and self.env == "arena" else self.n
-        given = {
-            "out": self.out,
-            "env": self.env,
-            "data": self.data,
-            "prices": self.prices,
-            "workers": ",".join(self.workers) or None,
-            "staff": STANDS_FOR.get(self.staff, self.staff),
-            "split": self.split,
-            "train": self.train,
-            "n": n,
-            "train-n": self.train_n,
-            "experience": self.neighbours,
-            "seed": self.seed,
-            "threads": self.threads,
-            "rounds": self.rounds,
-        }
-        words = [f"--{name}={value}" for name, value in given.items() if value is not None]
-        return read_evaluation(parser.parse_args([*words, *(f"--policy={name}" for name in policies)]))
+    def evaluation(self, policies: tuple[str, ...]) -> EvaluationOptions:
+        """The held-out run as an evaluation. Raises ConfigError."""
+        return EvaluationOptions(
+            out=self.out,
+            policies=policies,
+            env=self.env,
+            data=self.data,
+            prices=self.prices,
+            workers=self.workers,
+            staff=STANDS_FOR.get(self.staff, self.staff),
+            split=self.split,
+            train=self.train,
+            n=QUESTIONS_ARENA if self.n is None and self.env == "arena" else self.n,
+            train_n=self.train_n,
+            seed=self.seed,
+            rounds=ROUNDS if self.rounds is None else self.rounds,
+            neighbours=self.neighbours,
+            threads=self.threads,
+        )

@@ -7,6 +7,7 @@ token bound. Closing the stream stops the thread before its next token.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -121,8 +122,11 @@ class Engine:
         self.runtime = runtime
         self.tokens = tokens
         self.in_flight = 0  # of this engine's own
+        self.decoded = 0  # sequences, those that were cancelled included
+        self.busy_s = 0.0  # of all threads together, on those sequences
         self._slots = slots or Slots(threads, queue_max)
         self._prefixes = PrefixCache()
+        self._counting = Lock()
 
     @property
     def full(self) -> bool:
@@ -169,12 +173,16 @@ class Engine:
             running.exception()  # the reader has gone or has seen it: nothing is left to report
 
     def _run(self, job: Job, cancelled: Event, put: Callable[[Sampled | None], None]) -> None:
+        began_s = time.perf_counter()
         try:
             for sampled in self.decode(job):
                 if cancelled.is_set():
                     return
                 put(sampled)
         finally:
+            with self._counting:
+                self.decoded += 1
+                self.busy_s += time.perf_counter() - began_s
             if not cancelled.is_set():
                 put(None)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 
-from gateway.core.loop.experience import embed, question_text
+from gateway.core.loop.experience import content_text, embed, question_text
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import WorkerSpec
 from policy.environments.base import (
@@ -22,6 +22,7 @@ from policy.environments.base import (
     Planner,
     RoundRecord,
     Situation,
+    Step,
     cascade_plan,
     models_of,
     rng_for,
@@ -80,6 +81,29 @@ class RandomPlanner:
             return SHIP
         models = sorted(models_of(situation), key=lambda spec: spec.name)
         return single(rng_for("random", self._seed, question_text(situation.conversation)).choice(models))
+
+
+class RandomPlanPlanner:
+    """`random-plan`: a random valid plan: 1 to `steps_max` steps, any worker, any earlier steps seen. A child loop gets
+    one step."""
+
+    name = "random-plan"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """By a hash of (seed, conversation, handles offered)."""
+        if situation.round > 1:
+            return SHIP
+        texts = [content_text(message.get("content")) for message in situation.conversation]
+        rng = rng_for("random plan", self._seed, *texts)
+        handles = sorted(situation.allowed.handles)
+        steps: list[Step] = []
+        for index in range(rng.randint(1, situation.allowed.steps_max) if situation.rollout_id else 1):
+            see = tuple(sorted(rng.sample(range(index), rng.randint(0, index))))
+            steps.append(Step(rng.choice(handles), None, see))
+        return Plan(tuple(steps))
 
 
 class CheapestPlanner:

@@ -288,7 +288,7 @@ def test_jobs_are_on_the_overview_with_how_far_they_are_and_what_came_of_them(pa
 def test_an_error_is_one_line(page: Page) -> None:
     page.js("location.hash = '#/rollouts/nothing'")
     told = page.until("document.getElementById('error').innerText")
-    assert told == "no rollout `nothing`; `GET /admin/rollouts` lists them"
+    assert told == "no rollout `nothing`"
     page.js("location.hash = '#/rollouts'")
     page.until("document.getElementById('error').innerText === ''")
 

@@ -155,6 +155,15 @@ def test_the_arena_needs_no_file(tmp_path: Path) -> None:
     assert found["evaluated"]["staff"] == "held_out"
 
 
+def test_the_true_success_of_a_worker_is_shown_in_place_of_what_was_learnt(tmp_path: Path) -> None:
+    scenery = ["--env", "arena", "--n", "40", "--out", str(tmp_path / "out.json")]
+    assert main(["evaluate", *scenery, *policies("rule"), "--true-experience"]) == 0
+    true = report(tmp_path)
+    assert true["tuned_on"] == []
+    assert main(["evaluate", *scenery, *policies("rule"), "--experience", "0"]) == 0
+    assert true["policies"]["rule"]["accuracy"] > report(tmp_path)["policies"]["rule"]["accuracy"]
+
+
 def test_without_questions_to_learn_from_nothing_is_shown_of_the_workers(
     evaluate: Callable[..., int], tmp_path: Path
 ) -> None:

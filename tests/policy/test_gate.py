@@ -22,8 +22,8 @@ from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import ConductorSettings
 from policy.evaluate import contest as contest_module
 from policy.evaluate import inprocess
-from policy.evaluate.asked import Asked
 from policy.evaluate.entrants import SHIPPED
+from policy.evaluate.options import EvaluationOptions
 from policy.gate import injection, scoring, triage
 from policy.gate import run as gate_run
 from policy.gate.scene import GateScene
@@ -145,14 +145,14 @@ def test_it_judges_with_as_many_plans_as_the_candidate_is_served_with(
     class Seen(Exception):
         pass
 
-    def scene(found: Asked, *_: object) -> None:
+    def scene(found: EvaluationOptions, *_: object) -> None:
         raise Seen(found.rounds)
 
     path = tmp_path / "candidate"
     shutil.copytree(SHIPPED, path)
     known = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**known, "rounds": manifest}))
-    monkeypatch.setattr(gate_run, "Scene", scene)
+    monkeypatch.setattr(gate_run, "EvaluationScene", scene)
     with pytest.raises(Seen, match=str(rounds)):
         asyncio.run(gate_run.gate(path, None, GateScene(tmp_path / "o.json", rounds=asked)))
 

@@ -229,5 +229,5 @@ def test_a_scene_asks_for_an_evaluation(tmp_path: Path) -> None:
     assert replace(GateScene(tmp_path / "o.json"), rounds=1).evaluation(("rule",)).rounds == 1
     asked = GateScene(tmp_path / "o.json", env="replay", workers=("a", "b"), n=9, neighbours=0).evaluation(("rule",))
     assert (asked.n, asked.workers, asked.neighbours, asked.data) == (9, ("a", "b"), 0, None)
-    with pytest.raises(ConfigError, match="invalid choice"):
-        GateScene(tmp_path / "o.json", staff="nobody").evaluation(("rule",))
+    with pytest.raises(ConfigError, match="--staff nobody: there are"):
+        GateScene(tmp_path / "o.json", staff="nobody").evaluation(("rule",))  # type: ignore[arg-type]

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import policy
 from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
-from gateway.errors import VersionRefused
-from policy.evaluate.arena import Conducted, evaluate, fixed, main, pools_for, random_plans
+from policy.__main__ import main
+from policy.environments.arena import ArenaEnvironment
+from policy.environments.base import Planner, rng_for
+from policy.environments.executor import Executor
+from policy.environments.sampling import sample
+from policy.evaluate.entrants import SHIPPED
+from policy.evaluate.inprocess import read_conductors
 from policy.serve.manifest import read_complete
-from policy.simulators.arena.families.tasks import make_task
-from policy.simulators.arena.oracle import oracle_plan
-from policy.simulators.arena.workers import STANDARD
 
-SHIPPED = Path(policy.__file__).parent / "shipped" / "arena-3"
-TASKS = 60
-SEED = 5_000_000
-FLOOR_OF_ORACLE = 0.75  # measured on 900 tasks: 0.86 and 0.85; 60 tasks are noisy
+QUESTIONS = 60
+SEED = 5
+FLOOR_OF_ORACLE = 0.75  # measured on 900 questions: 0.89 and 0.87; 60 are noisy
 
 
 @pytest.fixture(scope="module")
-def conductor() -> Iterator[Conducted]:
-    made = Conducted(SHIPPED)
-    yield made
-    made.close()
+def conductor() -> Iterator[Planner]:
+    engine, planner = read_conductors([SHIPPED])[SHIPPED].open(threads=2)
+    yield planner
+    engine.close()
 
 
 def test_it_is_small_sealed_and_of_this_prompt() -> None:
@@ -49,53 +50,53 @@ def test_it_came_of_the_loop_and_says_how() -> None:
     assert manifest.rounds == 1
 
 
-@pytest.mark.parametrize("name", ["standard", "held_out"])
-def test_it_plans_better_than_any_fixed_worker(conductor: Conducted, name: str) -> None:
-    tasks = [make_task(SEED + index, "held_out") for index in range(TASKS)]
-    pools = pools_for(name, TASKS, SEED)
-    run = partial(evaluate, name, pools, tasks)
-    row = run("conductor", conductor)
-    best = max(run(w.handle, fixed(w.handle)).right for w in pools[0] if w.skills)
-    assert row.valid == 1.0
-    assert row.right >= 1.3 * best
-    assert row.right >= 1.3 * run("random", random_plans(0)).right
-    assert row.right >= FLOOR_OF_ORACLE * run("oracle", oracle_plan).right
+def evaluated(out: Path, staff: str, n: int, *more: str) -> dict[str, Any]:
+    words = ["--env", "arena", "--staff", staff, "--rounds", "1", "--n", str(n), "--seed", str(SEED), "--out", str(out)]
+    named = (word for name in ("conductor@shipped", "random-plan", "label", "oracle") for word in ("--policy", name))
+    assert main(["evaluate", *words, *named, *more]) == 0
+    report: dict[str, Any] = json.loads(out.read_text())
+    return report
 
 
-def test_another_order_of_the_pool_is_another_prompt_and_often_the_same_plan(conductor: Conducted) -> None:
-    tasks = [make_task(SEED + index, "train") for index in range(30)]
-    pool = pools_for("standard", 1, SEED)[0]
-    once, again = ([conductor.plan(task.text, None, pool, 2) for task in tasks] for _ in range(2))
-    assert sum(a == b for a, b in zip(once, again, strict=True)) >= 0.4 * len(tasks)
+@pytest.mark.parametrize("staff", ["standard", "held_out"])
+def test_it_plans_better_than_any_fixed_worker(staff: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = evaluated(tmp_path / "out.json", staff, QUESTIONS, "--experience", "0")
+    every = report["policies"]
+    own = every["conductor@shipped"]
+    assert own["parse_rate"] == 1.0
+    assert own["accuracy"] >= 1.3 * every[report["best_single"]]["accuracy"]
+    assert own["accuracy"] >= 1.3 * every["random-plan"]["accuracy"]
+    assert own["accuracy"] >= FLOOR_OF_ORACLE * report["oracle"]["accuracy"]
+    assert every["label"]["accuracy"] >= FLOOR_OF_ORACLE * report["oracle"]["accuracy"]
+    said = capsys.readouterr()
+    assert "Simulator figures" in said.out
+    assert "ms a plan" in said.err
 
 
-def test_a_double_question_is_planned_as_child_loops_that_are_planned_in_turn(conductor: Conducted) -> None:
-    task = next(task for task in (make_task(index) for index in range(300)) if task.shape == "child")
-    pool = pools_for("standard", 1, SEED)[0]
-    plan = conductor.plan(task.text, None, pool, 2)
-    assert "self" in [step["worker"] for step in plan["steps"]]
+def test_it_is_compared_on_workers_that_are_new_in_each_question(tmp_path: Path) -> None:
+    report = evaluated(tmp_path / "out.json", "fresh", 20, "--true-experience")
+    assert report["best_single"] is None
+    assert set(report["policies"]) == {"conductor@shipped", "random-plan", "label", "oracle"}
+    assert report["policies"]["conductor@shipped"]["vs_best_single"] is None
+    assert report["evaluated"]["true_experience"]
+    page = (tmp_path / "out.md").read_text()
+    assert "- best single worker:" not in page
 
 
-def test_weights_of_another_prompt_are_refused(tmp_path: Path) -> None:
-    for file in SHIPPED.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    path = tmp_path / "manifest.json"
-    path.write_text(path.read_text().replace(prompt_hash("compact"), "0" * 64))
-    with pytest.raises(VersionRefused, match="trained on prompt"):
-        Conducted(tmp_path)
+async def test_another_order_of_the_pool_is_another_prompt_and_often_the_same_plan(conductor: Planner) -> None:
+    environment = ArenaEnvironment(executor=Executor(rounds=1))
+    prompts = environment.prompts("train", 30, SEED)
+    posed = [
+        [environment.situation(prompt, rng_for(order, prompt.id)).prompt for prompt in prompts] for order in range(2)
+    ]
+    once, again = [await sample(environment, [(each, [conductor]) for each in order]) for order in posed]
+    same = sum(a.plan == b.plan for a, b in zip(once.episodes, again.episodes, strict=True))
+    assert same >= 0.4 * len(prompts)
 
 
-def test_the_command_prints_a_table_and_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "rows.json"
-    assert main(["--model", str(SHIPPED), "--tasks", "4", "--pools", "fresh", "--json", str(out)]) == 0
-    assert "simulator figures" in capsys.readouterr().out
-    assert '"policy": "oracle"' in out.read_text()
-    assert main(["--model", str(tmp_path)]) == 2
-
-
-def test_pools_of_the_evaluation_are_what_they_say() -> None:
-    fresh = pools_for("fresh", 5, 1)
-    assert len({tuple(worker.handle for worker in pool) for pool in fresh}) == 5
-    assert {worker.name for worker in STANDARD} < {worker.name for worker in pools_for("standard", 1, 0)[0]}
-    with pytest.raises(KeyError):
-        pools_for("nowhere", 1, 0)
+async def test_a_double_question_is_planned_as_child_loops_that_are_planned_in_turn(conductor: Planner) -> None:
+    environment = ArenaEnvironment(executor=Executor(rounds=1))
+    prompt = next(each for each in environment.prompts("train", 200, 0) if each.category == "both")
+    [episode] = await environment.run(prompt, [conductor])
+    assert episode.children
+    assert all(child.rounds[0].plan for child in episode.children)

@@ -150,13 +150,13 @@ async def read_json(request: Request, bytes_max: int) -> Any:
     or holds too many values."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
-        raise TooLarge(f"the body is over {bytes_max} bytes; send a smaller one")
+        raise TooLarge(f"the body is over {bytes_max} bytes")
     data = bytearray()
     try:
         async for piece in request.stream():
             data += piece
             if len(data) > bytes_max:
-                raise TooLarge(f"the body is over {bytes_max} bytes; send a smaller one")
+                raise TooLarge(f"the body is over {bytes_max} bytes")
     except ClientDisconnect:
         raise BadRequest("the client left before it had sent the body", code="invalid_json") from None
     return decode_json(data)

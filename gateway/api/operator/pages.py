@@ -95,7 +95,7 @@ class PagesApi:
         act = await self.operators.act(request)
         tree = await self.reports.rollout_any(rollout_id)
         if tree is None:
-            raise NotFound(f"no rollout `{rollout_id[:64]}`; `GET /admin/rollouts` lists them", param="rollout_id")
+            raise NotFound(f"no rollout `{rollout_id[:64]}`", param="rollout_id")
         log.info("admin %s read rollout %s of key %s", act.actor.replace(":", " "), tree["id"], tree["key_id"])
         return _private(tree)
 
@@ -118,5 +118,5 @@ def _parameters(request: Request, *known: str) -> dict[str, str]:
         if name not in known:
             raise unknown_parameter(name)
         if len(value) > FILTER_CHARS_MAX:
-            raise BadRequest(f"`{name}` must have at most {FILTER_CHARS_MAX} characters", param=name)
+            raise BadRequest(f"`{name}` is over {FILTER_CHARS_MAX} characters", param=name)
     return query

@@ -86,6 +86,6 @@ class PoliciesApi:
 
     def _policies(self) -> PolicyAdmin:
         if self.policies is None:
-            fix = "BATON_POLICY_ENGINE names the engine that serves some"
+            fix = "BATON_POLICY_ENGINE says who holds them"
             raise NotFound(f"this gateway's conductor has no versions; {fix}", code="no_versions")
         return self.policies

@@ -84,7 +84,7 @@ def _publish(admin: AdminClient, options: argparse.Namespace) -> Any:
         try:
             body["gate"] = json.loads(_read(options.gate, REPORT_BYTES_MAX))
         except ValueError:
-            raise BadRequest(f"{options.gate}: not a gate's report; give the JSON file that the gate wrote") from None
+            raise BadRequest(f"{options.gate}: not a gate's report: it is not JSON") from None
     return admin.ask("POST", ROUTES, body)
 
 

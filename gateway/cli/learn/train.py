@@ -73,7 +73,7 @@ def _submit(words: Sequence[str]) -> int:
     try:
         body["gate"] = absolute(shlex.split(options.gate))
     except ValueError as error:
-        raise BadRequest(f"--gate: {error}; write its arguments as on a command line") from None
+        raise BadRequest(f"--gate: {error}") from None
     job = _client(options).ask("POST", "/admin/jobs", body)
     _print(job, options, f"job {job['id']} of {job['policy']} is queued; `baton train logs -f {job['id']}` follows it")
     return 0

@@ -1,4 +1,4 @@
-"""Where policies are compared: the environment, the questions to be asked, and others to learn from, never both."""
+"""Where policies are compared: the environment, the questions that are asked, and others to learn from, never both."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from gateway.adapters.engines.sealed import file_sha256
 from gateway.core.loop.experience import question_text
 from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError
-from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import MODEL_KINDS, Planner, Prompt, Split, fraction
+from policy.environments.arena import ArenaEnvironment, truth_of
+from policy.environments.base import MODEL_KINDS, Planner, Prompt, Split, WorkerExperience, fraction
 from policy.environments.executed import ExecutedEnvironment
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import Progress
-from policy.evaluate.asked import ARENA_QUESTIONS, Asked
 from policy.evaluate.nearest import Nearest
+from policy.evaluate.options import ARENA_QUESTIONS, EvaluationOptions
 from policy.simulators.handles import HANDLES
 from policy.simulators.replay import BadRecording, Recordings, load, models_in, question_key, read_prices
+from policy.start.synthetic.label import needed_skills
 from policy.statistics import tuning
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
+TRUE_OUTCOMES, TRUE_COST_NANO, TRUE_LATENCY_MS = 20, 400_000, 300  # shown beside a true success
 OnProgress = Callable[[str, Progress], None]
 
 
@@ -81,25 +83,31 @@ class Stage(Protocol):
         """The environment's."""
         ...
 
+    def oracle_plan(self, prompt: Prompt) -> Planner | str:
+        """The arena's plan for the question, not cross-fitted. Raises ConfigError elsewhere."""
+        ...
+
     def lessons(self, file: Path | None) -> tuple[ExecutedEnvironment, list[Prompt], Lessons]:
         """Questions to learn from and where to ask them; `Lessons.observed` is still empty. Raises ConfigError."""
         ...
 
 
-class Scene:
+class EvaluationScene:
     """A stage with what is learnt beside it; each source is observed once."""
 
-    def __init__(self, asked: Asked, on_progress: OnProgress, files: Sequence[Path] = ()) -> None:
+    def __init__(self, options: EvaluationOptions, on_progress: OnProgress, files: Sequence[Path] = ()) -> None:
         """`files`: those that policies name to be tuned on. Raises ConfigError."""
-        self._train = asked.train or next(iter(files), None)
-        self.stage: Stage = _ArenaStage(asked) if asked.env == "arena" else _ReplayStage(asked, self._train)
+        self._train = options.train or next(iter(files), None)
+        self.stage: Stage = _ArenaStage(options) if options.env == "arena" else _ReplayStage(options, self._train)
+        self._true_experience = options.true_experience
         self._on_progress = on_progress
         self._lessons: dict[Path | None, Lessons] = {}
 
     @property
     def workers(self) -> list[str]:
-        """Names of the model workers, sorted."""
-        return sorted({spec.name for spec in self.stage.prompts[0].pool if spec.kind in MODEL_KINDS})
+        """Names of the model workers that every question may use, sorted."""
+        pools = ({spec.name for spec in prompt.pool if spec.kind in MODEL_KINDS} for prompt in self.stage.prompts)
+        return sorted(set.intersection(*pools))
 
     @property
     def learnt(self) -> list[Lessons]:
@@ -123,9 +131,10 @@ class Scene:
         return self._lessons[file]
 
     async def experienced(self, neighbours: int) -> list[Prompt]:
-        """The evaluated questions with what the workers did on the nearest others; bare with 0 neighbours, or where
-        there are no others."""
-        if not neighbours:
+        """The evaluated questions with what the workers did on the nearest others. The questions as they are with 0
+        neighbours, where they show true experience already, where there are no others, or where each question has its
+        own workers."""
+        if not neighbours or self._true_experience or not self.workers:
             return self.stage.prompts
         try:
             near = Nearest((await self.lessons()).observed, neighbours)
@@ -138,22 +147,22 @@ class Scene:
 
 
 class _ReplayStage:
-    def __init__(self, asked: Asked, train: Path | None) -> None:
-        if asked.data is None or asked.prices is None:
+    def __init__(self, options: EvaluationOptions, train: Path | None) -> None:
+        if options.data is None or options.prices is None:
             raise ConfigError("--env replay needs --data FILE and --prices FILE")
-        self._asked, self._data = asked, asked.data
-        recordings = _loaded(asked.data, asked.workers)
-        self._prices = _prices(asked.prices, recordings.models)
-        self.environment = _replay(recordings, self._prices, Executor(rounds=asked.rounds))
-        other = train is not None and not _same(train, asked.data)
-        self.split = asked.split or ("all" if other else "validation")
+        self._options, self._data = options, options.data
+        recordings = _loaded(options.data, options.workers)
+        self._prices = _prices(options.prices, recordings.models)
+        self.environment = _replay(recordings, self._prices, Executor(rounds=options.rounds))
+        other = train is not None and not _same(train, options.data)
+        self.split = options.split or ("all" if other else "validation")
         self.prompts = self._chosen(SPLITS if self.split == "all" else (self.split,))
         self._asked_keys = {question_key(question_text(prompt.messages)) for prompt in self.prompts}
-        self.facts = {"file": str(asked.data), "sha256": sha256_of(asked.data), "prices": str(asked.prices)}
+        self.facts = {"file": str(options.data), "sha256": sha256_of(options.data), "prices": str(options.prices)}
 
     def _chosen(self, splits: Sequence[Split]) -> list[Prompt]:
-        found = _every(self.environment, splits, self._asked.seed)
-        n = len(found) if self._asked.n is None else self._asked.n
+        found = _every(self.environment, splits, self._options.seed)
+        n = len(found) if self._options.n is None else self._options.n
         if not found or n > len(found):
             wanted = f"{n} questions asked for" if found else "no question to evaluate"
             raise ConfigError(f"{self._data}: {wanted}: split {self.split} has {len(found)}; change --n or --split")
@@ -161,6 +170,9 @@ class _ReplayStage:
 
     def oracle(self, prompt: Prompt) -> str:
         return self.environment.oracle(prompt)
+
+    def oracle_plan(self, prompt: Prompt) -> str:
+        raise ConfigError("--policy oracle-plan is for --env arena; give oracle")
 
     def lessons(self, file: Path | None) -> tuple[ExecutedEnvironment, list[Prompt], Lessons]:
         if file is None or _same(file, self._data):
@@ -172,10 +184,10 @@ class _ReplayStage:
                 raise ConfigError(f"{file}: says nothing of any of {', '.join(self.environment.models)}")
             environment = _replay(_loaded(file, names), self._prices, Executor(rounds=1))
             source, splits = str(file), SPLITS
-        every = _every(environment, splits, self._asked.seed)
+        every = _every(environment, splits, self._options.seed)
         kept = [prompt for prompt in every if question_key(question_text(prompt.messages)) not in self._asked_keys]
         absent = tuple(name for name in self.environment.models if name not in names)
-        return environment, kept[: self._asked.train_n], Lessons(source, (), len(every) - len(kept), absent)
+        return environment, kept[: self._options.train_n], Lessons(source, (), len(every) - len(kept), absent)
 
 
 class _Replay(ReplayEnvironment):
@@ -260,22 +272,38 @@ def digest_of(value: object) -> str:
 
 
 class _ArenaStage:
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-        self.environment = ArenaEnvironment(staff=asked.staff, executor=Executor(rounds=asked.rounds))
-        split: Split = "train" if asked.split == "train" else "validation"
+    def __init__(self, options: EvaluationOptions) -> None:
+        self._options = options
+        self.environment = ArenaEnvironment(staff=options.staff, executor=Executor(rounds=options.rounds))
+        split: Split = "train" if options.split == "train" else "validation"
         self.split = split
-        self.prompts = self.environment.prompts(split, asked.n or ARENA_QUESTIONS, asked.seed)
-        self.facts = {"staff": asked.staff, "prices": "simulated"}
+        prompts = self.environment.prompts(split, options.n or ARENA_QUESTIONS, options.seed)
+        self.prompts = [_truly_experienced(prompt) for prompt in prompts] if options.true_experience else prompts
+        self.facts = {"staff": options.staff, "prices": "simulated", "true_experience": options.true_experience}
 
     def oracle(self, prompt: Prompt) -> Planner:
         return self.environment.oracle(prompt)
+
+    def oracle_plan(self, prompt: Prompt) -> Planner:
+        return self.environment.children(prompt)
 
     def lessons(self, file: Path | None) -> tuple[ExecutedEnvironment, list[Prompt], Lessons]:
         if file is not None:
             raise ConfigError(f"{file}: the arena tunes on its own questions; drop the file")
         texts = {question_text(prompt.messages) for prompt in self.prompts}
-        every = self.environment.prompts("train", min(self._asked.train_n, 2 * ARENA_QUESTIONS), self._asked.seed)
+        every = self.environment.prompts("train", min(self._options.train_n, 2 * ARENA_QUESTIONS), self._options.seed)
         kept = [prompt for prompt in every if question_text(prompt.messages) not in texts]
         source = "arena questions in the phrasings of the train split"
         return self.environment, kept, Lessons(source, (), len(every) - len(kept), ())
+
+
+def _truly_experienced(prompt: Prompt) -> Prompt:
+    """The prompt with each model's true success on such questions, as if it had been seen on TRUE_OUTCOMES of them."""
+    skills = needed_skills(question_text(prompt.messages), None)
+    experience = {}
+    for name, worker in truth_of(prompt).workers.items():
+        if worker.kind == "openai":
+            useful = [worker.skills[skill] for skill in sorted(skills) if skill in worker.skills]
+            success = sum(useful) / len(useful) if useful else 0.0
+            experience[name] = WorkerExperience(name, TRUE_OUTCOMES, success, TRUE_COST_NANO, TRUE_LATENCY_MS)
+    return replace(prompt, experience=experience)

@@ -1,19 +1,20 @@
-"""What an evaluation is asked to do: its arguments, checked as far as they can be without reading a file."""
+"""The options of an evaluation, checked as far as they can be without reading a file."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
+from policy.environments.arena import Staff
 
 ROUNDS = 3
-STAFF = ("standard", "held_out", "untold")
+STAFF: tuple[Staff, ...] = ("standard", "held_out", "untold", "fresh")
 NEIGHBOURS = 50  # as the gateway's `experience_neighbours`
 TRAIN_QUESTIONS_MAX = 2_000
 ARENA_QUESTIONS = 300
@@ -21,30 +22,35 @@ QUESTIONS_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The arguments. Costs are dollars per 1,000 questions."""
+class EvaluationOptions:
+    """What is compared, on which questions. Costs are dollars per 1,000 questions."""
 
     out: Path
     policies: tuple[str, ...]
-    env: Literal["replay", "arena"]
-    data: Path | None
-    prices: Path | None
-    workers: tuple[str, ...]  # empty: all that the file has
-    staff: Literal["standard", "held_out", "untold"]
-    split: Literal["all", "validation", "train"] | None
-    train: Path | None
-    n: int | None
-    train_n: int
-    seed: int
-    usd_weights: tuple[float, ...]
-    qualities: tuple[int, ...]  # empty: each directory's own
-    curves: Mapping[str, tuple[str, ...]]
-    weak: str | None
-    strong: str | None
-    cost_range: tuple[float, float]
-    rounds: int
-    neighbours: int
-    threads: int
+    env: Literal["replay", "arena"] = "replay"
+    data: Path | None = None
+    prices: Path | None = None
+    workers: tuple[str, ...] = ()  # empty: all that the file has
+    staff: Staff = "standard"
+    split: Literal["all", "validation", "train"] | None = None
+    train: Path | None = None
+    n: int | None = None
+    train_n: int = TRAIN_QUESTIONS_MAX
+    seed: int = 0
+    usd_weights: tuple[float, ...] = (0.0,)
+    qualities: tuple[int, ...] = ()  # empty: each directory's own
+    curves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    weak: str | None = None
+    strong: str | None = None
+    cost_range: tuple[float, float] = (0.05, 10.0)
+    rounds: int = ROUNDS
+    neighbours: int = NEIGHBOURS
+    true_experience: bool = False
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError with the fix."""
+        _check(self)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +61,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="may be repeated: a policy directory, conductor@shipped, fixed:WORKER, fixed:*, random, cheapest, rule, "
-        "baton/vote, baton/cascade, oracle; and, tuned on training questions: table, vote, cascade, moa, each also as "
-        "NAME:TRAINFILE. Every fixed worker and the oracle are always in the report",
+        help="may be repeated: a policy directory, conductor@shipped, fixed:WORKER, fixed:*, random, random-plan, "
+        "cheapest, rule, baton/vote, baton/cascade, oracle; in the arena label and oracle-plan too; and, tuned on "
+        "training questions: table, vote, cascade, moa, each also as NAME:TRAINFILE. Every fixed worker and the oracle "
+        "are always in the report",
     )
     parser.add_argument("--env", choices=("replay", "arena"), default="replay", help="default replay")
     _add_questions(parser.add_argument_group("questions"))
@@ -69,7 +76,10 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--prices", type=Path, metavar="FILE", help="replay: JSON, model → dollars per million tokens")
     group.add_argument("--workers", default="", metavar="A,B,…", help="replay: only these models (default all)")
     group.add_argument(
-        "--staff", choices=STAFF, default=STAFF[0], help="arena: which workers; untold: without their skills"
+        "--staff",
+        choices=STAFF,
+        default=STAFF[0],
+        help="arena: which workers; untold: without their skills; fresh: others for each question",
     )
     group.add_argument(
         "--split",
@@ -118,14 +128,19 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
         metavar="K",
         help=f"training questions behind what is shown of each worker; default {NEIGHBOURS}, 0 shows nothing",
     )
+    group.add_argument(
+        "--true-experience",
+        action="store_true",
+        help="arena: show each worker's true success on such questions",
+    )
     group.add_argument("--threads", type=int, default=2, metavar="N", help="plans a conductor decodes at once")
 
 
-def read(options: argparse.Namespace) -> Asked:
+def read(options: argparse.Namespace) -> EvaluationOptions:
     """The arguments as one value. Raises ConfigError with the fix."""
     if options.out is None:
         raise ConfigError("no --out FILE.json: where should the report go?")
-    asked = Asked(
+    return EvaluationOptions(
         out=options.out,
         policies=tuple(options.policy),
         env=options.env,
@@ -146,40 +161,43 @@ def read(options: argparse.Namespace) -> Asked:
         cost_range=_range(options.cost_range),
         rounds=options.rounds,
         neighbours=options.experience,
+        true_experience=options.true_experience,
         threads=options.threads,
     )
-    _check(asked)
-    return asked
 
 
-def _check(asked: Asked) -> None:
-    if not asked.policies:
+def _check(options: EvaluationOptions) -> None:
+    if not options.policies:
         raise ConfigError("no policy to evaluate: give one or more --policy (`--help` lists them)")
-    counts = {"n": asked.n, "train-n": asked.train_n, "rounds": asked.rounds, "threads": asked.threads}
+    counts = {"n": options.n, "train-n": options.train_n, "rounds": options.rounds, "threads": options.threads}
     for name, least, value in (
         *((name, 1, value) for name, value in counts.items()),
-        ("experience", 0, asked.neighbours),
+        ("experience", 0, options.neighbours),
     ):
         if value is not None and not least <= value <= QUESTIONS_MAX:
             raise ConfigError(f"--{name} {value}: must be between {least} and {QUESTIONS_MAX}")
-    _check_curves(asked)
-    recorded = [f"--{name}" for name in ("data", "prices", "workers", "train") if getattr(asked, name)]
-    if asked.env == "arena" and recorded:
+    _check_curves(options)
+    recorded = [f"--{name}" for name in ("data", "prices", "workers", "train") if getattr(options, name)]
+    if options.env == "arena" and recorded:
         raise ConfigError(f"{recorded[0]} is for --env replay: the arena makes its own questions and workers")
-    if asked.env == "arena" and asked.split == "all":
+    if options.env == "replay" and options.true_experience:
+        raise ConfigError("--true-experience is for --env arena: the true success of recorded workers is not known")
+    if options.staff not in STAFF:
+        raise ConfigError(f"--staff {options.staff}: there are {', '.join(STAFF)}")
+    if options.env == "arena" and options.split == "all":
         raise ConfigError("--split all: the arena never runs out of questions; give validation or train")
 
 
-def _check_curves(asked: Asked) -> None:
-    for weight in asked.usd_weights:
+def _check_curves(options: EvaluationOptions) -> None:
+    for weight in options.usd_weights:
         if not 0 <= weight < math.inf:
             raise ConfigError(f"--usd-weight {weight:g}: must be 0 or more, in accuracy per dollar")
-    if len(set(asked.usd_weights)) < len(asked.usd_weights):
+    if len(set(options.usd_weights)) < len(options.usd_weights):
         raise ConfigError("--usd-weight: the same weight is given twice")
-    for quality in asked.qualities:
+    for quality in options.qualities:
         if not 0 <= quality <= QUALITY_MAX:
             raise ConfigError(f"--quality {quality}: the dial goes from 0 to {QUALITY_MAX}")
-    if len(set(asked.qualities)) < len(asked.qualities):
+    if len(set(options.qualities)) < len(options.qualities):
         raise ConfigError("--quality: the same place is given twice")
 
 
