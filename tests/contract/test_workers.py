@@ -24,9 +24,9 @@ from gateway.service.ports.request import WorkerCall, Workers
 from tests.fakes.workers import FakeWorkers, Says
 from tests.sizes import SLACK
 from tests.upstreams.anthropic import Anthropic
-from tests.upstreams.base import Script, ToolCall, Upstream
 from tests.upstreams.gemini import Gemini
 from tests.upstreams.openai import OpenAI
+from tests.upstreams.vendor import Script, ToolCall, Vendor
 from tests.waiting import BOUND_S, until
 
 KEY = "sk-test-0123456789abcdef"
@@ -93,7 +93,7 @@ class FakeStage:
 class ServerStage:
     """A real adapter against a vendor's server."""
 
-    def __init__(self, workers: Workers, upstream: Upstream, call: WorkerCall) -> None:
+    def __init__(self, workers: Workers, upstream: Vendor, call: WorkerCall) -> None:
         self.workers = workers
         self.call = call
         self._upstream = upstream
@@ -102,10 +102,10 @@ class ServerStage:
         self._upstream.script = script
 
     def calls(self) -> int:
-        return len(self._upstream.seen)
+        return len(self._upstream.requests)
 
     async def saw_leaving(self) -> None:
-        await asyncio.wait_for(self._upstream.disconnected.wait(), 1.0 * SLACK)
+        await asyncio.wait_for(self._upstream.left.wait(), 1.0 * SLACK)
 
 
 def a_spec(kind: str, model: str, url: str) -> WorkerSpec:
@@ -124,7 +124,7 @@ async def a_stage(name: str) -> AsyncIterator[Stage]:
         yield FakeStage()
         return
     if name == "openai":
-        async with OpenAI(KEY).serving() as upstream:
+        async with OpenAI(KEY) as upstream:
             http = HttpWorkers({"w": KEY}, b"depth secret")
             yield ServerStage(http, upstream, a_call(a_spec("openai", "m", f"{upstream.url}/v1")))
             await http.close()
@@ -135,7 +135,7 @@ async def a_stage(name: str) -> AsyncIterator[Stage]:
         "anthropic": (Anthropic, "anthropic/claude-haiku-4-5", ""),
         "gemini": (Gemini, "gemini/gemini-2.5-flash", "/v1beta"),
     }[name]
-    async with vendor(KEY).serving() as upstream:
+    async with vendor(KEY) as upstream:
         litellm = LiteLLMWorkers({"w": KEY})
         yield ServerStage(litellm, upstream, a_call(a_spec("litellm", model, upstream.url + path)))
         await litellm.close()

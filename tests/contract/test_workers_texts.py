@@ -15,8 +15,8 @@ from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited,
 from gateway.service.ports.request import WorkerCall, Workers
 from tests.contract.test_workers import KEY, a_spec
 from tests.fakes.workers import FakeWorkers, Says
-from tests.upstreams.base import Script
 from tests.upstreams.texts import Texts
+from tests.upstreams.vendor import Script
 
 
 class Stage:
@@ -43,8 +43,7 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     if request.param == "fake":
         yield Stage(FakeWorkers(), None, "openai", "m")
         return
-    async with Texts(KEY).serving() as upstream:
-        assert isinstance(upstream, Texts)
+    async with Texts(KEY) as upstream:
         if request.param == "http":
             http = HttpWorkers({"w": KEY}, b"depth")
             yield Stage(http, upstream, "openai", "m")
@@ -112,16 +111,16 @@ async def test_parameters_reach_the_worker_as_they_are(real: Stage) -> None:
     real.plays(Script("x"))
     given = {"prompt": ["a", "b"], "n": 2, "stop": ["."], "logprobs": 1, "max_tokens": 3, "echo": True, "suffix": "!"}
     reply = await real.workers.complete(real.call("completions", **given))
-    seen = real.upstream.seen[-1]
-    assert seen.path == "/v1/completions"
-    assert {name: seen.body[name] for name in given} == given
+    request = real.upstream.requests[-1]
+    assert request.path == "/v1/completions"
+    assert {name: request.body[name] for name in given} == given
     assert len(reply.body["choices"]) == 4
     assert reply.body["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
     await real.workers.complete(embeds(real, input="a", dimensions=3, encoding_format="float"))
-    seen = real.upstream.seen[-1]
-    assert seen.path == "/v1/embeddings"
-    assert (seen.body["dimensions"], seen.body["encoding_format"]) == (3, "float")
-    assert seen.body["model"] in ("m", "text-embedding-3-small")
+    request = real.upstream.requests[-1]
+    assert request.path == "/v1/embeddings"
+    assert (request.body["dimensions"], request.body["encoding_format"]) == (3, "float")
+    assert request.body["model"] in ("m", "text-embedding-3-small")
 
 
 async def test_base64_is_asked_for_where_the_wire_is_ours(real: Stage) -> None:

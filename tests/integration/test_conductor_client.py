@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from gateway.adapters.upstream.breaker import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor, strict_schema
@@ -17,47 +15,28 @@ from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.conductors import SCHEMA, planning_call
 from tests.sizes import SLACK
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from tests.upstreams.server import Handler, Reply, Request, Server, event, event_stream, json_reply
 
 
 @asynccontextmanager
 async def conductor_on(handler: Handler, **options: Any) -> AsyncIterator[HttpConductor]:
     """A client of a server whose every path answers with `handler`."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    conductor = HttpConductor(f"http://{host}:{port}/v1", "conductor", **({"timeout_s": 60.0} | options))
-    try:
-        yield conductor
-    finally:
-        await conductor.close()
-        await runner.cleanup()
+    async with Server(handler) as server:
+        conductor = HttpConductor(f"{server.url}/v1", "conductor", **({"timeout_s": 60.0} | options))
+        try:
+            yield conductor
+        finally:
+            await conductor.close()
 
 
-def event(text: str = "", finish: str | None = None, **more: Any) -> str:
+def chunk(text: str = "", finish: str | None = None, **more: Any) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish, **more}
-    return f"data: {json.dumps({'model': 'm-1', 'choices': [choice]})}\n\n"
+    return event({"model": "m-1", "choices": [choice]})
 
 
-def sends(*pieces: str | bytes, pause_s: float = 0.0, cut: bool = False) -> Handler:
+def sends(*pieces: bytes, pause_s: float = 0.0, cut: bool = False) -> Handler:
     """A stream of these pieces; `cut`: the connection dies after the last."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await reply.prepare(request)
-        for piece in pieces:
-            await reply.write(piece.encode() if isinstance(piece, str) else piece)
-            await asyncio.sleep(pause_s)
-        if cut and request.transport is not None:
-            request.transport.abort()
-        return reply
-
-    return handler
+    return lambda request: event_stream(pieces, pause_s, cut=cut)
 
 
 async def reason_of(conductor: HttpConductor, timeout_s: float = 5.0) -> str:
@@ -69,19 +48,19 @@ async def reason_of(conductor: HttpConductor, timeout_s: float = 5.0) -> str:
 
 TOKEN = {"token": "a", "logprob": -0.5}
 BAD_STREAMS: dict[str, tuple[Handler, str]] = {
-    "not JSON": (sends("data: {\n\n"), "unparseable"),
-    "a JSON list": (sends("data: []\n\n"), "unparseable"),
-    "no delta": (sends('data: {"choices": [{"finish_reason": "stop"}]}\n\n'), "unparseable"),
-    "delta is text": (sends('data: {"choices": [{"delta": "x"}]}\n\n'), "unparseable"),
-    "ids are words": (sends(event("a", token_ids=["x"], logprobs={"content": [TOKEN]})), "unparseable"),
-    "more ids than log-probs": (sends(event("a", token_ids=[1, 2], logprobs={"content": [TOKEN]})), "unparseable"),
-    "a log-prob is text": (sends(event("a", logprobs={"content": [{"token": "a", "logprob": "x"}]})), "unparseable"),
+    "not JSON": (sends(b"data: {\n\n"), "unparseable"),
+    "a JSON list": (sends(b"data: []\n\n"), "unparseable"),
+    "no delta": (sends(b'data: {"choices": [{"finish_reason": "stop"}]}\n\n'), "unparseable"),
+    "delta is text": (sends(b'data: {"choices": [{"delta": "x"}]}\n\n'), "unparseable"),
+    "ids are words": (sends(chunk("a", token_ids=["x"], logprobs={"content": [TOKEN]})), "unparseable"),
+    "more ids than log-probs": (sends(chunk("a", token_ids=[1, 2], logprobs={"content": [TOKEN]})), "unparseable"),
+    "a log-prob is text": (sends(chunk("a", logprobs={"content": [{"token": "a", "logprob": "x"}]})), "unparseable"),
     "not UTF-8": (sends(b"data: \xff\xfe\n\n"), "unparseable"),
-    "an endless line": (sends(*["data: " + "x" * 65_536] * 20), "unparseable"),
-    "a plan of 10 MB": (sends(*[event("x" * 50_000)] * 200), "unparseable"),
-    "an error event": (sends('data: {"error": {"message": "engine died", "code": 500}}\n\n'), "down"),
-    "ends early": (sends(event("{")), "down"),
-    "dies early": (sends(event("{"), cut=True), "down"),
+    "an endless line": (sends(*[b"data: " + b"x" * 65_536] * 20), "unparseable"),
+    "a plan of 10 MB": (sends(*[chunk("x" * 50_000)] * 200), "unparseable"),
+    "an error event": (sends(b'data: {"error": {"message": "engine died", "code": 500}}\n\n'), "down"),
+    "ends early": (sends(chunk("{")), "down"),
+    "dies early": (sends(chunk("{"), cut=True), "down"),
     "says nothing": (sends(), "down"),
 }
 
@@ -98,15 +77,12 @@ async def test_bad_streams(name: str) -> None:
     [(500, "down"), (503, "down"), (429, "down"), (400, "refused"), (401, "refused"), (404, "refused")],
 )
 async def test_statuses(status: int, reason: str) -> None:
-    async def handler(_: web.Request) -> web.Response:
-        return web.json_response({"error": {"message": "no"}}, status=status)
-
-    async with conductor_on(handler) as conductor:
+    async with conductor_on(lambda request: json_reply({"error": {"message": "no"}}, status)) as conductor:
         assert await reason_of(conductor) == reason
         assert not await conductor.ready()
 
 
-@pytest.mark.parametrize("handler", [sends(event("{"), pause_s=3.0), sends(*[": \n\n"] * 40, pause_s=0.05)])
+@pytest.mark.parametrize("handler", [sends(chunk("{"), pause_s=3.0), sends(*[b": \n\n"] * 40, pause_s=0.05)])
 async def test_a_hanging_or_dribbling_server_is_slow(handler: Handler) -> None:
     async with conductor_on(handler) as conductor:
         start = asyncio.get_running_loop().time()
@@ -115,47 +91,43 @@ async def test_a_hanging_or_dribbling_server_is_slow(handler: Handler) -> None:
 
 
 async def test_the_clients_own_bound_holds_when_the_call_allows_more() -> None:
-    async with conductor_on(sends(event("{"), pause_s=3.0), timeout_s=0.2) as conductor:
+    async with conductor_on(sends(chunk("{"), pause_s=3.0), timeout_s=0.2) as conductor:
         assert await reason_of(conductor, timeout_s=60.0) == "slow"
 
 
 async def test_after_failures_in_a_row_calls_fail_at_once() -> None:
-    asked = 0
+    calls: list[Request] = []
 
-    async def handler(_: web.Request) -> web.Response:
-        nonlocal asked
-        asked += 1
-        return web.Response(status=500)
+    def handler(request: Request) -> Reply:
+        calls.append(request)
+        return Reply(status=500)
 
     async with conductor_on(handler, breaker=Breaker(failures_max=3, cool_down_s=60.0)) as conductor:
         assert [await reason_of(conductor) for _ in range(6)] == ["down"] * 6
-    assert asked == 3
+    assert len(calls) == 3
 
 
 async def test_refusals_do_not_open_the_breaker() -> None:
-    async def handler(_: web.Request) -> web.Response:
-        return web.Response(status=404)
-
-    async with conductor_on(handler, breaker=Breaker(failures_max=1, cool_down_s=60.0)) as conductor:
+    async with conductor_on(
+        lambda request: Reply(status=404), breaker=Breaker(failures_max=1, cool_down_s=60.0)
+    ) as conductor:
         assert [await reason_of(conductor) for _ in range(3)] == ["refused"] * 3
 
 
 async def test_leaving_midway_closes_the_connection_and_is_no_failure() -> None:
     gone = asyncio.Event()
 
-    async def handler(request: web.Request) -> web.StreamResponse:
-        reply = web.StreamResponse()
-        await reply.prepare(request)
-        await reply.write(event("{").encode())
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield chunk("{")
         try:
             while True:
-                await reply.write(b": waiting\n\n")
+                yield b": waiting\n\n"
                 await asyncio.sleep(0.01)
-        except (ConnectionError, asyncio.CancelledError):
+        finally:
             gone.set()
-            raise
 
-    async with conductor_on(handler, breaker=Breaker(failures_max=1, cool_down_s=60.0)) as conductor:
+    breaker = Breaker(failures_max=1, cool_down_s=60.0)
+    async with conductor_on(lambda request: Reply(pieces=pieces()), breaker=breaker) as conductor:
         items = conductor.decode(planning_call())
         await anext(items)
         await items.aclose()
@@ -171,14 +143,14 @@ async def test_leaving_midway_closes_the_connection_and_is_no_failure() -> None:
 def choosy(*refused: str, seen: list[dict[str, Any]]) -> Handler:
     """A hosted model that calls these options bad, one at a time, in OpenAI's words."""
 
-    async def handler(request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+    def handler(request: Request) -> Reply:
+        body = request.body
         seen.append(body)
         for name in refused:
             if name in body:
                 message = f"Unsupported parameter: '{name}' is not supported with this model."
-                return web.json_response({"error": {"message": message, "param": name}}, status=400)
-        return await sends(event('{"steps":[]}'), event(finish="stop"), "data: [DONE]\n\n")(request)
+                return json_reply({"error": {"message": message, "param": name}}, 400)
+        return event_stream([chunk('{"steps":[]}'), chunk(finish="stop"), event("[DONE]")])
 
     return handler
 
@@ -227,9 +199,9 @@ async def test_each_dialect_sends_its_fields(structured: Any, fields: set[str]) 
 async def test_the_key_and_the_calls_headers_are_sent() -> None:
     headers: dict[str, str] = {}
 
-    async def handler(request: web.Request) -> web.StreamResponse:
+    def handler(request: Request) -> Reply:
         headers.update(request.headers)
-        return await sends(event("{}", "stop"))(request)
+        return event_stream([chunk("{}", "stop")])
 
     async with conductor_on(handler, api_key="secret") as conductor:
         call = planning_call()
@@ -237,16 +209,13 @@ async def test_the_key_and_the_calls_headers_are_sent() -> None:
             type(call)(call.messages, call.schema, call.sampling, 5.0, headers={"x-a": "b"})
         ):
             pass
-    assert (headers["Authorization"], headers["x-a"]) == ("Bearer secret", "b")
+    assert (headers["authorization"], headers["x-a"]) == ("Bearer secret", "b")
 
 
 async def test_describe_tells_the_manifest_or_why_not() -> None:
     entries: list[dict[str, Any]] = [{"id": "other"}]
 
-    async def handler(_: web.Request) -> web.Response:
-        return web.json_response({"data": entries})
-
-    async with conductor_on(handler) as conductor:
+    async with conductor_on(lambda request: json_reply({"data": entries})) as conductor:
         assert not await conductor.ready()
         entries.append({"id": "conductor", "baton": {"prompt_version": "1"}})
         assert await conductor.ready()

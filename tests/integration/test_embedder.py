@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from gateway.adapters.postgres.rows import event_rows
 from gateway.adapters.upstream.breaker import Breaker
@@ -19,58 +17,49 @@ from gateway.adapters.upstream.embedder import HttpEmbedder
 from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed
 from gateway.errors import Unavailable
 from tests.kit import KEY, Kit, ask
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from tests.upstreams.server import Handler, Reply, Request, Server, json_reply
 
 
 @asynccontextmanager
 async def embedder_on(handler: Handler, **options: Any) -> AsyncIterator[HttpEmbedder]:
     """A client of a server whose every path answers with `handler`."""
-    app = web.Application()
-    app.router.add_post("/v1/embeddings", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    embedder = HttpEmbedder(f"http://{host}:{port}/v1/", "small", **({"timeout_s": 5.0} | options))
-    try:
-        yield embedder
-    finally:
-        await embedder.close()
-        await runner.cleanup()
+    async with Server(handler) as server:
+        embedder = HttpEmbedder(f"{server.url}/v1/", "small", **({"timeout_s": 5.0} | options))
+        try:
+            yield embedder
+        finally:
+            await embedder.close()
 
 
-class Server:
-    """Embeds a text as how often each letter occurs; keeps what it was sent."""
+class Letters:
+    """Embeds a text as the count of each letter. It keeps the bodies it gets, and the last headers."""
 
     def __init__(self, numbers: int = 384) -> None:
         self.numbers = numbers
-        self.asked: list[dict[str, Any]] = []
-        self.headers: dict[str, str] = {}
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: Mapping[str, str] = {}
 
-    async def embeddings(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.asked.append(body)
-        self.headers = dict(request.headers)
+    def embeddings(self, request: Request) -> Reply:
+        body = request.body
+        self.bodies.append(body)
+        self.headers = request.headers
         vector = [0.1 + body["input"].count(chr(97 + i % 26)) for i in range(self.numbers)]
-        return web.json_response({"data": [{"index": 0, "embedding": vector}], "model": "small"})
+        return json_reply({"data": [{"index": 0, "embedding": vector}], "model": "small"})
 
 
 def says(body: Any, status: int = 200) -> Handler:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        text = body if isinstance(body, str) else json.dumps(body)
-        return web.Response(text=text, status=status, content_type="application/json")
-
-    return handler
+    if isinstance(body, str):
+        return lambda request: Reply(body.encode(), status)
+    return lambda request: json_reply(body, status)
 
 
-async def hangs(request: web.Request) -> web.StreamResponse:
+async def hangs(request: Request) -> Reply:
     await asyncio.sleep(60)
-    return web.Response()
+    return Reply()
 
 
 async def test_a_vector_comes_back_fitted_and_alike_texts_stay_alike() -> None:
-    server = Server()
+    server = Letters()
     async with embedder_on(server.embeddings, api_key="secret-key") as embedder:
         cat, cats, dog = [await embedder.embed(text) for text in ("a cat sat", "a cat sat a", "dog dog dog")]
         assert await embedder.embed(" \n") == [0.0] * EMBEDDING_DIM
@@ -78,9 +67,9 @@ async def test_a_vector_comes_back_fitted_and_alike_texts_stay_alike() -> None:
     assert len(cat) == EMBEDDING_DIM
     assert math.hypot(*cat) == pytest.approx(1)
     assert sum(a * b for a, b in zip(cat, cats, strict=True)) > 0.9 > sum(a * b for a, b in zip(cat, dog, strict=True))
-    assert [len(asked["input"]) for asked in server.asked] == [9, 11, 11, EMBEDDED_CHARS_MAX]
-    assert {asked["model"] for asked in server.asked} == {"small"}
-    assert server.headers["Authorization"] == "Bearer secret-key"
+    assert [len(body["input"]) for body in server.bodies] == [9, 11, 11, EMBEDDED_CHARS_MAX]
+    assert {body["model"] for body in server.bodies} == {"small"}
+    assert server.headers["authorization"] == "Bearer secret-key"
 
 
 BAD: dict[str, Handler] = {
@@ -107,7 +96,7 @@ async def test_what_is_no_vector_is_unavailable(how: str) -> None:
 
 
 async def test_another_length_than_before_is_refused() -> None:
-    server = Server(384)
+    server = Letters(384)
     async with embedder_on(server.embeddings) as embedder:
         await embedder.embed("a cat")
         server.numbers = 512
@@ -138,18 +127,18 @@ def logged_embedding(kit: Kit) -> Any:
 
 
 async def test_the_vector_is_logged_with_the_rollout_and_no_secret_leaves() -> None:
-    server = Server()
+    server = Letters()
     async with embedder_on(server.embeddings) as embedder:
         kit = Kit(embedder=embedder)
         question = "write to ann@example.org with provider-secret-value"
         await kit.serve(ask(question), replace(KEY, log_mode="redacted"))
-        assert logged_embedding(kit) == pytest.approx(await embedder.embed(server.asked[0]["input"]))
-    assert "provider-secret-value" not in server.asked[0]["input"]
-    assert "ann@example.org" not in server.asked[0]["input"]
+        assert logged_embedding(kit) == pytest.approx(await embedder.embed(server.bodies[0]["input"]))
+    assert "provider-secret-value" not in server.bodies[0]["input"]
+    assert "ann@example.org" not in server.bodies[0]["input"]
 
 
 async def test_a_key_that_logs_no_text_logs_no_vector() -> None:
-    async with embedder_on(Server().embeddings) as embedder:
+    async with embedder_on(Letters().embeddings) as embedder:
         kit = Kit(embedder=embedder)
         await kit.serve(ask("a cat"), replace(KEY, log_mode="metadata"))
     assert logged_embedding(kit) is None

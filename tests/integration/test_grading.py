@@ -23,8 +23,8 @@ from gateway.adapters.postgres.tables import gradings
 from policy.graders import Tools
 from policy.jobs.grading import ATTEMPTS_MAX, BATCH, Grading, JudgeSettings, judge_tools
 from tests.records import a_rollout, rollout_event
-from tests.upstreams.base import Script
 from tests.upstreams.openai import OpenAI
+from tests.upstreams.vendor import Script
 
 VERDICT = '{"reason": "it says so", "verdict": "right"}'
 
@@ -159,7 +159,7 @@ async def judged(engine: AsyncEngine, directory: Path, script: Script) -> AsyncI
     """Graders with a judge that answers so, behind what looks like a gateway."""
     upstream = OpenAI("bt_data_judge")
     upstream.script = script
-    async with upstream.serving():
+    async with upstream:
         facts, key = directory / "serve.json", directory / "judge.json"
         facts.write_text(json.dumps({"base_url": upstream.base}))
         key.write_text(json.dumps({"judge_key": "bt_data_judge"}))
@@ -171,10 +171,10 @@ async def test_the_judge_is_asked_through_the_gateway_with_its_key(pg_engine: As
     rollout = await asked(pg_engine, "judge", reference)
     async with judged(pg_engine, tmp_path, Script(text=VERDICT)) as (worker, upstream):
         await worker.round()
-        (seen,) = upstream.seen
-    assert seen.headers["authorization"] == "Bearer bt_data_judge"
-    assert (seen.body["model"], seen.body["metadata"]) == ("wise", {"train": "false"})
-    assert "> so: $18.90" in seen.body["messages"][1]["content"]
+        (request,) = upstream.requests
+    assert request.headers["authorization"] == "Bearer bt_data_judge"
+    assert (request.body["model"], request.body["metadata"]) == ("wise", {"train": "false"})
+    assert "> so: $18.90" in request.body["messages"][1]["content"]
     assert [(row.value, row.grader_version) for row in await outcomes(pg_engine, rollout)] == [(1.0, "judge@1")]
 
 

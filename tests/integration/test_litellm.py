@@ -19,7 +19,7 @@ from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, UpstreamError, UpstreamRefused
 from gateway.service.ports.request import WorkerCall
 from tests.upstreams.anthropic import Anthropic
-from tests.upstreams.base import Script
+from tests.upstreams.vendor import Script
 
 pytestmark = pytest.mark.litellm
 pytest.importorskip("litellm", reason="needs the litellm extra")
@@ -28,8 +28,7 @@ KEY = "sk-ant-0123456789"
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[Anthropic]:
-    anthropic = Anthropic(KEY)
-    async with anthropic.serving():
+    async with Anthropic(KEY) as anthropic:
         yield anthropic
 
 
@@ -51,13 +50,13 @@ def a_call(url: str, **body: Any) -> WorkerCall:
 async def test_the_vendors_own_wire_is_spoken(workers: LiteLLMWorkers, upstream: Anthropic) -> None:
     upstream.script = Script(text="hello")
     await workers.complete(a_call(upstream.url, temperature=0.25, stop=["END"]))
-    [seen] = upstream.seen
-    assert seen.body["model"] == "claude-haiku-4-5"
-    assert "Be brief." in str(seen.body["system"])
-    assert [message["role"] for message in seen.body["messages"]] == ["user"]
-    assert seen.body["temperature"] == 0.25
-    assert seen.body["stop_sequences"] == ["END"]
-    assert seen.body["max_tokens"] == 50
+    [request] = upstream.requests
+    assert request.body["model"] == "claude-haiku-4-5"
+    assert "Be brief." in str(request.body["system"])
+    assert [message["role"] for message in request.body["messages"]] == ["user"]
+    assert request.body["temperature"] == 0.25
+    assert request.body["stop_sequences"] == ["END"]
+    assert request.body["max_tokens"] == 50
 
 
 @pytest.mark.parametrize("status", [429, 500, 529])
@@ -67,7 +66,7 @@ async def test_it_does_not_retry(workers: LiteLLMWorkers, upstream: Anthropic, s
         await workers.complete(a_call(upstream.url))
     with pytest.raises(UpstreamError):
         _ = [chunk async for chunk in workers.stream(a_call(upstream.url))]
-    assert len(upstream.seen) == 2
+    assert len(upstream.requests) == 2
 
 
 async def test_it_does_not_cache(workers: LiteLLMWorkers, upstream: Anthropic) -> None:
@@ -81,7 +80,7 @@ async def test_an_unsupported_parameter_is_said_not_dropped(workers: LiteLLMWork
     upstream.script = Script(text="hello")
     with pytest.raises(UpstreamRefused, match="logit_bias"):
         await workers.complete(a_call(upstream.url, logit_bias={"5": 10}))
-    assert upstream.seen == []
+    assert not upstream.requests
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ async def test_a_request_cannot_steer_litellm(workers: LiteLLMWorkers, upstream:
     with pytest.raises(UpstreamRefused, match=name) as caught:
         await workers.complete(a_call(upstream.url, **{name: "http://127.0.0.1:1"}))
     assert not caught.value.dispatched
-    assert upstream.seen == []
+    assert not upstream.requests
 
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/x.png", " HTTPS://example.org/x.png", "file:///etc/passwd"])
@@ -99,7 +98,7 @@ async def test_it_fetches_nothing_for_a_client(workers: LiteLLMWorkers, upstream
     parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": url}}]
     with pytest.raises(UpstreamRefused, match="data: URLs only"):
         await workers.complete(a_call(upstream.url, messages=[{"role": "user", "content": parts}]))
-    assert upstream.seen == []
+    assert not upstream.requests
 
 
 async def test_what_is_not_there_was_not_dispatched(workers: LiteLLMWorkers) -> None:

@@ -37,6 +37,7 @@ from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, ask, model_worker, plan
 from tests.service.test_answers import GOOD, STRICT, Raw, one, pool
+from tests.upstreams.server import Server, event, event_stream
 from tests.waiting import BOUND_S, until
 
 CHAT = "/v1/chat/completions"
@@ -127,29 +128,14 @@ TEXT = "Grüße, 世界! 👩‍👩‍👧 — ∑ñ"
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 async def test_text_is_exact_to_the_byte_wherever_the_worker_cuts_its_bytes(size: int) -> None:
     frames = [chunk({"content": TEXT}), chunk({}, finish_reason="stop")]
-    raw = "".join(f"data: {json.dumps(each, ensure_ascii=False)}\n\n" for each in frames).encode() + b"data: [DONE]\n\n"
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        await reader.readexactly(int(re.search(r"content-length: (\d+)", head)[1]))  # type: ignore[index]
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        for start in range(0, len(raw), size):
-            piece = raw[start : start + size]
-            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-            await writer.drain()
-        writer.write(b"0\r\n\r\n")
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    raw = b"".join(map(event, [*frames, "[DONE]"]))
+    pieces = [raw[start : start + size] for start in range(0, len(raw), size)]
     workers = HttpWorkers({}, b"depth")
-    kit = Kit(workers=workers, pools=pool(model_worker("alpha", "atlas", url=f"http://127.0.0.1:{port}/v1")))
-    try:
+    async with Server(lambda request: event_stream(pieces)) as server:
+        kit = Kit(workers=workers, pools=pool(model_worker("alpha", "atlas", url=f"{server.url}/v1")))
         async with served(kit) as gateway:
             reply = await post(gateway, model="alpha", stream=True)
-    finally:
-        server.close()
-        await workers.close()
+    await workers.close()
     assert f'"content":"{TEXT}"'.encode() in reply.content
     said = [each["choices"][0]["delta"].get("content", "") for each in events(reply.content.decode())]
     assert "".join(said) == TEXT

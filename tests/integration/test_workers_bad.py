@@ -6,8 +6,7 @@ import asyncio
 import gzip
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,10 @@ from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply
+from tests.upstreams.server import Handler, Reply, Server, event, raw_reply
 from tests.waiting import BOUND_S
 
 KEY = "sk-test-0123456789abcdef"
-Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
@@ -33,52 +32,24 @@ def completion(content: str = "fine", usage: Any = None) -> bytes:
     return json.dumps(body | ({"usage": usage} if usage is not None else {})).encode()
 
 
-def event(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    return event({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]})
 
 
-def sends(*pieces: bytes, pause_s: float = 0.0) -> Behaviour:
+def sends(*pieces: bytes, pause_s: float = 0.0) -> Handler:
     """A worker that sends these bytes and hangs up."""
-
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(pause_s)
-
-    return behave
+    return lambda request: raw_reply(*pieces, gap_s=pause_s)
 
 
-def replies(body: bytes, *headers: str) -> Behaviour:
+def replies(body: bytes, *headers: str) -> Handler:
     lines = "".join(f"{line}\r\n" for line in headers).encode()
     return sends(HEAD + lines + f"content-length: {len(body)}\r\n\r\n".encode() + body)
 
 
-def status(code: int, body: bytes = b"{}", *headers: str) -> Behaviour:
+def status(code: int, body: bytes = b"{}", *headers: str) -> Handler:
     lines = "".join(f"{line}\r\n" for line in headers)
     return sends(f"HTTP/1.1 {code} X\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body)
-
-
-@asynccontextmanager
-async def serving(behave: Behaviour) -> AsyncIterator[int]:
-    """A raw TCP server that reads one request's head and then behaves. Yields its port."""
-
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            await reader.readexactly(int(length.split(b":")[1]))
-            await behave(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(client, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
 
 
 def a_call(port: int, timeout_s: float = 60.0) -> WorkerCall:
@@ -103,14 +74,14 @@ async def workers() -> AsyncIterator[HttpWorkers]:
     await workers.close()
 
 
-async def whole(workers: HttpWorkers, behave: Behaviour, timeout_s: float = 60.0) -> WorkerReply:
-    async with serving(behave) as port:
-        return await workers.complete(a_call(port, timeout_s))
+async def whole(workers: HttpWorkers, handler: Handler, timeout_s: float = 60.0) -> WorkerReply:
+    async with Server(handler) as server:
+        return await workers.complete(a_call(server.port, timeout_s))
 
 
-async def streamed(workers: HttpWorkers, behave: Behaviour, timeout_s: float = 60.0) -> list[Any]:
-    async with serving(behave) as port:
-        return [chunk async for chunk in workers.stream(a_call(port, timeout_s))]
+async def streamed(workers: HttpWorkers, handler: Handler, timeout_s: float = 60.0) -> list[Any]:
+    async with Server(handler) as server:
+        return [each async for each in workers.stream(a_call(server.port, timeout_s))]
 
 
 async def test_refusing_the_connection(workers: HttpWorkers) -> None:
@@ -161,16 +132,14 @@ async def test_refusing_the_key_names_no_key(workers: HttpWorkers, code: int) ->
 
 
 async def test_resetting_in_the_middle_of_a_stream(workers: HttpWorkers) -> None:
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(EVENTS + event({"content": "half"}))
-        await writer.drain()
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield EVENTS + chunk({"content": "half"})
         await asyncio.sleep(0.05)
-        raw = writer.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-        writer.transport.abort()
+        server.reset()
 
-    with pytest.raises(UpstreamProtocol):
-        await streamed(workers, behave)
+    async with Server(lambda request: Reply(pieces=pieces(), raw=True)) as server:
+        with pytest.raises(UpstreamProtocol):
+            _ = [each async for each in workers.stream(a_call(server.port))]
 
 
 async def test_dribbling_is_bounded_over_the_whole_call(workers: HttpWorkers) -> None:
@@ -181,7 +150,7 @@ async def test_dribbling_is_bounded_over_the_whole_call(workers: HttpWorkers) ->
 
 async def test_falling_silent_in_the_middle_of_a_stream(workers: HttpWorkers) -> None:
     with pytest.raises(UpstreamTimeout):
-        await streamed(workers, sends(EVENTS + event({"content": "half"}), b"", pause_s=3.0))
+        await streamed(workers, sends(EVENTS + chunk({"content": "half"}), b"", pause_s=3.0))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +173,7 @@ async def test_a_stream_of_nonsense(workers: HttpWorkers, stream: bytes) -> None
 async def test_an_error_in_the_middle_of_a_stream(workers: HttpWorkers) -> None:
     error = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
     with pytest.raises(UpstreamError, match="engine died") as caught:
-        await streamed(workers, sends(EVENTS + event({"content": "half"}) + error))
+        await streamed(workers, sends(EVENTS + chunk({"content": "half"}) + error))
     assert caught.value.upstream_status == 500
     named = b'event: error\ndata: {"message": "overloaded"}\n\n'
     with pytest.raises(UpstreamError, match="overloaded"):
@@ -216,7 +185,7 @@ async def test_no_usage_is_estimated_and_says_so(workers: HttpWorkers) -> None:
     assert reply.usage.estimated
     assert reply.usage.completion_tokens == 11  # 41 bytes ÷ 4, rounded up
     assert reply.usage.prompt_tokens > 10
-    chunks = await streamed(workers, sends(EVENTS + event({"content": "x" * 41}) + event({}, "stop")))
+    chunks = await streamed(workers, sends(EVENTS + chunk({"content": "x" * 41}) + chunk({}, "stop")))
     assert chunks[-1]["usage"]["estimated"] is True
     assert chunks[-1]["usage"]["completion_tokens"] == 11
 
@@ -247,7 +216,7 @@ async def test_a_body_of_100_mib(workers: HttpWorkers) -> None:
     with pytest.raises(UpstreamProtocol, match="larger than"):
         await whole(workers, sends(HEAD + b"\r\n", *[b"x" * (1 << 20)] * 100))
     with pytest.raises(UpstreamProtocol, match="larger than"):
-        await streamed(workers, sends(EVENTS, *[event({"content": "x" * 1000}) * 100] * 100))
+        await streamed(workers, sends(EVENTS, *[chunk({"content": "x" * 1000}) * 100] * 100))
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br"])
@@ -283,7 +252,7 @@ async def test_an_early_end(workers: HttpWorkers) -> None:
     with pytest.raises(UpstreamProtocol):
         await whole(workers, sends(HEAD + b"content-length: 500\r\n\r\n" + completion()))
     with pytest.raises(UpstreamProtocol, match="before its reply was complete"):
-        await streamed(workers, sends(EVENTS + event({"content": "half"})))
+        await streamed(workers, sends(EVENTS + chunk({"content": "half"})))
     with pytest.raises(UpstreamProtocol):
         await whole(workers, sends(b""))
 
@@ -298,27 +267,16 @@ async def test_a_reply_that_is_no_completion(workers: HttpWorkers, body: bytes) 
 
 
 async def test_a_last_event_without_its_blank_line_counts(workers: HttpWorkers) -> None:
-    chunks = await streamed(workers, sends(EVENTS + event({"content": "all"}) + event({}, "stop").rstrip()))
-    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]] == [None, "stop"]
+    chunks = await streamed(workers, sends(EVENTS + chunk({"content": "all"}) + chunk({}, "stop").rstrip()))
+    assert [choice["finish_reason"] for each in chunks for choice in each["choices"]] == [None, "stop"]
 
 
 async def test_cookies_do_not_travel_from_one_call_to_the_next(workers: HttpWorkers) -> None:
-    heads: list[bytes] = []
-
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await replies(completion(), "set-cookie: who=first; Path=/")(reader, writer)
-
-    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(await reader.readuntil(b"\r\n\r\n"))
-        await behave(reader, writer)
-        writer.close()
-
-    async with await asyncio.start_server(client, "127.0.0.1", 0) as server:
-        call = a_call(server.sockets[0].getsockname()[1])
+    async with Server(replies(completion(), "set-cookie: who=first; Path=/")) as server:
+        call = a_call(server.port)
         await workers.complete(call)
         await workers.complete(call)
-    assert len(heads) == 2
-    assert b"cookie" not in heads[1].lower()
+    assert ["cookie" in request.headers for request in server.requests] == [False, False]
 
 
 async def test_a_body_json_cannot_carry_never_leaves(workers: HttpWorkers) -> None:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
@@ -16,6 +15,7 @@ from gateway.errors import UpstreamError, UpstreamTimeout
 from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import FakeWorkers
+from tests.upstreams.server import Reply, Request, Server, json_reply
 
 
 class Closing(FakeWorkers):
@@ -160,20 +160,13 @@ async def an_upstream() -> AsyncIterator[tuple[str, list[str | None]]]:
     """A model, and the keys that it was shown."""
     keys: list[str | None] = []
 
-    async def answer(request: web.Request) -> web.Response:
+    def answer(request: Request) -> Reply:
         keys.append(request.headers.get("authorization"))
         choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
-        return web.json_response({"id": "c", "object": "chat.completion", "model": "m", "choices": [choice]})
+        return json_reply({"id": "c", "object": "chat.completion", "model": "m", "choices": [choice]})
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    yield f"http://127.0.0.1:{port}/v1", keys
-    await runner.cleanup()
+    async with Server(answer) as server:
+        yield f"{server.url}/v1", keys
 
 
 async def test_no_key_goes_to_an_address_that_it_was_not_given_for() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import pytest
-from aiohttp import web
 
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.adapters.upstream.tool import ToolWorkers, task_text
@@ -18,6 +17,7 @@ from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import FakeWorkers, Says
+from tests.upstreams.server import Request, Server, json_reply
 from tests.waiting import at_some_pace, until
 
 KEY = "tool-key-123456"
@@ -35,22 +35,9 @@ def a_call(spec: WorkerSpec, saw: list[tuple[str, str, str]] | None = None, time
 
 
 @asynccontextmanager
-async def a_server(answer: Mapping[str, Any] | None, status: int = 200) -> AsyncIterator[tuple[str, list[Any]]]:
-    seen: list[Any] = []
-
-    async def handle(request: web.Request) -> web.Response:
-        seen.append(({name.lower(): value for name, value in request.headers.items()}, await request.json()))
-        return web.json_response(answer, status=status)
-
-    app = web.Application()
-    app.router.add_post("/run", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/run", seen
-    finally:
-        await runner.cleanup()
+async def a_server(answer: Mapping[str, Any] | None, status: int = 200) -> AsyncIterator[tuple[str, Sequence[Request]]]:
+    async with Server(lambda request: json_reply(answer, status)) as server:
+        yield f"{server.url}/run", server.requests
 
 
 @pytest.fixture
@@ -86,11 +73,12 @@ async def test_a_tool_streams_its_reply_as_one_chunk(tools: ToolWorkers) -> None
 
 
 async def test_an_http_tool_gets_the_task_and_what_its_step_sees(tools: ToolWorkers) -> None:
-    async with a_server({"content": "42", "usage": {"prompt_tokens": 3, "completion_tokens": 1}}) as (url, seen):
+    async with a_server({"content": "42", "usage": {"prompt_tokens": 3, "completion_tokens": 1}}) as (url, requests):
         reply = await tools.complete(a_call(a_tool(url, params={"lang": "py"})))
     assert reply.body["choices"][0]["message"]["content"] == "42"
     assert reply.usage == Usage(3, 1)
-    [(headers, body)] = seen
+    [request] = requests
+    headers, body = request.headers, request.body
     assert body["task"] == "do it"
     assert body["lang"] == "py"
     assert body["seen"] == [{"handle": h, "task": t, "reply": r} for h, t, r in SAW]

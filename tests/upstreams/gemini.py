@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.upstreams.base import Seen, Upstream, data, words
+from tests.upstreams.server import Request, event
+from tests.upstreams.vendor import Vendor, words
 
 REASONS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 STATUSES = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 
 
-class Gemini(Upstream):
+class Gemini(Vendor):
     """POST /v1beta/models/<model>:generateContent, or :streamGenerateContent?alt=sse."""
 
     key_header = "x-goog-api-key"
@@ -22,26 +23,26 @@ class Gemini(Upstream):
         """What a pool file's `url` holds."""
         return f"{self.url}/v1beta"
 
-    def streams(self, seen: Seen) -> bool:
-        return ":streamGenerateContent" in seen.path
+    def streams(self, request: Request) -> bool:
+        return ":streamGenerateContent" in request.path
 
-    def complaint(self, seen: Seen) -> str | None:
-        path, _, query = seen.path.partition("?")
+    def complaint(self, request: Request) -> str | None:
+        path, _, query = request.path.partition("?")
         if not path.endswith((":generateContent", ":streamGenerateContent")) or "/v1beta/models/" not in path:
             return f"no such path: {path}"
-        if self.streams(seen) and "alt=sse" not in query:
+        if self.streams(request) and "alt=sse" not in query:
             return "alt=sse is missing"
-        return None if seen.body.get("contents") else "contents is not specified"
+        return None if request.body.get("contents") else "contents is not specified"
 
-    def whole(self, seen: Seen) -> Mapping[str, Any]:
+    def whole(self, request: Request) -> Mapping[str, Any]:
         return self._response(self._parts(), REASONS[self.script.reason])
 
-    def events(self, seen: Seen) -> Iterator[bytes]:
+    def events(self, request: Request) -> Iterator[bytes]:
         pieces = [{"text": word} for word in words(self.script.text)]
         parts: list[dict[str, Any]] = [*pieces, *self._parts()[1 if self.script.text else 0 :]]
         for part in parts[:-1]:
-            yield data(self._response([part], None))
-        yield data(self._response(parts[-1:], REASONS[self.script.reason]))
+            yield event(self._response([part], None))
+        yield event(self._response(parts[-1:], REASONS[self.script.reason]))
 
     def error(self, status: int, message: str) -> Mapping[str, Any]:
         return {"error": {"code": status, "message": message, "status": STATUSES.get(status, "INTERNAL")}}
