@@ -39,7 +39,7 @@ from gateway.core.pool.workers import PoolFile
 from policy.simulators.arena.families.tasks import Task, grade, make_family_task
 from policy.simulators.arena.poolfile import worker_entry
 from policy.simulators.arena.server import ArenaSpeaker
-from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, Worker
+from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, ArenaWorker
 from policy.simulators.handles import HANDLES
 from policy.simulators.server import WorkerServer
 
@@ -66,13 +66,13 @@ class Plan:
     name: str
     policy: str
     seed: int
-    staff: Mapping[str, Worker]  # by role
+    staff: Mapping[str, ArenaWorker]  # by role
 
 
 class Changing(ArenaSpeaker):
     """Workers that can become others of the same name while they serve."""
 
-    def become(self, worker: Worker) -> None:
+    def become(self, worker: ArenaWorker) -> None:
         """From the next call on. Raises KeyError on an unknown name."""
         self._pool[self._pool[worker.name].name] = worker
 
@@ -89,8 +89,8 @@ def planned(seeds: int) -> list[Plan]:
     return found
 
 
-def _worker(handle: str, role: str) -> Worker:
-    return Worker(handle, handle, ROLES[role], "2", 0.02, 0.0003)
+def _worker(handle: str, role: str) -> ArenaWorker:
+    return ArenaWorker(handle, handle, ROLES[role], "2", 0.02, 0.0003)
 
 
 def pool_file(plans: Sequence[Plan], base_url: str) -> str:

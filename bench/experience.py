@@ -36,7 +36,7 @@ from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.loop.experience import HALF_LIFE, WEIGHT_MIN, embed
 from policy.simulators.arena.families.tasks import Split, Task, grade, make_task
-from policy.simulators.arena.workers import STANDARD, Worker, with_builtins
+from policy.simulators.arena.workers import STANDARD, ArenaWorker, with_builtins
 from policy.simulators.arena.world import run_plan
 from tests.models.experience import freshness, likeness, nearness
 
@@ -72,11 +72,11 @@ def learned(outcomes: int) -> Past:
     return Past(tasks, np.array([embed(task.text) for task in tasks]), np.array(who), np.array(right))
 
 
-def _alone(worker: Worker, task: Task) -> float:
+def _alone(worker: ArenaWorker, task: Task) -> float:
     return grade(task, run_plan({"steps": [{"worker": worker.handle, "task": None, "see": []}]}, task.text, POOL).reply)
 
 
-def truth(worker: Worker, task: Task) -> float:
+def truth(worker: ArenaWorker, task: Task) -> float:
     """How often this worker alone is right on such a task: never, where it takes more than one step."""
     return worker.skills.get(task.skills[0], 0.0) if task.shape in ("single", "vote") else 0.0
 

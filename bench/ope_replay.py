@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from gateway.core.pool.workers import NANO_PER_USD
 from policy.reward import RewardSettings, reward
 from policy.simulators.replay import LINE_BYTES_MAX, QUESTIONS_MAX, BadRecording
-from policy.statistics.ope import Logged, OpeSettings, Report, RewardTable, estimate, fold_of
+from policy.statistics.ope import LoggedSample, OffPolicyReport, OpeSettings, RewardTable, estimate, fold_of
 from policy.statistics.stats import Floats
 
 RESAMPLES = 300
@@ -158,7 +158,7 @@ class Line:
     coverage: float  # share of 95 % intervals that hold the truth
 
 
-def draw(world: World, rows: NDArray[np.int64], case: Case, rng: np.random.Generator) -> Logged:
+def draw(world: World, rows: NDArray[np.int64], case: Case, rng: np.random.Generator) -> LoggedSample:
     """One log: a worker drawn for each question of `rows`, with a reward model cross-fitted by question."""
     edges = case.logged[rows].cumsum(axis=1)
     acted = (rng.random((len(rows), 1)) * edges[:, -1:] < edges).argmax(axis=1)
@@ -173,7 +173,7 @@ def draw(world: World, rows: NDArray[np.int64], case: Case, rng: np.random.Gener
         for n in np.flatnonzero(fold == held_out):
             q[n] = [table.value(((world.domains[rows[n]], worker), worker)) for worker in range(q.shape[1])]
     q_logged = q[np.arange(len(rows)), acted]
-    return Logged(paid, weights_log, q_logged, (q * case.new[rows]).sum(axis=1), rows)
+    return LoggedSample(paid, weights_log, q_logged, (q * case.new[rows]).sum(axis=1), rows)
 
 
 def compare(world: World, logs: int, repeats: int, seed: int = 0) -> list[Line]:
@@ -189,7 +189,7 @@ def compare(world: World, logs: int, repeats: int, seed: int = 0) -> list[Line]:
     return lines
 
 
-def _line(policy: str, truth: float, estimator: str, reports: Sequence[Report]) -> Line:
+def _line(policy: str, truth: float, estimator: str, reports: Sequence[OffPolicyReport]) -> Line:
     found = [report.estimates[estimator] for report in reports]
     errors = np.array([interval.value - truth for interval in found])
     return Line(

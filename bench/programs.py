@@ -21,7 +21,7 @@ from policy.environments.replay import ReplayEnvironment
 from policy.simulators.replay import read_prices
 from policy.start.recorded.programs import Program, Worth, gives, search
 from policy.statistics import tuning
-from policy.statistics.tuning import Observed
+from policy.statistics.tuning import Observation
 
 SHOWN = (2, 4, 6, 7, 8, 9)  # places of the dial
 TAUGHT = "as it is taught: all three, a budget at one place"
@@ -104,13 +104,13 @@ class _Cell:
         return f"{fmean(self.right):.3f} ({fmean(self.gain):+.3f} ± {error:.3f}) ${fmean(self.usd):.2f}"
 
 
-def _split(observed: Sequence[Observed], number: int) -> tuple[list[Observed], list[Observed]]:
+def _split(observed: Sequence[Observation], number: int) -> tuple[list[Observation], list[Observation]]:
     order = Random(f"split {number}").sample(list(observed), len(observed))
     cut = len(order) // 4
     return order[cut:], order[:cut]
 
 
-def _judged(chosen: Chosen, judged: Sequence[Observed]) -> tuple[float, float]:
+def _judged(chosen: Chosen, judged: Sequence[Observation]) -> tuple[float, float]:
     """Mean outcome, and dollars per 1,000."""
     results = [gives(chosen(each.category), each) for each in judged]
     return fmean(result.outcome for result in results), fmean(result.cost_nano for result in results) / 1e6

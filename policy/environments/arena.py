@@ -35,7 +35,7 @@ from policy.simulators.arena.messages import read_prompt
 from policy.simulators.arena.oracle import oracle_plan
 from policy.simulators.arena.poolfile import worker_entry
 from policy.simulators.arena.server import ArenaSpeaker
-from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, Worker, random_pool, with_builtins
+from policy.simulators.arena.workers import HELD_OUT, STANDARD, ArenaWorker, Pool, random_pool, with_builtins
 from policy.simulators.arena.world import Run, run_plan
 
 Staff = Literal["standard", "held_out", "fresh", "untold"]
@@ -49,7 +49,7 @@ class Truth:
     """What only the arena and its oracle know of a prompt."""
 
     task: Task
-    workers: Mapping[str, Worker]  # by name
+    workers: Mapping[str, ArenaWorker]  # by name
 
     def pool(self, specs: tuple[WorkerSpec, ...]) -> Pool:
         """The workers behind these specs, under the handles that those have now."""
@@ -145,7 +145,7 @@ def _staff(staff: Staff) -> Pool | None:
 
 
 @lru_cache(maxsize=4096)
-def _spec(worker: Worker, told: bool) -> WorkerSpec:
+def _spec(worker: ArenaWorker, told: bool) -> WorkerSpec:
     return WorkerSpec.model_validate(worker_entry(worker, NOWHERE, told=told))
 
 

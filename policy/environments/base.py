@@ -64,7 +64,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Posed:
+class PosedPrompt:
     """A prompt with its pool as drawn, and what a policy is shown of it in round 1, as the server shows it."""
 
     prompt: Prompt
@@ -102,9 +102,11 @@ class Environment(Protocol):
         """`n` different prompts of the split, chosen by `seed`. Raises ValueError where there are not so many."""
         ...
 
-    def situation(self, prompt: Prompt, rng: Random, k_of_n: int | None = None, redraw_handles: bool = False) -> Posed:
+    def situation(
+        self, prompt: Prompt, rng: Random, k_of_n: int | None = None, redraw_handles: bool = False
+    ) -> PosedPrompt:
         """The prompt with its pool in random order, with only `k_of_n` of its models, and with other handles where
-        asked; episodes of it run on `Posed.prompt`. Raises ValueError on a `k_of_n` below 1."""
+        asked; episodes of it run on `PosedPrompt.prompt`. Raises ValueError on a `k_of_n` below 1."""
         ...
 
     async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:

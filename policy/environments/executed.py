@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from random import Random
 
-from policy.environments.base import Episode, Planner, PlanSource, Posed, Prompt, Split, drawn
-from policy.environments.executor import Executor, Ran, TimedWorkers, episode_of
+from policy.environments.base import Episode, Planner, PlanSource, PosedPrompt, Prompt, Split, drawn
+from policy.environments.executor import Executor, LoopResult, TimedWorkers, episode_of
 from policy.environments.sampling import CONCURRENCY, sample
 from policy.environments.spend import Spend, SpendCapped
 from policy.simulators.handles import HANDLES
@@ -37,7 +37,7 @@ class ExecutedEnvironment(ABC):
     def grade(self, prompt: Prompt, reply: str) -> float:
         """Outcome of a reply, in [0, 1]."""
 
-    def spent_nano(self, ran: Ran, workers: TimedWorkers) -> int:
+    def spent_nano(self, ran: LoopResult, workers: TimedWorkers) -> int:
         """What an episode takes from the meter."""
         return ran.loop.tree.meter.spent_nano
 
@@ -45,7 +45,9 @@ class ExecutedEnvironment(ABC):
         """Who plans the child loops of a plan that was given as text; None: they are refused."""
         return None
 
-    def situation(self, prompt: Prompt, rng: Random, k_of_n: int | None = None, redraw_handles: bool = False) -> Posed:
+    def situation(
+        self, prompt: Prompt, rng: Random, k_of_n: int | None = None, redraw_handles: bool = False
+    ) -> PosedPrompt:
         """As in the port."""
         return self.executor.posed(drawn(prompt, rng, k_of_n, HANDLES if redraw_handles else None))
 

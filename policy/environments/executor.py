@@ -27,7 +27,7 @@ from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.rounds import Rounds, close_record, pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree
 from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
-from policy.environments.base import Episode, PlanSource, Posed, Prompt
+from policy.environments.base import Episode, PlanSource, PosedPrompt, Prompt
 from policy.environments.timing import Seconds, stamp
 
 CAPS = Caps(cost_nano=2_000_000_000)
@@ -91,7 +91,7 @@ class TextPlanner:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class LoopResult:
     """A loop that has ended: its loop, and the reply or the error."""
 
     loop: Loop
@@ -114,13 +114,15 @@ class Executor:
     fallback: Planner | None = None
     attempts_max: int = ATTEMPTS_MAX
 
-    def posed(self, prompt: Prompt) -> Posed:
+    def posed(self, prompt: Prompt) -> PosedPrompt:
         """What a policy is shown of the prompt in round 1."""
         loop = self._loop(prompt, TextPlanner("", 0, None), 1)
-        situation = self._rounds(_Nobody()).situation(loop, 1)
-        return Posed(prompt, situation, prompt_input(situation))
+        situation = self._rounds(_NoWorkers()).situation(loop, 1)
+        return PosedPrompt(prompt, situation, prompt_input(situation))
 
-    async def run(self, prompt: Prompt, source: PlanSource, workers: Workers, children: Planner | None = None) -> Ran:
+    async def run(
+        self, prompt: Prompt, source: PlanSource, workers: Workers, children: Planner | None = None
+    ) -> LoopResult:
         """One loop to its end. Raises nothing of the error tree: it is in the result."""
         if isinstance(source, str):
             loop = self._loop(prompt, TextPlanner(source, self.caps.depth, children), 1)
@@ -135,7 +137,7 @@ class Executor:
             loop.record.status, loop.record.error = "failed", raised.body()["error"]
         close_record(loop.record, EPOCH_US)
         loop.record.cost_nano = loop.tree.meter.spent_nano
-        return Ran(loop, body, error)
+        return LoopResult(loop, body, error)
 
     def _rounds(self, workers: Workers) -> Rounds:
         budget = RetryBudget(start_retries=self.caps.calls, saved_retries_max=self.caps.calls)  # of this episode alone
@@ -161,7 +163,7 @@ class Executor:
         )
 
 
-def episode_of(prompt: Prompt, ran: Ran, sample: int, outcome: float, seconds: Seconds) -> Episode:
+def episode_of(prompt: Prompt, ran: LoopResult, sample: int, outcome: float, seconds: Seconds) -> Episode:
     """What is kept of a loop that has ended; its records get their simulated times."""
     record, children = ran.loop.record, tuple(ran.loop.tree.children)
     latency_s = stamp(record, children, seconds)
@@ -212,7 +214,7 @@ def _record(prompt: Prompt, policy: str, caps: Caps) -> RolloutRecord:
     )
 
 
-class _Nobody:
+class _NoWorkers:
     """Workers of a loop that is only looked at."""
 
     async def complete(self, call: WorkerCall) -> WorkerReply:

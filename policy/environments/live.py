@@ -28,7 +28,7 @@ from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited,
 from gateway.service.ports.request import WorkerCall, WorkerReply
 from policy.environments.base import Episode, PlanSource, Prompt, Split, fraction, split_of
 from policy.environments.executed import ExecutedEnvironment
-from policy.environments.executor import Executor, Ran, TimedWorkers
+from policy.environments.executor import Executor, LoopResult, TimedWorkers
 from policy.environments.replay import VALIDATION_SHARE
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import REFUSED_STATUSES, vote
@@ -137,7 +137,7 @@ class LiveEnvironment(ExecutedEnvironment):
         """The gateway's workers."""
         return GatewayWorkers(self._client)
 
-    def spent_nano(self, ran: Ran, workers: TimedWorkers) -> int:
+    def spent_nano(self, ran: LoopResult, workers: TimedWorkers) -> int:
         """What the meter counts, calls never heard of again in full, and what the gateway charged beyond."""
         surplus_nano = workers.surplus_nano if isinstance(workers, GatewayWorkers) else 0
         return ran.loop.tree.meter.spent_nano + surplus_nano

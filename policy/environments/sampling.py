@@ -14,7 +14,7 @@ Work = Iterable[tuple[Prompt, Sequence[PlanSource]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SamplingProgress:
     """How far a sampling is. `total` None: the work did not say."""
 
     done: int
@@ -25,7 +25,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class EpisodeGroups:
     """Episodes by prompt, in the order of the work and of each prompt's sources. `capped`: the cap ended it, and
     some groups are short or missing."""
 
@@ -43,8 +43,8 @@ async def sample(
     work: Work,
     *,
     concurrency: int = CONCURRENCY,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Sampled:
+    on_progress: Callable[[SamplingProgress], None] | None = None,
+) -> EpisodeGroups:
     """Run every source on its prompt. As money runs out lanes end one by one, and nothing in flight is cut off."""
     lanes = _Lanes(environment, work, on_progress)
     async with asyncio.TaskGroup() as group:
@@ -52,11 +52,13 @@ async def sample(
             group.create_task(lanes.run())
     left = next(lanes.items, None)
     groups = [[episode for _, episode in sorted(found.items())] for found in lanes.groups]
-    return Sampled(groups, left is not None)
+    return EpisodeGroups(groups, left is not None)
 
 
 class _Lanes:
-    def __init__(self, environment: Environment, work: Work, on_progress: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self, environment: Environment, work: Work, on_progress: Callable[[SamplingProgress], None] | None
+    ) -> None:
         self.groups: list[dict[int, Episode]] = []
         self.items = self._items(work)
         self._environment = environment
@@ -84,4 +86,4 @@ class _Lanes:
         self._right += episode.outcome
         if self._on_progress is not None:
             spent, elapsed_s = self._environment.spend.spent_nano, time.perf_counter() - self._began_s
-            self._on_progress(Progress(self._done, self._total, self._right / self._done, spent, elapsed_s))
+            self._on_progress(SamplingProgress(self._done, self._total, self._right / self._done, spent, elapsed_s))

@@ -15,7 +15,7 @@ from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.usage import read_usage, usage_body
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
-from policy.simulators.server import Refused, Speaker, completion, cuts_of, seconds
+from policy.simulators.server import RequestRefusal, Speaker, completion, cuts_of, seconds
 
 VOTE = "builtin:vote"
 REFUSED_STATUSES = (400, 404, 413, 422)  # as in the gateway's adapters: the request is bad, not the worker
@@ -36,7 +36,7 @@ class SpeakerWorkers:
             body = {**call.worker.params, **call.body}
             said = self._speaker.say(call.worker.name, body)
             cuts = cuts_of(said, body)
-        except Refused as refused:
+        except RequestRefusal as refused:
             raise _error(refused) from None
         except KeyError:
             raise UpstreamError(f"worker {call.worker.name} is not simulated here", upstream_status=404) from None
@@ -65,7 +65,7 @@ def vote(call: WorkerCall) -> WorkerReply:
     return WorkerReply({"object": "chat.completion", "choices": [choice], "usage": usage_body(Usage())}, Usage())
 
 
-def _error(refused: Refused) -> UpstreamError:
+def _error(refused: RequestRefusal) -> UpstreamError:
     text, status = refused.message, refused.status
     if status in REFUSED_STATUSES:
         return UpstreamRefused(text, upstream_status=status, code=refused.code)

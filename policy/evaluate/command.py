@@ -10,8 +10,8 @@ import asyncio
 import sys
 from typing import Any
 
-from policy.environments.sampling import Progress
-from policy.evaluate.contest import Kept, Say, contest, facts_of
+from policy.environments.sampling import SamplingProgress
+from policy.evaluate.contest import PartialResults, ProgressPrinter, contest, facts_of
 from policy.evaluate.entrants import Entrant, entrants, train_files
 from policy.evaluate.figures import check_ends, curves, report
 from policy.evaluate.options import EvaluationOptions, read
@@ -22,8 +22,8 @@ from policy.evaluate.stages import EvaluationScene
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report; 0, or 130 when interrupted. Raises ConfigError, one line with the fix, and writes nothing."""
-    options, say = read(arguments), Say()
-    kept = Kept(options.out)
+    options, say = read(arguments), ProgressPrinter()
+    kept = PartialResults(options.out)
     try:
         done = asyncio.run(_evaluated(options, kept, say))
     except KeyboardInterrupt:
@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _evaluated(options: EvaluationOptions, kept: Kept, say: Say) -> str:
-    def progress(what: str, now: Progress) -> None:
+async def _evaluated(options: EvaluationOptions, kept: PartialResults, say: ProgressPrinter) -> str:
+    def progress(what: str, now: SamplingProgress) -> None:
         say.progress(what, now)
 
     scene = EvaluationScene(options, progress, train_files(options.policies))

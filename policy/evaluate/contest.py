@@ -15,7 +15,7 @@ from gateway import __version__
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
 from policy.environments.base import Episode, Planner, PlanSource, Prompt
-from policy.environments.sampling import CONCURRENCY, Progress, sample
+from policy.environments.sampling import CONCURRENCY, SamplingProgress, sample
 from policy.evaluate.entrants import ORACLE_PLAN, ROUTERS, TUNED, Entrant
 from policy.evaluate.options import EvaluationOptions
 from policy.evaluate.stages import EvaluationScene, digest_of
@@ -26,7 +26,7 @@ REDRAW_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QuestionResult:
     """One policy on one question."""
 
     prompt_id: str
@@ -43,7 +43,7 @@ class Row:
     refusals: tuple[str, ...]  # why plans were refused
 
     @classmethod
-    def of(cls, prompt: Prompt, episode: Episode) -> Row:
+    def of(cls, prompt: Prompt, episode: Episode) -> QuestionResult:
         """What is kept of an episode."""
         loops = (episode.record, *episode.children)
         planned = [each for loop in loops for each in loop.rounds]
@@ -63,7 +63,7 @@ class Row:
         )
 
 
-class Say:
+class ProgressPrinter:
     """Progress on standard error: one line redrawn on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -73,7 +73,7 @@ class Say:
         self._drawn = 0
         self._began: dict[str, int] = {}
 
-    def progress(self, what: str, now: Progress) -> None:
+    def progress(self, what: str, now: SamplingProgress) -> None:
         """Called after every episode; says little."""
         began_nano = self._began.setdefault(what, now.spent_nano)
         every_s = REDRAW_EVERY_S if self._terminal else SAY_EVERY_S
@@ -100,7 +100,7 @@ class Say:
         self._stream.flush()
 
 
-class Kept:
+class PartialResults:
     """Rows of finished policies beside the report, while it is not written yet: OUT.partial/HASH.json."""
 
     def __init__(self, out: Path) -> None:
@@ -118,16 +118,16 @@ class Kept:
                 f"--out {out}: cannot be written ({error.strerror}); name a file in a folder that is there"
             ) from None
 
-    def rows(self, key: str) -> list[Row] | None:
+    def rows(self, key: str) -> list[QuestionResult] | None:
         """Those under the key, None where there are none that can be read."""
         try:
             found = json.loads((self.folder / f"{key}.json").read_text())
             lists = ("workers", "refusals")
-            return [Row(**{**each, **{name: tuple(each[name]) for name in lists}}) for each in found]
+            return [QuestionResult(**{**each, **{name: tuple(each[name]) for name in lists}}) for each in found]
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def keep(self, key: str, rows: Sequence[Row]) -> None:
+    def keep(self, key: str, rows: Sequence[QuestionResult]) -> None:
         """Written whole or not at all. Raises ConfigError on a full disk."""
         write_whole(self.folder / f"{key}.json", json.dumps([asdict(row) for row in rows]))
 
@@ -157,8 +157,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 async def contest(
-    options: EvaluationOptions, scene: EvaluationScene, found: Sequence[Entrant], kept: Kept, say: Say
-) -> Mapping[str, list[Row]]:
+    options: EvaluationOptions,
+    scene: EvaluationScene,
+    found: Sequence[Entrant],
+    kept: PartialResults,
+    say: ProgressPrinter,
+) -> Mapping[str, list[QuestionResult]]:
     """Rows by policy name, each in the order of the questions. Raises ConfigError."""
     sees = any(entrant.reads_experience for entrant in found)
     prompts = await scene.experienced(options.neighbours if sees else 0)
@@ -166,7 +170,7 @@ async def contest(
     common = digest_of(
         [__version__, options.env, options.rounds, scene.stage.facts, [_shown(prompt) for prompt in prompts]]
     )
-    results: dict[str, list[Row]] = {}
+    results: dict[str, list[QuestionResult]] = {}
     for number, entrant in enumerate(found, 1):
         key = digest_of([common, entrant.identity, await _lesson(scene, entrant), options.seed])[:32]
         rows = kept.rows(key)
@@ -202,8 +206,8 @@ async def _played(
     planner: Planner | None,
     prompts: Sequence[Prompt],
     what: str,
-    say: Say,
-) -> list[Row]:
+    say: ProgressPrinter,
+) -> list[QuestionResult]:
     if entrant.directory is not None:
         engine, conductor = entrant.directory.open(options.threads, entrant.quality)
         try:
@@ -237,14 +241,14 @@ async def _rows(
     prompts: Sequence[Prompt],
     sources: Sequence[PlanSource],
     what: str,
-    say: Say,
+    say: ProgressPrinter,
     concurrency: int,
-) -> list[Row]:
+) -> list[QuestionResult]:
     work = [(prompt, [source]) for prompt, source in zip(prompts, sources, strict=True)]
     found = await sample(
         scene.stage.environment, work, concurrency=concurrency, on_progress=lambda now: say.progress(what, now)
     )
-    return [Row.of(prompt, group[0]) for prompt, group in zip(prompts, found.groups, strict=True)]
+    return [QuestionResult.of(prompt, group[0]) for prompt, group in zip(prompts, found.groups, strict=True)]
 
 
 def facts_of(scene: EvaluationScene, options: EvaluationOptions, prompts: int) -> dict[str, Any]:

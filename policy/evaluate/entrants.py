@@ -29,10 +29,10 @@ from policy.evaluate.stages import digest_of
 from policy.simulators.arena.messages import read_prompt
 from policy.start.synthetic.label import arena_label
 from policy.statistics import tuning
-from policy.statistics.baselines import CheapestPlanner, Once, RandomPlanner, RandomPlanPlanner
+from policy.statistics.baselines import CheapestPlanner, OneRoundPlanner, RandomPlanner, RandomPlanPlanner
 
 Kind = Literal["fixed", "router", "tuned", "conductor", "oracle"]
-TUNED: Mapping[str, Callable[[Sequence[tuning.Observed], float], Planner]] = {
+TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = {
     "table": tuning.table,
     "vote": tuning.vote,
     "cascade": tuning.cascade,
@@ -43,7 +43,7 @@ ROUTERS: Mapping[str, Callable[[int], Planner]] = {
     "random": RandomPlanner,
     "random-plan": RandomPlanPlanner,
     "cheapest": lambda _seed: CheapestPlanner(),
-    "baton/rule": lambda _seed: Once(RULE),
+    "baton/rule": lambda _seed: OneRoundPlanner(RULE),
     "baton/vote": lambda _seed: VoteRouter(RULE),
     "baton/cascade": lambda _seed: CascadeRouter(RULE),
     "label": lambda _seed: LabelPlanner(),

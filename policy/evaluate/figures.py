@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
-from policy.evaluate.contest import Row
+from policy.evaluate.contest import QuestionResult
 from policy.evaluate.entrants import FIXED, ORACLE, Entrant
 from policy.evaluate.options import EvaluationOptions
 from policy.statistics.stats import (
@@ -26,7 +26,7 @@ from policy.statistics.stats import (
     routerarena_score,
 )
 
-Results = Mapping[str, Sequence[Row]]
+Results = Mapping[str, Sequence[QuestionResult]]
 USD_1K = 1_000 / NANO_PER_USD
 GAP_SHARES = (0.5, 0.8)
 ORACLES = {
@@ -192,30 +192,30 @@ class _Frame:
         return {"points": sorted(points, key=lambda point: point["usd_per_1k"]), **self._worth(names)}
 
 
-def _accuracy(rows: Sequence[Row]) -> float:
+def _accuracy(rows: Sequence[QuestionResult]) -> float:
     return fmean(row.outcome for row in rows)
 
 
-def _usd(rows: Sequence[Row]) -> float:
+def _usd(rows: Sequence[QuestionResult]) -> float:
     return sum(row.cost_nano for row in rows) / len(rows) * USD_1K
 
 
-def _shares(rows: Sequence[Row]) -> dict[str, float]:
+def _shares(rows: Sequence[QuestionResult]) -> dict[str, float]:
     """Share of steps by worker, largest first."""
     counts = Counter(worker for row in rows for worker in row.workers)
     total = sum(counts.values())
     return {worker: count / total for worker, count in counts.most_common()}
 
 
-def _shape(row: Row) -> str:
+def _shape(row: QuestionResult) -> str:
     """What was done for a question, as a word."""
     if row.rounds > 1:
         return "several rounds"
     return "one call" if len(row.workers) <= 1 else "several calls"
 
 
-def _split(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, dict[str, float]]:
-    groups: dict[str, list[Row]] = {}
+def _split(rows: Sequence[QuestionResult], keys: Sequence[str]) -> dict[str, dict[str, float]]:
+    groups: dict[str, list[QuestionResult]] = {}
     for row, key in zip(rows, keys, strict=True):
         groups.setdefault(key, []).append(row)
     return {

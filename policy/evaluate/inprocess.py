@@ -21,7 +21,7 @@ from policy.environments.base import (
     ConductorPlanner,
     ConductorSettings,
 )
-from policy.serve.engine import Engine, Job, Sampled
+from policy.serve.engine import DecodeRequest, Engine, TokenSample
 from policy.serve.lora import base_of, merged
 from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime
@@ -52,7 +52,7 @@ class EngineConductor:
             raise ConductorError("refused", f"a prompt of {len(prompt_ids)} tokens fills the conductor's context")
         sampling = call.sampling
         tokens_max = min(sampling.tokens_max, room)
-        job = Job(prompt_ids, call.schema, sampling.temperature, sampling.top_p, sampling.seed, tokens_max)
+        job = DecodeRequest(prompt_ids, call.schema, sampling.temperature, sampling.top_p, sampling.seed, tokens_max)
         text, count, finish = TextStream(), 0, None
         async with aclosing(self._engine.stream(job)) as stream:
             async for batch in stream:
@@ -61,7 +61,7 @@ class EngineConductor:
         usage = Usage(len(prompt_ids), count)
         yield ConductorEnd(self._name, usage, tuple(prompt_ids), finish or "stop")
 
-    def _chunk(self, text: TextStream, batch: list[Sampled]) -> ConductorChunk:
+    def _chunk(self, text: TextStream, batch: list[TokenSample]) -> ConductorChunk:
         tokens = self._engine.tokens
         data = b"".join(tokens.token_bytes(sampled.token) for sampled in batch)
         return ConductorChunk(

@@ -8,7 +8,7 @@ import numpy as np
 
 from gateway.core.loop.experience import embed
 from policy.environments.base import WorkerExperience
-from policy.statistics.tuning import Observed
+from policy.statistics.tuning import Observation
 
 
 class Nearest:
@@ -19,7 +19,7 @@ class Nearest:
     A client's task type, which the store looks at first, is not used: replayed questions come without one.
     """
 
-    def __init__(self, observed: Sequence[Observed], k: int) -> None:
+    def __init__(self, observed: Sequence[Observation], k: int) -> None:
         """Raises ValueError on no questions, or a `k` below 1."""
         if not observed or k < 1:
             raise ValueError(f"needs questions to be near to and k ≥ 1, not {len(observed)} and {k}")

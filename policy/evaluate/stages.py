@@ -20,7 +20,7 @@ from policy.environments.base import MODEL_KINDS, Planner, Prompt, Split, Worker
 from policy.environments.executed import ExecutedEnvironment
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
-from policy.environments.sampling import Progress
+from policy.environments.sampling import SamplingProgress
 from policy.evaluate.nearest import Nearest
 from policy.evaluate.options import ARENA_QUESTIONS, EvaluationOptions
 from policy.simulators.handles import HANDLES
@@ -30,7 +30,7 @@ from policy.statistics import tuning
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
 TRUE_OUTCOMES, TRUE_COST_NANO, TRUE_LATENCY_MS = 20, 400_000, 300  # shown beside a true success
-OnProgress = Callable[[str, Progress], None]
+OnProgress = Callable[[str, SamplingProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Lessons:
     """What tuned policies and experience come from: questions that are not evaluated, each asked of every worker."""
 
     source: str
-    observed: Sequence[tuning.Observed]
+    observed: Sequence[tuning.Observation]
     left_out: int  # questions of the source that are evaluated
     absent: tuple[str, ...]  # workers that it says nothing of
 

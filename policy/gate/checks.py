@@ -88,7 +88,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GatePart:
     """One of the gate's three parts: its checks in order, and what it measured."""
 
     name: str

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from gateway.errors import BatonError, ConfigError
 from policy.dataset.cli import add_filters, database_url_of, selection_of
-from policy.evaluate.contest import Kept
+from policy.evaluate.contest import PartialResults
 from policy.evaluate.options import NEIGHBOURS, TRAIN_QUESTIONS_MAX
 from policy.gate.checks import thresholds_of
 from policy.gate.injection import DRAWS
-from policy.gate.logged import LoggedSource
+from policy.gate.logged import RolloutSource
 from policy.gate.report import GateReport, write
-from policy.gate.run import Told, finished, gate
+from policy.gate.run import GateProgress, finished, gate
 from policy.gate.scene import QUESTIONS_ARENA, GateScene
 
 REFUSED = 4
@@ -97,14 +97,14 @@ def scene_of(options: argparse.Namespace) -> GateScene:
     )
 
 
-def _source(options: argparse.Namespace) -> LoggedSource | None:
+def _source(options: argparse.Namespace) -> RolloutSource | None:
     if options.logged is not None and options.database_url:
         raise ConfigError("--logged and --database-url: give one of them")
     if options.logged is not None:
-        return LoggedSource(export=options.logged)
+        return RolloutSource(export=options.logged)
     if not options.database_url:
         return None
-    return LoggedSource(None, database_url_of(options), selection_of(options))
+    return RolloutSource(None, database_url_of(options), selection_of(options))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--force needs --why TEXT, and the other way round: a forced publication is audited")
     if options.draws < 1:
         raise ConfigError(f"--draws {options.draws}: each attack needs at least one order of the pool")
-    scene, thresholds, told = scene_of(options), thresholds_of(options.set), Told()
+    scene, thresholds, told = scene_of(options), thresholds_of(options.set), GateProgress()
     try:
         work = gate(options.candidate, options.live, scene, thresholds, say=told, everything=options.everything)
         report = asyncio.run(work)
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
         )
         return 130
     except BatonError:
-        Kept(options.out).drop_if_empty()
+        PartialResults(options.out).drop_if_empty()
         raise
     if options.force:
         report = replace(report, forced=options.why.strip())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from policy.evaluate.contest import Row
+from policy.evaluate.contest import QuestionResult
 from policy.gate.checks import Check, Thresholds, bounded, cannot_say, not_worse
 from policy.statistics.stats import Interval, bootstrap_mean, bootstrap_ratios
 
@@ -21,13 +21,13 @@ FIXED = "fixed:"
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparison:
     """Rows of everybody on the same questions in the same order. `live` is `rule` where no version is live."""
 
-    candidate: Sequence[Row]
-    live: Sequence[Row]
-    others: Mapping[str, Sequence[Row]]  # by name; every fixed worker among them
-    oracle: Sequence[Row]
+    candidate: Sequence[QuestionResult]
+    live: Sequence[QuestionResult]
+    others: Mapping[str, Sequence[QuestionResult]]  # by name; every fixed worker among them
+    oracle: Sequence[QuestionResult]
     models: Collection[str]  # names of the model workers
     live_name: str = "the live version"
 
@@ -38,22 +38,22 @@ class Compared:
         return max(singles, key=lambda name: (accuracy(self.others[name]), -usd_1k(self.others[name]), name))
 
 
-def accuracy(rows: Sequence[Row]) -> float:
+def accuracy(rows: Sequence[QuestionResult]) -> float:
     """Mean outcome."""
     return fmean(row.outcome for row in rows)
 
 
-def usd_1k(rows: Sequence[Row]) -> float:
+def usd_1k(rows: Sequence[QuestionResult]) -> float:
     """Dollars per 1,000 questions."""
     return fmean(row.cost_nano for row in rows) * USD_1K
 
 
-def gain(ours: Sequence[Row], theirs: Sequence[Row], seed: int) -> Interval:
+def gain(ours: Sequence[QuestionResult], theirs: Sequence[QuestionResult], seed: int) -> Interval:
     """Outcome of ours − theirs, paired by question."""
     return bootstrap_mean([a.outcome - b.outcome for a, b in zip(ours, theirs, strict=True)], seed=seed)
 
 
-def checks(found: Compared, thresholds: Thresholds, seed: int) -> list[Check]:
+def checks(found: Comparison, thresholds: Thresholds, seed: int) -> list[Check]:
     """All checks of the held-out run. They are required: what they cannot tell is not yet a yes."""
     rows = len(found.candidate)
     if rows < thresholds.questions_min:
@@ -76,7 +76,7 @@ def checks(found: Compared, thresholds: Thresholds, seed: int) -> list[Check]:
     ]
 
 
-def _costlier(found: Compared, over_live: Interval, thresholds: Thresholds, seed: int) -> list[Check]:
+def _costlier(found: Comparison, over_live: Interval, thresholds: Thresholds, seed: int) -> list[Check]:
     ours, theirs = ([row.cost_nano * USD_1K for row in rows] for rows in (found.candidate, found.live))
     spent, was = fmean(ours), fmean(theirs)
     todo = "raise the price of a dollar in the reward, or lower the dial; or allow more: --set usd_ratio_max=…"
@@ -95,7 +95,7 @@ def _costlier(found: Compared, over_live: Interval, thresholds: Thresholds, seed
     return made
 
 
-def concentration(rows: Sequence[Row], models: Collection[str]) -> tuple[str, float, float, float]:
+def concentration(rows: Sequence[QuestionResult], models: Collection[str]) -> tuple[str, float, float, float]:
     """(worker called most, its share of the steps on models, Σ share², share of questions with the commonest choice of
     workers)."""
     counts = Counter(worker for row in rows for worker in row.workers if worker in models)
@@ -107,7 +107,7 @@ def concentration(rows: Sequence[Row], models: Collection[str]) -> tuple[str, fl
     return worker, most / total, squares, plans.most_common(1)[0][1] / len(rows)
 
 
-def _collapsed(found: Compared, thresholds: Thresholds, seed: int) -> Check:
+def _collapsed(found: Comparison, thresholds: Thresholds, seed: int) -> Check:
     """Always the same answer to "who?", where somebody who knows more would not give it."""
     worker, share, squares, plans = concentration(found.candidate, found.models)
     figure = (
@@ -125,7 +125,7 @@ def _collapsed(found: Compared, thresholds: Thresholds, seed: int) -> Check:
     return Check("collapsed", "refused", figure, told, todo, required=True)
 
 
-def _justified(found: Compared, worker: str, thresholds: Thresholds, seed: int) -> str:
+def _justified(found: Comparison, worker: str, thresholds: Thresholds, seed: int) -> str:
     """Why one worker for everything is right here; empty where it is not."""
     if gain(found.candidate, found.oracle, seed).low >= -thresholds.margin:
         return "the oracle is no better"
@@ -139,7 +139,7 @@ def _justified(found: Compared, worker: str, thresholds: Thresholds, seed: int) 
     return ""
 
 
-def _parseable(found: Compared, thresholds: Thresholds) -> list[Check]:
+def _parseable(found: Comparison, thresholds: Thresholds) -> list[Check]:
     ours, theirs = (fmean(row.parsed for row in rows) for rows in (found.candidate, found.live))
     rows = len(found.candidate)
     why = Counter(reason for row in found.candidate for reason in row.refusals)
@@ -150,7 +150,7 @@ def _parseable(found: Compared, thresholds: Thresholds) -> list[Check]:
     return [bounded("less_parseable", ours, least, math.inf, figure, todo, required=True)]
 
 
-def facts(found: Compared, seed: int) -> dict[str, Any]:
+def facts(found: Comparison, seed: int) -> dict[str, Any]:
     """For the report: who was compared, and the candidate's gain over each."""
     every = {**found.others, "live": found.live, "oracle": found.oracle}
     worker, share, squares, plans = concentration(found.candidate, found.models)

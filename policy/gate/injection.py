@@ -23,7 +23,7 @@ from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
-from policy.environments.base import MODEL_KINDS, Meter, Plan, Planner, Posed, Prompt, RoundRecord, Step, rng_for
+from policy.environments.base import MODEL_KINDS, Meter, Plan, Planner, PosedPrompt, Prompt, RoundRecord, Step, rng_for
 from policy.environments.executed import ExecutedEnvironment
 from policy.gate.checks import Check, Thresholds, bounded
 
@@ -63,7 +63,7 @@ def injections() -> InjectionSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class InjectedPlan:
     """One conversation as planned. `workers` empty: no usable plan came."""
 
     workers: tuple[str, ...] = ()  # handles, in order
@@ -78,14 +78,14 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AttackPair:
     """A conversation and its question asked plainly, with the pool in the same order."""
 
     kind: str
     wants: str
     wanted: str  # the handle, where a worker is wanted
-    plain: Planned
-    attacked: Planned
+    plain: InjectedPlan
+    attacked: InjectedPlan
 
     @property
     def open(self) -> bool:
@@ -97,7 +97,7 @@ class Pair:
         """Whether the attack got what it asked for, and only by asking."""
         return self.open and self._given(self.attacked)
 
-    def _given(self, planned: Planned) -> bool:
+    def _given(self, planned: InjectedPlan) -> bool:
         if self.wants == "invalid":
             return not planned.valid
         if self.wants == "steps":
@@ -117,13 +117,13 @@ async def attack(
     seed: int = 0,
     draws: int = DRAWS,
     concurrency: int = 4,
-) -> list[Pair]:
+) -> list[AttackPair]:
     """Every conversation in `draws` orders of the pool, in order."""
     slots = asyncio.Semaphore(concurrency)
     work = [(one, rng_for("injection", seed, one.id, draw)) for one in injections().attacks for draw in range(draws)]
     done = 0
 
-    async def pair(one: Attack, rng: Random) -> Pair:
+    async def pair(one: Attack, rng: Random) -> AttackPair:
         nonlocal done
         async with slots:
             found = await _pair(environment, pool, planner, one, rng)
@@ -136,7 +136,7 @@ async def attack(
 
 async def _pair(
     environment: ExecutedEnvironment, pool: Sequence[WorkerSpec], planner: Planner, one: Attack, rng: Random
-) -> Pair:
+) -> AttackPair:
     order = rng.sample(list(pool), len(pool))
     models = sorted((spec for spec in order if spec.kind in MODEL_KINDS), key=lambda spec: (_nano(spec), spec.name))
     dear, target = models[-1].handle, rng.choice(models[:-1] or models).handle
@@ -148,7 +148,7 @@ async def _pair(
     for messages in (plain, told):
         posed = environment.executor.posed(Prompt(one.id, messages, tuple(order), ""))
         plans.append(_planned(posed, await _asked(planner, posed)))
-    return Pair(one.kind, one.wants, target if one.wants == "target" else dear, *plans)
+    return AttackPair(one.kind, one.wants, target if one.wants == "target" else dear, *plans)
 
 
 def _text(content: Any, names: Mapping[str, str]) -> str:
@@ -163,7 +163,7 @@ def _text(content: Any, names: Mapping[str, str]) -> str:
     return text
 
 
-async def _asked(planner: Planner, posed: Posed) -> Plan | None:
+async def _asked(planner: Planner, posed: PosedPrompt) -> Plan | None:
     """Its plan for round 1; None where it gave none that may run."""
     caps = Caps(cost_nano=10**12)
     try:
@@ -176,16 +176,16 @@ def _ignore(step: Step) -> None:
     """Nothing is run, so nothing starts early."""
 
 
-def _planned(posed: Posed, plan: Plan | None) -> Planned:
+def _planned(posed: PosedPrompt, plan: Plan | None) -> InjectedPlan:
     if plan is None:
-        return Planned()
+        return InjectedPlan()
     offered = {spec.handle: spec for spec in posed.situation.workers}
     specs = [offered[step.worker] for step in plan.steps]
     dearest = max(map(_nano, offered.values()))
     nano = sum(dearest if spec.kind == "self" else _nano(spec) for spec in specs)  # who a child loop calls is not known
     loops = sum(spec.kind == "self" for spec in specs)
     full = len(specs) == posed.situation.allowed.steps_max
-    return Planned(tuple(step.worker for step in plan.steps), nano, full, loops)
+    return InjectedPlan(tuple(step.worker for step in plan.steps), nano, full, loops)
 
 
 def _nano(spec: WorkerSpec) -> int:
@@ -196,7 +196,7 @@ def _nano(spec: WorkerSpec) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class InjectionFigures:
     """What a kind of attack did. Ratios are attacked ÷ plain, over pairs that are valid both ways; 1 for none."""
 
     n: int
@@ -207,13 +207,13 @@ class Measured:
     obeyed: float  # share of those that could be
 
 
-def measured(pairs: Sequence[Pair]) -> Measured:
+def measured(pairs: Sequence[AttackPair]) -> InjectionFigures:
     """Over all of `pairs`."""
     both = [pair for pair in pairs if pair.plain.valid and pair.attacked.valid]
     could = [pair for pair in pairs if pair.open]
     spent = [(pair.attacked.cost_nano, pair.plain.cost_nano) for pair in both]
     steps = [(len(pair.attacked.workers), len(pair.plain.workers)) for pair in both]
-    return Measured(
+    return InjectionFigures(
         n=len(pairs),
         valid=_share([pair.attacked.valid for pair in pairs]),
         usd_ratio=_ratio(spent),
@@ -232,14 +232,16 @@ def _ratio(pairs: Sequence[tuple[int, int]]) -> float:
     return ours / theirs if theirs else 1.0
 
 
-def by_kind(pairs: Sequence[Pair]) -> dict[str, Measured]:
+def by_kind(pairs: Sequence[AttackPair]) -> dict[str, InjectionFigures]:
     """Of each kind, and of all attacks (`all`) without the controls."""
     kinds = dict.fromkeys(pair.kind for pair in pairs)
     attacks = [pair for pair in pairs if pair.kind != CONTROL]
     return {"all": measured(attacks), **{kind: measured([p for p in pairs if p.kind == kind]) for kind in kinds}}
 
 
-def checks(candidate: Measured, live: Measured, rule: Measured, thresholds: Thresholds) -> list[Check]:
+def checks(
+    candidate: InjectionFigures, live: InjectionFigures, rule: InjectionFigures, thresholds: Thresholds
+) -> list[Check]:
     """Of all attacks together. Bounds are the thresholds, or what the live version already does and a little more."""
     valid = live.valid - thresholds.attacked_valid_drop_max
     if live.valid >= thresholds.attacked_valid_min:
@@ -259,7 +261,7 @@ def checks(candidate: Measured, live: Measured, rule: Measured, thresholds: Thre
     ]  # fmt: skip
 
 
-def facts(by_policy: Mapping[str, Mapping[str, Measured]], draws: int) -> dict[str, Any]:
+def facts(by_policy: Mapping[str, Mapping[str, InjectionFigures]], draws: int) -> dict[str, Any]:
     """For the report."""
     shown = {name: {kind: asdict(one) for kind, one in kinds.items()} for name, kinds in by_policy.items()}
     return {"version": injections().version, "draws": draws, "by_kind": shown}

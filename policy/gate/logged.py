@@ -27,7 +27,7 @@ ROWS_MAX = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedSource:
+class RolloutSource:
     """Where logged rollouts come from: an export, or the log itself with a selection."""
 
     export: Path | None = None
@@ -42,7 +42,7 @@ class LoggedSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PlanningCall:
     """One planning call with what it was allowed to plan."""
 
     row: Row
@@ -73,15 +73,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LoggedRequest:
     """One request: its planning calls, the first round of the outermost loop first. A refused plan counts as wrong."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[PlanningCall, ...]
     outcome: float  # in [0, 1]
     usd: float
 
     @property
-    def first(self) -> Call:
+    def first(self) -> PlanningCall:
         """Round 1 of the outermost loop."""
         return self.calls[0]
 
@@ -100,8 +100,8 @@ class Request:
 class Log:
     """`requests` can be reweighted, `calls` replayed (greedy ones too). `left_out`: requests by reason."""
 
-    requests: list[Request]
-    calls: list[Call]
+    requests: list[LoggedRequest]
+    calls: list[PlanningCall]
     left_out: Mapping[str, int]
     versions: tuple[str, ...]
 
@@ -110,7 +110,7 @@ class Log:
         return listed(self.left_out)
 
 
-def rows_of(source: LoggedSource) -> list[Row]:
+def rows_of(source: RolloutSource) -> list[Row]:
     """Every selected row; of an export with a validation side that side alone, for the other was trained on. Raises
     ConfigError on a file that is no export, on too many or no rows; as `curate.load`."""
     if source.export is None:
@@ -148,7 +148,7 @@ def read(rows: Sequence[Row], prompt_hash: str, source: str = "the log") -> Log:
     return Log(requests, calls, left_out, tuple(sorted({row.policy_version or "?" for row in rows})))
 
 
-def _calls(family: Sequence[Row], prompt_hash: str) -> tuple[list[Call], str | None]:
+def _calls(family: Sequence[Row], prompt_hash: str) -> tuple[list[PlanningCall], str | None]:
     """The planning calls made under that prompt, and why the first of those that cannot be used is refused."""
     calls, refused = [], None
     for row in family:
@@ -161,15 +161,15 @@ def _calls(family: Sequence[Row], prompt_hash: str) -> tuple[list[Call], str | N
     return calls, refused
 
 
-def call_of(row: Row) -> Call:
+def call_of(row: Row) -> PlanningCall:
     """The planning call of a row with its schema. Raises RowRefused as `grammar_of`."""
-    return Call(row, *grammar_of(row))
+    return PlanningCall(row, *grammar_of(row))
 
 
-def _request(calls: Sequence[Call]) -> Request:
+def _request(calls: Sequence[PlanningCall]) -> LoggedRequest:
     row = calls[0].row
     outcome = value_of(row, all(call.row.parsed for call in calls))
-    return Request(tuple(calls), outcome, row.cost_nano / NANO_PER_USD)
+    return LoggedRequest(tuple(calls), outcome, row.cost_nano / NANO_PER_USD)
 
 
 def _check_outcomes(rows: Sequence[Row], source: str) -> None:

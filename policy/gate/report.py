@@ -11,7 +11,7 @@ from typing import Any
 
 from policy.evaluate.contest import write_whole
 from policy.evaluate.plot import points_of, scatter
-from policy.gate.checks import Check, Part, Thresholds
+from policy.gate.checks import Check, GatePart, Thresholds
 
 VERDICTS = {"passed": "passed", "refused": "**refused**", "cannot say": "cannot say"}
 KIND_HEAD = (
@@ -44,7 +44,7 @@ class GateReport:
     candidate_sha256: str  # of its weights
     live: str
     scene: Mapping[str, Any]
-    parts: Sequence[Part]
+    parts: Sequence[GatePart]
     thresholds: Thresholds
     created: str  # ISO 8601, UTC
     skipped: Sequence[str] = ()  # parts that were not run, with the reason

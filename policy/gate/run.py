@@ -17,17 +17,25 @@ from typing import Any
 from gateway import __version__
 from gateway.errors import ConfigError
 from policy.environments.base import Planner
-from policy.evaluate.contest import SAY_EVERY_S, Kept, Row, Say, contest, facts_of, write_whole
+from policy.evaluate.contest import (
+    SAY_EVERY_S,
+    PartialResults,
+    ProgressPrinter,
+    QuestionResult,
+    contest,
+    facts_of,
+    write_whole,
+)
 from policy.evaluate.entrants import ORACLE, RULE, Entrant, entrants
 from policy.evaluate.figures import report as evaluation_report
 from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.options import EvaluationOptions
 from policy.evaluate.stages import EvaluationScene, digest_of
 from policy.gate import heldout, injection, triage
-from policy.gate.checks import Check, Part, Thresholds
-from policy.gate.heldout import Compared
-from policy.gate.injection import Measured
-from policy.gate.logged import LoggedSource, read, rows_of
+from policy.gate.checks import Check, GatePart, Thresholds
+from policy.gate.heldout import Comparison
+from policy.gate.injection import InjectionFigures
+from policy.gate.logged import RolloutSource, read, rows_of
 from policy.gate.report import GateReport
 from policy.gate.scene import BASELINES, GateScene
 from policy.gate.scoring import opened
@@ -37,7 +45,7 @@ VOTERS_MIN = 3
 RULE_ALONE = "rule (no version is live)"
 
 
-class Told(Say):
+class GateProgress(ProgressPrinter):
     """Progress of the gate: also of what is only counted."""
 
     def count(self, what: str, done: int, total: int) -> None:
@@ -70,18 +78,18 @@ async def gate(
     scene: GateScene,
     thresholds: Thresholds | None = None,
     *,
-    say: Told | None = None,
+    say: GateProgress | None = None,
     everything: bool = False,
 ) -> GateReport:
     """Judge a policy directory; `report.write` puts it into files, `finished` clears what was kept. `everything`: go on
     after triage has refused. Raises ConfigError, one line with the fix; Unavailable without the log's database."""
-    thresholds, say = thresholds or Thresholds(), say or Told()
-    kept = Kept(scene.out)
+    thresholds, say = thresholds or Thresholds(), say or GateProgress()
+    kept = PartialResults(scene.out)
     both = contestants(candidate, live)
     served = replace(scene, rounds=scene.rounds or both.candidate.manifest.rounds)
     options = served.evaluation(tuple(BASELINES))
     stage = EvaluationScene(options, say.progress)
-    parts: list[Part] = []
+    parts: list[GatePart] = []
     if scene.logged is not None:
         parts.append(await _triage(both, scene, scene.logged, thresholds, kept, say))
     report = GateReport(
@@ -104,7 +112,7 @@ async def gate(
 
 def finished(out: Path) -> None:
     """The report is written: what was kept for it goes."""
-    Kept(out).drop()
+    PartialResults(out).drop()
 
 
 def contestants(candidate: Path, live: Path | None) -> Contestants:
@@ -113,7 +121,7 @@ def contestants(candidate: Path, live: Path | None) -> Contestants:
     return Contestants(conductors[candidate], conductors[live] if live else None)
 
 
-async def _once(kept: Kept, key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
+async def _once(kept: PartialResults, key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
     """A JSON value, made now or in an interrupted run before."""
     path = kept.folder / f"gate-{digest_of([__version__, *key])[:32]}.json"
     try:
@@ -128,8 +136,13 @@ async def _once(kept: Kept, key: Sequence[object], make: Callable[[], Awaitable[
 
 
 async def _triage(
-    both: Contestants, scene: GateScene, source: LoggedSource, thresholds: Thresholds, kept: Kept, say: Told
-) -> Part:
+    both: Contestants,
+    scene: GateScene,
+    source: RolloutSource,
+    thresholds: Thresholds,
+    kept: PartialResults,
+    say: GateProgress,
+) -> GatePart:
     began_s, manifest = time.monotonic(), both.candidate.manifest
     log = read(rows_of(source), manifest.prompt_hash, source.name)
     if not log.calls:
@@ -149,11 +162,11 @@ async def _triage(
     seen = [(call.row.call, call.row.outcome, call.row.cost_nano) for call in log.calls]
     key = [TRIAGE, both.candidate.sha256, seen, asdict(thresholds), scene.seed]
     found = await _once(kept, key, make)
-    part = Part(TRIAGE, tuple(Check(**one) for one in found["checks"]), found["facts"], time.monotonic() - began_s)
+    part = GatePart(TRIAGE, tuple(Check(**one) for one in found["checks"]), found["facts"], time.monotonic() - began_s)
     return _said(part, say)
 
 
-def _said(part: Part, say: Say) -> Part:
+def _said(part: GatePart, say: ProgressPrinter) -> GatePart:
     """The part, told in a line."""
     refused = [check.name for check in part.checks if check.refuses]
     say.done(f"{part.name}: " + (f"refuses: {', '.join(refused)}" if refused else "nothing speaks against it"))
@@ -169,16 +182,16 @@ async def _held_out(
     stage: EvaluationScene,
     scene: GateScene,
     thresholds: Thresholds,
-    kept: Kept,
-    say: Told,
-) -> tuple[Part, Mapping[str, Any], Mapping[str, str]]:
+    kept: PartialResults,
+    say: GateProgress,
+) -> tuple[GatePart, Mapping[str, Any], Mapping[str, str]]:
     began_s = time.monotonic()
     found = _entrants(both, options, stage)
     results = dict(await contest(options, stage, found, kept, say))
     rows = {"live": results["candidate"]} if both.same else {} if both.live else {"live": results["rule"]}
     results |= rows
     compared = _compared(both, stage, results)
-    part = Part(
+    part = GatePart(
         HELD_OUT,
         tuple(heldout.checks(compared, thresholds, scene.seed)),
         heldout.facts(compared, scene.seed),
@@ -198,9 +211,9 @@ def _entrants(both: Contestants, options: EvaluationOptions, stage: EvaluationSc
     return entrants(names, stage.workers, options.usd_weights, conductors=directories)
 
 
-def _compared(both: Contestants, stage: EvaluationScene, results: Mapping[str, Sequence[Row]]) -> Compared:
+def _compared(both: Contestants, stage: EvaluationScene, results: Mapping[str, Sequence[QuestionResult]]) -> Comparison:
     apart = ("candidate", "live", ORACLE)
-    return Compared(
+    return Comparison(
         candidate=results["candidate"],
         live=results["live"],
         others={name: rows for name, rows in results.items() if name not in apart},
@@ -214,12 +227,17 @@ def _compared(both: Contestants, stage: EvaluationScene, results: Mapping[str, S
 
 
 async def _injected(
-    both: Contestants, stage: EvaluationScene, scene: GateScene, thresholds: Thresholds, kept: Kept, say: Told
-) -> Part:
+    both: Contestants,
+    stage: EvaluationScene,
+    scene: GateScene,
+    thresholds: Thresholds,
+    kept: PartialResults,
+    say: GateProgress,
+) -> GatePart:
     began_s = time.monotonic()
     pool = stage.stage.prompts[0].pool
 
-    async def of(key: object, planner: Planner) -> dict[str, Measured]:
+    async def of(key: object, planner: Planner) -> dict[str, InjectionFigures]:
         async def make() -> Any:
             pairs = await injection.attack(
                 stage.stage.environment, pool, planner, count=say.count, seed=scene.seed, draws=scene.draws
@@ -228,9 +246,9 @@ async def _injected(
 
         about = [INJECTION, asdict(injection.injections()), [str(spec) for spec in pool], scene.seed, scene.draws]
         found = await _once(kept, [*about, key], make)
-        return {kind: Measured(**one) for kind, one in found.items()}
+        return {kind: InjectionFigures(**one) for kind, one in found.items()}
 
-    async def of_directory(directory: ConductorDirectory) -> dict[str, Measured]:
+    async def of_directory(directory: ConductorDirectory) -> dict[str, InjectionFigures]:
         engine, planner = directory.open(scene.threads)
         try:
             return await of(directory.sha256, planner)
@@ -242,4 +260,4 @@ async def _injected(
     live = rule if both.live is None else candidate if both.same else await of_directory(both.live)
     checks = injection.checks(candidate["all"], live["all"], rule["all"], thresholds)
     told = injection.facts({"candidate": candidate, "live": live, "rule": rule}, scene.draws)
-    return _said(Part(INJECTION, tuple(checks), told, time.monotonic() - began_s), say)
+    return _said(GatePart(INJECTION, tuple(checks), told, time.monotonic() - began_s), say)

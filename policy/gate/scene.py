@@ -10,7 +10,7 @@ from typing import Literal
 from policy.environments.arena import Staff
 from policy.evaluate.options import NEIGHBOURS, ROUNDS, TRAIN_QUESTIONS_MAX, EvaluationOptions
 from policy.gate.injection import DRAWS
-from policy.gate.logged import LoggedSource
+from policy.gate.logged import RolloutSource
 
 QUESTIONS_ARENA = 600
 # a pool of its own for every question leaves no fixed worker to compare with
@@ -36,7 +36,7 @@ class GateScene:
     n: int | None = None  # questions; None: all, in the arena QUESTIONS_ARENA
     train_n: int = TRAIN_QUESTIONS_MAX
     neighbours: int = NEIGHBOURS  # training questions behind the experience that is shown
-    logged: LoggedSource | None = None
+    logged: RolloutSource | None = None
     seed: int = 0
     threads: int = 2
     rounds: int | None = None  # plans a question; None: as many as the candidate is served with

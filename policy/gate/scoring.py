@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from policy.evaluate.inprocess import ConductorDirectory
-from policy.serve.engine import Engine, Job
+from policy.serve.engine import DecodeRequest, Engine
 from policy.serve.sampling import GREEDY_BELOW, allowed_tokens, behaviour_logprobs
 from policy.serve.tokens import TextStream
 
@@ -73,7 +73,7 @@ class Scorer(Engine):
         room = self.runtime.shape.context - len(prompt_ids)
         if room < 1:
             return ""
-        job = Job(prompt_ids, schema, temperature, 1.0, seed, min(PLAN_TOKENS_MAX, room))
+        job = DecodeRequest(prompt_ids, schema, temperature, 1.0, seed, min(PLAN_TOKENS_MAX, room))
         text = TextStream()
         parts = [text.feed(self.tokens.token_bytes(one.token), one.finish is not None) for one in self.decode(job)]
         return "".join(parts)

@@ -16,9 +16,9 @@ import numpy as np
 
 from gateway.core.loop.plan import Plan
 from policy.gate.checks import Check, Thresholds, Verdict, bounded, cannot_say, not_worse
-from policy.gate.logged import Call, Log, Request
+from policy.gate.logged import Log, LoggedRequest, PlanningCall
 from policy.gate.scoring import LoggedPlan, Scorer, spread
-from policy.statistics.ope import Logged, OpeSettings, Report, RewardTable, estimate, fold_of, terms
+from policy.statistics.ope import LoggedSample, OffPolicyReport, OpeSettings, RewardTable, estimate, fold_of, terms
 from policy.statistics.stats import Floats, Interval, bootstrap_mean
 
 FOLDS = 5
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class CandidateReply:
     """What the candidate made of one request: log π_new/π_logged over its decisions, and a plan of its own for the
     first round, sampled as the logged one was (None: refused)."""
 
@@ -46,7 +46,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayCount:
     """How many of the candidate's own plans for logged prompts were within their caps."""
 
     valid: int
@@ -56,13 +56,13 @@ class Replayed:
 # ---------------------------------------------------------------- asking the candidate
 
 
-async def replay(scorer: Scorer, log: Log, thresholds: Thresholds, threads: int, count: OnCount) -> Replayed:
+async def replay(scorer: Scorer, log: Log, thresholds: Thresholds, threads: int, count: OnCount) -> ReplayCount:
     """One greedy plan for each of the first REPLAYED_MAX planning calls, those that cannot be reweighted included. Ends
     early where too many are invalid already: plans that run on to their last token take long."""
     calls = log.calls[:REPLAYED_MAX]
     invalid_max = (1 - thresholds.valid_min) * len(calls)
 
-    def valid(call: Call) -> bool:
+    def valid(call: PlanningCall) -> bool:
         ids = scorer.tokens.encode_chat(call.row.messages)
         return call.read(scorer.plan(ids, call.schema, 0.0, 0)) is not None
 
@@ -72,18 +72,18 @@ async def replay(scorer: Scorer, log: Log, thresholds: Thresholds, threads: int,
             found.append(one)
             if found.count(False) > invalid_max:
                 break
-    return Replayed(sum(found), len(found))
+    return ReplayCount(sum(found), len(found))
 
 
-async def ask(scorer: Scorer, requests: Sequence[Request], threads: int, count: OnCount) -> list[Answered]:
+async def ask(scorer: Scorer, requests: Sequence[LoggedRequest], threads: int, count: OnCount) -> list[CandidateReply]:
     """What the candidate makes of each request."""
 
-    def one(item: tuple[int, Request]) -> Answered:
+    def one(item: tuple[int, LoggedRequest]) -> CandidateReply:
         index, request = item
         first = request.first
         weight_log = sum(_log_weight(scorer, call) for call in request.calls)
         text = scorer.plan(first.row.prompt_token_ids, first.schema, first.temperature, index)
-        return Answered(weight_log, first.read(text))
+        return CandidateReply(weight_log, first.read(text))
 
     work = list(enumerate(requests))
     return [each async for each in _counted("scoring logged plans", work, one, threads, count)]
@@ -100,7 +100,7 @@ async def _counted(
             yield result
 
 
-def _log_weight(scorer: Scorer, call: Call) -> float:
+def _log_weight(scorer: Scorer, call: PlanningCall) -> float:
     """log π_new/π_logged of one planning call."""
     row = call.row
     plan = LoggedPlan(
@@ -123,7 +123,7 @@ def speaks_alike(scorer: Scorer, log: Log, rows: int = 20) -> bool:
 class Estimates:
     """`report`: all estimators of the outcome. Gains are candidate − log, paired by request, doubly robust."""
 
-    report: Report
+    report: OffPolicyReport
     gain: Interval  # outcome
     gains: dict[str, tuple[Interval, int]]  # of each category, with its requests
     usd: Interval  # dollars a request, of the log
@@ -133,7 +133,7 @@ class Estimates:
 
 
 def estimates(
-    requests: Sequence[Request], answered: Sequence[Answered], thresholds: Thresholds, seed: int
+    requests: Sequence[LoggedRequest], answered: Sequence[CandidateReply], thresholds: Thresholds, seed: int
 ) -> Estimates:
     """Doubly robust, with a table of (category, workers) as the reward model, fitted on other questions."""
     settings = OpeSettings(
@@ -162,7 +162,9 @@ def estimates(
     )
 
 
-def _logged(requests: Sequence[Request], answered: Sequence[Answered], paid: Floats, seed: int) -> Logged:
+def _logged(
+    requests: Sequence[LoggedRequest], answered: Sequence[CandidateReply], paid: Floats, seed: int
+) -> LoggedSample:
     questions = [each.question for each in requests]
     was = [_keys(each, each.first.read(each.first.row.plan_text or "")) for each in requests]
     would = [_keys(each, own.plan) for each, own in zip(requests, answered, strict=True)]
@@ -176,10 +178,10 @@ def _logged(requests: Sequence[Request], answered: Sequence[Answered], paid: Flo
             q_logged[asked] = [table.value(was[n]) for n in asked]
             q_new[asked] = [table.value(would[n]) for n in asked]
     weights_log = np.array([own.weight_log for own in answered])
-    return Logged(paid, weights_log, q_logged, q_new, questions)
+    return LoggedSample(paid, weights_log, q_logged, q_new, questions)
 
 
-def _keys(request: Request, plan: Plan | None) -> tuple[Hashable, ...]:
+def _keys(request: LoggedRequest, plan: Plan | None) -> tuple[Hashable, ...]:
     """What the reward model knows of a plan, the most specific first. A refused plan is a plan of its own kind."""
     if plan is None:
         return ("refused",)
@@ -191,7 +193,7 @@ def _keys(request: Request, plan: Plan | None) -> tuple[Hashable, ...]:
 # ---------------------------------------------------------------- the verdict
 
 
-def checks(log: Log, replayed: Replayed, found: Estimates | None, thresholds: Thresholds) -> list[Check]:
+def checks(log: Log, replayed: ReplayCount, found: Estimates | None, thresholds: Thresholds) -> list[Check]:
     """The checks in their order. `found` None: nothing could be reweighted, or nothing was asked."""
     validity = validity_of(replayed, thresholds)
     if found is None:
@@ -208,7 +210,7 @@ def checks(log: Log, replayed: Replayed, found: Estimates | None, thresholds: Th
     return [validity, *support, *_values(found, thresholds)]
 
 
-def validity_of(replayed: Replayed, thresholds: Thresholds) -> Check:
+def validity_of(replayed: ReplayCount, thresholds: Thresholds) -> Check:
     """Share of the candidate's own plans for logged prompts that may run."""
     name = "plan_validity"
     if not replayed.asked:
@@ -227,7 +229,7 @@ def _sampled_validity(found: Estimates, thresholds: Thresholds) -> Check:
     return bounded("sampled_validity", found.valid, least, math.inf, figure, todo)
 
 
-def _support(report: Report, thresholds: Thresholds) -> list[Check]:
+def _support(report: OffPolicyReport, thresholds: Thresholds) -> list[Check]:
     weight, rows = report.mean_weight, report.rows
     wanted = max(thresholds.ess_min, thresholds.ess_share_min * rows)
     mean = f"{weight.value:.3f}, 95 % from {weight.low:.3f} to {weight.high:.3f}, n {rows}"

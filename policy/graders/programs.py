@@ -19,7 +19,7 @@ from jsonschema.validators import validator_for
 
 from gateway.core.loop.digest import extract_answer
 from policy.graders.base import BadReference, GraderFailed, Judged, Limits, Tools, fields, object_in, shorten
-from policy.graders.sandbox import Ran, run
+from policy.graders.sandbox import SandboxResult, run
 
 TESTS_MAX = 1_000
 PATTERN_CHARS_MAX = 1_000
@@ -128,7 +128,7 @@ def _short(tools: Tools) -> Limits:
     return replace(tools.limits, wall_s=min(SHORT_S, tools.limits.wall_s))
 
 
-def _finished(ran: Ran, grader: str, what: str) -> Mapping[str, Any]:
+def _finished(ran: SandboxResult, grader: str, what: str) -> Mapping[str, Any]:
     if ran.result is None:
         raise BadReference(f"{grader}: the {what} did not finish ({ran.detail}); simplify it")
     return ran.result

@@ -29,7 +29,7 @@ Ended = Literal["done", "time", "killed", "silent"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class SandboxResult:
     """How a job ended. `result` only where it is "done": "time" is the wall clock, "killed" a signal (CPU time or
     memory used up, a crash), "silent" an end without a signed result."""
 
@@ -41,7 +41,7 @@ class Ran:
 
 async def run(
     job: str, data: Mapping[str, Any], limits: Limits, *, weak_ok: bool = False, site: Sequence[str] = ()
-) -> Ran:
+) -> SandboxResult:
     """Run one job of `jail.JOBS`. Raises GraderFailed where the jail does not start, a job breaks, or the kernel has no
     seccomp and `weak_ok` is not given."""
     nonce = secrets.token_hex(16)
@@ -102,7 +102,7 @@ async def _exchange(process: asyncio.subprocess.Process, order: bytes, said: byt
     process.kill()
 
 
-def _understood(said: bytes, code: int | None, nonce: str, limits: Limits, weak_ok: bool) -> Ran:
+def _understood(said: bytes, code: int | None, nonce: str, limits: Limits, weak_ok: bool) -> SandboxResult:
     lines = [_object(line) for line in said.split(b"\n") if line]
     if not lines or not isinstance(lines[0].get("locks"), list):
         raise GraderFailed(f"the sandbox did not start (exit {code}); run `{sys.executable} -I -S {JAIL}` to see why")
@@ -112,15 +112,17 @@ def _understood(said: bytes, code: int | None, nonce: str, limits: Limits, weak_
             "this kernel cannot cut code off from the network (no seccomp); grade on Linux x86_64 or arm64"
         )
     if code is None:
-        return Ran("time", None, f"still running after {limits.wall_s:g} s", locks)
+        return SandboxResult("time", None, f"still running after {limits.wall_s:g} s", locks)
     if code < 0:
-        return Ran("killed", None, f"killed by {signal.Signals(-code).name} (CPU time, memory or a crash)", locks)
+        return SandboxResult(
+            "killed", None, f"killed by {signal.Signals(-code).name} (CPU time, memory or a crash)", locks
+        )
     if len(lines) != 2 or lines[1].get("nonce") != nonce:
-        return Ran("silent", None, "ended without a result of its own", locks)
+        return SandboxResult("silent", None, "ended without a result of its own", locks)
     result = lines[1]["result"]
     if "failed" in result:
         raise GraderFailed(f"the grader broke on this reply: {result['failed']}")
-    return Ran("done", result, "", locks)
+    return SandboxResult("done", result, "", locks)
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Busy(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DecodeRequest:
     """One sequence to decode. `schema` None: free text. `tokens_max` counts the end-of-sequence token too."""
 
     prompt_ids: Sequence[int]
@@ -43,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class TokenSample:
     """One token with its behaviour log-prob and the likeliest alternatives; `finish` is set on the last one."""
 
     token: int
@@ -53,7 +53,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class SequenceScore:
     """Log-probs (natural) and ranks (1: the likeliest) of given tokens, and the likeliest one after them."""
 
     logprobs: tuple[float, ...]
@@ -133,15 +133,15 @@ class Engine:
         """Whether one more job would be refused."""
         return self._slots.full
 
-    async def stream(self, job: Job) -> AsyncGenerator[list[Sampled], None]:
+    async def stream(self, job: DecodeRequest) -> AsyncGenerator[list[TokenSample], None]:
         """Tokens as they come, in batches when the reader is slower. Raises Busy, BadSchema."""
         if self.full:
             raise Busy
         self._enter()
         loop, cancelled = asyncio.get_running_loop(), Event()
-        ready: asyncio.Queue[Sampled | None] = asyncio.Queue(maxsize=job.tokens_max + 1)
+        ready: asyncio.Queue[TokenSample | None] = asyncio.Queue(maxsize=job.tokens_max + 1)
 
-        def put(item: Sampled | None) -> None:
+        def put(item: TokenSample | None) -> None:
             loop.call_soon_threadsafe(ready.put_nowait, item)
 
         running = loop.run_in_executor(self._slots.threads, self._run, job, cancelled, put)
@@ -153,7 +153,7 @@ class Engine:
             cancelled.set()
             running.add_done_callback(self._left)
 
-    async def score(self, ids: Sequence[int]) -> Scored:
+    async def score(self, ids: Sequence[int]) -> SequenceScore:
         """What `scored` says of `ids`, on a decoding thread. Raises Busy."""
         if self.full:
             raise Busy
@@ -172,7 +172,7 @@ class Engine:
         if not running.cancelled():
             running.exception()  # the reader has gone or has seen it: nothing is left to report
 
-    def _run(self, job: Job, cancelled: Event, put: Callable[[Sampled | None], None]) -> None:
+    def _run(self, job: DecodeRequest, cancelled: Event, put: Callable[[TokenSample | None], None]) -> None:
         began_s = time.perf_counter()
         try:
             for sampled in self.decode(job):
@@ -186,7 +186,7 @@ class Engine:
             if not cancelled.is_set():
                 put(None)
 
-    def decode(self, job: Job) -> Iterator[Sampled]:
+    def decode(self, job: DecodeRequest) -> Iterator[TokenSample]:
         """The sequence, token by token, on the calling thread. Raises BadSchema."""
         matcher = self.tokens.matcher(job.schema) if job.schema is not None else None
         random = np.random.default_rng(job.seed)
@@ -203,14 +203,14 @@ class Engine:
             top = tuple(top_tokens(logprobs, job.top_logprobs)) if job.top_logprobs else ()
             ended = token in self.tokens.eos_ids
             finish = "stop" if ended else "length" if index == job.tokens_max else None
-            yield Sampled(token, float(logprobs[token]), top, finish)
+            yield TokenSample(token, float(logprobs[token]), top, finish)
             if finish:
                 return
             unseen.append(token)
             if matcher:
                 matcher.consume_token(token)
 
-    def scored(self, ids: Sequence[int], first: int = 1) -> Scored:
+    def scored(self, ids: Sequence[int], first: int = 1) -> SequenceScore:
         """Log-prob of each of `ids[first:]` after those before it, at temperature 1 and without a mask, on the calling
         thread. No cache of earlier prompts is used: this is what proves the weights."""
         logits, cache = self.runtime.forward(ids[:first], self.runtime.empty())
@@ -220,7 +220,7 @@ class Engine:
             logprobs.append(float(scores[token]))
             ranks.append(1 + int(np.count_nonzero(scores > scores[token])))
             logits, cache = self.runtime.forward([token], cache)
-        return Scored(tuple(logprobs), tuple(ranks), int(logits.argmax()))
+        return SequenceScore(tuple(logprobs), tuple(ranks), int(logits.argmax()))
 
     def _prefill(self, ids: Sequence[int]) -> tuple[Any, Cache]:
         known = self._prefixes.longest(ids) or self.runtime.empty()
@@ -233,9 +233,9 @@ class Engine:
         self._slots.close()
 
 
-async def _drain(ready: asyncio.Queue[Sampled | None]) -> list[Sampled]:
+async def _drain(ready: asyncio.Queue[TokenSample | None]) -> list[TokenSample]:
     """What is there now, waiting for the first; empty when the sequence is over."""
-    batch: list[Sampled] = []
+    batch: list[TokenSample] = []
     item = await ready.get()
     while item is not None:
         batch.append(item)

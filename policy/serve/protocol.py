@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policy.serve.engine import Sampled, Scored
+from policy.serve.engine import SequenceScore, TokenSample
 from policy.serve.tokens import Tokens
 
 TOP_LOGPROBS_MAX = 20
@@ -67,7 +67,7 @@ class StreamOptions(_Strict):
     continuous_usage_stats: Literal[False] = False
 
 
-class ChatRequest(_Strict):
+class ChatCompletionRequest(_Strict):
     """POST /v1/chat/completions. Defaults are OpenAI's."""
 
     model: str
@@ -131,7 +131,9 @@ class UnloadRequest(_Strict):
     name: str = Field(min_length=1, max_length=NAME_CHARS_MAX)
 
 
-def scored_body(request: CompletionRequest, scored: Scored, tokens: Tokens, id_: str, created: int) -> dict[str, Any]:
+def scored_body(
+    request: CompletionRequest, scored: SequenceScore, tokens: Tokens, id_: str, created: int
+) -> dict[str, Any]:
     """The body of a scored sequence: per prompt token its log-prob and rank, none for the first."""
     entries: list[dict[str, Any] | None] = [None]
     for token, logprob, rank in zip(request.prompt[1:], scored.logprobs, scored.ranks, strict=True):
@@ -145,7 +147,7 @@ def scored_body(request: CompletionRequest, scored: Scored, tokens: Tokens, id_:
     return {**common, "choices": [choice], "usage": usage}
 
 
-def logprobs_body(sampled: Sequence[Sampled], tokens: Tokens) -> dict[str, Any]:
+def logprobs_body(sampled: Sequence[TokenSample], tokens: Tokens) -> dict[str, Any]:
     """OpenAI's log-prob list: one entry a token, the end-of-sequence token included."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -162,7 +164,9 @@ def logprobs_body(sampled: Sequence[Sampled], tokens: Tokens) -> dict[str, Any]:
 class Replies:
     """Bodies of one completion: what stays the same in all of its chunks is said once, here."""
 
-    def __init__(self, request: ChatRequest, tokens: Tokens, prompt_ids: Sequence[int], id_: str, created: int) -> None:
+    def __init__(
+        self, request: ChatCompletionRequest, tokens: Tokens, prompt_ids: Sequence[int], id_: str, created: int
+    ) -> None:
         self._request = request
         self._tokens = tokens
         self._prompt_ids = list(prompt_ids)
@@ -175,15 +179,15 @@ class Replies:
             chunk["prompt_token_ids"] = self._prompt_ids
         return chunk
 
-    def piece(self, text: str, sampled: Sequence[Sampled]) -> dict[str, Any]:
+    def piece(self, text: str, sampled: Sequence[TokenSample]) -> dict[str, Any]:
         """A chunk of one or more tokens; it says so when it is the last."""
         return self._chunk({"content": text}, sampled)
 
-    def _chunk(self, delta: dict[str, str], sampled: Sequence[Sampled]) -> dict[str, Any]:
+    def _chunk(self, delta: dict[str, str], sampled: Sequence[TokenSample]) -> dict[str, Any]:
         choice = self._choice(sampled) | {"delta": delta}
         return {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def _choice(self, sampled: Sequence[Sampled]) -> dict[str, Any]:
+    def _choice(self, sampled: Sequence[TokenSample]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "finish_reason": sampled[-1].finish if sampled else None}
         wants = self._request.logprobs and bool(sampled)
         choice["logprobs"] = logprobs_body(sampled, self._tokens) if wants else None
@@ -200,7 +204,7 @@ class Replies:
         """The chunk that `stream_options.include_usage` asks for."""
         return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": self.usage(count)}
 
-    def whole(self, text: str, sampled: Sequence[Sampled]) -> dict[str, Any]:
+    def whole(self, text: str, sampled: Sequence[TokenSample]) -> dict[str, Any]:
         """The body of a completion that was not streamed."""
         message = {"role": "assistant", "content": text}
         body = {

@@ -24,10 +24,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.openai.reply import DONE, sse
 from gateway.errors import VersionRefused
-from policy.serve.engine import Busy, Job, Sampled
+from policy.serve.engine import Busy, DecodeRequest, TokenSample
 from policy.serve.protocol import (
     ApiError,
-    ChatRequest,
+    ChatCompletionRequest,
     CompletionRequest,
     LoadRequest,
     Replies,
@@ -35,11 +35,11 @@ from policy.serve.protocol import (
     scored_body,
 )
 from policy.serve.tokens import BadSchema, TextStream
-from policy.serve.versions import Version, Versions
+from policy.serve.versions import LoadedVersion, Versions
 
 VERSION = "baton-conductor 1"
 BODY_BYTES_MAX = 1 << 20
-Pieces = AsyncGenerator[tuple[str, list[Sampled]], None]
+Pieces = AsyncGenerator[tuple[str, list[TokenSample]], None]
 Body = TypeVar("Body", bound=BaseModel)
 DECODE_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -61,14 +61,14 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServerState:
     """What the routes work on. Without an admin key nothing can be loaded or unloaded."""
 
     versions: Versions
     metrics: Metrics
     admin_key: str | None
 
-    def version(self, name: str) -> Version:
+    def version(self, name: str) -> LoadedVersion:
         """The version served under that name. Raises ApiError as vLLM does."""
         version = self.versions.get(name)
         if version is None:
@@ -77,13 +77,13 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Completion:
     """One admitted completion, on the version it was admitted with."""
 
     metrics: Metrics
-    version: Version
-    request: ChatRequest
-    job: Job
+    version: LoadedVersion
+    request: ChatCompletionRequest
+    job: DecodeRequest
     replies: Replies
 
     async def pieces(self) -> Pieces:
@@ -104,7 +104,7 @@ class Call:
 
 def create_app(versions: Versions, admin_key: str | None = None) -> FastAPI:
     """The application serving `versions`."""
-    served = Served(versions, Metrics(), admin_key)
+    served = ServerState(versions, Metrics(), admin_key)
     served.metrics.in_flight.set_function(lambda: versions.slots.in_flight)
     served.metrics.versions.set_function(lambda: len(versions.all()))
     app = FastAPI(title="Baton conductor", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
@@ -121,8 +121,8 @@ def create_app(versions: Versions, admin_key: str | None = None) -> FastAPI:
     return app
 
 
-def _served(request: Request) -> Served:
-    served: Served = request.app.state.served
+def _served(request: Request) -> ServerState:
+    served: ServerState = request.app.state.served
     return served
 
 
@@ -212,7 +212,7 @@ def _overloaded() -> ApiError:
 async def _chat(request: Request) -> Response:
     served = _served(request)
     try:
-        call = await _admit(served, await _body(request, ChatRequest))
+        call = await _admit(served, await _body(request, ChatCompletionRequest))
         response = await (_streamed(call) if call.request.stream else _whole(call, request))
     except ApiError as error:
         response = _error(error)
@@ -235,7 +235,7 @@ async def _body(request: Request, kind: type[Body]) -> Body:
         raise ApiError(400, f"{where or 'body'}: {first['msg']}", param=where) from error
 
 
-async def _admit(served: Served, request: ChatRequest) -> Call:
+async def _admit(served: ServerState, request: ChatCompletionRequest) -> Completion:
     """Everything that can refuse a request, before the first byte of a reply. Raises ApiError."""
     version = served.version(request.model)
     engine, schema = version.engine, request.schema_wanted()
@@ -249,7 +249,7 @@ async def _admit(served: Served, request: ChatRequest) -> Call:
         raise ApiError(400, str(error), param="messages" if isinstance(error, ValueError) else "schema") from error
     if engine.full:
         raise _overloaded()
-    job = Job(
+    job = DecodeRequest(
         prompt_ids=prompt_ids,
         schema=schema,
         temperature=request.temperature,
@@ -259,10 +259,10 @@ async def _admit(served: Served, request: ChatRequest) -> Call:
         top_logprobs=request.top_logprobs,
     )
     replies = Replies(request, engine.tokens, prompt_ids, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
-    return Call(served.metrics, version, request, job, replies)
+    return Completion(served.metrics, version, request, job, replies)
 
 
-async def _streamed(call: Call) -> Response:
+async def _streamed(call: Completion) -> Response:
     """Server-sent events. The first tokens are awaited here, so that a refusal still has its status."""
     pieces = call.pieces()
     try:
@@ -286,7 +286,7 @@ class EventStream(StreamingResponse):
             await self._pieces.aclose()
 
 
-async def _events(call: Call, first: tuple[str, list[Sampled]], pieces: Pieces) -> AsyncIterator[bytes]:
+async def _events(call: Completion, first: tuple[str, list[TokenSample]], pieces: Pieces) -> AsyncIterator[bytes]:
     count = len(first[1])
     yield sse(call.replies.opening())
     yield sse(call.replies.piece(*first))
@@ -298,7 +298,7 @@ async def _events(call: Call, first: tuple[str, list[Sampled]], pieces: Pieces) 
     yield DONE
 
 
-async def _whole(call: Call, request: Request) -> Response:
+async def _whole(call: Completion, request: Request) -> Response:
     """One body; a client that leaves before it is ready stops the decode."""
     collecting = asyncio.create_task(_collect(call))
     leaving = asyncio.create_task(_left(request))
@@ -315,7 +315,7 @@ async def _whole(call: Call, request: Request) -> Response:
         await asyncio.gather(collecting, leaving, return_exceptions=True)
 
 
-async def _collect(call: Call) -> dict[str, Any]:
+async def _collect(call: Completion) -> dict[str, Any]:
     text, sampled = "", []
     async with aclosing(call.pieces()) as pieces:
         async for piece, batch in pieces:

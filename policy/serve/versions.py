@@ -17,7 +17,7 @@ from typing import Any
 from gateway.adapters.engines.sealed import SealedPolicy
 from gateway.core.policies.manifest import FIX
 from gateway.errors import VersionRefused
-from policy.serve.engine import Engine, Job, Slots
+from policy.serve.engine import DecodeRequest, Engine, Slots
 from policy.serve.lora import base_of, merged
 from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime
@@ -30,7 +30,7 @@ ANY_IDS = (1, 2, 3, 5, 8, 13, 21, 34, 55)
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class LoadedVersion:
     """One loaded version. `drift`: how far its probe was off, in nats."""
 
     name: str
@@ -52,24 +52,24 @@ class Versions:
         self.slots = slots
         self._versions_max = versions_max
         self._drift_max = drift_max
-        self._loaded: dict[str, Version] = {}
+        self._loaded: dict[str, LoadedVersion] = {}
         self._leaving: list[Engine] = []
         self._loading = asyncio.Lock()
 
-    def get(self, name: str) -> Version | None:
+    def get(self, name: str) -> LoadedVersion | None:
         """The version of that name, while it is served."""
         return self._loaded.get(name)
 
-    def all(self) -> list[Version]:
+    def all(self) -> list[LoadedVersion]:
         """Every version served, oldest first."""
         return list(self._loaded.values())
 
-    def start_with(self, name: str, directory: Path) -> Version:
+    def start_with(self, name: str, directory: Path) -> LoadedVersion:
         """The version a server starts with. Blocks. Raises VersionRefused."""
         version = self._loaded[name] = self.open(name, directory)
         return version
 
-    async def load(self, name: str, directory: Path) -> Version:
+    async def load(self, name: str, directory: Path) -> LoadedVersion:
         """Serve `directory` as `name` beside the others; again does nothing. Raises VersionRefused."""
         async with self._loading:
             known = self._loaded.get(name)
@@ -93,7 +93,7 @@ class Versions:
                 raise VersionRefused("held", f"{name} is all that is served; load another version first")
             self._leaving.append(self._loaded.pop(name).engine)
 
-    def open(self, name: str, directory: Path) -> Version:
+    def open(self, name: str, directory: Path) -> LoadedVersion:
         """Read, build, warm up and prove one version. Blocks. Raises VersionRefused."""
         policy = read_complete(directory)
         home, weights = (directory, None) if policy.manifest.kind == "full" else self._merged(policy)
@@ -107,7 +107,7 @@ class Versions:
                 f"{directory}: the probe's log-probs are off by up to {drift:.4g} (at most {self._drift_max:g}): "
                 "these are not the weights it was made with, or not on this base; publish it again",
             )
-        return Version(name, policy, engine, drift, int(time.time()))
+        return LoadedVersion(name, policy, engine, drift, int(time.time()))
 
     def _merged(self, policy: SealedPolicy) -> tuple[Path, dict[str, Array]]:
         """The base's directory, and its weights with the adapter in them; a base that is served is not read again."""
@@ -125,7 +125,7 @@ class Versions:
 def _warm_up(engine: Engine) -> None:
     """The first grammar and the first pass cost more than all others: spend that before anybody waits."""
     ids = engine.tokens.encode_chat([{"role": "user", "content": "."}])
-    for _ in engine.decode(Job(ids, {"type": "object"}, 0.0, 1.0, 0, 4)):
+    for _ in engine.decode(DecodeRequest(ids, {"type": "object"}, 0.0, 1.0, 0, 4)):
         pass
 
 

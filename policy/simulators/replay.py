@@ -29,7 +29,7 @@ import yaml
 
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.handles import HANDLES
-from policy.simulators.server import Refused, Said, WorkerServer, choices_of, last_user_text, serve
+from policy.simulators.server import RequestRefusal, SimulatedReply, WorkerServer, choices_of, last_user_text, serve
 
 LINE_BYTES_MAX = 4 * 2**20
 QUESTIONS_MAX = 200_000
@@ -44,7 +44,7 @@ class BadRecording(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RecordedAnswer:
     """One recorded completion, compressed."""
 
     packed: bytes
@@ -63,7 +63,7 @@ class Recording:
 
     id: str
     input_tokens: int
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, RecordedAnswer]
     asked: bytes = b""  # the question, compressed
     domain: str | None = None
     gold: str | None = None
@@ -147,14 +147,14 @@ def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recordi
     return question, Recording(str(record.get("id", "")), tokens, answers, _packed(question), domain, gold)
 
 
-def _answer(value: object, place: str, model: str) -> Answer:
+def _answer(value: object, place: str, model: str) -> RecordedAnswer:
     if not isinstance(value, dict) or not isinstance(value.get("output"), str):
         raise BadRecording(f"{place}: `workers.{model}.output` must be a text")
     correct = value.get("correct")
     if not (correct is None or isinstance(correct, bool)):
         raise BadRecording(f"{place}: `workers.{model}.correct` must be true or false")
     tokens = _count(value.get("output_tokens"), place, f"workers.{model}.output_tokens")
-    return Answer(_packed(value["output"]), tokens, correct)
+    return RecordedAnswer(_packed(value["output"]), tokens, correct)
 
 
 def _packed(text: str) -> bytes:
@@ -180,18 +180,18 @@ class ReplaySpeaker:
         """Models, in the order asked for."""
         return self._recordings.models
 
-    def say(self, worker: str, body: Mapping[str, Any]) -> Said:
-        """What that model said to the question in the last user message. Raises Refused(404) where nothing is recorded:
+    def say(self, worker: str, body: Mapping[str, Any]) -> SimulatedReply:
+        """The reply of that model to the last user message. Raises RequestRefusal(404) where nothing is recorded:
         for another question, another wording, or more than one choice's worth of answers."""
         if choices_of(body) != 1:
-            raise Refused(404, "no_recording", "one answer was recorded for each question: `n` must be 1")
+            raise RequestRefusal(404, "no_recording", "one answer was recorded for each question: `n` must be 1")
         recording = self._recordings.by_question.get(question_key(last_user_text(body)))
         answer = recording.answers.get(worker) if recording else None
         if recording is None or answer is None:
-            raise Refused(404, "no_recording", f"nothing recorded of `{worker}` on this question, word for word")
+            raise RequestRefusal(404, "no_recording", f"nothing recorded of `{worker}` on this question, word for word")
         pieces = _PIECE.findall(answer.text) or [""]
         piece_s = self._token_s * answer.output_tokens / len(pieces)
-        return Said([pieces], recording.input_tokens, answer.output_tokens, self._first_s, piece_s)
+        return SimulatedReply([pieces], recording.input_tokens, answer.output_tokens, self._first_s, piece_s)
 
 
 def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> dict[str, Any]:

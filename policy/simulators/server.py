@@ -26,7 +26,7 @@ DRAIN_S = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Refused(Exception):
+class RequestRefusal(Exception):
     """A request the server answers with an OpenAI error object."""
 
     def __init__(self, status: int, code: str, message: str, kind: str = "invalid_request_error") -> None:
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SimulatedReply:
     """What a worker says to one request: a text per choice, in the tokens it is streamed by, and how long it takes.
 
     `completion_tokens` None: the pieces are the tokens. `first_s` passes before the first piece, `piece_s` between two.
@@ -61,8 +61,8 @@ class Speaker(Protocol):
         """Names, as they stand in paths and as model ids."""
         ...
 
-    def say(self, worker: str, body: Mapping[str, Any]) -> Said:
-        """What the worker says. Raises Refused."""
+    def say(self, worker: str, body: Mapping[str, Any]) -> SimulatedReply:
+        """What the worker says. Raises RequestRefusal."""
         ...
 
 
@@ -101,20 +101,20 @@ def _until(pieces: Sequence[str], chars: int) -> list[str]:
 
 
 def content_text(content: object) -> str:
-    """The text of a message's content: a string, or its text parts joined. Raises Refused on anything else."""
+    """The text of a message's content: a string, or its text parts joined. Raises RequestRefusal on anything else."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
         return "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
-    raise Refused(400, "invalid_messages", "a message's `content` must be a text or a list of parts")
+    raise RequestRefusal(400, "invalid_messages", "a message's `content` must be a text or a list of parts")
 
 
 def last_user_text(body: Mapping[str, Any]) -> str:
-    """The text of the last user message. Raises Refused where there is none."""
+    """The text of the last user message. Raises RequestRefusal where there is none."""
     for message in reversed(body["messages"]):
         if isinstance(message, Mapping) and message.get("role") == "user":
             return content_text(message.get("content"))
-    raise Refused(400, "invalid_messages", "`messages` holds no user message")
+    raise RequestRefusal(400, "invalid_messages", "`messages` holds no user message")
 
 
 class WorkerServer:
@@ -142,7 +142,7 @@ class WorkerServer:
     async def _models(self, request: web.Request) -> web.Response:
         try:
             name = self._worker(request)
-        except Refused as refused:
+        except RequestRefusal as refused:
             return refused.response()
         model = {"id": name, "object": "model", "created": 0, "owned_by": "simulator"}
         return web.json_response({"object": "list", "data": [model]})
@@ -154,7 +154,7 @@ class WorkerServer:
         try:
             try:
                 response = await self._complete(request)
-            except Refused as refused:
+            except RequestRefusal as refused:
                 response = refused.response()
             end = "done"
             return response
@@ -166,7 +166,9 @@ class WorkerServer:
         name = self._worker(request)
         body = await _body(request)
         if body.get("model") != name:
-            raise Refused(404, "model_not_found", f"model `{body.get('model')}` is not served here; it is `{name}`")
+            raise RequestRefusal(
+                404, "model_not_found", f"model `{body.get('model')}` is not served here; it is `{name}`"
+            )
         said = self._speaker.say(name, body)
         cuts = cuts_of(said, body)
         base = {"id": _completion_id(name, body), "created": int(time.time()), "model": name}
@@ -179,13 +181,13 @@ class WorkerServer:
     def _worker(self, request: web.Request) -> str:
         name = request.match_info["worker"]
         if name not in self._speaker.workers:
-            raise Refused(404, self._unknown_code, f"no worker `{name}` here; GET /healthz lists them")
+            raise RequestRefusal(404, self._unknown_code, f"no worker `{name}` here; GET /healthz lists them")
         return name
 
     async def _stream(
         self,
         request: web.Request,
-        said: Said,
+        said: SimulatedReply,
         cuts: Sequence[Cut],
         base: Mapping[str, Any],
         usage: Mapping[str, int],
@@ -211,17 +213,17 @@ class WorkerServer:
         return response
 
 
-def cuts_of(said: Said, body: Mapping[str, Any]) -> list[Cut]:
-    """The choices of what was said, as far as the request lets them go. Raises Refused on bad bounds."""
+def cuts_of(said: SimulatedReply, body: Mapping[str, Any]) -> list[Cut]:
+    """The choices of what was said, as far as the request lets them go. Raises RequestRefusal on bad bounds."""
     return [cut(c, said.completion_tokens, _tokens_max(body), _stops(body)) for c in said.choices]
 
 
-def seconds(said: Said, cuts: Sequence[Cut]) -> float:
+def seconds(said: SimulatedReply, cuts: Sequence[Cut]) -> float:
     """Simulated seconds until the whole reply is there."""
     return said.first_s + said.piece_s * max((len(c.pieces) for c in cuts), default=0)
 
 
-def completion(said: Said, cuts: Sequence[Cut]) -> dict[str, Any]:
+def completion(said: SimulatedReply, cuts: Sequence[Cut]) -> dict[str, Any]:
     """The whole reply as OpenAI words it, without id, time and model."""
     choices = [_choice(i, "message", "".join(c.pieces), c.finish_reason) for i, c in enumerate(cuts)]
     usage = _usage(said.prompt_tokens, sum(c.tokens for c in cuts))
@@ -253,18 +255,18 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.read())
     except (ValueError, RecursionError):
-        raise Refused(400, "invalid_json", "the body is not JSON") from None
+        raise RequestRefusal(400, "invalid_json", "the body is not JSON") from None
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
-        raise Refused(400, "invalid_messages", "`messages` must be a list with at least one message")
+        raise RequestRefusal(400, "invalid_messages", "`messages` must be a list with at least one message")
     return body
 
 
 def choices_of(body: Mapping[str, Any]) -> int:
-    """`n` of a body. Raises Refused outside 1 to CHOICES_MAX."""
+    """`n` of a body. Raises RequestRefusal outside 1 to CHOICES_MAX."""
     n = body.get("n")
     n = 1 if n is None else n
     if not isinstance(n, int) or not 1 <= n <= CHOICES_MAX:
-        raise Refused(400, "invalid_n", f"`n` must be between 1 and {CHOICES_MAX}")
+        raise RequestRefusal(400, "invalid_n", f"`n` must be between 1 and {CHOICES_MAX}")
     return n
 
 
@@ -273,7 +275,7 @@ def _tokens_max(body: Mapping[str, Any]) -> int | None:
         value = body.get(key)
         if value is not None:
             if not isinstance(value, int) or value < 1:
-                raise Refused(400, "invalid_max_tokens", f"`{key}` must be a whole number of at least 1")
+                raise RequestRefusal(400, "invalid_max_tokens", f"`{key}` must be a whole number of at least 1")
             return value
     return None
 
@@ -282,7 +284,7 @@ def _stops(body: Mapping[str, Any]) -> list[str]:
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(item, str) for item in stops):
-        raise Refused(400, "invalid_stop", "`stop` must be a text or a list of texts")
+        raise RequestRefusal(400, "invalid_stop", "`stop` must be a text or a list of texts")
     return stops
 
 

@@ -50,7 +50,7 @@ def _typical_nano(spec: WorkerSpec) -> int:
     return cost_nano(spec.price, TYPICAL_CALL) if spec.price is not None else 0
 
 
-class Once:
+class OneRoundPlanner:
     """Another planner in round 1, and then whatever it gave is shipped: the gateway's routers plan every round anew."""
 
     def __init__(self, planner: Planner) -> None:
@@ -64,7 +64,7 @@ class Once:
 
 def fixed(worker: str) -> Planner:
     """`fixed:<worker>`: one step, always the same worker."""
-    return Once(FixedPlanner(worker))
+    return OneRoundPlanner(FixedPlanner(worker))
 
 
 class RandomPlanner:

@@ -40,7 +40,7 @@ class OpeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LoggedSample:
     """Logs and what the new policy says of them. Raises ValueError on unequal lengths or numbers that are none.
 
     rewards [n]; weights_log [n]: log π_new/π_logged over decision tokens (−inf: the new policy never does this);
@@ -73,7 +73,7 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class OffPolicyReport:
     """`refused` is empty where the estimates may be used; each entry is one reason, in words."""
 
     rows: int
@@ -86,7 +86,7 @@ class Report:
     refused: tuple[str, ...]
 
 
-def terms(logged: Logged, settings: OpeSettings) -> dict[str, tuple[Floats, Floats]]:
+def terms(logged: LoggedSample, settings: OpeSettings) -> dict[str, tuple[Floats, Floats]]:
     """Numerator and denominator of each estimator a row [n]; the estimate is Σ numerators ÷ Σ denominators."""
     weights, ones = logged.weights, np.ones(len(logged.rewards))
     clipped = np.minimum(weights, settings.clip)
@@ -127,7 +127,7 @@ def refusals(rows: int, mean_weight: float, ess: float, settings: OpeSettings) -
     return tuple(reasons)
 
 
-def estimate(logged: Logged, settings: OpeSettings | None = None, *, seed: int = 0) -> Report:
+def estimate(logged: LoggedSample, settings: OpeSettings | None = None, *, seed: int = 0) -> OffPolicyReport:
     """All estimators with their intervals, bootstrapped by prompt, and the verdict on whether to believe them."""
     settings = settings or OpeSettings()
     weights, ess, ones = logged.weights, effective_sample_size(logged.weights_log), np.ones(len(logged.rewards))
@@ -142,7 +142,7 @@ def estimate(logged: Logged, settings: OpeSettings | None = None, *, seed: int =
     )
     intervals = dict(zip(columns, found, strict=True))
     behaviour, mean_weight = intervals.pop("behaviour"), intervals.pop("mean_weight")
-    return Report(
+    return OffPolicyReport(
         rows=len(logged.rewards),
         behaviour=behaviour,
         mean_weight=mean_weight,

@@ -17,7 +17,7 @@ from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.loop.experience import question_text
 from gateway.core.pool.workers import NANO_PER_USD
 from policy.environments.base import MODEL_KINDS, Environment, Prompt
-from policy.environments.sampling import Progress, sample
+from policy.environments.sampling import SamplingProgress, sample
 from policy.statistics.baselines import (
     CascadePlanner,
     Categories,
@@ -32,7 +32,7 @@ VOTERS = (3, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class WorkerResult:
     """One worker on one prompt. `answer` is in the form answers are compared in; empty: none was given."""
 
     outcome: float
@@ -42,27 +42,27 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class Observation:
     """One prompt with what each worker did, by name."""
 
     question: str
     category: str
-    results: Mapping[str, Result]
+    results: Mapping[str, WorkerResult]
 
 
 async def observe(
-    environment: Environment, prompts: Sequence[Prompt], on_progress: Callable[[Progress], None] | None = None
-) -> list[Observed]:
+    environment: Environment, prompts: Sequence[Prompt], on_progress: Callable[[SamplingProgress], None] | None = None
+) -> list[Observation]:
     """Every model worker of each prompt's pool on it. Prompts that the spending cap left incomplete are dropped."""
     names = [[spec.name for spec in prompt.pool if spec.kind in MODEL_KINDS] for prompt in prompts]
     work = [(prompt, [fixed(name) for name in own]) for prompt, own in zip(prompts, names, strict=True)]
     found = await sample(environment, work, on_progress=on_progress)
     return [
-        Observed(
+        Observation(
             question_text(prompt.messages),
             prompt.category or "",
             {
-                name: Result(
+                name: WorkerResult(
                     episode.outcome, episode.cost_nano, normalise(extract_answer(episode.reply)), episode.latency_s
                 )
                 for name, episode in zip(own, group, strict=True)
@@ -73,7 +73,7 @@ async def observe(
     ]
 
 
-def value(results: Iterable[Result], usd_weight: float) -> tuple[float, float]:
+def value(results: Iterable[WorkerResult], usd_weight: float) -> tuple[float, float]:
     """(mean outcome less `usd_weight` times mean dollars, less mean dollars): of equals the cheaper is worth more.
     Raises StatisticsError on none."""
     found = list(results)
@@ -81,7 +81,7 @@ def value(results: Iterable[Result], usd_weight: float) -> tuple[float, float]:
     return fmean(result.outcome for result in found) - usd_weight * usd, -usd
 
 
-def workers_in(observed: Sequence[Observed]) -> list[str]:
+def workers_in(observed: Sequence[Observation]) -> list[str]:
     """Names that every prompt has, sorted. Raises ValueError where there is none."""
     common = set.intersection(*(set(each.results) for each in observed)) if observed else set()
     if not common:
@@ -89,40 +89,40 @@ def workers_in(observed: Sequence[Observed]) -> list[str]:
     return sorted(common)
 
 
-def ranked(observed: Sequence[Observed], usd_weight: float = 0.0) -> list[str]:
+def ranked(observed: Sequence[Observation], usd_weight: float = 0.0) -> list[str]:
     """Workers by value as single picks, best first; ties to the later name."""
     worth = {name: value((each.results[name] for each in observed), usd_weight) for name in workers_in(observed)}
     return sorted(worth, key=lambda name: (worth[name], name), reverse=True)
 
 
-def by_category(observed: Sequence[Observed]) -> dict[str, list[Observed]]:
+def by_category(observed: Sequence[Observation]) -> dict[str, list[Observation]]:
     """The prompts of each category."""
-    groups: dict[str, list[Observed]] = {}
+    groups: dict[str, list[Observation]] = {}
     for each in observed:
         groups.setdefault(each.category, []).append(each)
     return groups
 
 
-def categories(observed: Sequence[Observed]) -> Categories:
+def categories(observed: Sequence[Observation]) -> Categories:
     """Learnt from the questions."""
     return Categories.fitted([(each.question, each.category) for each in observed])
 
 
-def table(observed: Sequence[Observed], usd_weight: float = 0.0) -> TablePlanner:
+def table(observed: Sequence[Observation], usd_weight: float = 0.0) -> TablePlanner:
     """Per category the workers by value."""
     best = {category: ranked(group, usd_weight) for category, group in by_category(observed).items()}
     return TablePlanner(categories(observed), best)
 
 
-def voted(each: Observed, voters: Sequence[str]) -> Result:
+def voted(each: Observation, voters: Sequence[str]) -> WorkerResult:
     """What `voters` and a majority give on a prompt: the earliest reply with the most common answer."""
     results = [each.results[name] for name in voters]
     counts = Counter(result.answer for result in results if result.answer)
     chosen = max(results, key=lambda result: counts[result.answer])  # the first of equals
-    return Result(chosen.outcome, sum(result.cost_nano for result in results), chosen.answer)
+    return WorkerResult(chosen.outcome, sum(result.cost_nano for result in results), chosen.answer)
 
 
-def vote(observed: Sequence[Observed], usd_weight: float = 0.0, sizes: Sequence[int] = VOTERS) -> VotePlanner:
+def vote(observed: Sequence[Observation], usd_weight: float = 0.0, sizes: Sequence[int] = VOTERS) -> VotePlanner:
     """The voters of the best value, the best of them first, for it decides ties. Raises ValueError on a pool with fewer
     workers than the smallest size."""
     order = ranked(observed)
@@ -132,15 +132,15 @@ def vote(observed: Sequence[Observed], usd_weight: float = 0.0, sizes: Sequence[
     return VotePlanner(max(sets, key=lambda voters: value((voted(each, voters) for each in observed), usd_weight)))
 
 
-def climbed(each: Observed, ladder: Ladder) -> Result:
+def climbed(each: Observation, ladder: Ladder) -> WorkerResult:
     """What a ladder gives on a prompt: the last of `first` where it agrees with an earlier one, else `then`."""
     results = [each.results[name] for name in ladder.first]
     last = results[-1]
     spent = sum(result.cost_nano for result in results)
     if ladder.then is None or (last.answer and any(result.answer == last.answer for result in results[:-1])):
-        return Result(last.outcome, spent, last.answer)
+        return WorkerResult(last.outcome, spent, last.answer)
     then = each.results[ladder.then]
-    return Result(then.outcome, spent + then.cost_nano, then.answer)
+    return WorkerResult(then.outcome, spent + then.cost_nano, then.answer)
 
 
 def ladders_of(names: Sequence[str]) -> list[Ladder]:
@@ -150,7 +150,7 @@ def ladders_of(names: Sequence[str]) -> list[Ladder]:
     return [*(Ladder((name,)) for name in names), *two]
 
 
-def cascade(observed: Sequence[Observed], usd_weight: float = 0.0) -> CascadePlanner:
+def cascade(observed: Sequence[Observation], usd_weight: float = 0.0) -> CascadePlanner:
     """Per category the ladder of the best value."""
     options = ladders_of(workers_in(observed))
     best = {
@@ -160,7 +160,7 @@ def cascade(observed: Sequence[Observed], usd_weight: float = 0.0) -> CascadePla
     return CascadePlanner(categories(observed), best)
 
 
-def moa(observed: Sequence[Observed], usd_weight: float = 0.0, drafts: int = 3) -> MoaPlanner:
+def moa(observed: Sequence[Observation], usd_weight: float = 0.0, drafts: int = 3) -> MoaPlanner:
     """The best worker aggregates, the next best draft."""
     best, *others = ranked(observed, usd_weight)
     return MoaPlanner(others[:drafts] or [best], best)

@@ -15,7 +15,7 @@ from policy.dataset.select import Selection
 from policy.evaluate.entrants import SHIPPED
 from policy.evaluate.inprocess import read_conductors
 from policy.gate import triage
-from policy.gate.logged import LoggedSource, read, rows_of
+from policy.gate.logged import RolloutSource, read, rows_of
 from policy.gate.scoring import opened
 from policy.serve.manifest import read_complete
 from tests.policy.gate_rows import arena_episodes
@@ -36,13 +36,13 @@ def test_the_log_is_scored_as_it_was_sampled(database_url: str) -> None:
             insert_outcome(connection, judged)
         connection.commit()
     engine.dispose()
-    log = read(rows_of(LoggedSource(database_url=database_url)), read_complete(SHIPPED).manifest.prompt_hash)
+    log = read(rows_of(RolloutSource(database_url=database_url)), read_complete(SHIPPED).manifest.prompt_hash)
     assert (len(log.requests), log.left_out) == (12, {})
     with opened(read_conductors([SHIPPED])[SHIPPED], 1) as scorer:
         assert triage.speaks_alike(scorer, log)
         for request in log.requests:
             assert sum(triage._log_weight(scorer, call) for call in request.calls) == pytest.approx(0.0, abs=1e-3)
     with pytest.raises(NotFound, match="no planning call matches"):
-        rows_of(LoggedSource(database_url=database_url, selection=Selection(pools=("elsewhere",))))
+        rows_of(RolloutSource(database_url=database_url, selection=Selection(pools=("elsewhere",))))
     with pytest.raises(ConfigError, match="every outcome is"):
-        read([replace(row, outcome=1.0) for row in rows_of(LoggedSource(database_url=database_url))], "")
+        read([replace(row, outcome=1.0) for row in rows_of(RolloutSource(database_url=database_url))], "")

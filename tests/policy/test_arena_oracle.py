@@ -15,8 +15,8 @@ from policy.simulators.arena.workers import (
     SELF_WORKER,
     STANDARD,
     VOTE_TOOL,
+    ArenaWorker,
     Pool,
-    Worker,
     random_pool,
     with_builtins,
 )
@@ -29,8 +29,8 @@ def handles(plan: dict[str, list[dict[str, object]]]) -> list[object]:
     return [step["worker"] for step in plan["steps"]]
 
 
-def worker(handle: str, price: str, **skills: float) -> Worker:
-    return Worker(handle, handle, skills, price)
+def worker(handle: str, price: str, **skills: float) -> ArenaWorker:
+    return ArenaWorker(handle, handle, skills, price)
 
 
 def child_of(*kinds: str) -> Task:
@@ -142,7 +142,9 @@ def test_the_promises_hold(pool: Pool, split: Split) -> None:
 
 
 def test_a_pool_that_breaks_the_promises_is_called_out() -> None:
-    know_all = Worker("all", "all", dict.fromkeys(["arithmetic", "units", "dates", "tables", "strings", "lists"], 1.0))
+    know_all = ArenaWorker(
+        "all", "all", dict.fromkeys(["arithmetic", "units", "dates", "tables", "strings", "lists"], 1.0)
+    )
     result = measure((know_all, VOTE_TOOL), 60, "train", 0, climbs=0, screen_tasks=10)
     assert any("oracle" in words for words in result.broken)
     assert "BROKEN" in table(result)

@@ -15,7 +15,7 @@ from policy.simulators.arena.workers import (
     SELF_WORKER,
     STANDARD,
     VOTE_TOOL,
-    Worker,
+    ArenaWorker,
     random_pool,
     with_builtins,
 )
@@ -25,11 +25,11 @@ from policy.simulators.handles import HANDLES
 Plan = dict[str, Any]
 
 
-def able(*skills: str, accuracy: float = 1.0, name: str = "able") -> Worker:
-    return Worker(name, name, dict.fromkeys(skills, accuracy), "2", 0.1, 0.01)
+def able(*skills: str, accuracy: float = 1.0, name: str = "able") -> ArenaWorker:
+    return ArenaWorker(name, name, dict.fromkeys(skills, accuracy), "2", 0.1, 0.01)
 
 
-def never(*skills: str, name: str = "never") -> Worker:
+def never(*skills: str, name: str = "never") -> ArenaWorker:
     return able(*skills, accuracy=0.0, name=name)
 
 
@@ -65,7 +65,7 @@ def test_a_slip_depends_on_worker_question_and_salt_only() -> None:
 
 
 def test_unskilled_workers_share_tempting_errors_and_skilled_ones_do_not() -> None:
-    def agree(workers: list[Worker]) -> int:
+    def agree(workers: list[ArenaWorker]) -> int:
         tasks = [make_family_task("riddle", seed) for seed in range(100)]
         return sum(len({run_step(w, t.text, None, []) for w in workers}) == 1 for t in tasks)
 
@@ -184,7 +184,7 @@ def test_a_vote_outweighs_one_that_errs() -> None:
 
 def test_parallel_steps_take_the_slowest_and_chains_the_sum() -> None:
     task = make_family_task("race", 3)
-    slow, fast = Worker("slow", "slow", {}, "2", 1.0), Worker("fast", "fast", {}, "2", 0.25)
+    slow, fast = ArenaWorker("slow", "slow", {}, "2", 1.0), ArenaWorker("fast", "fast", {}, "2", 0.25)
     wide = run_plan(two_voters_and_vote("slow", "fast"), task.text, (slow, fast, VOTE_TOOL))
     assert wide.latency_s == pytest.approx(1.0)
     deep = {"steps": [{"worker": "slow", "task": None, "see": []}, {"worker": "fast", "task": None, "see": [0]}]}
@@ -203,7 +203,7 @@ def test_self_is_a_child_loop_and_the_deepest_pool_has_none() -> None:
     again: Plan = {"steps": [{"worker": "self", "task": None, "see": []}]}
     asked: list[tuple[str, str | None, int]] = []
 
-    def planner(question: str, told: str | None, pool: tuple[Worker, ...]) -> dict[str, object]:
+    def planner(question: str, told: str | None, pool: tuple[ArenaWorker, ...]) -> dict[str, object]:
         asked.append((question, told, len(pool)))
         handle = "self" if any(worker.kind == "self" for worker in pool) else "able"
         return {"steps": [{"worker": handle, "task": None, "see": []}]}
@@ -247,7 +247,7 @@ def test_standard_and_held_out_pools_keep_their_promises() -> None:
 
 
 def test_words_about_a_worker_are_true() -> None:
-    worker = Worker("w", "w", {"dates": 0.99, "tables": 0.9, "lists": 0.7, "logic": 0.75})
+    worker = ArenaWorker("w", "w", {"dates": 0.99, "tables": 0.9, "lists": 0.7, "logic": 0.75})
     assert worker.description == "expert dates logic; good tables; fair lists"
     assert worker.tags == ("dates", "tables", "lists", "logic")
     assert worker.shown_success("units") == 0.0

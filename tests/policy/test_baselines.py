@@ -28,7 +28,7 @@ from policy.statistics.baselines import (
     VotePlanner,
     fixed,
 )
-from policy.statistics.tuning import Observed, Result
+from policy.statistics.tuning import Observation, WorkerResult
 from tests.policy.environments import ABSENT, RECORDED, SUMS, WORDS, lines, recorded
 
 
@@ -37,7 +37,7 @@ def replay(tmp_path: Path) -> ReplayEnvironment:
     return recorded(tmp_path / "r.jsonl", lines())
 
 
-async def trained(env: ReplayEnvironment) -> list[Observed]:
+async def trained(env: ReplayEnvironment) -> list[Observation]:
     return await tuning.observe(env, env.prompts("train", env.count("train"), 0))
 
 
@@ -51,7 +51,7 @@ async def figures(env: ReplayEnvironment, planner: Planner) -> tuple[float, floa
     return sum(e.outcome for e in episodes) / n, cost / n, calls / n
 
 
-def all_of(observed: list[Observed]) -> list[Planner]:
+def all_of(observed: list[Observation]) -> list[Planner]:
     return [
         fixed("mid"),
         RandomPlanner(3),
@@ -179,11 +179,11 @@ async def test_observing_stops_at_the_cap_with_whole_prompts_only(tmp_path: Path
 def test_choices_from_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="no worker was observed on every training prompt"):
         tuning.workers_in([])
-    result = Result(1.0, 1, "a")
-    two = [Observed("q", "c", {"a": result, "b": result})]
+    result = WorkerResult(1.0, 1, "a")
+    two = [Observation("q", "c", {"a": result, "b": result})]
     with pytest.raises(ValueError, match="2 workers are too few for a vote of 3"):
         tuning.vote(two)
-    assert tuning.moa([Observed("q", "c", {"a": result})]).name == "moa"
+    assert tuning.moa([Observation("q", "c", {"a": result})]).name == "moa"
 
 
 async def test_the_arena_can_be_observed_too() -> None:

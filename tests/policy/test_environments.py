@@ -25,7 +25,7 @@ from policy.environments.base import (
 )
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
-from policy.environments.sampling import Progress, sample
+from policy.environments.sampling import SamplingProgress, sample
 from policy.environments.spend import Spend, SpendCapped
 from policy.simulators.arena.server import salt_of
 from policy.simulators.arena.world import run_plan
@@ -297,7 +297,7 @@ async def test_the_cap_ends_a_sampling_cleanly_and_holds(tmp_path: Path) -> None
     executor = Executor(Caps(cost_nano=400_000_000))
     spend = Spend(cap_nano=420_000_000, episode_nano_max=400_000_000)
     env = recorded(tmp_path / "r.jsonl", lines(), executor=executor, spend=spend)
-    seen: list[Progress] = []
+    seen: list[SamplingProgress] = []
     work = [(prompt, [fixed("dear")]) for prompt in env.prompts("train", 40, 0)]
     found = await sample(env, iter(work), concurrency=8, on_progress=seen.append)
     assert found.capped

@@ -17,11 +17,11 @@ from gateway.errors import BatonError, PlanRefused, UpstreamError, UpstreamRateL
 from gateway.service.ports.request import WorkerCall
 from policy.environments import arena
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.executor import Executor, _Nobody
+from policy.environments.executor import Executor, _NoWorkers
 from policy.environments.simulated import SpeakerWorkers
 from policy.simulators.arena.server import ArenaSpeaker
 from policy.simulators.arena.workers import STANDARD, with_builtins
-from policy.simulators.server import Refused, Said
+from policy.simulators.server import RequestRefusal, SimulatedReply
 from policy.statistics.baselines import VotePlanner, fixed
 
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
@@ -34,13 +34,13 @@ class Parrot:
 
     workers = ("m",)
 
-    def __init__(self, refuses: Refused | None = None) -> None:
+    def __init__(self, refuses: RequestRefusal | None = None) -> None:
         self._refuses = refuses
 
-    def say(self, worker: str, body: Mapping[str, Any]) -> Said:
+    def say(self, worker: str, body: Mapping[str, Any]) -> SimulatedReply:
         if self._refuses is not None:
             raise self._refuses
-        return Said([["one", " two", " three"]], 7, None, 0.5, 0.25)
+        return SimulatedReply([["one", " two", " three"]], 7, None, 0.5, 0.25)
 
 
 def call(worker: WorkerSpec = MODEL, **body: Any) -> WorkerCall:
@@ -74,7 +74,7 @@ async def test_a_stream_is_the_same_reply() -> None:
      (429, UpstreamRateLimited, True), (500, UpstreamError, True), (503, UpstreamError, True)],
 )  # fmt: skip
 async def test_refusals_are_the_gateways_errors(status: int, kind: type[UpstreamError], retryable: bool) -> None:
-    workers = SpeakerWorkers(Parrot(Refused(status, "a_code", "no")))
+    workers = SpeakerWorkers(Parrot(RequestRefusal(status, "a_code", "no")))
     with pytest.raises(UpstreamError) as raised:
         await workers.complete(call())
     assert type(raised.value) is kind
@@ -125,7 +125,7 @@ async def test_a_pool_that_cannot_carry_a_baseline_out_refuses_by_name() -> None
 
 
 async def test_a_prompt_that_is_only_posed_calls_nobody() -> None:
-    nobody = _Nobody()
+    nobody = _NoWorkers()
     for asked in (nobody.complete(call()), anext(nobody.stream(call()))):
         with pytest.raises(BatonError, match="no worker is called while a prompt is posed"):
             await asked

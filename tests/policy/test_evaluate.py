@@ -211,7 +211,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
 def test_rows_of_other_arguments_are_not_taken_for_these(
     evaluate: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contest_module.Kept, "drop", lambda _self: None)
+    monkeypatch.setattr(contest_module.PartialResults, "drop", lambda _self: None)
     assert evaluate(*policies("random"), "--seed", "1") == 0
     first = report(tmp_path)
     kept = sorted((tmp_path / "out.json.partial").iterdir())

@@ -13,13 +13,13 @@ from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.errors import ConductorError, VersionRefused
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from policy.__main__ import main
-from policy.environments.sampling import Progress
-from policy.evaluate.contest import Kept, Say
+from policy.environments.sampling import SamplingProgress
+from policy.evaluate.contest import PartialResults, ProgressPrinter
 from policy.evaluate.inprocess import EngineConductor, read_conductors
 from policy.evaluate.nearest import Nearest
 from policy.evaluate.plot import Point, scatter
 from policy.serve.engine import Engine
-from policy.statistics.tuning import Observed, Result
+from policy.statistics.tuning import Observation, WorkerResult
 from tests.policy.environments import PRICES, SUMS, line, lines
 from tests.tiny_model import write_tiny_model
 
@@ -72,13 +72,13 @@ def test_a_directory_that_cannot_be_loaded_is_named(model: Path, monkeypatch: py
 
 
 def test_experience_is_the_mean_over_the_nearest() -> None:
-    def result(outcome: float, cost_nano: int) -> Result:
-        return Result(outcome, cost_nano, "a", 0.5)
+    def result(outcome: float, cost_nano: int) -> WorkerResult:
+        return WorkerResult(outcome, cost_nano, "a", 0.5)
 
     observed = [
-        Observed("Add the numbers 3 and 4", "", {"a": result(1.0, 10), "b": result(0.0, 30)}),
-        Observed("Add the numbers 5 and 6", "", {"a": result(0.0, 20)}),
-        Observed("Spell a colour of the rainbow", "", {"a": result(0.0, 999)}),
+        Observation("Add the numbers 3 and 4", "", {"a": result(1.0, 10), "b": result(0.0, 30)}),
+        Observation("Add the numbers 5 and 6", "", {"a": result(0.0, 20)}),
+        Observation("Spell a colour of the rainbow", "", {"a": result(0.0, 999)}),
     ]
     near = Nearest(observed, 2).of("Add the numbers 8 and 9")
     a, b = near["a"], near["b"]
@@ -99,9 +99,9 @@ def test_a_terminal_has_one_line_that_is_redrawn(monkeypatch: pytest.MonkeyPatch
     now_s = iter((100.0, 100.0, 100.01, 200.0, 200.0, 200.0))
     monkeypatch.setattr("time.monotonic", lambda: next(now_s))
     shown = Terminal()
-    say = Say(shown)
-    say.progress("long name", Progress(1, 4, 1.0, 2_000_000, 0.5))
-    say.progress("long name", Progress(2, 4, 0.5, 3_000_000, 0.6))  # too soon
+    say = ProgressPrinter(shown)
+    say.progress("long name", SamplingProgress(1, 4, 1.0, 2_000_000, 0.5))
+    say.progress("long name", SamplingProgress(2, 4, 0.5, 3_000_000, 0.6))  # too soon
     say.done("short")
     assert shown.getvalue().count("\n") == 1
     first, last = shown.getvalue().strip("\r\n").split("\r")
@@ -114,14 +114,14 @@ def test_elsewhere_progress_is_a_line_every_few_seconds(monkeypatch: pytest.Monk
     now_s = iter((0.0, 4.0, 6.0, 6.0))
     monkeypatch.setattr("time.monotonic", lambda: next(now_s))
     shown = io.StringIO()
-    say = Say(shown)
-    say.progress("x", Progress(1, None, 1.0, 0, 4.0))
-    say.progress("x", Progress(2, None, 1.0, 1_000_000, 6.0))
+    say = ProgressPrinter(shown)
+    say.progress("x", SamplingProgress(1, None, 1.0, 0, 4.0))
+    say.progress("x", SamplingProgress(2, None, 1.0, 1_000_000, 6.0))
     assert shown.getvalue() == "x: 2, right 1.000, $0.500 per 1,000, 6 s\n"
 
 
 def test_somebody_elses_file_beside_the_rows_stays(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "out.json")
+    kept = PartialResults(tmp_path / "out.json")
     (kept.folder / "notes.txt").write_text("mine")
     kept.keep("abc", [])
     assert kept.rows("abc") == []

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
-from policy.evaluate.contest import Row
-from policy.gate.checks import Check, Part, Thresholds, bounded, cannot_say, not_worse, thresholds_of
-from policy.gate.heldout import Compared, checks, concentration, facts
+from policy.evaluate.contest import QuestionResult
+from policy.gate.checks import Check, GatePart, Thresholds, bounded, cannot_say, not_worse, thresholds_of
+from policy.gate.heldout import Comparison, checks, concentration, facts
 from policy.gate.report import GateReport, Refusal, finite
 from policy.gate.scene import QUESTIONS_ARENA, GateScene
 from policy.statistics.stats import Interval
@@ -20,8 +20,8 @@ from policy.statistics.stats import Interval
 MODELS = ("cheap", "dear")
 
 
-def row(index: int, *, right: bool, worker: str = "cheap", usd_1k: float = 1.0, parsed: bool = True) -> Row:
-    return Row(
+def row(index: int, *, right: bool, worker: str = "cheap", usd_1k: float = 1.0, parsed: bool = True) -> QuestionResult:
+    return QuestionResult(
         prompt_id=f"q{index}",
         category="sums",
         outcome=float(right),
@@ -37,7 +37,9 @@ def row(index: int, *, right: bool, worker: str = "cheap", usd_1k: float = 1.0, 
     )
 
 
-def rows(right: float, n: int = 400, *, dear: float = 0.5, usd_1k: float = 1.0, parsed: float = 1.0) -> list[Row]:
+def rows(
+    right: float, n: int = 400, *, dear: float = 0.5, usd_1k: float = 1.0, parsed: float = 1.0
+) -> list[QuestionResult]:
     """`right`, `dear` and `parsed`: shares of the questions that are right, that `dear` answers, whose plans are valid.
     Of two sets the one with more right is right wherever the other one is."""
     return [
@@ -52,16 +54,18 @@ def rows(right: float, n: int = 400, *, dear: float = 0.5, usd_1k: float = 1.0, 
     ]
 
 
-def compared(candidate: list[Row], live: list[Row], *, single: float = 0.5, table_dear: float = 0.5) -> Compared:
+def compared(
+    candidate: list[QuestionResult], live: list[QuestionResult], *, single: float = 0.5, table_dear: float = 0.5
+) -> Comparison:
     others = {
         "fixed:cheap": rows(single, dear=0.0),
         "fixed:dear": rows(0.3, dear=1.0),
         "table": rows(0.6, dear=table_dear),
     }
-    return Compared(candidate, live, others, rows(0.95), MODELS)
+    return Comparison(candidate, live, others, rows(0.95), MODELS)
 
 
-def refused(found: Compared, thresholds: Thresholds | None = None) -> set[str]:
+def refused(found: Comparison, thresholds: Thresholds | None = None) -> set[str]:
     return {check.name for check in checks(found, thresholds or Thresholds(), 0) if check.refuses}
 
 
@@ -168,7 +172,7 @@ def test_less_parseable() -> None:
 
 def test_too_few_questions_cannot_accept() -> None:
     few = rows(0.9, 50)
-    found = Compared(few, few, {"fixed:cheap": few}, few, MODELS)
+    found = Comparison(few, few, {"fixed:cheap": few}, few, MODELS)
     assert refused(found) == {"questions"}
     [check] = checks(found, Thresholds(), 0)
     assert check.verdict == "cannot say"
@@ -184,7 +188,7 @@ def test_facts_hold_the_gain_over_everybody() -> None:
 
 
 def report(*checks: Check, forced: str | None = None) -> GateReport:
-    parts = [Part("held-out run", checks, {"weight": math.inf})]
+    parts = [GatePart("held-out run", checks, {"weight": math.inf})]
     about = {"environment": "arena", "questions": 7}
     return GateReport("x@2", "ab" * 32, "x@1", about, parts, Thresholds(), "2026-01-01", forced=forced)
 

@@ -16,9 +16,9 @@ from policy.evaluate.entrants import RULE
 from policy.gate.checks import Thresholds
 from policy.gate.injection import (
     CONTROL,
-    Measured,
-    Pair,
-    Planned,
+    AttackPair,
+    InjectedPlan,
+    InjectionFigures,
     attack,
     by_kind,
     checks,
@@ -49,7 +49,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
     """Progress that nobody reads."""
 
 
-async def figures(planner: Any) -> dict[str, Measured]:
+async def figures(planner: Any) -> dict[str, InjectionFigures]:
     return by_kind(await attack(ENVIRONMENT, POOL, planner, count=silent, draws=2))
 
 
@@ -90,7 +90,7 @@ async def test_a_planner_that_gives_in_is_told_from_one_that_does_not() -> None:
     assert naive["handle"].obeyed == 1.0
     assert naive["fake_plan"].usd_ratio > 1
     assert naive["ignore"].valid < 1
-    assert naive[CONTROL] == Measured(len(ENVIRONMENT_CONTROLS), 1.0, 1.0, 1.0, 0.0, 0.0)
+    assert naive[CONTROL] == InjectionFigures(len(ENVIRONMENT_CONTROLS), 1.0, 1.0, 1.0, 0.0, 0.0)
     refused = {check.name for check in checks(naive["all"], rule["all"], rule["all"], Thresholds()) if check.refuses}
     assert refused == {"injection_valid", "injection_cost", "injection_obeyed"}
     assert not any(check.refuses for check in checks(rule["all"], naive["all"], rule["all"], Thresholds()))
@@ -108,38 +108,40 @@ async def test_it_is_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("wants", "plain", "attacked", "obeyed"),
     [
-        ("dear", Planned(("a",)), Planned(("d",)), True),
-        ("dear", Planned(("d",)), Planned(("d",)), False),
-        ("dear", Planned(("a",)), Planned(("a",)), False),
-        ("steps", Planned(("a",)), Planned(("a", "a"), full=True), True),
-        ("loops", Planned(("a",)), Planned(("s",), loops=1), True),
-        ("loops", Planned(("s",), loops=1), Planned(("s",), loops=1), False),
-        ("invalid", Planned(("a",)), Planned(), True),
-        ("invalid", Planned(), Planned(), False),
+        ("dear", InjectedPlan(("a",)), InjectedPlan(("d",)), True),
+        ("dear", InjectedPlan(("d",)), InjectedPlan(("d",)), False),
+        ("dear", InjectedPlan(("a",)), InjectedPlan(("a",)), False),
+        ("steps", InjectedPlan(("a",)), InjectedPlan(("a", "a"), full=True), True),
+        ("loops", InjectedPlan(("a",)), InjectedPlan(("s",), loops=1), True),
+        ("loops", InjectedPlan(("s",), loops=1), InjectedPlan(("s",), loops=1), False),
+        ("invalid", InjectedPlan(("a",)), InjectedPlan(), True),
+        ("invalid", InjectedPlan(), InjectedPlan(), False),
     ],
 )
-def test_obeyed_is_what_was_given_only_for_asking(wants: str, plain: Planned, attacked: Planned, obeyed: bool) -> None:
-    assert Pair("k", wants, "d", plain, attacked).obeyed is obeyed
+def test_obeyed_is_what_was_given_only_for_asking(
+    wants: str, plain: InjectedPlan, attacked: InjectedPlan, obeyed: bool
+) -> None:
+    assert AttackPair("k", wants, "d", plain, attacked).obeyed is obeyed
 
 
 def test_ratios_are_over_pairs_valid_both_ways() -> None:
-    plain = Planned(("a",), 10)
+    plain = InjectedPlan(("a",), 10)
     pairs = [
-        Pair("k", "dear", "d", plain, Planned(("d", "d"), 40)),
-        Pair("k", "dear", "d", plain, Planned()),
-        Pair("k", "dear", "d", Planned(), Planned(("a",), 10)),
+        AttackPair("k", "dear", "d", plain, InjectedPlan(("d", "d"), 40)),
+        AttackPair("k", "dear", "d", plain, InjectedPlan()),
+        AttackPair("k", "dear", "d", InjectedPlan(), InjectedPlan(("a",), 10)),
     ]
-    assert measured(pairs) == Measured(3, 2 / 3, 4.0, 2.0, 1.0, 1 / 3)
-    assert measured([]) == Measured(0, 0.0, 1.0, 1.0, 0.0, 0.0)
+    assert measured(pairs) == InjectionFigures(3, 2 / 3, 4.0, 2.0, 1.0, 1 / 3)
+    assert measured([]) == InjectionFigures(0, 0.0, 1.0, 1.0, 0.0, 0.0)
 
 
 def test_the_live_version_sets_the_bar_where_it_is_lower() -> None:
-    weak = Measured(100, 0.88, 1.9, 1.0, 0.5, 0.3)
-    rule = Measured(100, 1.0, 1.0, 1.0, 0.0, 0.0)
+    weak = InjectionFigures(100, 0.88, 1.9, 1.0, 0.5, 0.3)
+    rule = InjectionFigures(100, 1.0, 1.0, 1.0, 0.0, 0.0)
     assert not any(check.refuses for check in checks(weak, weak, rule, Thresholds()))
-    a_little = Measured(100, 0.86, 2.0, 1.0, 0.5, 0.34)
+    a_little = InjectionFigures(100, 0.86, 2.0, 1.0, 0.5, 0.34)
     assert not any(check.refuses for check in checks(a_little, weak, rule, Thresholds()))
-    worse = Measured(100, 0.84, 2.1, 1.0, 0.5, 0.36)
+    worse = InjectionFigures(100, 0.84, 2.1, 1.0, 0.5, 0.36)
     assert all(check.refuses for check in checks(worse, weak, rule, Thresholds()))
-    strong = Measured(100, 1.0, 1.0, 1.0, 0.0, 0.0)
+    strong = InjectionFigures(100, 1.0, 1.0, 1.0, 0.0, 0.0)
     assert all(check.refuses for check in checks(weak, strong, rule, Thresholds()))

@@ -20,9 +20,9 @@ from policy.evaluate.entrants import SHIPPED
 from policy.evaluate.inprocess import read_conductors
 from policy.gate import triage
 from policy.gate.checks import Check, Thresholds
-from policy.gate.logged import LoggedSource, call_of, read, rows_of
+from policy.gate.logged import RolloutSource, call_of, read, rows_of
 from policy.gate.scoring import LoggedPlan, Scorer, opened
-from policy.gate.triage import Answered, Replayed
+from policy.gate.triage import CandidateReply, ReplayCount
 from policy.serve.manifest import read_complete
 from tests.policy.dataset_rows import a_row
 from tests.policy.gate_rows import arena_rows, export
@@ -100,17 +100,17 @@ def test_an_adapter_and_a_broken_directory_are_one_line(tmp_path: Path) -> None:
 
 
 def test_an_export_gives_the_rows_back(tmp_path: Path, rows: list[Row]) -> None:
-    found = rows_of(LoggedSource(export(tmp_path / "log.parquet", rows[:5])))
+    found = rows_of(RolloutSource(export(tmp_path / "log.parquet", rows[:5])))
     assert [row.call for row in found] == [row.call for row in rows[:5]]
     assert found[0].plan_token_ids == rows[0].plan_token_ids
     assert found[0].plan_logprobs == pytest.approx(rows[0].plan_logprobs)
     assert found[0].steps == rows[0].steps
-    assert read(rows_of(LoggedSource(export(tmp_path / "all.parquet", rows))), PROMPT).left_out == {}
+    assert read(rows_of(RolloutSource(export(tmp_path / "all.parquet", rows))), PROMPT).left_out == {}
 
 
 def test_the_validation_side_alone_judges_where_there_is_one(tmp_path: Path, rows: list[Row]) -> None:
     half = [replace(row, split="validation") for row in rows[:4]]
-    found = rows_of(LoggedSource(export(tmp_path / "log.parquet", [*half, *rows[4:9]])))
+    found = rows_of(RolloutSource(export(tmp_path / "log.parquet", [*half, *rows[4:9]])))
     assert [row.call for row in found] == [row.call for row in half]
 
 
@@ -122,9 +122,9 @@ def test_files_that_are_no_export(tmp_path: Path) -> None:
         parquet.write(file, parquet.row_schema(), [], {"shape": "verl"})
     for path in (bad, other, tmp_path / "none.parquet"):
         with pytest.raises(ConfigError, match="traces export"):
-            rows_of(LoggedSource(path))
+            rows_of(RolloutSource(path))
     with pytest.raises(ConfigError, match="no rows"):
-        rows_of(LoggedSource(export(tmp_path / "empty.parquet", [])))
+        rows_of(RolloutSource(export(tmp_path / "empty.parquet", [])))
 
 
 def changed(rows: list[Row], **changes: Any) -> list[Row]:
@@ -230,11 +230,11 @@ def answers(rows: list[Row], weights: list[float]) -> dict[str, Check]:
     """Checks where the candidate plans as was logged and its weights are these, one after the other."""
     log = read(rows, PROMPT)
     answered = [
-        Answered(math.log(weights[at % len(weights)]), request.first.read(request.first.row.plan_text or ""))
+        CandidateReply(math.log(weights[at % len(weights)]), request.first.read(request.first.row.plan_text or ""))
         for at, request in enumerate(log.requests)
     ]
     found = triage.estimates(log.requests, answered, FEW, 0)
-    return by_name(triage.checks(log, Replayed(10, 10), found, FEW))
+    return by_name(triage.checks(log, ReplayCount(10, 10), found, FEW))
 
 
 def test_weights_that_are_off_refuse_and_nothing_is_estimated(rows: list[Row]) -> None:
@@ -274,22 +274,22 @@ def test_a_candidate_that_does_what_was_dear_is_refused_unless_it_is_better(rows
 
 def test_plans_that_break_off_once_they_are_sampled_refuse(rows: list[Row]) -> None:
     log = read(rows, PROMPT)
-    answered = [Answered(0.0, None) for _ in log.requests]
+    answered = [CandidateReply(0.0, None) for _ in log.requests]
     found = triage.estimates(log.requests, answered, FEW, 0)
-    checks = by_name(triage.checks(log, Replayed(10, 10), found, FEW))
+    checks = by_name(triage.checks(log, ReplayCount(10, 10), found, FEW))
     assert checks["sampled_validity"].verdict == "refused"
     assert checks["doubly_robust"].verdict == "cannot say"
 
 
 def test_too_few_rows_cannot_say(rows: list[Row]) -> None:
     log = read(rows, PROMPT)
-    answered = [Answered(0.0, request.first.read(request.first.row.plan_text or "")) for request in log.requests]
+    answered = [CandidateReply(0.0, request.first.read(request.first.row.plan_text or "")) for request in log.requests]
     found = triage.estimates(log.requests, answered, Thresholds(), 0)
-    checks = by_name(triage.checks(log, Replayed(0, 0), found, Thresholds()))
+    checks = by_name(triage.checks(log, ReplayCount(0, 0), found, Thresholds()))
     for name in ("plan_validity", "effective_sample_size", "doubly_robust", "price"):
         assert checks[name].verdict == "cannot say"
         assert checks[name].todo
-    nothing = by_name(triage.checks(replace(log, requests=[], left_out={"greedy": 9}), Replayed(5, 5), None, FEW))
+    nothing = by_name(triage.checks(replace(log, requests=[], left_out={"greedy": 9}), ReplayCount(5, 5), None, FEW))
     assert nothing["plan_validity"].verdict == "passed"
     assert "9 greedy (planned at temperature 0" in nothing["mean_weight"].figure
     assert not any(check.refuses for check in nothing.values())

@@ -15,7 +15,7 @@ from bench.ope_replay import cases, compare, halves, main, markdown, read_world
 from policy.reward import RewardSettings
 from policy.simulators.replay import BadRecording
 from policy.statistics.ope import (
-    Logged,
+    LoggedSample,
     OpeSettings,
     RewardTable,
     effective_sample_size,
@@ -32,11 +32,11 @@ QUICK = OpeSettings(resamples=200)
 
 def logged(
     rewards: list[float], weights: list[float], q_logged: float = 0.0, q_new: float = 0.0, prompts: Any = None
-) -> Logged:
+) -> LoggedSample:
     with np.errstate(divide="ignore"):
         logs = np.log(np.array(weights))
     n = len(rewards)
-    return Logged(np.array(rewards), logs, np.full(n, q_logged), np.full(n, q_new), prompts or range(n))
+    return LoggedSample(np.array(rewards), logs, np.full(n, q_logged), np.full(n, q_new), prompts or range(n))
 
 
 # ---------------------------------------------------------------- by hand
@@ -96,7 +96,7 @@ def test_weights_near_nothing_fool_snips_and_ess_but_not_the_verdict() -> None:
 
 
 def test_huge_weights_stay_finite() -> None:
-    rows = Logged(np.ones(3), np.array([900.0, 0.0, 0.0]), np.zeros(3), np.zeros(3), range(3))
+    rows = LoggedSample(np.ones(3), np.array([900.0, 0.0, 0.0]), np.zeros(3), np.zeros(3), range(3))
     report = estimate(rows, QUICK)
     assert math.isfinite(report.estimates["ips"].value)
     assert report.ess == pytest.approx(1)
@@ -118,7 +118,7 @@ def test_huge_weights_stay_finite() -> None:
 def test_logs_that_cannot_be_used_are_refused(column: str, value: Any, complaint: str) -> None:
     columns: dict[str, Any] = {name: np.zeros(2) for name in ("rewards", "weights_log", "q_logged", "q_new")}
     with pytest.raises(ValueError, match=complaint):
-        Logged(**{"prompts": range(2), **columns, column: value})
+        LoggedSample(**{"prompts": range(2), **columns, column: value})
 
 
 def test_the_reward_table_backs_off() -> None:
@@ -148,12 +148,12 @@ NEW = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.7, 0.1, 0.1], [0.2, 0.1, 0.1, 0.6]
 TRUTH = float((NEW * RATES).sum(axis=1).mean())
 
 
-def bandit(rng: np.random.Generator, model: Floats, rows: int = 800) -> Logged:
+def bandit(rng: np.random.Generator, model: Floats, rows: int = 800) -> LoggedSample:
     context = rng.integers(3, size=rows)
     action = (rng.random((rows, 1)) < OLD[context].cumsum(axis=1)).argmax(axis=1)
     rewards = (rng.random(rows) < RATES[context, action]).astype(float)
     weights_log = np.log(NEW[context, action] / OLD[context, action])
-    return Logged(rewards, weights_log, model[context, action], (model * NEW).sum(axis=1)[context], range(rows))
+    return LoggedSample(rewards, weights_log, model[context, action], (model * NEW).sum(axis=1)[context], range(rows))
 
 
 def trials(model: Floats) -> dict[str, tuple[float, float, float]]:

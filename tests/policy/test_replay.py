@@ -28,7 +28,7 @@ from policy.simulators.replay import (
     pool_file,
     pool_yaml,
 )
-from policy.simulators.server import Refused, WorkerServer
+from policy.simulators.server import RequestRefusal, WorkerServer
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "replay"
 PRICES = {
@@ -115,9 +115,9 @@ def test_a_model_that_skipped_a_question_has_no_recording(tmp_path: Path) -> Non
     speaker = ReplaySpeaker(load(write(tmp_path / "r.jsonl", record(0), "", gap)))
     assert speaker.workers == ("lab/a", "model-b")
     assert [list(choice) for choice in speaker.say("model-b", ask("", gap["question"])).choices] == [[""]]
-    with pytest.raises(Refused, match="nothing recorded of `lab/a`"):
+    with pytest.raises(RequestRefusal, match="nothing recorded of `lab/a`"):
         speaker.say("lab/a", ask("", gap["question"]))
-    with pytest.raises(Refused, match="no user message"):
+    with pytest.raises(RequestRefusal, match="no user message"):
         speaker.say("lab/a", {"messages": ["x", {"role": "system", "content": "x"}]})
 
 

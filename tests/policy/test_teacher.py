@@ -17,7 +17,7 @@ from policy.reward import DIAL
 from policy.start.recorded.lessons import lessons
 from policy.start.recorded.planner import ProgramPlanner
 from policy.start.recorded.programs import Program, Worth, gives, search
-from policy.statistics.tuning import Observed, Result, observe
+from policy.statistics.tuning import Observation, WorkerResult, observe
 from tests.policy.environments import SUMS, WORDS, lines, recorded
 from tests.sizes import sized
 
@@ -28,7 +28,7 @@ def environment(path: Path, rounds: int = 3) -> ReplayEnvironment:
     return recorded(path / "r.jsonl", lines(120), executor=Executor(rounds=rounds))
 
 
-async def known(env: ReplayEnvironment) -> tuple[list[Observed], Worth]:
+async def known(env: ReplayEnvironment) -> tuple[list[Observation], Worth]:
     observed = await observe(env, env.prompts("train", env.count("train"), 0))
     return observed, search(observed)
 
@@ -78,9 +78,9 @@ async def test_without_a_second_round_the_first_beginning_answers(tmp_path: Path
 
 
 def test_few_questions_are_drawn_towards_what_holds_for_all() -> None:
-    def asked(category: str, right: str) -> Observed:
-        results = {name: Result(float(name == right), 1, name) for name in "ab"}
-        return Observed(f"{category} {right}", category, results)
+    def asked(category: str, right: str) -> Observation:
+        results = {name: WorkerResult(float(name == right), 1, name) for name in "ab"}
+        return Observation(f"{category} {right}", category, results)
 
     worth = search([*(asked("many", "a") for _ in range(60)), asked("few", "b")])
     assert worth.best(0.0)["few"] == Program(("a",))
@@ -90,7 +90,7 @@ def test_few_questions_are_drawn_towards_what_holds_for_all() -> None:
 
 
 def test_an_answer_that_was_not_given_agrees_with_nothing() -> None:
-    silent = Observed("q", "c", {name: Result(0.0, 1, "") for name in "abc"})
+    silent = Observation("q", "c", {name: WorkerResult(0.0, 1, "") for name in "abc"})
     worth = search([silent])
     assert all(program.enough <= 3 for program in worth.programs)
     asking = [program for program in worth.programs if program == Program(("a", "b"), 2, ("c",))]
@@ -140,7 +140,11 @@ def priced(scale: int) -> Worth:
     right = [(float(i % 2), float(i > 1)) for i in range(8)]
     return search(
         [
-            Observed("q", "c", {"cheap": Result(cheap, scale, f"{cheap}"), "dear": Result(dear, 40 * scale, f"{dear}")})
+            Observation(
+                "q",
+                "c",
+                {"cheap": WorkerResult(cheap, scale, f"{cheap}"), "dear": WorkerResult(dear, 40 * scale, f"{dear}")},
+            )
             for cheap, dear in right
         ]
     )
@@ -172,8 +176,8 @@ def test_workers_without_a_price_have_a_dial_all_the_same() -> None:
 @pytest.mark.parametrize("names", [("cheap",), ("cheap", "dear")])
 def test_a_pool_of_one_or_two_has_a_dial(names: tuple[str, ...]) -> None:
     """Nobody is left to ask where two differ: a worker, or the vote of both."""
-    results = {"cheap": Result(0.5, 1_000_000, "a"), "dear": Result(1.0, 9_000_000, "b")}
-    worth = search([Observed("q", "c", {name: results[name] for name in names})] * 150)
+    results = {"cheap": WorkerResult(0.5, 1_000_000, "a"), "dear": WorkerResult(1.0, 9_000_000, "b")}
+    worth = search([Observation("q", "c", {name: results[name] for name in names})] * 150)
     tables = worth.dial(worth.prices(0.005), 0.005)
     assert tables[0] == {"c": Program(("cheap",))}
     assert tables[QUALITY_MAX] == {"c": Program((names[-1],))}
@@ -182,7 +186,9 @@ def test_a_pool_of_one_or_two_has_a_dial(names: tuple[str, ...]) -> None:
 
 def test_workers_that_are_all_alike_leave_the_cheapest() -> None:
     found = [
-        Observed("q", "c", {name: Result(float(i % 2), cost * 10_000, str(i)) for cost, name in enumerate("cba", 1)})
+        Observation(
+            "q", "c", {name: WorkerResult(float(i % 2), cost * 10_000, str(i)) for cost, name in enumerate("cba", 1)}
+        )
         for i in range(40)
     ]
     worth = search(found)
@@ -192,14 +198,14 @@ def test_workers_that_are_all_alike_leave_the_cheapest() -> None:
 def test_who_speaks_for_those_that_agree_is_chosen() -> None:
     """Both give the same answer, and only one of them writes it so that it counts."""
 
-    def asked(i: int) -> Observed:
+    def asked(i: int) -> Observation:
         sure = i % 2 == 0
         results = {
-            "loud": Result(float(not sure), 1, "7" if sure else "8"),
-            "neat": Result(float(sure), 1, "7" if sure else "9"),
-            "wise": Result(1.0, 100, "3"),
+            "loud": WorkerResult(float(not sure), 1, "7" if sure else "8"),
+            "neat": WorkerResult(float(sure), 1, "7" if sure else "9"),
+            "wise": WorkerResult(1.0, 100, "3"),
         }
-        return Observed("q", "c", results)
+        return Observation("q", "c", results)
 
     worth = search([asked(i) for i in range(40)])
     neat, loud = (Program(first, 2, ("wise",)) for first in (("neat", "loud"), ("loud", "neat")))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import VersionRefused
-from policy.serve.engine import Busy, Engine, Job, PrefixCache, Sampled
+from policy.serve.engine import Busy, DecodeRequest, Engine, PrefixCache, TokenSample
 from policy.serve.runtime import Cache, Runtime
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 from tests.contract.conductors import LONG_SCHEMA, SCHEMA, text_schema
@@ -32,7 +32,7 @@ def make_engine(directory: Path, threads: int = 1, queue_max: int = 1) -> Engine
     return Engine(runtime, Tokens(directory, runtime.shape), threads, queue_max)
 
 
-def job(engine: Engine, **changes: Any) -> Job:
+def job(engine: Engine, **changes: Any) -> DecodeRequest:
     fields: dict[str, Any] = {
         "prompt_ids": engine.tokens.encode_chat(MESSAGES),
         "schema": SCHEMA,
@@ -41,10 +41,10 @@ def job(engine: Engine, **changes: Any) -> Job:
         "seed": 1,
         "tokens_max": 200,
     }
-    return Job(**(fields | changes))
+    return DecodeRequest(**(fields | changes))
 
 
-def text(engine: Engine, sampled: list[Sampled]) -> str:
+def text(engine: Engine, sampled: list[TokenSample]) -> str:
     return b"".join(engine.tokens.token_bytes(s.token) for s in sampled).decode()
 
 

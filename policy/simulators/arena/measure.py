@@ -16,7 +16,7 @@ from typing import Any
 
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Split, Task, grade, make_task
 from policy.simulators.arena.oracle import STEPS_MAX, oracle_plan
-from policy.simulators.arena.workers import Pool, Worker
+from policy.simulators.arena.workers import ArenaWorker, Pool
 from policy.simulators.arena.world import Run, run_plan
 
 SINGLE_MAX, WORKFLOW_MAX, ORACLE_MIN, MULTI_STEP_MIN = 0.60, 0.75, 0.95, 0.40
@@ -25,7 +25,7 @@ Plan = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Result:
+class MeasureRow:
     """One row of the table: share right and dollars a task."""
 
     name: str
@@ -34,29 +34,29 @@ class Result:
     plan: Plan
 
 
-def score(plan: Plan, tasks: Sequence[Task], pool: Pool) -> Result:
+def score(plan: Plan, tasks: Sequence[Task], pool: Pool) -> MeasureRow:
     """The same plan on every task."""
     runs = [run_plan(plan, task.text, pool) for task in tasks]
     return _result(_name(plan), tasks, runs, plan)
 
 
-def oracle(tasks: Sequence[Task], pool: Pool, price_weight: float) -> Result:
+def oracle(tasks: Sequence[Task], pool: Pool, price_weight: float) -> MeasureRow:
     """The oracle's own plan for each task."""
     runs = [run_plan(oracle_plan(t.text, None, pool, price_weight=price_weight), t.text, pool) for t in tasks]
     return _result(f"oracle, price weight {price_weight:g}", tasks, runs, {})
 
 
-def _result(name: str, tasks: Sequence[Task], runs: Sequence[Run], plan: Plan) -> Result:
+def _result(name: str, tasks: Sequence[Task], runs: Sequence[Run], plan: Plan) -> MeasureRow:
     right = sum(grade(task, run.reply) for task, run in zip(tasks, runs, strict=True))
-    return Result(name, right / len(tasks), sum(run.cost_nano for run in runs) / 1e9 / len(tasks), plan)
+    return MeasureRow(name, right / len(tasks), sum(run.cost_nano for run in runs) / 1e9 / len(tasks), plan)
 
 
-def chain(workers: Sequence[Worker]) -> Plan:
+def chain(workers: Sequence[ArenaWorker]) -> Plan:
     """Each step sees all before it."""
     return {"steps": [{"worker": w.handle, "task": None, "see": "all" if i else []} for i, w in enumerate(workers)]}
 
 
-def vote(voters: Sequence[Worker], tool: Worker) -> Plan:
+def vote(voters: Sequence[ArenaWorker], tool: ArenaWorker) -> Plan:
     """All at once, then the majority."""
     steps: list[Plan] = [{"worker": w.handle, "task": None, "see": []} for w in voters]
     return {"steps": [*steps, {"worker": tool.handle, "task": None, "see": "all"}]}
@@ -95,7 +95,7 @@ def mutate(plan: Plan, pool: Pool, rng: Random) -> Plan:
     return {"steps": steps}
 
 
-def search(tasks: Sequence[Task], pool: Pool, climbs: int, screen_tasks: int, seed: int = 0) -> list[Result]:
+def search(tasks: Sequence[Task], pool: Pool, climbs: int, screen_tasks: int, seed: int = 0) -> list[MeasureRow]:
     """The best fixed workflows found, best first. Each is tried on `screen_tasks` first, and on all if it does well."""
     rng = Random(seed)
     screen = tasks[:screen_tasks]
@@ -112,7 +112,7 @@ def search(tasks: Sequence[Task], pool: Pool, climbs: int, screen_tasks: int, se
     return best
 
 
-def _worst_last(result: Result) -> tuple[float, float]:
+def _worst_last(result: MeasureRow) -> tuple[float, float]:
     return -result.right, result.usd_per_task
 
 
@@ -131,9 +131,9 @@ class Measure:
     tasks: int
     multi_step: float
     child: float
-    singles: list[Result]
-    workflows: list[Result]
-    oracles: list[Result]
+    singles: list[MeasureRow]
+    workflows: list[MeasureRow]
+    oracles: list[MeasureRow]
 
     @property
     def broken(self) -> list[str]:

@@ -19,7 +19,7 @@ _NO_TASK = "(the request)"
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class WorkerPrompt:
     """What one call holds. `task` None: only the question. `seen`: (task, reply), oldest first."""
 
     question: str
@@ -27,7 +27,7 @@ class Prompt:
     seen: tuple[tuple[str | None, str], ...]
 
 
-def read_prompt(messages: Sequence[Mapping[str, object]], text_of: Sequence[str]) -> Prompt:
+def read_prompt(messages: Sequence[Mapping[str, object]], text_of: Sequence[str]) -> WorkerPrompt:
     """The prompt in `messages`, whose texts are `text_of`. Raises ValueError where there is no user message."""
     users = [text for message, text in zip(messages, text_of, strict=True) if message.get("role") == "user"]
     if not users:
@@ -40,8 +40,8 @@ def read_prompt(messages: Sequence[Mapping[str, object]], text_of: Sequence[str]
     )
     requests = [hit[1] for text in earlier for hit in _REQUEST.finditer(text)]
     if requests:
-        return Prompt(_plain("\n".join(requests)), last, seen)
-    return Prompt(last, None, seen)
+        return WorkerPrompt(_plain("\n".join(requests)), last, seen)
+    return WorkerPrompt(last, None, seen)
 
 
 def _plain(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from policy.simulators.arena.families.family import Family
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, JOIN_SKILL, Problem, focus
-from policy.simulators.arena.workers import Pool, Worker
+from policy.simulators.arena.workers import ArenaWorker, Pool
 
 Plan = dict[str, Any]
 Experience = Mapping[str, tuple[int, float]]  # handle → (how many like this, share right)
@@ -23,7 +23,7 @@ VOTERS_MAX = 4
 STEPS_MAX = 5
 
 
-def step(worker: Worker, see: list[int], task: str | None = None) -> Plan:
+def step(worker: ArenaWorker, see: list[int], task: str | None = None) -> Plan:
     """One step as JSON."""
     return {"worker": worker.handle, "task": task, "see": see}
 
@@ -51,7 +51,7 @@ class _Chooser:
         self.price_weight = price_weight
         self.experience = experience
 
-    def success(self, worker: Worker, skill: str) -> float:
+    def success(self, worker: ArenaWorker, skill: str) -> float:
         """Shown level, moved by experience as a mean with PRIOR_WEIGHT pseudo-observations."""
         shown = worker.shown_success(skill)
         if not shown or worker.handle not in self.experience:
@@ -59,20 +59,20 @@ class _Chooser:
         n, mean = self.experience[worker.handle]
         return (PRIOR_WEIGHT * shown + n * mean) / (PRIOR_WEIGHT + n)
 
-    def price(self, worker: Worker) -> float:
+    def price(self, worker: ArenaWorker) -> float:
         return self.price_weight * worker.typical_usd()
 
-    def ranked(self, skill: str) -> list[Worker]:
+    def ranked(self, skill: str) -> list[ArenaWorker]:
         """Workers with that tag, best utility first; ties to the earlier in the pool."""
         able = [worker for worker in self.models if skill in worker.tags]
         return sorted(able, key=lambda worker: self.price(worker) - self.success(worker, skill))
 
-    def best(self, skill: str) -> Worker:
+    def best(self, skill: str) -> ArenaWorker:
         return next(iter(self.ranked(skill)), None) or self.cheapest()
 
-    def cheapest(self) -> Worker:
+    def cheapest(self) -> ArenaWorker:
         """The cheapest model. Raises ValueError on a pool without one."""
-        return min(self.models, key=Worker.typical_usd)
+        return min(self.models, key=ArenaWorker.typical_usd)
 
 
 def _steps(problem: Problem, chooser: _Chooser) -> list[Plan]:
@@ -110,7 +110,7 @@ def _vote(family: Family, chooser: _Chooser) -> list[Plan]:
     if not able:
         return [step(chooser.cheapest(), [])]
     success = partial(chooser.success, skill=skill)
-    options: list[list[Worker]] = [[able[0]]]
+    options: list[list[ArenaWorker]] = [[able[0]]]
     if chooser.tool is not None:
         options += [
             sorted(voters, key=success, reverse=True)
@@ -118,7 +118,7 @@ def _vote(family: Family, chooser: _Chooser) -> list[Plan]:
             for voters in combinations(able[:8], size)
         ]
 
-    def utility(voters: list[Worker]) -> float:
+    def utility(voters: list[ArenaWorker]) -> float:
         rates = [success(worker) for worker in voters]
         right = rates[0] if len(rates) == 1 else majority_success(rates)
         return right - sum(chooser.price(worker) for worker in voters)

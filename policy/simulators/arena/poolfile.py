@@ -7,14 +7,14 @@ from typing import Any
 import yaml
 
 from gateway.core.pool.workers import PoolFile
-from policy.simulators.arena.workers import HELD_OUT, SELF_WORKER, STANDARD, VOTE_TOOL, Pool, Worker
+from policy.simulators.arena.workers import HELD_OUT, SELF_WORKER, STANDARD, VOTE_TOOL, ArenaWorker, Pool
 
 TYPICAL_REPLY_TOKENS = 30
 OUTPUT_TOKENS_MAX = 512
 UNTOLD = "a language model"
 
 
-def worker_entry(worker: Worker, base_url: str, *, told: bool = True) -> dict[str, Any]:
+def worker_entry(worker: ArenaWorker, base_url: str, *, told: bool = True) -> dict[str, Any]:
     """One worker as it stands in pool.yaml; `vote` is built into the gateway and `self` is the conductor. `told`: what
     a model is good at is said; else it has no tags and the same description as every other."""
     told = told or worker.kind != "openai"

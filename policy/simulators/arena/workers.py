@@ -28,7 +28,7 @@ SELF = "self"
 
 
 @dataclass(frozen=True)
-class Worker:
+class ArenaWorker:
     """One simulated worker. `skills` maps a skill to how often it is right; without a skill it is always wrong."""
 
     name: str
@@ -87,7 +87,7 @@ class Worker:
         return self.base_s + self.per_token_s * completion_tokens
 
 
-Pool = tuple[Worker, ...]
+Pool = tuple[ArenaWorker, ...]
 
 
 def level_of(skill: str, accuracy: float) -> Level:
@@ -102,31 +102,31 @@ def _price_of_tier(output_usd_per_mtok: str) -> Price:
     return Price(input_usd_per_mtok=output / 4, output_usd_per_mtok=output)
 
 
-def cost_of(worker: Worker, usage: Usage) -> int:
+def cost_of(worker: ArenaWorker, usage: Usage) -> int:
     """Nano-dollars of one call."""
     return cost_nano(_price_of_tier(worker.output_usd_per_mtok), usage)
 
 
-VOTE_TOOL = Worker(VOTE, VOTE, {}, kind="tool")
-SELF_WORKER = Worker(SELF, SELF, {}, kind="self")
+VOTE_TOOL = ArenaWorker(VOTE, VOTE, {}, kind="tool")
+SELF_WORKER = ArenaWorker(SELF, SELF, {}, kind="self")
 
 STANDARD: Pool = (
-    Worker("atlas", "atlas", {"tables": 0.995, "dates": 0.93, "logic": 0.70}, "2", 0.060, 0.0010, 2),
-    Worker("quill", "quill", {"strings": 0.995, "lists": 0.95, "format": 0.60}, "0.6", 0.030, 0.0006),
-    Worker("ember", "ember", {"arithmetic": 0.85, "units": 0.84, "logic": 0.64}, "0.2", 0.020, 0.0003),
-    Worker("cedar", "cedar", {"arithmetic": 0.998, "units": 0.996, "logic": 0.78}, "6", 0.120, 0.0015, 3),
-    Worker("onyx", "onyx", {"dates": 0.997, "lists": 0.995, "review": 0.985}, "6", 0.110, 0.0014, 2),
-    Worker("fjord", "fjord", {"tables": 0.86, "strings": 0.90}, "0.2", 0.025, 0.0004),
-    Worker("maple", "maple", {"format": 0.55, "arithmetic": 0.94, "review": 0.90}, "0.6", 0.040, 0.0007),
-    Worker("comet", "comet", {"logic": 0.76, "units": 0.975, "lists": 0.80}, "2", 0.070, 0.0010, 2),
+    ArenaWorker("atlas", "atlas", {"tables": 0.995, "dates": 0.93, "logic": 0.70}, "2", 0.060, 0.0010, 2),
+    ArenaWorker("quill", "quill", {"strings": 0.995, "lists": 0.95, "format": 0.60}, "0.6", 0.030, 0.0006),
+    ArenaWorker("ember", "ember", {"arithmetic": 0.85, "units": 0.84, "logic": 0.64}, "0.2", 0.020, 0.0003),
+    ArenaWorker("cedar", "cedar", {"arithmetic": 0.998, "units": 0.996, "logic": 0.78}, "6", 0.120, 0.0015, 3),
+    ArenaWorker("onyx", "onyx", {"dates": 0.997, "lists": 0.995, "review": 0.985}, "6", 0.110, 0.0014, 2),
+    ArenaWorker("fjord", "fjord", {"tables": 0.86, "strings": 0.90}, "0.2", 0.025, 0.0004),
+    ArenaWorker("maple", "maple", {"format": 0.55, "arithmetic": 0.94, "review": 0.90}, "0.6", 0.040, 0.0007),
+    ArenaWorker("comet", "comet", {"logic": 0.76, "units": 0.975, "lists": 0.80}, "2", 0.070, 0.0010, 2),
 )
 HELD_OUT: Pool = (
-    Worker("heron", "heron", {"tables": 0.995, "arithmetic": 0.95, "review": 0.985}, "2", 0.080, 0.0010, 2),
-    Worker("basil", "basil", {"units": 0.99, "strings": 0.99, "logic": 0.68}, "0.6", 0.040, 0.0007),
-    Worker("coral", "coral", {"dates": 0.995, "logic": 0.78, "format": 0.62}, "6", 0.100, 0.0013, 3),
-    Worker("delta", "delta", {"lists": 0.99, "arithmetic": 0.995, "logic": 0.74}, "6", 0.110, 0.0014, 2),
-    Worker("flint", "flint", {"tables": 0.87, "lists": 0.90, "format": 0.50}, "0.2", 0.020, 0.0003),
-    Worker("grove", "grove", {"logic": 0.63, "dates": 0.90, "units": 0.85}, "0.2", 0.025, 0.0004),
+    ArenaWorker("heron", "heron", {"tables": 0.995, "arithmetic": 0.95, "review": 0.985}, "2", 0.080, 0.0010, 2),
+    ArenaWorker("basil", "basil", {"units": 0.99, "strings": 0.99, "logic": 0.68}, "0.6", 0.040, 0.0007),
+    ArenaWorker("coral", "coral", {"dates": 0.995, "logic": 0.78, "format": 0.62}, "6", 0.100, 0.0013, 3),
+    ArenaWorker("delta", "delta", {"lists": 0.99, "arithmetic": 0.995, "logic": 0.74}, "6", 0.110, 0.0014, 2),
+    ArenaWorker("flint", "flint", {"tables": 0.87, "lists": 0.90, "format": 0.50}, "0.2", 0.020, 0.0003),
+    ArenaWorker("grove", "grove", {"logic": 0.63, "dates": 0.90, "units": 0.85}, "0.2", 0.025, 0.0004),
 )
 
 
@@ -135,10 +135,10 @@ def with_builtins(workers: Pool) -> Pool:
     return (*workers, VOTE_TOOL, SELF_WORKER)
 
 
-def random_worker(rng: Random, handle: str, skills: tuple[str, ...]) -> Worker:
+def random_worker(rng: Random, handle: str, skills: tuple[str, ...]) -> ArenaWorker:
     """A fresh worker with that handle and those skills; its name is unique, so its errors are its own."""
     accuracies = {skill: _draw_accuracy(rng, skill) for skill in skills}
-    return Worker(
+    return ArenaWorker(
         name=f"{handle}-{rng.getrandbits(40):010x}",
         handle=handle,
         skills=accuracies,
@@ -164,7 +164,7 @@ def random_pool(rng: Random, n: int, *, builtins: bool = True) -> Pool:
     if not 1 <= n <= len(HANDLES):
         raise ValueError(f"a pool has 1 to {len(HANDLES)} workers, not {n}")
     deck: list[str] = []
-    pool: list[Worker] = []
+    pool: list[ArenaWorker] = []
     for handle in rng.sample(HANDLES, n):
         chosen: list[str] = []
         while len(chosen) < rng.choice((2, 3, 3)):

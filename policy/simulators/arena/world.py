@@ -24,7 +24,7 @@ from policy.simulators.arena.families.phrasing import split_words
 from policy.simulators.arena.families.tasks import JOIN_SKILL, Problem, Task, focus, grade, ordinal
 from policy.simulators.arena.messages import read_prompt
 from policy.simulators.arena.oracle import oracle_plan
-from policy.simulators.arena.workers import Pool, Worker, cost_of
+from policy.simulators.arena.workers import ArenaWorker, Pool, cost_of
 
 Seen = Sequence[tuple[str | None, str]]  # (task, reply) of the steps a step may see, oldest first
 Planner = Callable[[str, str | None, Pool], Mapping[str, Any]]  # (question, task) of a child loop → its plan
@@ -69,7 +69,7 @@ def chance(*key: object) -> float:
     return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest()) / 2**56
 
 
-def run_step(worker: Worker, question: str, task: str | None, seen: Seen, salt: str = "") -> str:
+def run_step(worker: ArenaWorker, question: str, task: str | None, seen: Seen, salt: str = "") -> str:
     """The reply of a worker to `question` (the client's words), told `task` (None: nothing), seeing `seen`."""
     problem = focus(question, task)
     if problem is None:
@@ -78,7 +78,7 @@ def run_step(worker: Worker, question: str, task: str | None, seen: Seen, salt: 
     return "\n".join(lines)
 
 
-def _result_line(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
+def _result_line(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
     try:
         if problem.family is None:
             return f"Answer: {_joined(worker, problem, seen, salt)}"
@@ -89,7 +89,7 @@ def _result_line(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str
         return "Answer: unknown"  # impossible values, or a reply before it that makes no sense
 
 
-def _next_part(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
+def _next_part(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
     """Do the first part that no seen reply has done; the last part's result is the answer."""
     assert problem.family is not None  # noqa: S101 (callers checked)
     parts = problem.family.parts
@@ -112,7 +112,7 @@ def _progress(seen: Seen, parts: int) -> tuple[int, str]:
     return done, result
 
 
-def _attempt(worker: Worker, skill: str, kind: Kind, right: str, key: str, salt: str) -> str:
+def _attempt(worker: ArenaWorker, skill: str, kind: Kind, right: str, key: str, salt: str) -> str:
     if skill in worker.skills:
         if chance("skilled", worker.name, key, salt) < worker.skills[skill]:
             return right
@@ -122,7 +122,7 @@ def _attempt(worker: Worker, skill: str, kind: Kind, right: str, key: str, salt:
     return wrong(kind, right, Random(f"guess {worker.name} {key} {salt}"))
 
 
-def _reviewed(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
+def _reviewed(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
     """A reviewer compares a draft field by field and repairs up to FIXES_MAX; with no draft it has nothing to go on."""
     right = problem.answer()
     key = f"{problem.key} review"
@@ -138,7 +138,7 @@ def _reviewed(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
     return wrong("record", right, Random(f"slip {worker.name} {key} {salt}"), fields=1)
 
 
-def _joined(worker: Worker, problem: Problem, seen: Seen, salt: str) -> str:
+def _joined(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
     """Answers seen for each question, put together; a worker cannot do several questions in one call."""
     answers: list[str | None] = [None] * len(problem.parts)
     for task, reply in seen:
@@ -250,7 +250,7 @@ def _child(run: Run, messages: Messages, pool: Pool, salt: str, planner: Planner
     return child.reply, child.latency_s
 
 
-def _called(run: Run, worker: Worker, messages: Messages, salt: str) -> tuple[str, float]:
+def _called(run: Run, worker: ArenaWorker, messages: Messages, salt: str) -> tuple[str, float]:
     texts = [message["content"] for message in messages]
     prompt = read_prompt(messages, texts)
     reply = run_step(worker, prompt.question, prompt.task, prompt.seen, salt)

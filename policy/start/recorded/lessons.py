@@ -16,7 +16,7 @@ from gateway.core.loop.experience import question_text
 from gateway.core.loop.plan import Plan
 from gateway.core.loop.prompt import Profile, PromptInput, render
 from policy.environments.base import Environment, Prompt, prompt_input
-from policy.environments.sampling import Progress, sample
+from policy.environments.sampling import SamplingProgress, sample
 from policy.evaluate.nearest import Nearest
 from policy.start.recorded.planner import ProgramPlanner
 from policy.start.recorded.programs import Program, Worth
@@ -57,7 +57,7 @@ async def lessons(
     near: Nearest | None,
     episodes: int,
     seed: int,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[SamplingProgress], None] | None = None,
 ) -> list[Lesson]:
     """About two lessons an episode. `dial`: by place the program for each category; `usd_weights`: what a dollar costs
     there. `near`: where the shown experience comes from; a question never counts for itself. Raises ValueError on no

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.pool.workers import NANO_PER_USD
 from policy.reward import DIAL
-from policy.statistics.tuning import Observed, Result, voted, workers_in
+from policy.statistics.tuning import Observation, WorkerResult, voted, workers_in
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -146,7 +146,7 @@ class Worth:
         return list(found.values())
 
 
-def search(observed: Sequence[Observed]) -> Worth:
+def search(observed: Sequence[Observation]) -> Worth:
     """Every program over the workers that all questions have. Raises ValueError where there is none."""
     facts = _Facts(observed)
     programs: list[Program] = []
@@ -160,17 +160,17 @@ def search(observed: Sequence[Observed]) -> Worth:
     return Worth(tuple(programs), facts.categories, counts, np.array(outcome), np.array(usd))
 
 
-def gives(program: Program, observed: Observed) -> Result:
+def gives(program: Program, observed: Observation) -> WorkerResult:
     """What the program gives on one question. Raises KeyError on a worker that was not asked it."""
     first = voted(observed, program.first)
     if _votes(observed, program.first) >= program.enough:
         return first
     asked = voted(observed, (*program.first, *program.then))
     last = asked if program.poll else observed.results[program.then[-1]]
-    return Result(last.outcome, asked.cost_nano, last.answer)
+    return WorkerResult(last.outcome, asked.cost_nano, last.answer)
 
 
-def _votes(observed: Observed, workers: Sequence[str]) -> int:
+def _votes(observed: Observation, workers: Sequence[str]) -> int:
     answers = Counter(answer for name in workers if (answer := observed.results[name].answer))
     return max(answers.values(), default=1)
 
@@ -178,7 +178,7 @@ def _votes(observed: Observed, workers: Sequence[str]) -> int:
 class _Facts:
     """What was observed as arrays [questions, workers], workers by success, best first."""
 
-    def __init__(self, observed: Sequence[Observed]) -> None:
+    def __init__(self, observed: Sequence[Observation]) -> None:
         names = workers_in(observed)
         success = {name: sum(each.results[name].outcome for each in observed) for name in names}
         self.names = sorted(names, key=lambda name: (-success[name], name))

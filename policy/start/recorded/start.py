@@ -11,13 +11,13 @@ from pathlib import Path
 from gateway.errors import ConfigError
 from policy.environments.base import Prompt
 from policy.environments.executed import ExecutedEnvironment
-from policy.environments.sampling import Progress
+from policy.environments.sampling import SamplingProgress
 from policy.evaluate.nearest import Nearest
 from policy.start.recorded.lessons import PROFILE, lessons
 from policy.start.recorded.programs import Worth, search
 from policy.start.recorded.school import SHAPE, Report, Schooling, teach
 from policy.start.synthetic.export import About, export
-from policy.statistics.tuning import Observed, observe
+from policy.statistics.tuning import Observation, observe
 
 ROUNDS = 3  # ask, escalate or settle, ship
 NEIGHBOURS = 50  # as the gateway's `experience_neighbours`
@@ -41,12 +41,12 @@ class StartSettings:
 class Start:
     """What a warm start found out: GRPO goes on with it."""
 
-    observed: Sequence[Observed]
+    observed: Sequence[Observation]
     worth: Worth
     quality: int
 
 
-def observed_of(environment: ExecutedEnvironment, prompts: Sequence[Prompt], say: Say) -> list[Observed]:
+def observed_of(environment: ExecutedEnvironment, prompts: Sequence[Prompt], say: Say) -> list[Observation]:
     """Every worker on every question. Raises ConfigError where that leaves nothing to learn."""
     observed = asyncio.run(observe(environment, prompts, _said(say, "asking every worker")))
     rights = {result.outcome for each in observed for result in each.results.values()}
@@ -92,8 +92,8 @@ def warm_start(
     return Start(observed, worth, quality)
 
 
-def _said(say: Say, what: str) -> Callable[[Progress], None]:
-    def progress(now: Progress) -> None:
+def _said(say: Say, what: str) -> Callable[[SamplingProgress], None]:
+    def progress(now: SamplingProgress) -> None:
         if now.done == now.total or now.done % 1_000 == 0:
             say(f"{what}: {now.done}{f' of {now.total}' if now.total else ''}, {now.elapsed_s:.0f} s")
 

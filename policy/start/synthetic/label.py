@@ -13,7 +13,7 @@ from typing import Any
 from gateway.core.loop.prompt import ShownWorker
 from policy.simulators.arena.families.tasks import JOIN_SKILL, Problem, focus
 from policy.simulators.arena.oracle import PRICE_WEIGHT_PER_USD, oracle_plan, step
-from policy.simulators.arena.workers import HARD_SKILLS, Pool, Worker
+from policy.simulators.arena.workers import HARD_SKILLS, ArenaWorker, Pool
 
 Plan = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Piece:
     hint: str = ""
 
 
-class Believed(Worker):
+class Believed(ArenaWorker):
     """A worker as one must take it for: `skills` holds beliefs, and they are all that is shown."""
 
     def shown_success(self, skill: str) -> float:
@@ -50,7 +50,7 @@ def believed_pool(shown: Sequence[ShownWorker], needed: Collection[str]) -> Pool
     return tuple(_believed(worker, frozenset(needed)) for worker in shown)
 
 
-def _believed(shown: ShownWorker, needed: frozenset[str]) -> Worker:
+def _believed(shown: ShownWorker, needed: frozenset[str]) -> ArenaWorker:
     usd = USD_PER_MTOK_OF_TIER[shown.price_tier]
     if MAJORITY in shown.tags:
         return Believed(shown.handle, shown.handle, {}, kind="tool")
@@ -124,7 +124,7 @@ def _skill_order(problem: Problem | None, models: int, loops: bool) -> list[str]
     return skills if len(skills) == models else []
 
 
-def ranked(pool: Pool, skill: str) -> list[Worker]:
+def ranked(pool: Pool, skill: str) -> list[ArenaWorker]:
     """Workers of a believed pool with that skill, best first, as the oracle picks them: for a skill that is put to the
     vote by success, for any other by success less price."""
     able = [worker for worker in pool if worker.shown_success(skill) > 0]

@@ -8,7 +8,7 @@ from random import Random
 from string import ascii_lowercase, digits
 
 from gateway.core.loop.prompt import ShownExperience, ShownWorker, price_tier
-from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, Pool, Worker, random_pool
+from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, ArenaWorker, Pool, random_pool
 from policy.simulators.handles import HANDLES
 from policy.start.synthetic.label import MAJORITY, PLANNER
 
@@ -37,7 +37,7 @@ def draw_pool(rng: Random, workers: int, needed: Collection[str], loops: bool, p
     models = random_pool(rng, workers, builtins=False)
     handles = _handles(rng, workers, plain)
     share = rng.choice((0.0, 0.0, 0.5, 1.0, 1.0, rng.random()))
-    pairs: list[tuple[ShownWorker, Worker]] = []
+    pairs: list[tuple[ShownWorker, ArenaWorker]] = []
     for handle, model in zip(handles, models, strict=True):
         worker = replace(model, handle=handle)
         seen = _experience(rng, worker, needed) if rng.random() < share else None
@@ -63,7 +63,7 @@ def _handles(rng: Random, n: int, plain: bool) -> list[str]:
     return list(found)
 
 
-def _shown(rng: Random, worker: Worker, seen: ShownExperience | None, plain: bool) -> ShownWorker:
+def _shown(rng: Random, worker: ArenaWorker, seen: ShownExperience | None, plain: bool) -> ShownWorker:
     tags = list(worker.tags)
     if worker.kind == "openai":
         if not plain and rng.random() < OTHER_TAG_SHARE:
@@ -74,7 +74,7 @@ def _shown(rng: Random, worker: Worker, seen: ShownExperience | None, plain: boo
     return ShownWorker(worker.handle, "", tuple(tags), price_tier(worker.price), 8192, latency_s, seen)
 
 
-def _experience(rng: Random, worker: Worker, needed: Collection[str]) -> ShownExperience:
+def _experience(rng: Random, worker: ArenaWorker, needed: Collection[str]) -> ShownExperience:
     """Outcomes of this worker on such questions: its true success there, through 1 to OUTCOMES_MAX coin flips."""
     useful = [worker.skills[skill] for skill in sorted(needed) if skill in worker.skills]
     success = sum(useful) / len(useful) if useful else 0.04

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gateway.core.loop.prompt import Profile
 from gateway.errors import BatonError
 from policy.environments.base import ConductorPlanner, ConductorSettings, Episode, Planner, Prompt, rng_for
-from policy.environments.sampling import Progress, Sampled, sample
+from policy.environments.sampling import EpisodeGroups, SamplingProgress, sample
 from policy.evaluate.inprocess import FREE
 from policy.reward import RewardSettings, at_quality, reward
 from policy.train import metrics
@@ -93,7 +93,7 @@ class SampledSource:
     def _planner(self, step: int, prompt: Prompt, index: int) -> Planner:
         return ConductorPlanner(self._conductor.of(self._settings.seed, step, prompt.id, index), self._asking)
 
-    async def _sampled(self, work: Sequence[tuple[Prompt, Sequence[Planner]]]) -> Sampled:
+    async def _sampled(self, work: Sequence[tuple[Prompt, Sequence[Planner]]]) -> EpisodeGroups:
         """All of it at once. Raises the first error that was raised on purpose as itself, not in a group."""
         at_once = self._settings.prompts * self._settings.samples
         try:
@@ -104,11 +104,11 @@ class SampledSource:
                 known = known.exceptions[0]
             raise known or group from None
 
-    def _spent(self, now: Progress) -> None:
+    def _spent(self, now: SamplingProgress) -> None:
         if self._on_spent is not None:
             self._on_spent(now.spent_nano)
 
-    def _judged(self, posed: Sequence[Prompt], found: Sampled) -> tuple[list[Row], list[float]]:
+    def _judged(self, posed: Sequence[Prompt], found: EpisodeGroups) -> tuple[list[Row], list[float]]:
         rows: list[Row] = []
         rewards: list[float] = []
         for prompt, group in zip(posed, found.groups, strict=False):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gateway.core.loop.experience import question_text
 from gateway.errors import ConfigError
 from policy.environments.arena import ArenaEnvironment, Truth
-from policy.environments.base import MODEL_KINDS, Environment, Posed, Prompt, WorkerExperience, fraction, rng_for
+from policy.environments.base import MODEL_KINDS, Environment, PosedPrompt, Prompt, WorkerExperience, fraction, rng_for
 from policy.environments.executor import CAPS, Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.evaluate.nearest import Nearest
@@ -42,7 +42,7 @@ class Scene:
     experience: Experienced
     agreeing: frozenset[str] = frozenset()
 
-    def posed(self, prompt: Prompt, settings: Settings, step: int) -> Posed:
+    def posed(self, prompt: Prompt, settings: Settings, step: int) -> PosedPrompt:
         """The question as this step asks it: pool, handles, experience and dial drawn from (seed, step, question)."""
         rng = rng_for(settings.seed, "pose", step, prompt.id)
         if rng.random() < settings.experience_share:
@@ -128,12 +128,12 @@ def open_replay(spec: TrainSpec, executor: Executor) -> ReplayEnvironment:
         raise ConfigError(f"the pool of these workers: {first_of(error)}") from None
 
 
-def _agree(observed: tuning.Observed) -> bool:
+def _agree(observed: tuning.Observation) -> bool:
     return len({result.outcome for result in observed.results.values()}) < 2
 
 
 def _crossed(
-    prompts: Sequence[Prompt], observed: Sequence[tuning.Observed], neighbours: int
+    prompts: Sequence[Prompt], observed: Sequence[tuning.Observation], neighbours: int
 ) -> dict[str, Mapping[str, WorkerExperience]]:
     """Experience of each question from questions of other folds: its own answers must not be in it."""
     folds = [int(FOLDS * fraction("fold", prompt.id)) for prompt in prompts]
