@@ -7,13 +7,22 @@ import sys
 from scripts import (
     api_reference,
     config_reference,
+    job_schema,
     metrics_reference,
     pool_schema,
     responses_reference,
     training_reference,
 )
 
-PAGES = (config_reference, pool_schema, api_reference, metrics_reference, responses_reference, training_reference)
+PAGES = (
+    config_reference,
+    pool_schema,
+    job_schema,
+    api_reference,
+    metrics_reference,
+    responses_reference,
+    training_reference,
+)
 
 
 def main() -> int:

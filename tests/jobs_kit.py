@@ -1,8 +1,9 @@
 """A trainer and a gate of a few lines, run as the programs that a job runs; the rest of a job is the real thing.
 
-`fake_python` is started as Python is. `-m policy train` counts steps slowly, keeps a checkpoint, stops at SIGTERM,
-waits after its third step until the file `hold` exists, and leaves its parent's files as the candidate; `-m policy
-gate` writes the verdict it is told. All else goes to Python.
+`fake_python` is started as Python is. `-m policy train` reads its spec, counts steps slowly, keeps a checkpoint, stops
+at SIGTERM, and leaves its parent's files as the candidate. The spec's `name` gives it orders: `hold=FILE` waits after
+the third step until the file exists, `fail=WORDS` ends with them. `-m policy gate` refuses where its spec has the seed
+`REFUSING`. All else goes to Python.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, cast
 from gateway.core.policies.jobs import Job
 from tests.waiting import until
 
+REFUSING = 666
 FAKE = """#!{python}
 import json, os, pathlib, shutil, signal, sys, time
 
@@ -23,19 +25,21 @@ words = sys.argv[1:]
 if words[:2] != ["-m", "policy"] or words[2] not in ("train", "gate"):
     os.execv("{python}", ["{python}", *words])
 given = dict(zip(words[3:], words[4:]))
-settings = dict(w.split("=", 1) for f, w in zip(words, words[1:]) if f == "--set")
+spec = json.loads(pathlib.Path(given["--spec"]).read_text())
+settings = {{"steps": spec.get("settings", {{}}).get("steps", 3)}}
+settings |= dict([spec["name"].split("=", 1)] if spec.get("name") else [])
 if words[2] == "gate":
-    passed = given.get("--verdict", "pass") == "pass"
+    passed = spec.get("seed") != {refusing}
     refusals = [] if passed else [{{"name": "worse", "said": "0.40 is below the live version's 0.60"}}]
-    report = {{"passed": passed, "refusals": refusals, "live": given.get("--live"), "words": words}}
+    report = {{"passed": passed, "refusals": refusals, "live": given.get("--live"), "words": words, "spec": spec}}
     out = pathlib.Path(given["--out"])
     out.with_suffix(".new").write_text(json.dumps(report))
     out.with_suffix(".new").replace(out)
     sys.exit(0 if passed else 4)
-work, out, steps = pathlib.Path(given["--work"]), pathlib.Path(given["--out"]), int(settings.get("steps", 3))
+work, out, steps = pathlib.Path(given["--work"]), pathlib.Path(given["--out"]), int(settings["steps"])
 work.mkdir(parents=True, exist_ok=True)
 checkpoint, runs = work / "checkpoint", work / "runs"
-runs.open("a").write(json.dumps({{"words": words, "pid": os.getpid(), "nice": os.nice(0)}}) + "\\n")
+runs.open("a").write(json.dumps({{"words": words, "spec": spec, "pid": os.getpid(), "nice": os.nice(0)}}) + "\\n")
 stopping = []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
 if settings.get("fail"):
@@ -44,7 +48,7 @@ if settings.get("fail"):
 done = int(checkpoint.read_text()) if checkpoint.exists() else 0
 print(f"from step {{done}}", flush=True)
 for step in range(done + 1, steps + 1):
-    time.sleep(float(settings.get("step_s", 0.05)))
+    time.sleep(0.05)
     while step > 3 and settings.get("hold") and not os.path.exists(settings["hold"]) and not stopping:
         time.sleep(0.05)
     (work / "new").write_text(str(step))
@@ -54,7 +58,7 @@ for step in range(done + 1, steps + 1):
     if stopping:
         sys.exit(143)
 whole = out.with_suffix(".whole")
-shutil.copytree(given["--init"], whole, dirs_exist_ok=True)
+shutil.copytree(spec["init"], whole, dirs_exist_ok=True)
 manifest = json.loads((whole / "manifest.json").read_text())
 (whole / "manifest.json").write_text(json.dumps({{**manifest, "version": "", "parent": "conductor@0"}}))
 whole.rename(out)
@@ -64,7 +68,7 @@ whole.rename(out)
 def fake_python(directory: Path) -> str:
     """The path of the program."""
     path = directory / "fake-python"
-    path.write_text(FAKE.format(python=sys.executable))
+    path.write_text(FAKE.format(python=sys.executable, refusing=REFUSING))
     path.chmod(0o755)
     return str(path)
 

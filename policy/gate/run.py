@@ -72,21 +72,13 @@ class Contestants:
         return RULE_ALONE if self.live is None else self.live.manifest.id
 
 
-async def gate(
-    candidate: Path,
-    live: Path | None,
-    scene: GateScene,
-    thresholds: Thresholds | None = None,
-    *,
-    say: GateProgress | None = None,
-    everything: bool = False,
-) -> GateReport:
-    """Judge a policy directory; `report.write` puts it into files, `finished` clears what was kept. `everything`: go on
-    after triage has refused. Raises ConfigError, one line with the fix; Unavailable without the log's database."""
-    thresholds, say = thresholds or Thresholds(), say or GateProgress()
+async def gate(candidate: Path, live: Path | None, scene: GateScene, *, say: GateProgress | None = None) -> GateReport:
+    """Judge a policy directory; `report.write` puts it into files, `finished` clears what was kept. Raises ConfigError,
+    one line with the fix; Unavailable without the log's database."""
+    thresholds, say = scene.bounds, say or GateProgress()
     kept = PartialResults(scene.out)
     both = contestants(candidate, live)
-    served = replace(scene, rounds=scene.rounds or both.candidate.manifest.rounds)
+    served = scene.model_copy(update={"rounds": scene.rounds or both.candidate.manifest.rounds})
     options = served.evaluation(tuple(BASELINES))
     stage = EvaluationScene(options, say.progress)
     parts: list[GatePart] = []
@@ -102,7 +94,7 @@ async def gate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         skipped=[] if scene.logged else ["off-policy triage: no logged rollouts were given"],
     )
-    if any(check.refuses for part in parts for check in part.checks) and not everything:
+    if any(check.refuses for part in parts for check in part.checks) and not scene.everything:
         return replace(report, skipped=[f"{name}: triage has refused it already" for name in (HELD_OUT, INJECTION)])
     held_out, evaluation, kinds = await _held_out(both, options, stage, scene, thresholds, kept, say)
     parts += [held_out, await _injected(both, stage, scene, thresholds, kept, say)]

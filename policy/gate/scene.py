@@ -1,46 +1,82 @@
-"""Where a candidate is judged, and the evaluation that this comes to."""
+"""The gate's spec as a job stores it, the scene in which a candidate is judged, and the evaluation of that scene."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from gateway.errors import ConfigError
 from policy.environments.arena import Staff
 from policy.evaluate.options import NEIGHBOURS, ROUNDS, TRAIN_QUESTIONS_MAX, EvaluationOptions
+from policy.gate.checks import Thresholds, thresholds_of
 from policy.gate.injection import DRAWS
 from policy.gate.logged import RolloutSource
+from policy.spec import given
 
 QUESTIONS_ARENA = 600
 # a pool of its own for every question leaves no fixed worker to compare with
 STANDS_FOR: Mapping[Staff, Staff] = {"fresh": "standard"}
 BASELINES = ("random", "cheapest", "rule", "table", "cascade", "vote")
+_KINDS: dict[str, Any] = {one.name: type(one.default) for one in fields(Thresholds)}  # int or float
 
 
-@dataclass(frozen=True, slots=True)
-class GateScene:
-    """An environment with its held-out questions, logged rollouts where there are any, and where the report goes.
+class GateSpec(BaseModel):
+    """The arguments of `python -m policy gate`, less the candidate and where the report goes, as a job stores them."""
 
-    `out`: the JSON report; finished work is kept beside it in OUT.partial until it is written.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    env: Literal["replay", "arena"] = Field("arena", description="Where the held-out questions come from")
+    data: Path | None = Field(None, description="replay: recorded answers")
+    prices: Path | None = Field(None, description="replay: model → dollars per million tokens")
+    workers: tuple[str, ...] = Field((), description="replay: only these models")
+    staff: Staff = Field("standard", description="arena: which workers")
+    split: Literal["all", "validation", "train"] | None = Field(None, description="Which questions; none: validation")
+    train: Path | None = Field(None, description="replay: what tables, cascades and experience are learnt from")
+    n: int | None = Field(None, ge=1, description=f"So many questions; none: all, in the arena {QUESTIONS_ARENA}")
+    train_n: int = Field(TRAIN_QUESTIONS_MAX, ge=1, description="At most so many questions to learn from")
+    neighbours: int = Field(NEIGHBOURS, ge=0, description="Training questions behind the experience that is shown")
+    seed: int = Field(0, description="Of questions, orders and resamples")
+    draws: int = Field(DRAWS, ge=1, description="Orders of the pool for each attack of the injection set")
+    rounds: int | None = Field(None, ge=1, description="Plans a question; none: as the candidate is served")
+    threads: int = Field(2, ge=1, description="Plans decoded at once")
+    rows: Path | None = Field(None, description="An export of `traces export`, for triage; none: no triage")
+    thresholds: dict[str, float] = Field(
+        {}, description="Bounds of the checks by name", json_schema_extra={"propertyNames": {"enum": list(_KINDS)}}
+    )
+    everything: bool = Field(False, description="Go on where triage has refused already")
+
+    @field_validator("thresholds")
+    @classmethod
+    def _known(cls, value: dict[str, float]) -> dict[str, float]:
+        if unknown := sorted(set(value) - set(_KINDS)):
+            raise ValueError(f"no threshold `{unknown[0]}`; there are {', '.join(sorted(_KINDS))}")
+        try:
+            _bounds(value)
+        except ConfigError as error:
+            raise ValueError(error.message) from None
+        return value
+
+    @property
+    def bounds(self) -> Thresholds:
+        """The default thresholds with those that are given."""
+        return _bounds(self.thresholds)
+
+
+def _bounds(changes: Mapping[str, float]) -> Thresholds:
+    return Thresholds(**{name: _KINDS[name](value) for name, value in changes.items()})
+
+
+class GateScene(GateSpec):
+    """A spec with the place of the JSON report and, where there are any, logged rollouts. Finished work is kept beside
+    the report in OUT.partial until it is written."""
 
     out: Path
-    env: Literal["replay", "arena"] = "arena"
-    data: Path | None = None  # replay: recorded answers
-    prices: Path | None = None
-    workers: tuple[str, ...] = ()
-    staff: Staff = "standard"  # arena
-    split: Literal["all", "validation", "train"] | None = None
-    train: Path | None = None
-    n: int | None = None  # questions; None: all, in the arena QUESTIONS_ARENA
-    train_n: int = TRAIN_QUESTIONS_MAX
-    neighbours: int = NEIGHBOURS  # training questions behind the experience that is shown
     logged: RolloutSource | None = None
-    seed: int = 0
-    threads: int = 2
-    rounds: int | None = None  # plans a question; None: as many as the candidate is served with
-    draws: int = DRAWS  # orders of the pool in which each conversation of the injection set is put
 
     def evaluation(self, policies: tuple[str, ...]) -> EvaluationOptions:
         """The held-out run as an evaluation. Raises ConfigError."""
@@ -61,3 +97,59 @@ class GateScene:
             neighbours=self.neighbours,
             threads=self.threads,
         )
+
+
+# ---------------------------------------------------------------- from arguments
+
+
+def add_spec(parser: argparse.ArgumentParser) -> None:
+    """Arguments that become a GateSpec; those that are not given are left out of it."""
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a threshold; may be repeated")
+    parser.add_argument("--everything", action="store_true", help="go on where triage has refused already")
+    parser.add_argument("--logged", type=Path, metavar="FILE.parquet", help="an export of `baton traces export`")
+    _add_scene(parser.add_argument_group("held-out questions"))
+
+
+def _add_scene(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--env", choices=("replay", "arena"), help="default arena")
+    group.add_argument("--data", type=Path, metavar="FILE", help="replay: recorded answers, .jsonl or .jsonl.gz")
+    group.add_argument("--prices", type=Path, metavar="FILE", help="replay: JSON, model → dollars per million tokens")
+    group.add_argument("--workers", default="", metavar="A,B,…", help="replay: only these models (default all)")
+    group.add_argument("--staff", metavar="NAME", help="arena: which workers (default standard)")
+    group.add_argument("--split", metavar="NAME", help="validation (default), or all with another --train")
+    group.add_argument(
+        "--train", type=Path, metavar="FILE", help="what tables, cascades and experience are learnt from"
+    )
+    group.add_argument("--n", type=int, metavar="N", help=f"so many questions (default all; arena {QUESTIONS_ARENA})")
+    group.add_argument("--train-n", type=int, metavar="N", help="at most so many questions to learn from")
+    group.add_argument("--experience", type=int, metavar="K", help="training questions behind what is shown of workers")
+    group.add_argument("--seed", type=int, help="of questions, orders and resamples")
+    group.add_argument("--draws", type=int, metavar="N", help=f"orders of the pool for each attack, default {DRAWS}")
+    group.add_argument("--rounds", type=int, metavar="R", help="plans a question (default: as the candidate is served)")
+    group.add_argument("--threads", type=int, metavar="N", help="plans decoded at once (default 2)")
+
+
+def given_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `add_spec` as a GateSpec takes them; only those that were given."""
+    changed = asdict(thresholds_of(options.set))
+    return given(
+        {
+            "env": options.env,
+            "data": options.data,
+            "prices": options.prices,
+            "workers": tuple(name.strip() for name in options.workers.split(",") if name.strip()),
+            "staff": options.staff,
+            "split": options.split,
+            "train": options.train,
+            "n": options.n,
+            "train_n": options.train_n,
+            "neighbours": options.experience,
+            "seed": options.seed,
+            "draws": options.draws,
+            "rounds": options.rounds,
+            "threads": options.threads,
+            "rows": options.logged,
+            "thresholds": {name: value for name, value in changed.items() if value != getattr(Thresholds(), name)},
+            "everything": options.everything,
+        }
+    )

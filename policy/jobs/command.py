@@ -1,4 +1,4 @@
-"""The worker of the learning loop: `work` carries out jobs and grades replies; `select` is a job's first stage."""
+"""The worker of the learning loop: `work` carries out jobs and grades replies; `select`, `spec` are parts of a job."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 from gateway.errors import ConfigError
 
-ASKED_BYTES_MAX = 4 << 20
+REQUEST_BYTES_MAX = 4 << 20
 QUIET = ("procrastinate", "httpx", "httpcore")
 
 
@@ -21,13 +22,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     worker = actions.add_parser("work", help="run until stopped")
     worker.add_argument("--settings", type=Path, required=True, metavar="FILE", help="as `baton worker` writes it")
     worker.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    actions.add_parser("select", help="read {arguments, database_url, work} from standard input; used by `work`")
+    actions.add_parser("select", help="read {train, database_url, work} from standard input; used by `work`")
+    actions.add_parser("spec", help="read {arguments, gate} from standard input, print {train, gate}; used by submit")
 
 
 def run(options: argparse.Namespace) -> int:
     """0; `work` returns when it is told to stop."""
     if options.action == "select":
         return _select()
+    if options.action == "spec":
+        return _spec()
     from policy.jobs.worker import read_settings, work  # here: `select` needs no queue
 
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s %(message)s")
@@ -40,10 +44,24 @@ def run(options: argparse.Namespace) -> int:
 def _select() -> int:
     from policy.jobs.select import select, write_json
 
-    try:
-        asked = json.loads(sys.stdin.read(ASKED_BYTES_MAX))
-        work = Path(asked["work"])
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError("standard input must hold {arguments, database_url, work} as JSON") from None
-    write_json(work / "rows.json", select(asked))
+    request = _request("train", "database_url", "work")
+    write_json(Path(request["work"]) / "rows.json", select(request))
     return 0
+
+
+def _spec() -> int:
+    from policy.jobs.spec import job_spec
+
+    request = _request("arguments", "gate")
+    spec = job_spec(request["arguments"], request["gate"])
+    sys.stdout.write(f"{json.dumps({'train': spec.train, 'gate': spec.gate})}\n")
+    return 0
+
+
+def _request(*names: str) -> dict[str, Any]:
+    """The object on standard input. Raises ConfigError if it lacks one of the names."""
+    try:
+        request = json.loads(sys.stdin.read(REQUEST_BYTES_MAX))
+        return {name: request[name] for name in names}
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"standard input must hold {{{', '.join(names)}}} as JSON") from None

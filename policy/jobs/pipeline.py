@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from gateway.adapters.postgres.jobs import JobStore
-from gateway.core.policies.jobs import Job, JobSpec, Stage, option, read_spec
+from gateway.core.policies.jobs import Job, JobSpec, Stage, stored_spec
 from gateway.core.policies.versions import State, Version
 from gateway.errors import BatonError, Conflict, Unavailable
 from policy.jobs import child
@@ -73,7 +73,7 @@ class Pipeline:
 
     def __init__(self, job: Job, store: JobStore, releases: Releases, shop: Workshop) -> None:
         self._job = job
-        self._spec: JobSpec = read_spec(job.spec)
+        self._spec: JobSpec
         self._store = store
         self._releases = releases
         self._shop = shop
@@ -82,7 +82,9 @@ class Pipeline:
         self.cancelled = False
 
     async def run(self) -> Version:
-        """All stages, or those that are left. Raises Conflict when another worker has taken the job over."""
+        """All stages, or those that are left. Raises Conflict when another worker has taken the job over; BadRequest on
+        a job of an older release, whose row has arguments and no spec."""
+        self._spec = stored_spec(self._job.spec)
         await asyncio.to_thread(self._place.mkdir, parents=True, exist_ok=True)
         async with child.held(self._place) as self._lock:
             selected = await self._select()
@@ -99,10 +101,9 @@ class Pipeline:
         if not done.exists():
             live = await self._steadily(lambda: self._releases.live(self._job.policy))
             parent = self._releases.directory(live) if live else self._shop.shipped
-            asked = {"arguments": self._spec.arguments, "work": str(self._place)}
-            asked["database_url"] = self._shop.database_url
-            words = self._policy("jobs", "select")
-            await self._program(words, json.dumps(asked).encode())
+            train = {"init": str(parent), **self._spec.train} if parent else self._spec.train
+            request = {"train": dict(train), "work": str(self._place), "database_url": self._shop.database_url}
+            await self._program(self._policy("jobs", "select"), json.dumps(request).encode())
             chosen = {**_object(self._place / "rows.json"), "parent": str(parent) if parent else None}
             await asyncio.to_thread(write_json, done, chosen)
         selected = _object(done)
@@ -115,12 +116,10 @@ class Pipeline:
         await self._enter("train")
         if (self._place / "candidate" / "manifest.json").exists():
             return
-        arguments = list(selected["arguments"])
-        if option(arguments, "--init") is None and selected["parent"]:
-            arguments += ["--init", selected["parent"]]
+        spec = await self._spec_file("train", selected["train"])
         places = {"--out": "candidate", "--work": "train", "--progress-file": "progress.jsonl"}
         where = [text for flag, name in places.items() for text in (flag, str(self._place / name))]
-        await self._program(self._policy("train", *arguments, *where, "--resume"))
+        await self._program(self._policy("train", "--spec", str(spec), *where, "--resume"))
         if not (self._place / "candidate" / "manifest.json").exists():
             raise Failed("the trainer ended well and left no policy directory; see the log")
 
@@ -128,11 +127,11 @@ class Pipeline:
         await self._enter("gate")
         done = self._place / "gate.json"
         if not done.exists():
-            words = ["--candidate", str(self._place / "candidate"), "--out", str(done)]
-            if selected["parent"]:
-                words += ["--live", selected["parent"]]
-            words += gate_arguments(self._spec, option(selected["arguments"], "--export"))
-            await self._program(self._policy("gate", *words), good=(EXIT_DONE, EXIT_REFUSED))
+            rows = selected["train"].get("export")
+            spec = await self._spec_file("gate", gate_spec(self._spec, rows))
+            words = ["--spec", str(spec), "--candidate", str(self._place / "candidate"), "--out", str(done)]
+            live = ["--live", selected["parent"]] if selected["parent"] else []
+            await self._program(self._policy("gate", *words, *live), good=(EXIT_DONE, EXIT_REFUSED))
         report = _object(done)
         await self._steadily(lambda: self._store.beat(self._job, report=str(done)))
         if report.get("passed") is not True:
@@ -165,6 +164,11 @@ class Pipeline:
         return version
 
     # ---------------------------------------------------------------- parts
+
+    async def _spec_file(self, name: str, spec: dict[str, Any]) -> Path:
+        path = self._place / f"{name}.spec.json"
+        await asyncio.to_thread(write_json, path, spec)
+        return path
 
     def _policy(self, *words: str) -> list[str]:
         return [self._shop.python, "-m", "policy", *words]
@@ -217,16 +221,14 @@ class Pipeline:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
 
-def gate_arguments(spec: JobSpec, rows: str | None) -> list[str]:
-    """Those of the job, and from the trainer's what says where the candidate is at home: recorded questions are judged
-    on recorded ones, everything else in the arena; `rows`, the logged ones it was trained on, are triage's."""
-    given = list(spec.gate)
-    replay = option(spec.arguments, "--env") == "replay"
-    named = {"--env": "replay" if replay else "arena"} | ({"--logged": rows} if rows else {})
-    for name in ("--data", "--prices", "--workers") if replay else ("--staff",):
-        value = option(spec.arguments, name)
-        named |= {name: value} if value is not None else {}
-    return given + [text for name, value in named.items() if option(given, name) is None for text in (name, value)]
+def gate_spec(job: JobSpec, rows: str | None) -> dict[str, Any]:
+    """The gate's spec of a job. What the job leaves open follows the trainer's spec: a candidate that was trained on
+    recorded questions is judged on them, any other in the arena. `rows`: the file of logged rows, for triage."""
+    replay = job.train["env"] == "replay"
+    home: dict[str, Any] = {"env": "replay" if replay else "arena"} | ({"rows": rows} if rows else {})
+    for name in ("data", "prices", "workers") if replay else ("staff",):
+        home |= {name: job.train[name]} if job.train.get(name) else {}
+    return {**home, **job.gate}
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.adapters.postgres.jobs import JobStore
-from gateway.core.policies.jobs import Job, JobSpec, read_spec
-from gateway.errors import Conflict
+from gateway.core.policies.jobs import Job, JobSpec
+from gateway.errors import BatonError, ConfigError, Conflict
 
 log = logging.getLogger("policy.jobs")
 BY = "schedule"
@@ -17,17 +18,28 @@ BY = "schedule"
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """`outcomes_min`: this many judged outcomes since the last job; `every_s`: so long since it, if anything was judged
-    meanwhile. 0: not by that. `spec`: what is then submitted."""
+    meanwhile. 0: not by that. `arguments`, `auto`: what is then submitted."""
 
     policy: str
-    outcomes_min: int
-    every_s: float
-    spec: JobSpec
+    outcomes_min: int = 0
+    every_s: float = 0.0
+    arguments: tuple[str, ...] = ("--env", "logged")
+    auto: bool = False
 
     @property
     def on(self) -> bool:
         """Whether it is ever due."""
         return self.outcomes_min > 0 or self.every_s > 0
+
+    def spec(self) -> JobSpec:
+        """The spec of a job submitted now: what the arguments name, such as a pool file, is read anew. Raises
+        ConfigError naming the setting."""
+        from policy.jobs.spec import job_spec  # here: a worker without a schedule loads no gate
+
+        try:
+            return job_spec(self.arguments, auto=self.auto)
+        except BatonError as error:
+            raise ConfigError(f"BATON_RETRAIN_ARGUMENTS: {error.message}") from None
 
 
 def due(schedule: Schedule, last: datetime | None, outcomes: int, now: datetime) -> bool:
@@ -40,18 +52,14 @@ def due(schedule: Schedule, last: datetime | None, outcomes: int, now: datetime)
 
 
 async def check(schedule: Schedule, store: JobStore) -> Job | None:
-    """Submit a job when one is due; None when it is not, or the policy has one. Raises Unavailable."""
+    """Submit a job when one is due; None when it is not, or the policy has one. Raises Unavailable, and ConfigError as
+    `Schedule.spec`."""
     last, outcomes = await store.news(schedule.policy)
     if not schedule.on or not due(schedule, last, outcomes, datetime.now(UTC)):
         return None
     try:
-        job = await store.submit(schedule.policy, schedule.spec, BY)
+        job = await store.submit(schedule.policy, await asyncio.to_thread(schedule.spec), BY)
     except Conflict:
         return None
     log.info("job %s of %s submitted: %d new outcomes", job.id, schedule.policy, outcomes)
     return job
-
-
-def schedule_of(policy: str, outcomes_min: int, every_s: float, arguments: list[str], auto: bool) -> Schedule:
-    """Raises BadRequest for arguments that no job could have."""
-    return Schedule(policy, outcomes_min, every_s, read_spec({"arguments": arguments, "auto": auto}))

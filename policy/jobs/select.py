@@ -5,48 +5,42 @@ For `logged` the selected rows become a file; for the others the files that are 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines.sealed import file_sha256
-from gateway.core.policies.jobs import option
 from gateway.errors import ConfigError
-from policy.dataset.cli import add_filters, add_rules, rules_of, selection_of
 from policy.dataset.export import export, summary
+from policy.spec import checked
+from policy.train.spec import TrainSpec, chosen
 
 ROWS = "rows.parquet"
-FILES = ("--data", "--prices", "--prompts")
 
 
-def select(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """`asked`: {arguments, database_url, work}. Returns {arguments (for the trainer), inputs: {path: sha256}, report}.
+def select(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {train (with the rows), inputs: {path: sha256}, report} for a `request` of {train, database_url, work}.
     Raises as `dataset.export`, and ConfigError for a file that cannot be read."""
-    arguments, work = list(asked["arguments"]), Path(asked["work"])
-    if option(arguments, "--env") != "logged":
-        return {"arguments": arguments, "inputs": inputs(arguments), "report": None}
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    add_filters(parser)
-    add_rules(parser)
-    try:
-        options, rest = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise ConfigError(str(error)) from None
+    given, work = dict(request["train"]), Path(request["work"])
+    spec = checked(TrainSpec, given)
+    if spec.env != "logged":
+        return {"train": given, "inputs": inputs(spec), "report": None}
     rows = work / ROWS
-    report = export(asked["database_url"], selection_of(options), rules_of(options), rows, split=None)
+    selection, rules = chosen(spec.filters)
+    report = export(request["database_url"], selection, rules, rows, split=None)
     sys.stderr.write(f"{summary(report, rows)}\n")
-    return {"arguments": [*rest, "--export", str(rows)], "inputs": {str(rows): sha256(rows)}, "report": asdict(report)}
+    train = {**given, "export": str(rows), "filters": {}}
+    return {"train": train, "inputs": {str(rows): sha256(rows)}, "report": asdict(report)}
 
 
-def inputs(arguments: Sequence[str]) -> dict[str, str]:
-    """The files that the arguments name, with their hashes. Raises ConfigError naming one that cannot be read."""
-    named = [value for name in FILES if (value := option(arguments, name))]
-    return {str(Path(path).resolve()): sha256(Path(path)) for path in named}
+def inputs(spec: TrainSpec) -> dict[str, str]:
+    """The files that a spec names, with their hashes. Raises ConfigError naming one that cannot be read."""
+    named = [path for path in (spec.data, spec.prices, spec.prompts_file) if path is not None]
+    return {str(path.resolve()): sha256(path) for path in named}
 
 
 def sha256(path: Path) -> str:

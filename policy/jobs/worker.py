@@ -29,7 +29,7 @@ from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
 from policy.jobs.grading import BATCH, Grading, JudgeSettings, judge_tools
 from policy.jobs.pipeline import Releases, Workshop, carry_out
-from policy.jobs.schedule import Schedule, check, schedule_of
+from policy.jobs.schedule import Schedule, check
 
 log = logging.getLogger("policy.jobs")
 STALE_S = 20.0  # a running job not heard of for so long has lost its worker; it is heard of every second
@@ -88,13 +88,15 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._schedule: Schedule = schedule_of(
+        self._schedule = Schedule(
             settings.retrain_policy,
             settings.retrain_outcomes_min,
             settings.retrain_every_s,
-            settings.retrain_arguments,
+            tuple(settings.retrain_arguments),
             settings.retrain_auto,
         )
+        if self._schedule.on:
+            self._schedule.spec()  # raises at start, not when a job is due
         self._jobs: set[asyncio.Future[None]] = set()
         self._engine = engine = async_engine(settings.database_url, pool_size=CONNECTIONS_MAX, statement_timeout_s=10.0)
         self._store = JobStore(engine, queue_app(settings.database_url))
@@ -207,7 +209,7 @@ async def _for_ever(name: str, loop: Callable[[], Awaitable[None]]) -> None:
 
 
 async def work(settings: WorkerSettings) -> None:
-    """Run a worker until SIGINT or SIGTERM. Raises BadRequest for a schedule that no job could have."""
+    """Run a worker until SIGINT or SIGTERM. Raises ConfigError for a schedule that no job could have."""
     worker = Worker(settings)
     running = asyncio.ensure_future(worker.run())
     loop = asyncio.get_running_loop()

@@ -156,18 +156,23 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def settings_of(profile: str, changes: Sequence[str]) -> Settings:
+def changes_of(texts: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE` each, as values of Settings. Raises ConfigError on anything else."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in Settings.model_fields:
+            raise ConfigError(f"--set {text}: write NAME=VALUE with a setting of docs/training.md")
+        changes[name] = _read(value)
+    return changes
+
+
+def settings_of(profile: str, texts: Sequence[str]) -> Settings:
     """A profile with `NAME=VALUE` changes. Raises ConfigError naming the setting."""
     if profile not in PROFILES:
         raise ConfigError(f"--profile {profile}: there are {', '.join(PROFILES)}")
-    values: dict[str, Any] = dict(PROFILES[profile])
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals or name not in Settings.model_fields:
-            raise ConfigError(f"--set {change}: write NAME=VALUE with a setting of docs/training.md")
-        values[name] = _read(value)
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate({**PROFILES[profile], **changes_of(texts)})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "settings"

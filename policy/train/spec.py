@@ -1,4 +1,4 @@
-"""What one training run is: where rollouts come from, which weights it begins with, every setting. One JSON file."""
+"""What one training run is: where rollouts come from, which weights it begins with, every setting. One JSON value."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from gateway.errors import ConfigError
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
-from policy.train.settings import Settings
+from policy.train.settings import PROFILES, Settings
 
-SPEC_BYTES_MAX = 4 << 20
+
+def _filter_schema() -> dict[str, Any]:
+    """The JSON schema of `filters`: the fields of both."""
+    both = [TypeAdapter(kind).json_schema()["properties"] for kind in (Selection, Rules)]
+    return {"properties": both[0] | both[1], "additionalProperties": False}
+
+
+def _suitable(env: object, init: object) -> str:
+    """The profile that suits: recorded answers without weights to begin with are taught first (docs/adr/0014)."""
+    if env == "replay" and not init:
+        return "recorded"
+    return "logged" if env == "logged" else "small"
 
 
 class TrainSpec(BaseModel):
@@ -27,6 +38,9 @@ class TrainSpec(BaseModel):
 
     env: Literal["arena", "replay", "logged", "live"]
     init: Path | None = Field(None, description="Policy directory whose weights training begins with")
+    profile: Literal["small", "recorded", "logged", "paper"] | None = Field(
+        None, description="Whose values the settings have that are not given; none: by `env` and `init`"
+    )
     name: str = Field("", description="Of the version that comes out; empty: as `init`")
     version: str = Field("", description="Its number; empty: one more than that of `init`")
     settings: Settings = Settings()
@@ -36,7 +50,9 @@ class TrainSpec(BaseModel):
     workers: tuple[str, ...] = Field((), description="replay: only these models")
     database: str = Field("", description="logged: postgresql://…")
     export: Path | None = Field(None, description="logged: a Parquet file of `traces export` instead")
-    filters: dict[str, Any] = Field({}, description="logged: arguments of policy.dataset.select.Selection and Rules")
+    filters: dict[str, Any] = Field(
+        {}, description="logged: which rows, as `traces export` chooses them", json_schema_extra=_filter_schema()
+    )
     url: str = Field("", description="live: the gateway, …/v1")
     key_file: Path | None = Field(None, description="live: a file that holds an API key")
     prompts_file: Path | None = Field(None, description="live: JSON lines with id, messages or question, reference")
@@ -44,8 +60,25 @@ class TrainSpec(BaseModel):
     pool: str = Field("", description="live: which pool of it")
     grader: str = Field("exact", description="live: how replies are judged, by name")
     usd_max: str = Field("", description="live: what the run may spend, in dollars")
-
     episode_usd_max: str = Field("0.05", description="live: what one episode may cost; the cap leaves room for it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _profiled(cls, values: Any) -> Any:
+        """Fill in the settings of the profile that are not given."""
+        if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
+            return values
+        profile = values.get("profile") or _suitable(values.get("env"), values.get("init"))
+        return {**values, "settings": {**PROFILES.get(str(profile), {}), **values.get("settings", {})}}
+
+    @field_validator("filters")
+    @classmethod
+    def _known(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            every = plain_filters(*chosen(value))
+        except ConfigError as error:
+            raise ValueError(error.message) from None
+        return {name: every[name] for name in value if name in every}
 
     @field_validator("usd_max", "episode_usd_max")
     @classmethod
@@ -56,25 +89,9 @@ class TrainSpec(BaseModel):
 
     def digest(self) -> str:
         """Hex digest of what decides the weights: a checkpoint belongs to one run."""
-        told = self.model_dump(mode="json", exclude={"settings": {"checkpoint_steps"}, "name": True, "version": True})
+        apart: dict[str, Any] = {"settings": {"checkpoint_steps"}, "name": True, "version": True, "profile": True}
+        told = self.model_dump(mode="json", exclude=apart)
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-def read_spec(path: Path) -> TrainSpec:
-    """From a JSON file. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            return TrainSpec.model_validate_json(file.read(SPEC_BYTES_MAX))
-    except OSError as error:
-        raise ConfigError(f"--spec {path}: cannot be read ({error.strerror})") from None
-    except ValidationError as error:
-        raise ConfigError(f"--spec {path}: {first_of(error)}") from None
-
-
-def first_of(error: ValidationError) -> str:
-    """The first thing wrong, in one line."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'spec'}: {first['msg']}"
 
 
 def chosen(filters: Mapping[str, Any]) -> tuple[Selection, Rules]:
@@ -82,16 +99,15 @@ def chosen(filters: Mapping[str, Any]) -> tuple[Selection, Rules]:
     ours = {name: value for name, value in filters.items() if name in Selection.__slots__}
     theirs = {name: value for name, value in filters.items() if name in Rules.__slots__}
     if unknown := sorted(set(filters) - set(ours) - set(theirs)):
-        raise ConfigError(f"filters: `{unknown[0]}` is none; there are those of `traces export --help`")
+        raise ConfigError(f"no filter `{unknown[0]}`; there are those of `traces export --help`")
     try:
         return TypeAdapter(Selection).validate_python(ours), TypeAdapter(Rules).validate_python(theirs)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"filters: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def plain_filters(selection: Selection, rules: Rules) -> dict[str, Any]:
-    """The inverse of `chosen`: what a spec stores."""
-    values = asdict(selection) | asdict(rules)
-    plain = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
-    return {name: value for name, value in plain.items() if value not in (None, ())}
+    """The inverse of `chosen`, as JSON: what a spec stores."""
+    values = {name: value for name, value in (asdict(selection) | asdict(rules)).items() if value not in (None, ())}
+    return dict(json.loads(json.dumps(values, default=datetime.isoformat)))

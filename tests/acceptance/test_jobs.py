@@ -18,7 +18,7 @@ import pytest
 from gateway import cli
 from policy.graders import grade
 from tests.acceptance.test_serve import Gateway, serving
-from tests.jobs_kit import fake_python
+from tests.jobs_kit import REFUSING, fake_python
 from tests.sizes import SLACK
 from tests.tiny_model import write_tiny_model
 from tests.waiting import wait_until
@@ -123,7 +123,7 @@ def test_an_unknown_grader_is_refused_before_anything_is_spent(
 def held(gateway: Gateway, name: str) -> tuple[Path, list[str]]:
     """A file that is not there, and arguments that make the trainer wait for it."""
     path = gateway.directory / name
-    return path, ["--env", "arena", "--set", "steps=8", "--set", f"hold={path}"]
+    return path, ["--env", "arena", "--set", "steps=8", "--name", f"hold={path}"]
 
 
 def step_of(gateway: Gateway, job: str, at_least: int) -> None:
@@ -160,7 +160,7 @@ def test_a_job_from_the_command_line_to_a_shadow_version(gateway: Gateway) -> No
 
 def test_a_refused_job_says_so_and_by_its_status(gateway: Gateway) -> None:
     before = baton(gateway, "policy", "list", "--json")
-    job = json.loads(baton(gateway, "train", "submit", "--gate", "--verdict refuse", "--env", "arena", "--json"))
+    job = json.loads(baton(gateway, "train", "submit", "--gate", f"--seed {REFUSING}", "--env", "arena", "--json"))
     assert "the gate refused it: worse" in baton(gateway, "train", "logs", "-f", job["id"], status=4)
     assert f"report     {gateway.directory}/jobs/{job['id']}/gate.json" in baton(gateway, "train", "status", job["id"])
     after = baton(gateway, "policy", "list", "--json")
@@ -169,7 +169,7 @@ def test_a_refused_job_says_so_and_by_its_status(gateway: Gateway) -> None:
 
 def test_cancel_and_resume_from_the_command_line(gateway: Gateway) -> None:
     hold, words = held(gateway, "hold-2")
-    job = json.loads(baton(gateway, "train", "submit", *words, "--gate", "--verdict refuse", "--json"))["id"]
+    job = json.loads(baton(gateway, "train", "submit", *words, "--gate", f"--seed {REFUSING}", "--json"))["id"]
     step_of(gateway, job, 3)
     assert baton(gateway, "train", "cancel", job) == f"job {job} stops after its checkpoint"
     assert "goes on" in baton(gateway, "train", "logs", "-f", job, status=130)
@@ -182,10 +182,11 @@ def test_cancel_and_resume_from_the_command_line(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--env", "live", "--usd-max", "0"], "--usd-max 0 buys nothing; give dollars above 0"),
-        (["--env", "live"], "real workers cost real money; give --usd-max"),
-        (["--env", "nowhere"], "--env is `nowhere`; give one of arena, replay, logged, live"),
-        ([], "--env is missing"),
+        (["--env", "live", "--usd-max", "0"], "usd_max: 0 dollars allow nothing: give a number above 0"),
+        (["--env", "live"], "real workers cost real money; give a limit"),
+        (["--env", "nowhere"], "--env: invalid choice: 'nowhere' (choose from 'arena', 'replay', 'logged', 'live')"),
+        ([], "no --env: where do rollouts come from?"),
+        (["--env", "arena", "--gate", "--set mood=1"], "--gate: --set mood=1: no such threshold"),
         (["--env", "arena", "--out", "x"], "a job sets --out itself; leave it out"),
         (["--policy", "No Name", "--env", "arena"], "policy: give a name"),
     ],

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.adapters.postgres.jobs import JobStore, queue_app
 from gateway.adapters.postgres.registry import Registry
-from gateway.core.policies.jobs import Job, read_spec
-from gateway.errors import Conflict, NotFound
+from gateway.core.policies.jobs import Job, JobSpec
+from gateway.errors import ConfigError, Conflict, NotFound
 from policy.jobs.worker import Worker, WorkerSettings
-from tests.jobs_kit import fake_python, in_state, runs
+from tests.jobs_kit import REFUSING, fake_python, in_state, runs
 from tests.records import a_rollout, an_outcome, rollout_event
 from tests.servers_pg import PostgresServer
 from tests.tiny_model import write_tiny_model
@@ -49,8 +49,8 @@ class Scene:
             stop_s=10.0,
         )
 
-    async def submit(self, *words: str, policy: str = "conductor", **more: Any) -> Job:
-        return await self.store.submit(policy, read_spec({"arguments": ["--env", "arena", *words], **more}), "tests")
+    async def submit(self, train: Mapping[str, Any] | None = None, policy: str = "conductor", **more: Any) -> Job:
+        return await self.store.submit(policy, JobSpec({"env": "arena", **(train or {})}, **more), "tests")
 
     async def ended(self, job: Job, *states: str) -> Job:
         return await in_state(lambda: self.store.get(job.id), *(states or ("done", "refused", "failed", "cancelled")))
@@ -61,10 +61,10 @@ class Scene:
     async def log(self, job: Job) -> list[str]:
         return [line["line"] for line in await self.store.log(job.id)]
 
-    def hold(self) -> tuple[Path, list[str]]:
-        """A file that is not there, and arguments that make the trainer wait for it after its third step."""
+    def hold(self) -> tuple[Path, dict[str, Any]]:
+        """A file that is not there, and a spec that makes the trainer wait for it after its third step."""
         path = self.directory / "hold"
-        return path, ["--set", "steps=8", "--set", f"hold={path}"]
+        return path, {"settings": {"steps": 8}, "name": f"hold={path}"}
 
     async def step(self, job: Job, at_least: int) -> None:
         async def reached() -> bool:
@@ -126,6 +126,8 @@ async def test_a_job_ends_as_a_shadow_version_with_its_log_and_lineage(scene: Sc
     assert log[-1] == "conductor@1 is shadow"
     (run,) = runs(scene.place(job))
     assert run["nice"] == 10
+    assert run["spec"] == {"init": str(scene.settings.shipped), "env": "arena"}
+    assert version.gate["spec"] == {"env": "arena"}
     assert "--resume" in run["words"]
 
 
@@ -138,7 +140,7 @@ async def test_auto_makes_it_a_canary_of_one_percent(scene: Scene) -> None:
 
 async def test_a_refused_gate_leaves_everything_as_it_was(scene: Scene) -> None:
     async with working(scene.settings):
-        job = await scene.ended(await scene.submit(gate=["--verdict", "refuse"]))
+        job = await scene.ended(await scene.submit(gate={"seed": REFUSING}))
     assert (job.state, job.version) == ("refused", None)
     assert job.error == "the gate refused it: worse: 0.40 is below the live version's 0.60"
     assert job.report == str(scene.place(job) / "gate.json")
@@ -150,8 +152,8 @@ async def test_a_refused_gate_leaves_everything_as_it_was(scene: Scene) -> None:
 
 
 async def test_a_worker_that_is_killed_mid_train_is_replaced_and_training_goes_on(scene: Scene) -> None:
-    hold, words = scene.hold()
-    job = await scene.submit(*words)
+    hold, train = scene.hold()
+    job = await scene.submit(train)
     first = spawned(scene)
     try:
         await scene.step(job, 3)
@@ -175,8 +177,8 @@ async def test_a_worker_that_is_killed_mid_train_is_replaced_and_training_goes_o
 
 
 async def test_a_stopped_worker_gives_its_job_back_at_the_checkpoint(scene: Scene) -> None:
-    hold, words = scene.hold()
-    job = await scene.submit(*words)
+    hold, train = scene.hold()
+    job = await scene.submit(train)
     async with working(scene.settings):
         await scene.step(job, 2)
     hold.touch()
@@ -201,8 +203,8 @@ async def test_one_job_a_policy_at_a_time(scene: Scene) -> None:
 
 
 async def test_cancel_stops_at_the_checkpoint_and_resume_goes_on(scene: Scene) -> None:
-    hold, words = scene.hold()
-    job = await scene.submit(*words)
+    hold, train = scene.hold()
+    job = await scene.submit(train)
     async with working(scene.settings):
         await scene.step(job, 2)
         assert (await scene.store.cancel(job.id)).cancel
@@ -235,7 +237,7 @@ async def test_a_queued_job_is_cancelled_at_once_and_never_run(scene: Scene) -> 
 
 async def test_a_trainer_that_fails_is_one_line_and_can_be_resumed(scene: Scene) -> None:
     async with working(scene.settings):
-        job = await scene.ended(await scene.submit("--set", "fail=no GPU of that name; use --device cpu"))
+        job = await scene.ended(await scene.submit({"name": "fail=no GPU of that name; use --device cpu"}))
     assert job.state == "failed"
     log = scene.place(job) / "log"
     assert job.error == f"policy train ended with status 2: no GPU of that name; use --device cpu (log: {log})"
@@ -244,8 +246,8 @@ async def test_a_trainer_that_fails_is_one_line_and_can_be_resumed(scene: Scene)
 
 
 async def test_postgres_gone_mid_job_does_not_stop_it(scene: Scene, pg_server: PostgresServer) -> None:
-    hold, words = scene.hold()
-    job = await scene.submit(*words)
+    hold, train = scene.hold()
+    job = await scene.submit(train)
     async with working(scene.settings):
         await scene.step(job, 1)
         await asyncio.to_thread(pg_server.shut, scene.settings.database_url)
@@ -260,8 +262,8 @@ async def test_postgres_gone_mid_job_does_not_stop_it(scene: Scene, pg_server: P
 
 
 async def test_a_job_taken_over_stops_its_first_worker(scene: Scene) -> None:
-    _, words = scene.hold()
-    job = await scene.submit(*words)
+    _, train = scene.hold()
+    job = await scene.submit(train)
     async with working(scene.settings):
         await scene.step(job, 1)
         taken = await scene.store.claim(job.id, stale_s=-1.0)  # as a worker does that has not heard of the first
@@ -274,8 +276,7 @@ async def test_a_job_taken_over_stops_its_first_worker(scene: Scene) -> None:
 
 async def test_empty_selection_is_one_line_that_says_what_to_do(scene: Scene) -> None:
     async with working(scene.settings):
-        spec = read_spec({"arguments": ["--env", "logged"]})
-        job = await scene.ended(await scene.store.submit("conductor", spec, "tests"))
+        job = await scene.ended(await scene.submit({"env": "logged"}))
     assert job.state == "failed"
     assert job.stage == "select"
     assert "the log is empty: send requests through the gateway first" in str(job.error)
@@ -284,8 +285,8 @@ async def test_empty_selection_is_one_line_that_says_what_to_do(scene: Scene) ->
 async def test_a_file_that_changed_under_a_job_is_refused(scene: Scene) -> None:
     data = scene.directory / "recorded.jsonl"
     data.write_text("{}\n")
-    _, words = scene.hold()
-    job = await scene.submit("--data", str(data), *words)
+    _, train = scene.hold()
+    job = await scene.submit({**train, "data": str(data)})
     async with working(scene.settings):
         await scene.step(job, 1)
         await scene.store.cancel(job.id)
@@ -319,6 +320,27 @@ async def test_what_was_left_without_an_entry_in_the_queue_is_found(scene: Scene
     assert (again.state, again.attempts) == ("done", 2)
     with pytest.raises(Conflict, match="no longer this worker's"):
         await scene.store.end(dead, "failed", "the dead one's last word")
+
+
+async def test_a_job_of_an_older_release_ends_with_the_command_that_submits_it_again(scene: Scene) -> None:
+    old = {"arguments": ["--env", "arena", "--set", "steps=3"], "gate": [], "auto": False}
+
+    class Arguments(JobSpec):
+        def as_json(self) -> dict[str, Any]:
+            return old
+
+    job = await scene.store.submit("conductor", Arguments({}), "tests")
+    async with working(scene.settings):
+        job = await scene.ended(job)
+    assert (job.state, job.stage, job.spec) == ("failed", None, old)
+    assert str(job.error).endswith("`baton train submit --env arena --set steps=3`")
+    assert not scene.place(job).exists()
+
+
+async def test_a_worker_with_a_schedule_that_no_job_could_have_says_so_at_once(scene: Scene) -> None:
+    asked = {"retrain_outcomes_min": 1, "retrain_arguments": ["--env", "mars"]}
+    with pytest.raises(ConfigError, match="BATON_RETRAIN_ARGUMENTS: argument --env: invalid choice"):
+        Worker(scene.settings.model_copy(update=asked))
 
 
 async def test_the_worker_looks_at_the_schedule_by_itself(scene: Scene, pg_engine: AsyncEngine) -> None:

@@ -19,9 +19,8 @@ from gateway.cli.process.keyring import judge_key, key_admin
 from gateway.cli.process.worker import WORKER, worker_settings, write_settings
 from gateway.config import settings as config
 from gateway.config.settings import Services
-from gateway.core.policies.jobs import JobSpec
 from gateway.errors import ConfigError
-from policy.jobs.schedule import Schedule, check, schedule_of
+from policy.jobs.schedule import Schedule, check
 from policy.jobs.worker import WorkerSettings, read_settings
 from tests.records import a_rollout, an_outcome, rollout_event
 
@@ -112,7 +111,7 @@ async def judged(engine: AsyncEngine, n: int) -> None:
 async def test_enough_outcomes_make_one_job_and_the_next_wants_as_many_again(
     pg_engine: AsyncEngine, store: JobStore
 ) -> None:
-    schedule = schedule_of("conductor", 3, 0, ["--env", "logged"], auto=True)
+    schedule = Schedule("conductor", 3, auto=True)
     await judged(pg_engine, 2)
     assert await check(schedule, store) is None
     await judged(pg_engine, 1)
@@ -129,7 +128,7 @@ async def test_enough_outcomes_make_one_job_and_the_next_wants_as_many_again(
 
 
 async def test_a_week_later_it_is_trained_again_if_anything_came(pg_engine: AsyncEngine, store: JobStore) -> None:
-    weekly = Schedule("conductor", 0, 7 * 86_400, JobSpec(("--env", "logged")))
+    weekly = Schedule("conductor", every_s=7 * 86_400)
     assert await check(weekly, store) is None  # nothing was ever judged
     await judged(pg_engine, 1)
     first = await check(weekly, store)

@@ -154,7 +154,7 @@ def test_it_judges_with_as_many_plans_as_the_candidate_is_served_with(
     (path / "manifest.json").write_text(json.dumps({**known, "rounds": manifest}))
     monkeypatch.setattr(gate_run, "EvaluationScene", scene)
     with pytest.raises(Seen, match=str(rounds)):
-        asyncio.run(gate_run.gate(path, None, GateScene(tmp_path / "o.json", rounds=asked)))
+        asyncio.run(gate_run.gate(path, None, GateScene(out=tmp_path / "o.json", rounds=asked)))
 
 
 def test_noise_on_the_weights_is_refused_before_any_question_is_asked(gate: Gate, log: Path, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         (SHIPPED, ["--logged", str(tmp_path / "none.parquet")], "cannot be read"),
         (SHIPPED, ["--logged", str(log), "--database-url", "postgresql://x/y"], "give one of them"),
         (SHIPPED, ["--env", "replay"], "needs --data FILE"),
-        (SHIPPED, ["--n", "0"], "--n 0"),
+        (SHIPPED, ["--n", "0"], "n: Input should be greater than or equal to 1, not 0"),
         (SHIPPED, ["--staff", "nobody"], "nobody"),
     ]
     for candidate, more, complaint in cases:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,8 @@ from policy.evaluate.contest import QuestionResult
 from policy.gate.checks import Check, GatePart, Thresholds, bounded, cannot_say, not_worse, thresholds_of
 from policy.gate.heldout import Comparison, checks, concentration, facts
 from policy.gate.report import GateReport, Refusal, finite
-from policy.gate.scene import QUESTIONS_ARENA, GateScene
+from policy.gate.scene import QUESTIONS_ARENA, GateScene, GateSpec, add_spec, given_of
+from policy.spec import checked, plain, read
 from policy.statistics.stats import Interval
 
 MODELS = ("cheap", "dear")
@@ -227,11 +230,39 @@ def test_the_json_is_json() -> None:
 
 
 def test_a_scene_asks_for_an_evaluation(tmp_path: Path) -> None:
-    asked = GateScene(tmp_path / "o.json", staff="fresh", seed=3).evaluation(("rule", "random"))
+    asked = GateScene(out=tmp_path / "o.json", staff="fresh", seed=3).evaluation(("rule", "random"))
     assert (asked.env, asked.staff, asked.n, asked.seed) == ("arena", "standard", QUESTIONS_ARENA, 3)
     assert asked.policies == ("rule", "random")
-    assert replace(GateScene(tmp_path / "o.json"), rounds=1).evaluation(("rule",)).rounds == 1
-    asked = GateScene(tmp_path / "o.json", env="replay", workers=("a", "b"), n=9, neighbours=0).evaluation(("rule",))
+    assert GateScene(out=tmp_path / "o.json", rounds=1).evaluation(("rule",)).rounds == 1
+    replay = GateScene(out=tmp_path / "o.json", env="replay", workers=("a", "b"), n=9, neighbours=0)
+    asked = replay.evaluation(("rule",))
     assert (asked.n, asked.workers, asked.neighbours, asked.data) == (9, ("a", "b"), 0, None)
-    with pytest.raises(ConfigError, match="--staff nobody: there are"):
-        GateScene(tmp_path / "o.json", staff="nobody").evaluation(("rule",))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--data is for --env replay"):
+        GateScene(out=tmp_path / "o.json", data=Path("x")).evaluation(("rule",))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"staff": "nobody"}, "staff: Input should be 'standard'"),
+        ({"draws": 0}, "draws: Input should be greater than or equal to 1"),
+        ({"thresholds": {"mood": 1}}, "thresholds: no threshold `mood`; there are attacked_usd_ratio_max"),
+        ({"thresholds": {"margin": -1}}, "thresholds: threshold margin is -1.0"),
+    ],
+)
+def test_a_spec_that_no_gate_could_have_is_one_line(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        checked(GateSpec, values)
+    assert "\n" not in error.value.message
+
+
+def test_the_arguments_of_a_gate_are_those_of_its_spec(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_spec(parser)
+    given = given_of(parser.parse_args(["--n", "9", "--experience", "0", "--set", "margin=0.1", "--set", "ess_min=7"]))
+    assert given == {"n": 9, "neighbours": 0, "thresholds": {"margin": 0.1, "ess_min": 7.0}}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(plain(GateSpec, given)))
+    spec = read(GateSpec, path)
+    assert spec == checked(GateSpec, given)
+    assert (spec.bounds.margin, spec.bounds.ess_min, spec.bounds.kl_max) == (0.1, 7.0, Thresholds().kl_max)

@@ -19,15 +19,17 @@ from tokenizers import Tokenizer
 
 from gateway.core.log.rollout import RolloutRecord, RoundRecord
 from gateway.core.loop.plan import PlanLimits, plan_schema, schema_hash
+from gateway.core.policies.manifest import Manifest
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused, listed
 from policy.serve.shape import load_shape
 from policy.serve.tokens import Tokens
+from policy.spec import checked
 from policy.train import metrics
 from policy.train.run.command import add, run, spec_of
 from policy.train.settings import Settings, settings_of
 from policy.train.sources.curriculum import Curriculum
-from policy.train.spec import TrainSpec, chosen, plain_filters, read_spec
+from policy.train.spec import TrainSpec, chosen, plain_filters
 from policy.train.step.masks import Masks, OutsideGrammar
 from policy.train.step.parcels import parcels
 from policy.train.step.rows import Row, grouped, require_outcomes, row_of
@@ -249,12 +251,51 @@ def test_a_spec_survives_its_file(tmp_path: Path) -> None:
     assert spec.settings.steps == settings_of("logged", []).steps
     path = tmp_path / "spec.json"
     path.write_text(spec.model_dump_json())
-    assert read_spec(path) == TrainSpec.model_validate_json(path.read_text())
-    selection, rules = chosen(read_spec(path).filters)
+    again = spec_of(options("--spec", str(path)))
+    assert (again, again.digest()) == (spec, spec.digest())
+    selection, rules = chosen(again.filters)
     assert (selection.tags, selection.pools, rules.key_share_max) == ((("team", "blue"),), ("a",), 1.0)
     assert selection.since is not None
     assert chosen(plain_filters(selection, rules)) == (selection, rules)
-    assert read_spec(path).digest() == spec.digest()
+
+
+def test_a_spec_file_is_trained_as_its_arguments_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from policy.train.run.session import TrainResult
+
+    seen: list[TrainSpec] = []
+
+    def train(spec: TrainSpec, *_: object) -> TrainResult:
+        seen.append(spec)
+        manifest = Manifest("toy", "2", "compact-1", "h", 0, "", "", "", 0)
+        return TrainResult(tmp_path / "out", manifest, 1, 1, 0, False)
+
+    monkeypatch.setattr("policy.train.run.session.train", train)
+    path = tmp_path / "spec.json"
+    path.write_text('{"env": "arena", "staff": "fresh", "settings": {"steps": 7}}')
+    assert run(options("--spec", str(path), "--out", str(tmp_path / "out"))) == 0
+    words = ("--env", "arena", "--staff", "fresh", "--set", "steps=7")
+    assert run(options(*words, "--out", str(tmp_path / "out"))) == 0
+    assert seen[0] == seen[1] == TrainSpec(env="arena", staff="fresh", settings=Settings(steps=7))
+    manifest = tmp_path / "manifest.json"  # of a version, which a spec can be read from too
+    manifest.write_text(json.dumps({"sha256": {}, "config": seen[0].model_dump(mode="json", exclude={"database"})}))
+    assert spec_of(options("--spec", str(manifest))) == seen[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "profile"),
+    [
+        ({"env": "arena"}, "small"),
+        ({"env": "logged"}, "logged"),
+        ({"env": "replay"}, "recorded"),
+        ({"env": "replay", "init": "x"}, "small"),
+        ({"env": "arena", "profile": "paper"}, "paper"),
+    ],
+)
+def test_settings_that_are_not_given_are_the_profiles(values: dict[str, Any], profile: str) -> None:
+    assert checked(TrainSpec, values).settings == settings_of(profile, [])
+    changed = checked(TrainSpec, {**values, "settings": {"lr": 0.5}})
+    assert changed.settings == settings_of(profile, ["lr=0.5"])
 
 
 @pytest.mark.parametrize(
@@ -274,11 +315,18 @@ def test_bad_arguments_are_one_line(arguments: tuple[str, ...], said: str) -> No
 
 def test_a_spec_file_that_is_none_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_spec(path)
-    path.write_text('{"env": "moon"}')
-    with pytest.raises(ConfigError, match="env: Input should be"):
-        read_spec(path)
+    for content, said in (
+        (None, "cannot be read"),
+        ("{", "no JSON"),
+        ("[]", "no JSON object"),
+        ('{"env": "moon"}', "env: Input should be"),
+        ('{"env": "logged", "filters": {"mood": 1}}', "filters: no filter `mood`"),
+    ):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ConfigError, match=f"--spec {path}: {said}") as error:
+            spec_of(options("--spec", str(path)))
+        assert "\n" not in error.value.message
 
 
 def test_concentration_and_shares() -> None:

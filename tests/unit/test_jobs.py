@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from gateway.cli.learn.train import absolute, described
-from gateway.core.policies.jobs import JobSpec, option, read_policy, read_spec
+from gateway.api.operator.jobs import read_spec
+from gateway.cli.learn.train import described
+from gateway.core.policies.jobs import JobSpec, read_policy, stored_spec
 from gateway.errors import BadRequest, ConfigError
 from policy.jobs import watch
 from policy.jobs.child import last_words
-from policy.jobs.pipeline import gate_arguments
+from policy.jobs.pipeline import gate_spec
 from policy.jobs.schedule import Schedule, due
 from policy.jobs.select import changed, inputs
+from policy.jobs.spec import job_spec
 from policy.jobs.watch import Progress, Tail
 from policy.jobs.worker import read_settings
+from policy.spec import checked
+from policy.train.spec import TrainSpec
+from scripts import job_schema
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -27,41 +34,107 @@ NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
 
 def test_a_spec_comes_back_as_it_was_given() -> None:
-    given = {"arguments": ["--env", "arena", "--set", "steps=3"], "gate": ["--n", "10"], "auto": True}
+    given = {
+        "train": {"env": "logged", "settings": {"steps": 3, "quality": [0, 9]}, "filters": {"pools": ["a"]}},
+        "gate": {"n": 10, "thresholds": {"margin": 0.1}},
+        "auto": True,
+    }
     assert read_spec(given).as_json() == given
+    assert stored_spec(given) == read_spec(given)
+    assert read_spec({"train": {"env": "live", "usd_max": "0.01"}}).as_json()["auto"] is False
+
+
+def test_the_schema_is_that_of_the_specs() -> None:
+    assert job_schema.PAGE.read_text(encoding="utf-8") == job_schema.render(), "run `make docs`"
+    Draft202012Validator.check_schema(job_schema.schema())
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (None, "give an object"),
-        ([], "give an object"),
-        ({"arguments": "--env arena"}, "spec.arguments: give a list"),
-        ({"arguments": ["--env", 1]}, "spec.arguments: give a list"),
-        ({"arguments": ["--env", "arena", *["x"] * 300]}, "at most 256 texts"),
-        ({"arguments": ["--env", "arena"], "gate": {}}, "spec.gate: give a list"),
-        ({"arguments": ["--env", "arena"], "auto": 1}, "spec.auto: give true or false"),
-        ({"arguments": ["--env", "arena"], "more": 1}, "unknown field `more`"),
-        ({}, "--env is missing"),
-        ({"arguments": ["--env"]}, "--env is missing"),
-        ({"arguments": ["--env=mars"]}, "--env is `mars`"),
-        ({"arguments": ["--env", "arena", "--out=/tmp"]}, "a job sets --out itself"),
-        ({"arguments": ["--env", "logged", "--database", "x"]}, "a job sets --database itself"),
-        ({"arguments": ["--env", "live"]}, "give --usd-max"),
-        ({"arguments": ["--env", "live", "--usd-max", "0"]}, "buys nothing"),
-        ({"arguments": ["--env", "live", "--usd-max", "0.00"]}, "buys nothing"),
-        ({"arguments": ["--env", "live", "--usd-max", "-1"]}, "buys nothing"),
-        ({"arguments": ["--env", "live", "--usd-max", "much"]}, "buys nothing"),
+        ({}, "train: give an object"),
+        ({"train": ["--env", "arena"]}, "train: give an object"),
+        ({"arguments": ["--env", "arena"]}, "jobs store specs and no longer arguments"),
+        ({"train": {}}, "train: 'env' is a required property"),
+        ({"train": {"env": "mars"}}, "train.env: 'mars' is not one of"),
+        ({"train": {"env": "arena"}, "auto": 1}, "auto: 1 is not of type 'boolean'"),
+        ({"train": {"env": "arena"}, "more": 1}, "('more' was unexpected)"),
+        ({"train": {"env": "arena", "settings": {"lr": 7}}}, "train.settings.lr: 7 is"),
+        ({"train": {"env": "arena", "settings": {"speed": 7}}}, "train.settings: Additional properties"),
+        ({"train": {"env": "arena", "name": "x" * 70_000}}, "over 65536 bytes"),
+        ({"train": {"env": "arena"}, "gate": ["--n", "10"]}, "gate: ['--n', '10'] is not of type 'object'"),
+        ({"train": {"env": "arena"}, "gate": {"n": 0}}, "gate.n: 0 is"),
+        ({"train": {"env": "arena"}, "gate": {"thresholds": {"mood": 1}}}, "gate.thresholds: 'mood' is not one of"),
+        ({"train": {"env": "logged", "database": "x"}}, "train.database: a job sets it itself"),
+        ({"train": {"env": "logged", "export": "x"}}, "train.export: a job sets it itself"),
+        ({"train": {"env": "live"}}, "train.usd_max: real workers cost real money"),
     ],
 )
-def test_what_could_not_be_carried_out_is_refused_by_name(spec: object, said: str) -> None:
+def test_what_could_not_be_carried_out_is_refused_by_name(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(BadRequest) as refused:
         read_spec(spec)
     assert said in refused.value.message
+    assert len(refused.value.message) < 500
 
 
-def test_dollars_above_nothing_are_enough() -> None:
-    assert read_spec({"arguments": ["--env", "live", "--usd-max", "0.01"]}).auto is False
+def test_arguments_become_a_spec_of_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--env", "replay", "--data", "a.jsonl", "--init=arena", "--set", "steps=7", "--set", "decoupled=True"]
+    spec = job_spec(words, "--n 50 --experience 0 --set margin=0.1 --data b.jsonl", auto=True)
+    assert spec.train == {
+        "env": "replay",
+        "init": f"{tmp_path}/arena",
+        "data": f"{tmp_path}/a.jsonl",
+        "settings": {"steps": 7, "decoupled": True},
+    }
+    assert spec.gate == {"n": 50, "neighbours": 0, "thresholds": {"margin": 0.1}, "data": f"{tmp_path}/b.jsonl"}
+    assert read_spec(spec.as_json()) == spec  # the published schema takes what the trainer's own program writes
+
+
+def test_a_spec_file_is_the_spec_of_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text('{"env": "logged", "filters": {"pools": ["a"]}, "settings": {"advantage": "group"}}')
+    spec = checked(TrainSpec, job_spec(["--spec", str(path)]).train)
+    assert spec == checked(TrainSpec, json.loads(path.read_text()))
+    path.write_text('{"env": "logged", "database": "postgresql://x"}')
+    with pytest.raises(BadRequest, match=r"train\.database: a job sets it itself"):
+        job_spec(["--spec", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("words", "gate", "said"),
+    [
+        ([], "", "no --env"),
+        (["--env=mars"], "", "argument --env: invalid choice: 'mars'"),
+        (["--env", "arena", "--out=/tmp"], "", "a job sets --out itself"),
+        (["--env", "logged", "--database", "x"], "", "a job sets --database itself"),
+        (["--env", "arena", "--speed", "9"], "", "unrecognized arguments: --speed 9"),
+        (["--env", "arena", "--engine", "trl"], "", "settings.engine"),
+        (["--env", "arena", "--set", "lr=7"], "", "settings.lr"),
+        (["--env", "logged", "--since", "soon"], "", "--since `soon` is not a time"),
+        (["--env", "live"], "", "train.usd_max: real workers cost real money"),
+        (["--env", "live", "--usd-max", "0.00"], "", "usd_max: 0.00 dollars allow nothing"),
+        (["--env", "live", "--usd-max", "much"], "", "usd_max: much dollars allow nothing"),
+        (["--env", "arena"], "--n 'x", "--gate: No closing quotation"),
+        (["--env", "arena"], "--n x", "--gate: argument --n: invalid int value"),
+        (["--env", "arena"], "--set mood=1", "--gate: --set mood=1: no such threshold"),
+        (["--env", "arena"], "--set margin=-1", "--gate: threshold margin is -1.0"),
+        (["--env", "arena"], "--data x", "--gate: --data is for --env replay"),
+        (["--env", "arena"], "--candidate x", "--gate: unrecognized arguments: --candidate x"),
+    ],
+)
+def test_arguments_that_no_job_could_have_are_one_line(words: list[str], gate: str, said: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        job_spec(words, gate)
+    assert said in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_a_job_of_an_older_release_says_how_to_submit_it_again() -> None:
+    old = {"arguments": ["--env", "logged", "--tag", "team=a b"], "gate": ["--n", "10"], "auto": True}
+    with pytest.raises(BadRequest) as refused:
+        stored_spec(old)
+    assert refused.value.message.endswith("`baton train submit --auto --gate '--n 10' --env logged --tag 'team=a b'`")
 
 
 @pytest.mark.parametrize("name", ["", "No", "a b", "1st", None, 7, "x" * 64])
@@ -70,33 +143,20 @@ def test_a_policy_has_a_plain_name(name: object) -> None:
         read_policy(name)
 
 
-def test_the_last_of_an_option_counts() -> None:
-    assert option(["--env", "arena", "--env=replay"], "--env") == "replay"
-    assert option(["--environment", "arena"], "--env") is None
-
-
-def test_files_are_named_by_their_whole_path_and_words_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "arena").mkdir()
-    monkeypatch.chdir(tmp_path)
-    given = ["--env", "arena", "--data", "a.jsonl", "--init=arena", "--prices"]
-    whole = ["--env", "arena", "--data", f"{tmp_path}/a.jsonl", f"--init={tmp_path}/arena", "--prices"]
-    assert absolute(given) == whole
-
-
 def test_the_gate_judges_where_the_candidate_is_at_home() -> None:
-    replay = JobSpec(("--env", "replay", "--data", "d", "--prices", "p", "--workers", "a,b", "--set", "steps=1"))
-    assert gate_arguments(replay, None) == ["--env", "replay", "--data", "d", "--prices", "p", "--workers", "a,b"]
-    logged = JobSpec(("--env", "logged"), gate=("--n", "50"))
-    assert gate_arguments(logged, "rows.parquet") == ["--n", "50", "--env", "arena", "--logged", "rows.parquet"]
-    named = JobSpec(("--env", "arena", "--staff", "fresh"), gate=("--staff", "standard"))
-    assert gate_arguments(named, None) == ["--staff", "standard", "--env", "arena"]
+    replay = JobSpec({"env": "replay", "data": "d", "prices": "p", "workers": ["a", "b"], "settings": {"steps": 1}})
+    assert gate_spec(replay, None) == {"env": "replay", "data": "d", "prices": "p", "workers": ["a", "b"]}
+    logged = JobSpec({"env": "logged"}, {"n": 50})
+    assert gate_spec(logged, "rows.parquet") == {"n": 50, "env": "arena", "rows": "rows.parquet"}
+    named = JobSpec({"env": "arena", "staff": "fresh"}, {"staff": "standard"})
+    assert gate_spec(named, None) == {"env": "arena", "staff": "standard"}
 
 
 # ---------------------------------------------------------------- when one is due
 
 
 def schedule(outcomes_min: int = 0, every_s: float = 0.0) -> Schedule:
-    return Schedule("conductor", outcomes_min, every_s, JobSpec(("--env", "logged")))
+    return Schedule("conductor", outcomes_min, every_s)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +186,12 @@ def test_neither_set_is_off() -> None:
     assert not schedule().on
     assert schedule(1).on
     assert schedule(0, 1).on
+
+
+def test_a_schedule_that_no_job_could_have_names_the_setting() -> None:
+    assert schedule().spec() == JobSpec({"env": "logged"})
+    with pytest.raises(ConfigError, match="BATON_RETRAIN_ARGUMENTS: unrecognized arguments: --speed 9"):
+        replace(schedule(), arguments=("--env", "logged", "--speed", "9")).spec()
 
 
 # ---------------------------------------------------------------- what is read off a running one
@@ -186,13 +252,13 @@ def test_last_words_are_those_of_this_run(tmp_path: Path) -> None:
 def test_files_that_changed_are_named(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("{}\n")
-    known = inputs(["--env", "replay", "--data", str(data)])
+    known = inputs(TrainSpec(env="replay", data=data))
     assert list(known) == [str(data)]
     assert changed(known) is None
     data.write_text("{}{}\n")
     assert changed(known) == str(data)
     with pytest.raises(ConfigError, match="name a file that the worker can read"):
-        inputs(["--data", str(tmp_path / "missing")])
+        inputs(TrainSpec(env="replay", data=tmp_path / "missing"))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +285,7 @@ def test_a_job_is_described_for_a_person() -> None:
         "attempts": 1,
         "by": "key:x",
         "created_at": "2026-01-31T00:00:00+00:00",
-        "spec": {"arguments": ["--env", "arena", "--set", "a b=1"]},
+        "spec": {"train": {"env": "arena", "settings": {"steps": 9}}, "gate": {"n": 50}, "auto": False},
         "version": None,
         "report": None,
         "error": None,
@@ -227,5 +293,7 @@ def test_a_job_is_described_for_a_person() -> None:
     shown = described(json.loads(json.dumps(job)))
     assert (shown["state"], shown["step"]) == ("running, stopping", "3 of 9")
     assert (shown["spent"], shown["left"]) == ("$0.25", "about 2 min 5 s")
-    assert shown["arguments"] == "--env arena --set 'a b=1'"
+    assert (shown["train"], shown["gate"]) == ("env=arena settings.steps=9", "n=50")
+    old = described(job | {"spec": {"arguments": ["--env", "arena", "--set", "a b=1"]}})
+    assert old["arguments"] == "--env arena --set 'a b=1'"
     assert not {"version", "report", "error", "parsed"} & set(shown)

@@ -100,9 +100,7 @@ CREDIT = _object(
     usd={"type": ["string", "number"]},
     **WHY,
 )
-JOB = _object(
-    policy=TEXT, arguments={"type": ["string", "array"]}, gate={"type": ["string", "array"]}, auto={"type": "boolean"}
-)
+JOB = _object("train", policy=TEXT, train={"type": "object"}, gate={"type": "object"}, auto={"type": "boolean"}, **WHY)
 BODIES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("post", "/v1/chat/completions"): CHAT,
     ("post", "/v1/responses"): RESPONSES,

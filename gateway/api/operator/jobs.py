@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from jsonschema.protocols import Validator
 
 from gateway.api.edge.bodies import Fields, Operators, query_number
 from gateway.api.edge.stack import Router
-from gateway.core.policies.jobs import read_policy, read_spec
+from gateway.core.policies.jobs import NO_ARGUMENTS, JobSpec, check_train, read_policy
+from gateway.errors import BadRequest
 from gateway.service.ports.policies import Jobs
 
-FIELDS: Fields = dict.fromkeys(("policy", "arguments", "gate", "auto"), object)
+FIELDS: Fields = dict.fromkeys(("policy", "train", "gate", "auto", "arguments"), object)
 POLICY = "conductor"
 LIST_DEFAULT, LIST_MAX = 50, 200
 LINES_MAX = 1_000
 LINE_MAX = 10**18
+SPEC_BYTES_MAX = 65_536
+MESSAGE_CHARS_MAX = 300  # of the validator's message, which may quote the value
+
+
+def read_spec(body: Mapping[str, Any]) -> JobSpec:
+    """The spec of a body that fits the published schema. Raises BadRequest naming the field that does not."""
+    if "arguments" in body:
+        raise BadRequest(f"arguments: {NO_ARGUMENTS}", param="arguments")
+    if len(json.dumps(body)) > SPEC_BYTES_MAX:
+        raise BadRequest(f"the spec of a job is over {SPEC_BYTES_MAX} bytes")
+    check_train(body.get("train"))
+    wrong = best_match(_validator().iter_errors(body))
+    if wrong is not None:
+        path = ".".join(map(str, wrong.absolute_path)) or "spec"
+        raise BadRequest(f"{path}: {wrong.message[:MESSAGE_CHARS_MAX]}", param=path)
+    return JobSpec(**body)
+
+
+@cache
+def _validator() -> Validator:
+    """Validates by the schema that `scripts/job_schema.py` writes from the models of policy."""
+    text = files("gateway.api.operator").joinpath("job.schema.json").read_text(encoding="utf-8")
+    return Draft202012Validator(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +70,12 @@ class JobsApi:
         return router
 
     async def submit(self, request: Request) -> Response:
-        """Queue a job: `arguments` as `baton train` takes them, `policy` (conductor), `gate` (arguments of the gate),
-        `auto` (a canary of 1 % when the gate passes it). 409 while the policy has another."""
+        """Queue a job: `train` and `gate` (specs, see docs/jobs.md), `policy` (conductor), `auto` (a canary of 1 %
+        when the gate passes it). 409 while the policy has another."""
         act, body = await self.operators.change(request, FIELDS)
         policy = read_policy(body.pop("policy", POLICY))
-        return JSONResponse((await self.jobs.submit(policy, read_spec(body), act.actor)).as_json(), status_code=201)
+        spec = read_spec(body)
+        return JSONResponse((await self.jobs.submit(policy, spec, act.actor)).as_json(), status_code=201)
 
     async def list(self, request: Request) -> Response:
         """The latest jobs, newest first: `policy`, `limit` (50)."""

@@ -8,21 +8,24 @@ arguments, except those that say where the result goes, and goes to the admin AP
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import show, table
 from gateway.cli.learn.programs import become
+from gateway.cli.process.services import require_policy
 from gateway.config import settings as config
 from gateway.core.policies.jobs import ACTIVE
 from gateway.errors import BadRequest
 
-PATHS = ("--data", "--prices", "--init", "--prompts", "--key-file", "--pool-file")
+SPEC_PROGRAM = ("-m", "policy", "jobs", "spec")
 COLUMNS = ("job", "policy", "state", "stage", "step", "made")
 FOLLOW_S = 1.0
 PAGES_MAX = 100  # of a log, printed at once
@@ -42,7 +45,12 @@ def run(options: argparse.Namespace) -> int:
     action = options.rest[0] if options.rest else ""
     if action in ACTIONS:
         return ACTIONS[action](options.rest[1:])
-    become("train", options.rest, python=str(config.load().train_python or sys.executable), more_help=JOBS_TEXT)
+    become("train", options.rest, python=_python(), more_help=JOBS_TEXT)
+
+
+def _python() -> str:
+    """The Python that training runs in."""
+    return str(config.load().train_python or sys.executable)
 
 
 # ---------------------------------------------------------------- jobs
@@ -69,26 +77,21 @@ def _submit(words: Sequence[str]) -> int:
     parser.add_argument("--auto", action="store_true", help="make the version a canary of 1 %% when the gate passes it")
     parser.add_argument("--gate", default="", metavar="'ARGUMENTS'", help="arguments of the gate, as one text")
     options, arguments = parser.parse_known_args(words)
-    body = {"policy": options.policy, "auto": options.auto, "arguments": absolute(arguments)}
-    try:
-        body["gate"] = absolute(shlex.split(options.gate))
-    except ValueError as error:
-        raise BadRequest(f"--gate: {error}") from None
+    body = {"policy": options.policy, "auto": options.auto, **_spec_of(arguments, options.gate)}
     job = _client(options).ask("POST", "/admin/jobs", body)
     _print(job, options, f"job {job['id']} of {job['policy']} is queued; `baton train logs -f {job['id']}` follows it")
     return 0
 
 
-def absolute(arguments: Sequence[str]) -> list[str]:
-    """The arguments with absolute paths: the worker runs in another directory."""
-    words = list(arguments)
-    for index, word in enumerate(words):
-        flag, equals, path = word.partition("=")
-        if flag in PATHS and equals:
-            words[index] = f"{flag}={Path(path).resolve()}"
-        elif word in PATHS and index + 1 < len(words):
-            words[index + 1] = str(Path(words[index + 1]).resolve())
-    return words
+def _spec_of(arguments: Sequence[str], gate: str) -> dict[str, Any]:
+    """The `train` and `gate` of a job. The policy package parses the arguments. Raises BadRequest with its message."""
+    require_policy("submit jobs")
+    texts = json.dumps({"arguments": list(arguments), "gate": gate})
+    command = [_python(), *SPEC_PROGRAM]
+    done = subprocess.run(command, input=texts, capture_output=True, text=True, check=False)  # noqa: S603 - our program
+    if done.returncode:
+        raise BadRequest((done.stderr.strip().splitlines() or ["the arguments could not be read"])[-1])
+    return dict(json.loads(done.stdout))
 
 
 def _status(words: Sequence[str]) -> int:
@@ -120,12 +123,27 @@ def described(job: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": job["attempts"],
         "by": job["by"],
         "since": job["created_at"][:19],
-        "arguments": shlex.join(job["spec"]["arguments"]),
+        **_spec_lines(job["spec"]),
         "version": job["version"],
         "report": job["report"],
         "error": job["error"],
     }
     return {name: value for name, value in facts.items() if value not in (None, "")}
+
+
+def _spec_lines(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Each part of a job's spec in one line; of a job that an older release stored, its arguments."""
+    if "arguments" in spec:
+        return {"arguments": shlex.join(spec["arguments"])}
+    return {name: " ".join(_pairs(spec[name])) for name in ("train", "gate")}
+
+
+def _pairs(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _pairs(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _step(progress: Mapping[str, Any]) -> str:

@@ -6,8 +6,9 @@ queued again and goes on from its checkpoint. Of one policy, one job is queued o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -18,24 +19,23 @@ JobState = Literal["queued", "running", "done", "refused", "failed", "cancelled"
 Stage = Literal["select", "train", "gate", "publish", "shadow"]
 ACTIVE: tuple[JobState, ...] = ("queued", "running")
 RESUMABLE: tuple[JobState, ...] = ("failed", "cancelled")
-ENVIRONMENTS = ("arena", "replay", "logged", "live")
-ARGUMENTS_MAX = 256
-ARGUMENT_CHARS_MAX = 4_096
-OURS = ("--out", "--work", "--resume", "--progress-file", "--spec", "--database-url", "--database", "--export")
+NO_ARGUMENTS = "jobs store specs and no longer arguments; submit it again, which makes a spec of them"
+SET_BY_THE_JOB = ("database", "export")  # of `train`
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What to do: `arguments` of `baton train` (without where the result goes), those of `baton gate`, and whether a
-    version that passes the gate becomes a canary of 1 % by itself."""
+    """What to do, as stored: `train` and `gate` are the specs of `policy.train.spec.TrainSpec` and
+    `policy.gate.scene.GateSpec` as JSON, without values that were not given; `auto`: a version that passes the gate
+    becomes a canary of 1 %."""
 
-    arguments: tuple[str, ...]
-    gate: tuple[str, ...] = ()
+    train: Mapping[str, Any]
+    gate: Mapping[str, Any] = field(default_factory=dict)
     auto: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """As stored."""
-        return {"arguments": list(self.arguments), "gate": list(self.gate), "auto": self.auto}
+        return {"train": dict(self.train), "gate": dict(self.gate), "auto": self.auto}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,56 +76,22 @@ def read_policy(value: object) -> str:
     return value
 
 
-def read_spec(value: object) -> JobSpec:
-    """A spec from JSON. Raises BadRequest for one that could not be carried out, naming the field and the fix."""
-    if not isinstance(value, Mapping):
-        raise BadRequest('spec: give an object such as {"arguments": ["--env", "logged"]}', param="spec")
-    unknown = sorted(str(name) for name in value if name not in JobSpec.__slots__)
-    if unknown:
-        raise BadRequest(f"spec: unknown field `{unknown[0]}`; known are arguments, gate, auto", param="spec")
-    auto = value.get("auto", False)
-    if not isinstance(auto, bool):
-        raise BadRequest("spec.auto: give true or false", param="spec")
-    arguments = _texts(value.get("arguments", ()), "arguments")
-    _check(arguments)
-    return JobSpec(arguments, _texts(value.get("gate", ()), "gate"), auto)
+def check_train(train: object) -> None:
+    """Raises BadRequest for a training spec that is not an object, or that a job cannot carry out."""
+    if not isinstance(train, Mapping):
+        raise BadRequest('train: give an object such as {"env": "logged"}', param="train")
+    for name in SET_BY_THE_JOB:
+        if train.get(name):
+            raise BadRequest(f"train.{name}: a job sets it itself; leave it out", param=f"train.{name}")
+    if train.get("env") == "live" and not train.get("usd_max"):
+        raise BadRequest("train.usd_max: real workers cost real money; give a limit in dollars", param="train.usd_max")
 
 
-def _texts(value: object, field: str) -> tuple[str, ...]:
-    shaped = isinstance(value, Sequence) and not isinstance(value, str) and len(value) <= ARGUMENTS_MAX
-    if not shaped or not all(isinstance(text, str) and len(text) <= ARGUMENT_CHARS_MAX for text in value):  # type: ignore[attr-defined]
-        raise BadRequest(f"spec.{field}: give a list of at most {ARGUMENTS_MAX} texts", param="spec")
-    return tuple(value)  # type: ignore[arg-type]
-
-
-def _check(arguments: Sequence[str]) -> None:
-    """What is wrong whatever the trainer is; the rest is for the trainer to say."""
-    for argument in arguments:
-        if argument.partition("=")[0] in OURS:
-            raise BadRequest(f"spec: a job sets {argument.partition('=')[0]} itself; leave it out", param="spec")
-    environment = option(arguments, "--env")
-    if environment not in ENVIRONMENTS:
-        said = "is missing" if environment is None else f"is `{environment[:64]}`"
-        raise BadRequest(f"spec: --env {said}; give one of {', '.join(ENVIRONMENTS)}", param="spec")
-    dollars = option(arguments, "--usd-max")
-    if environment == "live" and dollars is None:
-        raise BadRequest("spec: real workers cost real money; give --usd-max", param="spec")
-    if dollars is not None and not _positive(dollars):
-        raise BadRequest(f"spec: --usd-max {dollars[:64]} buys nothing; give dollars above 0", param="spec")
-
-
-def option(arguments: Sequence[str], name: str) -> str | None:
-    """The value of `--name value` or `--name=value`, the last one as argparse has it."""
-    found = None
-    for index, argument in enumerate(arguments):
-        if argument == name and index + 1 < len(arguments):
-            found = arguments[index + 1]
-        elif argument.startswith(f"{name}="):
-            found = argument.partition("=")[2]
-    return found
-
-
-def _positive(dollars: str) -> bool:
-    whole, _, parts = dollars.partition(".")
-    digits = whole + parts
-    return digits.isascii() and digits.isdigit() and int(digits) > 0
+def stored_spec(spec: Mapping[str, Any]) -> JobSpec:
+    """The spec in a job's row. Raises BadRequest for one of an older release, which stored arguments."""
+    if "arguments" in spec:
+        words = shlex.join(map(str, spec["arguments"]))
+        gate = f"--gate {shlex.quote(shlex.join(map(str, spec['gate'])))} " if spec.get("gate") else ""
+        auto = "--auto " if spec.get("auto") else ""
+        raise BadRequest(f"{NO_ARGUMENTS}: `baton train submit {auto}{gate}{words}`")
+    return JobSpec(spec["train"], spec["gate"], spec["auto"])

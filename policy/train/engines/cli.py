@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,13 +56,35 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TrlRun:
+    """One run on TRL: the rows `data`, the policy directory `init` to begin with, `out` to write, NAME@N of the result.
+    `settings` (a file) and `changes` (KEY=VALUE) are of EngineSettings; `work`: checkpoints, by default OUT.work."""
+
+    data: Path
+    init: Path
+    out: Path
+    version: str
+    settings: Path | None = None
+    changes: tuple[str, ...] = ()
+    work: Path | None = None
+    resume: bool = False
+
+    @property
+    def command(self) -> str:
+        """What made the result, for its manifest."""
+        named = {name: getattr(self, name) for name in ("data", "init", "version", "settings", "out")}
+        words = [word for name, value in named.items() if value for word in (f"--{name}", str(value))]
+        changes = (word for change in self.changes for word in ("--set", change))
+        return shlex.join(["python", "-m", "policy", "engines", "trl", *words, *changes])
+
+
 def run(options: argparse.Namespace) -> int:
     """0 done, 143 asked to stop (a checkpoint is written). Raises BadRequest and ConfigError."""
-    settings = settings_of(options.settings, options.set)
-    try:
-        return _trl(options, settings) if options.engine == "trl" else _verl(options, settings)
-    except MissingLogprobs as error:
-        raise BadRequest(f"{options.data}: {error}") from None
+    if options.engine == "verl":
+        return _verl(options, settings_of(options.settings, options.set))
+    places = (options.data, options.init, options.out, options.version, options.settings)
+    return run_on_trl(TrlRun(*places, tuple(options.set), options.work, options.resume))
 
 
 def settings_of(file: Path | None, pairs: list[str]) -> EngineSettings:
@@ -101,27 +123,36 @@ def _known(given: Mapping[str, Any]) -> None:
         raise BadRequest(f"no such setting: {', '.join(sorted(unknown))}; docs/engines.md lists them")
 
 
-def _trl(options: argparse.Namespace, settings: EngineSettings) -> int:
+def run_on_trl(run: TrlRun) -> int:
+    """0 done, 143 asked to stop (a checkpoint is written). Raises BadRequest and ConfigError."""
+    settings = settings_of(run.settings, list(run.changes))
+    try:
+        return _trained(run, settings)
+    except MissingLogprobs as error:
+        raise BadRequest(f"{run.data}: {error}") from None
+
+
+def _trained(run: TrlRun, settings: EngineSettings) -> int:
     from policy.train.engines.seal import sealer
     from policy.train.engines.trl_trainer import Stopping, train_with_trl
 
-    parent = read_complete(options.init)
-    rows = _rows(options.data, parent, settings)
-    finish = sealer(parent, options.version, settings, len(rows), options.data.name, _command(options))
+    parent = read_complete(run.init)
+    rows = _rows(run.data, parent, settings)
+    finish = sealer(parent, run.version, settings, len(rows), run.data.name, run.command)
     stopping = Stopping()
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         stopping.asked = True
 
     signal.signal(signal.SIGTERM, stop)
-    work = options.work or options.out.with_name(f"{options.out.name}.work")
+    work = run.work or run.out.with_name(f"{run.out.name}.work")
     trained = train_with_trl(
         rows,
-        options.init,
-        options.out,
+        run.init,
+        run.out,
         settings,
         work=work,
-        resume=options.resume,
+        resume=run.resume,
         finish=finish,
         callbacks=[stopping],
         say=_say,
@@ -162,18 +193,12 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _command(options: argparse.Namespace) -> str:
-    """What made the result, for its manifest."""
-    named = {name: getattr(options, name) for name in ("data", "init", "version", "settings", "out")}
-    words = [word for name, value in named.items() if value for word in (f"--{name}", str(value))]
-    return shlex.join(
-        ["python", "-m", "policy", "engines", "trl", *words, *(x for one in options.set for x in ("--set", one))]
-    )
-
-
 def _verl(options: argparse.Namespace, settings: EngineSettings) -> int:
     from policy.train.engines.verl_run import write_run
 
-    written = write_run(read_rows(options.data), options.model, options.out, settings, options.nodes, options.gpus)
+    try:
+        written = write_run(read_rows(options.data), options.model, options.out, settings, options.nodes, options.gpus)
+    except MissingLogprobs as error:
+        raise BadRequest(f"{options.data}: {error}") from None
     sys.stdout.write(f"{written.rows} rows, {written.steps_a_pass} steps a pass; start it with {written.script}\n")
     return 0

@@ -8,14 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from gateway.adapters.engines.sealed import read_document
 from gateway.core.policies.manifest import manifest_of
 from gateway.errors import ConfigError
 from policy.dataset.cli import URL_CHARS_MAX, add_filters, add_rules, rules_of, selection_of
-from policy.train.settings import PROFILES, settings_of
-from policy.train.spec import TrainSpec, first_of, plain_filters, read_spec
+from policy.dataset.rules import Rules
+from policy.dataset.select import Selection
+from policy.spec import checked, given, read
+from policy.train.settings import PROFILES, changes_of
+from policy.train.spec import TrainSpec, plain_filters
 
 STOPPED = 143  # 128 + SIGTERM
 
@@ -34,7 +35,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--profile", choices=tuple(PROFILES), help="default by --env and --init")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; may be repeated")
-    parser.add_argument("--spec", type=Path, metavar="FILE.json", help="all of it as one file, instead of arguments")
+    parser.add_argument(
+        "--spec", type=Path, metavar="FILE.json", help="a spec, or a version's manifest.json, instead of arguments"
+    )
     parser.add_argument("--name", default="", help="of the new version (default: as --init)")
     parser.add_argument("--version", default="", help="its number (default: one more)")
     parser.add_argument("--progress-file", type=Path, metavar="FILE", help="JSON lines for a program that watches")
@@ -46,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _add_simulated(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--staff", choices=("standard", "held_out", "fresh", "untold"), default="standard", help="arena: workers"
+        "--staff", choices=("standard", "held_out", "fresh", "untold"), help="arena: workers (default standard)"
     )
     group.add_argument("--data", type=Path, metavar="FILE", help="replay: recorded answers, .jsonl or .jsonl.gz")
     group.add_argument("--prices", type=Path, metavar="FILE", help="replay: JSON, model → dollars per million tokens")
@@ -61,9 +64,9 @@ def _add_real(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--key-file", type=Path, metavar="FILE", help="live: holds an API key")
     group.add_argument("--prompts", type=Path, metavar="FILE", help="live: JSON lines: id, question, reference")
     group.add_argument("--pool-name", default="", metavar="NAME", help="live: which pool of it (default: its default)")
-    group.add_argument("--grader", default="exact", metavar="NAME", help="live: judges the replies; default exact")
+    group.add_argument("--grader", metavar="NAME", help="live: judges the replies; default exact")
     group.add_argument("--usd-max", default="", metavar="USD", help="live: what the whole run may spend")
-    group.add_argument("--episode-usd-max", default="0.05", metavar="USD", help="live: and one episode; default 0.05")
+    group.add_argument("--episode-usd-max", metavar="USD", help="live: and one episode; default 0.05")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("no --out DIR: where should the new policy directory go?")
     if options.engine == "trl":
         return _on_trl(options)
-    spec = read_spec(options.spec) if options.spec else spec_of(options)
+    spec = spec_of(options)
     if find_spec("torch") is None:
         raise ConfigError("training needs torch: run `make train-env`, or `pip install 'baton[train,embedded]'`")
     from policy.train.run.loop import Stopped
@@ -97,22 +100,11 @@ def _on_trl(options: argparse.Namespace) -> int:
             raise ConfigError(f"--engine trl takes no --{name.replace('_', '-')}: docs/engines.md says what it takes")
     if find_spec("trl") is None:
         raise ConfigError("--engine trl needs TRL: run `scripts/install trl`, or `pip install 'baton[trl,embedded]'`")
-    from policy.train.engines import cli
+    from policy.train.engines.cli import TrlRun, run_on_trl
 
-    named = version_of(options.init, options.name, options.version)
-    return cli.run(
-        argparse.Namespace(
-            engine="trl",
-            data=options.export,
-            init=options.init,
-            out=options.out,
-            version=named,
-            settings=None,
-            set=options.set,
-            work=options.work,
-            resume=options.resume,
-        )
-    )
+    version = version_of(options.init, options.name, options.version)
+    places = (options.export, options.init, options.out, version)
+    return run_on_trl(TrlRun(*places, changes=tuple(options.set), work=options.work, resume=options.resume))
 
 
 def version_of(init: Path, name: str, version: str) -> str:
@@ -127,48 +119,44 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _profile(options: argparse.Namespace) -> str:
-    """The one that suits: recorded answers without weights to begin with are taught first (docs/adr/0014)."""
-    if options.env == "replay" and options.init is None:
-        return "recorded"
-    return "logged" if options.env == "logged" else "small"
+def given_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments as a TrainSpec takes them; only those that were given. Raises ConfigError."""
+    if options.env is None:
+        raise ConfigError("no --env: where do rollouts come from? arena, replay, logged or live")
+    changes = changes_of(options.set)
+    changes |= changes_of([f"quality={options.quality_range}"] if options.quality_range else [])
+    changes |= {"engine": options.engine} if options.engine else {}
+    live = options.env == "live"
+    return given(
+        {
+            "env": options.env,
+            "init": options.init,
+            "profile": options.profile,
+            "name": options.name,
+            "version": options.version,
+            "settings": changes,
+            "staff": options.staff,
+            "data": options.data,
+            "prices": options.prices,
+            "workers": tuple(name.strip() for name in options.workers.split(",") if name.strip()),
+            "database": _database(options.database),
+            "export": options.export,
+            "filters": _filters(options) if options.env == "logged" else {},
+            "url": options.url,
+            "key_file": options.key_file,
+            "prompts_file": options.prompts,
+            "pool_file": options.pool_file if live else None,
+            "pool": options.pool_name,
+            "grader": options.grader,
+            "usd_max": options.usd_max,
+            "episode_usd_max": options.episode_usd_max,
+        }
+    )
 
 
 def spec_of(options: argparse.Namespace) -> TrainSpec:
-    """The arguments as one value. Raises ConfigError."""
-    if options.env is None:
-        raise ConfigError("no --env: where do rollouts come from? arena, replay, logged or live")
-    changes = list(options.set)
-    if options.quality_range:
-        changes.append(f"quality={options.quality_range}")
-    if options.engine:
-        changes.append(f"engine={options.engine}")
-    values: dict[str, Any] = {
-        "env": options.env,
-        "init": options.init,
-        "name": options.name,
-        "version": options.version,
-        "settings": settings_of(options.profile or _profile(options), changes),
-        "staff": options.staff,
-        "data": options.data,
-        "prices": options.prices,
-        "workers": tuple(name.strip() for name in options.workers.split(",") if name.strip()),
-        "database": _database(options.database),
-        "export": options.export,
-        "filters": _filters(options) if options.env == "logged" else {},
-        "url": options.url,
-        "key_file": options.key_file,
-        "prompts_file": options.prompts,
-        "pool_file": options.pool_file if options.env == "live" else None,
-        "pool": options.pool_name,
-        "grader": options.grader,
-        "usd_max": options.usd_max,
-        "episode_usd_max": options.episode_usd_max,
-    }
-    try:
-        return TrainSpec.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(first_of(error)) from None
+    """The file of --spec, or the arguments, as one value. Raises ConfigError."""
+    return read(TrainSpec, options.spec) if options.spec else checked(TrainSpec, given_of(options))
 
 
 def _database(given: str) -> str:
@@ -177,4 +165,7 @@ def _database(given: str) -> str:
 
 
 def _filters(options: argparse.Namespace) -> dict[str, Any]:
-    return plain_filters(selection_of(options), rules_of(options))
+    """Those that are not as by default."""
+    default = plain_filters(Selection(), Rules())
+    chosen = plain_filters(selection_of(options), rules_of(options))
+    return {name: value for name, value in chosen.items() if value != default.get(name)}

@@ -18,6 +18,7 @@ from gateway.errors import ConfigError, Unavailable
 from policy.environments.live import LiveEnvironment
 from policy.environments.spend import Spend
 from policy.reward import taught_dial
+from policy.spec import first_of
 from policy.start.recorded.school import Schooling
 from policy.start.recorded.start import StartSettings, warm_start
 from policy.train.run import export
@@ -30,7 +31,7 @@ from policy.train.sources.conductor import BatchConductor, Sampler
 from policy.train.sources.logged import Found, LoggedSource, of_database, of_export
 from policy.train.sources.sampled import SampledSource, Source
 from policy.train.sources.scene import executor_of, open_replay, scene_of
-from policy.train.spec import TrainSpec, first_of
+from policy.train.spec import TrainSpec
 from policy.train.step.masks import Masks
 
 Say = Callable[[str], None]
@@ -177,7 +178,7 @@ def _written(
         prompt_hash=parent.prompt_hash,
         seed=spec.settings.seed,
         data=_data(spec, progress),
-        command=f"python -m policy train --spec SPEC --out {out.name}",
+        command=f"python -m policy train --spec {out.name}/manifest.json --out DIR",
         created=export.now(),
         params=0,
         pools=parent.pools,
@@ -185,7 +186,7 @@ def _written(
         rollouts=progress.rollouts,
         rounds=spec.settings.rounds if spec.env in ("arena", "replay") else parent.rounds,  # it was sampled with
         quality=quality,
-        config=export.as_plain(spec.model_dump(mode="json")),
+        config=export.as_plain(spec.model_dump(mode="json", exclude={"database"})),  # its URL may hold a password
         revision=export.revision(),
         probe=export.probe_of(initial.weights, initial.tokens, masks, initial.profile),
     )

@@ -22,7 +22,8 @@ from policy.environments.executor import Executor
 from policy.environments.live import LiveEnvironment
 from policy.environments.spend import Spend
 from policy.graders.base import GraderError
-from policy.train.spec import TrainSpec, first_of
+from policy.spec import first_of
+from policy.train.spec import TrainSpec
 
 PROMPTS_MAX = 200_000
 FILE_BYTES_MAX = 256 << 20

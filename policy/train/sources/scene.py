@@ -18,11 +18,12 @@ from policy.environments.executor import CAPS, Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.evaluate.nearest import Nearest
 from policy.simulators.replay import BadRecording, read_prices
+from policy.spec import first_of
 from policy.start.synthetic.label import needed_skills
 from policy.statistics import tuning
 from policy.train.settings import Settings
 from policy.train.sources.live import open_live
-from policy.train.spec import TrainSpec, first_of
+from policy.train.spec import TrainSpec
 
 WALL_S = 3_600.0  # of one episode: many are decoded side by side, and nobody waits for a reply
 COUNTED_NANO = 400_000  # the prompt shows success and speed, not dollars
