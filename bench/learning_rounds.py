@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 from bench.learning_plot import picture
 from bench.learning_traffic import Score as Shown
 from bench.stack import ROOT
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import MODEL_KINDS, ConductorPlanner, ConductorSettings, Episode, Prompt, Split, rng_for
+from policy.environments.base import MODEL_KINDS, Episode, Prompt, Split, rng_for
 from policy.environments.executor import CAPS, Executor
 from policy.environments.sampling import sample
 from policy.evaluate.entrants import RULE

@@ -20,9 +20,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "policy": (*EVERYWHERE, "policy"),
 }
 POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
-    "policy": ("gateway.adapters.engines.sealed",),
+    "policy": (
+        "gateway.adapters.engines.sealed",
+        *(f"gateway.service.loop.{name}" for name in ("conducting", "routers", "state")),  # what planners are made of
+        "gateway.service.ports.request",
+    ),
     "policy.dataset": tuple(f"gateway.adapters.postgres.{name}" for name in ("database", "tables", "admin_tables")),
-    "policy.environments": ("gateway.service.loop", "gateway.service.ports"),  # docs/adr/0011
+    "policy.environments": ("gateway.service.loop",),  # docs/adr/0011
     "policy.jobs": ("gateway.adapters.postgres", "gateway.adapters.host.supervisor"),
 }
 

@@ -11,20 +11,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
+from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.experience import content_text
-from gateway.core.loop.plan import validate
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, validate
 from gateway.core.pool.workers import WorkerSpec
-from policy.environments.base import (
-    EarlyStart,
-    Meter,
-    Plan,
-    Planner,
-    Prompt,
-    RoundRecord,
-    Situation,
-    Split,
-    rng_for,
-)
+from gateway.service.loop.state import EarlyStart, Planner, Situation
+from policy.environments.base import Prompt, Split, rng_for
 from policy.environments.executed import ExecutedEnvironment
 from policy.environments.executor import Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY

@@ -1,8 +1,7 @@
 """The port: prompts, what a policy is shown of one, and the episodes its plans give.
 
 Randomness is derived by hash from (seed, prompt, sample), never drawn from a shared stream, so the order in which
-concurrent episodes end changes nothing. Types of the executor that a policy needs are re-exported here, for only this
-package imports them.
+concurrent episodes end changes nothing.
 """
 
 from __future__ import annotations
@@ -14,33 +13,10 @@ from random import Random
 from typing import Any, Literal, Protocol
 
 from gateway.core.log.rollout import RolloutRecord
-from gateway.core.log.rollout import RoundRecord as RoundRecord
-from gateway.core.loop.meter import Meter as Meter
-from gateway.core.loop.plan import Plan as Plan
-from gateway.core.loop.plan import Step as Step
 from gateway.core.loop.prompt import PromptInput
 from gateway.core.pool.workers import WorkerSpec
-from gateway.service.loop.conducting import ConductorPlanner as ConductorPlanner
-from gateway.service.loop.conducting import ConductorSettings as ConductorSettings
-from gateway.service.loop.conducting import prompt_input as prompt_input
-from gateway.service.loop.routers import SHIP as SHIP
-from gateway.service.loop.routers import CascadeRouter as CascadeRouter
-from gateway.service.loop.routers import FixedPlanner as FixedPlanner
-from gateway.service.loop.routers import RulePlanner as RulePlanner
-from gateway.service.loop.routers import VoteRouter as VoteRouter
-from gateway.service.loop.routers import cascade_plan as cascade_plan
-from gateway.service.loop.routers import models_of as models_of
-from gateway.service.loop.routers import side_by_side as side_by_side
-from gateway.service.loop.routers import single as single
-from gateway.service.loop.routers import vote_plan as vote_plan
-from gateway.service.loop.state import EarlyStart as EarlyStart
-from gateway.service.loop.state import Planner as Planner
-from gateway.service.loop.state import Situation as Situation
-from gateway.service.ports.request import Conductor as Conductor
-from gateway.service.ports.request import ConductorCall as ConductorCall
-from gateway.service.ports.request import ConductorChunk as ConductorChunk
-from gateway.service.ports.request import ConductorEnd as ConductorEnd
-from gateway.service.ports.request import WorkerExperience as WorkerExperience
+from gateway.service.loop.state import Planner, Situation
+from gateway.service.ports.request import WorkerExperience
 from policy.environments.spend import Spend
 
 Split = Literal["train", "validation"]

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from random import Random
 
-from policy.environments.base import Episode, Planner, PlanSource, PosedPrompt, Prompt, Split, drawn
+from gateway.service.loop.state import Planner
+from policy.environments.base import Episode, PlanSource, PosedPrompt, Prompt, Split, drawn
 from policy.environments.executor import Executor, LoopResult, TimedWorkers, episode_of
 from policy.environments.sampling import CONCURRENCY, sample
 from policy.environments.spend import Spend, SpendCapped

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from gateway.core.log.events import Event
 from gateway.core.log.ids import uuid7
-from gateway.core.log.rollout import RolloutRecord, RoundRecord
+from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.meter import Meter
 from gateway.core.loop.plan import REASONS, Plan, validate
@@ -28,13 +28,13 @@ from gateway.service.loop.rounds import Rounds, close_record, pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree
 from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
 from policy.environments.base import Episode, PlanSource, PosedPrompt, Prompt
-from policy.environments.timing import Seconds, stamp
 
 CAPS = Caps(cost_nano=2_000_000_000)
 ROUNDS = 3
 ATTEMPTS_MAX = 2
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)  # of the virtual clock
 EPOCH_US = int(EPOCH.timestamp() * 1_000_000)
+Seconds = Mapping[tuple[str, str], float]  # (rollout id, `round.step`) → seconds its calls took
 
 
 class TimedWorkers(Workers, Protocol):
@@ -47,7 +47,7 @@ class TimedWorkers(Workers, Protocol):
 
 
 class VirtualClock(Clock):
-    """Stands still while a plan runs; `timing.stamp` writes the simulated times afterwards."""
+    """Stands still while a plan runs; `stamp` writes the simulated times afterwards."""
 
     def now(self) -> datetime:
         return EPOCH
@@ -226,3 +226,47 @@ class _NoWorkers:
 
 async def _no_wait(_seconds: float) -> None:
     """Retries wait in simulated time only."""
+
+
+# ---------------------------------------------------------------- simulated seconds
+
+
+def stamp(record: RolloutRecord, children: Sequence[RolloutRecord], seconds: Seconds) -> float:
+    """Write simulated times into a rollout's steps and its children's; return how many seconds it took.
+
+    Seconds add up along the critical path: a step starts when all it sees has ended, a round when all steps of the
+    round before have. Planning takes no time here, and there are places for all calls at once.
+    """
+    by_id = {child.id: child for child in children}
+    return _stamp_loop(record, by_id, seconds, record.created_us, 0.0)
+
+
+def _stamp_loop(
+    record: RolloutRecord, children: Mapping[str, RolloutRecord], seconds: Seconds, zero_us: int, start_s: float
+) -> float:
+    now_s = start_s
+    record.created_us = _us(zero_us, start_s)
+    ended: dict[int, float] = {}
+    for planned in record.rounds:
+        planned.started_us = planned.finished_us = _us(zero_us, now_s)
+        steps = [step for step in record.steps if step.round == planned.round]
+        for step in steps:
+            begin_s = max([now_s, *(ended[index] for index in step.see)])
+            child = children.get(step.child_rollout_id or "")
+            took_s = seconds.get((record.id, f"{step.round}.{step.step}"), 0.0)
+            end_s = begin_s + took_s if child is None else _stamp_loop(child, children, seconds, zero_us, begin_s)
+            ended[step.step] = end_s
+            _stamp_step(step, _us(zero_us, begin_s), _us(zero_us, end_s))
+        now_s = max([now_s, *(ended[step.step] for step in steps)])
+    record.finished_us = _us(zero_us, now_s)
+    return now_s
+
+
+def _stamp_step(step: StepRecord, started_us: int, finished_us: int) -> None:
+    step.started_us, step.finished_us = started_us, finished_us
+    for attempt in step.attempts:
+        attempt.started_us, attempt.finished_us = started_us, finished_us
+
+
+def _us(zero_us: int, at_s: float) -> int:
+    return zero_us + round(at_s * 1_000_000)

@@ -15,7 +15,8 @@ from typing import Any
 from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import PoolFile, Price
-from policy.environments.base import MODEL_KINDS, Prompt, Split, WorkerExperience, fraction, rng_for, split_of
+from gateway.service.ports.request import WorkerExperience
+from policy.environments.base import MODEL_KINDS, Prompt, Split, fraction, rng_for, split_of
 from policy.environments.executed import ExecutedEnvironment
 from policy.environments.executor import Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY

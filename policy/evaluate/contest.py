@@ -14,7 +14,8 @@ from typing import Any, TextIO
 from gateway import __version__
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
-from policy.environments.base import Episode, Planner, PlanSource, Prompt
+from gateway.service.loop.state import Planner
+from policy.environments.base import Episode, PlanSource, Prompt
 from policy.environments.sampling import CONCURRENCY, SamplingProgress, sample
 from policy.evaluate.entrants import ORACLE_PLAN, ROUTERS, TUNED, Entrant
 from policy.evaluate.options import EvaluationOptions

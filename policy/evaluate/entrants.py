@@ -9,21 +9,13 @@ from types import MappingProxyType
 from typing import Literal
 
 import policy
+from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.experience import RuleWeights, content_text
-from gateway.core.loop.plan import validate
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, validate
 from gateway.errors import ConfigError
-from policy.environments.base import (
-    SHIP,
-    CascadeRouter,
-    EarlyStart,
-    Meter,
-    Plan,
-    Planner,
-    RoundRecord,
-    RulePlanner,
-    Situation,
-    VoteRouter,
-)
+from gateway.service.loop.routers import SHIP, CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.loop.state import EarlyStart, Planner, Situation
 from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.stages import digest_of
 from policy.simulators.arena.messages import read_prompt

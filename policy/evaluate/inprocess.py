@@ -14,13 +14,8 @@ from gateway.core.money.amounts import Usage
 from gateway.core.policies.manifest import Manifest, check_prompt
 from gateway.core.pool.workers import Price
 from gateway.errors import ConductorError
-from policy.environments.base import (
-    ConductorCall,
-    ConductorChunk,
-    ConductorEnd,
-    ConductorPlanner,
-    ConductorSettings,
-)
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
 from policy.serve.engine import DecodeRequest, Engine, TokenSample
 from policy.serve.lora import base_of, merged
 from policy.serve.manifest import read_complete

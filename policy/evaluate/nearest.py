@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gateway.core.loop.experience import embed
-from policy.environments.base import WorkerExperience
+from gateway.service.ports.request import WorkerExperience
 from policy.statistics.tuning import Observation
 
 

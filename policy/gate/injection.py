@@ -19,11 +19,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Caps
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
-from policy.environments.base import MODEL_KINDS, Meter, Plan, Planner, PosedPrompt, Prompt, RoundRecord, Step, rng_for
+from gateway.service.loop.state import Planner
+from policy.environments.base import MODEL_KINDS, PosedPrompt, Prompt, rng_for
 from policy.environments.executed import ExecutedEnvironment
 from policy.gate.checks import Check, Thresholds, bounded
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway import __version__
 from gateway.errors import ConfigError
-from policy.environments.base import Planner
+from gateway.service.loop.state import Planner
 from policy.evaluate.contest import (
     SAY_EVERY_S,
     PartialResults,

@@ -10,26 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 
+from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.experience import content_text, embed, question_text
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import WorkerSpec
-from policy.environments.base import (
-    SHIP,
-    EarlyStart,
-    FixedPlanner,
-    Meter,
-    Plan,
-    Planner,
-    RoundRecord,
-    Situation,
-    Step,
-    cascade_plan,
-    models_of,
-    rng_for,
-    side_by_side,
-    single,
-    vote_plan,
-)
+from gateway.service.loop.routers import SHIP, FixedPlanner, cascade_plan, models_of, side_by_side, single, vote_plan
+from gateway.service.loop.state import EarlyStart, Planner, Situation
+from policy.environments.base import rng_for
 
 TYPICAL_CALL = Usage(400, 300)
 

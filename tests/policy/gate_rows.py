@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.log.rollout import RolloutRecord, RoundRecord
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.dataset import parquet
 from policy.dataset.row import Row, StepRow
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import ConductorPlanner, ConductorSettings, Episode, Prompt
+from policy.environments.base import Episode, Prompt
 from policy.environments.sampling import sample
 from policy.evaluate.inprocess import FREE, EngineConductor, read_conductors
 

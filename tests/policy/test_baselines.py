@@ -10,8 +10,8 @@ import pytest
 
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.plan import validate
+from gateway.service.loop.state import Planner
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import Planner
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample

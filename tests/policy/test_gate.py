@@ -17,9 +17,9 @@ import pytest
 from bench.policies import write_adapter
 from gateway.adapters.engines import sealed
 from gateway.core.loop.prompt import render
+from gateway.service.loop.conducting import ConductorSettings
 from policy.__main__ import main
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import ConductorSettings
 from policy.evaluate import contest as contest_module
 from policy.evaluate import inprocess
 from policy.evaluate.entrants import SHIPPED

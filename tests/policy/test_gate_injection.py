@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.experience import content_text
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
 from gateway.errors import ConductorError
+from gateway.service.loop.routers import models_of
+from gateway.service.loop.state import EarlyStart, Situation
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import EarlyStart, Meter, Plan, RoundRecord, Situation, Step, models_of
 from policy.evaluate.entrants import RULE
 from policy.gate.checks import Thresholds
 from policy.gate.injection import (

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
+from gateway.service.loop.state import Planner
 from policy.__main__ import main
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import Planner, rng_for
+from policy.environments.base import rng_for
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
 from policy.evaluate.entrants import SHIPPED

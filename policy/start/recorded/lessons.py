@@ -15,7 +15,8 @@ from random import Random
 from gateway.core.loop.experience import question_text
 from gateway.core.loop.plan import Plan
 from gateway.core.loop.prompt import Profile, PromptInput, render
-from policy.environments.base import Environment, Prompt, prompt_input
+from gateway.service.loop.conducting import prompt_input
+from policy.environments.base import Environment, Prompt
 from policy.environments.sampling import SamplingProgress, sample
 from policy.evaluate.nearest import Nearest
 from policy.start.recorded.planner import ProgramPlanner

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.meter import Meter
+from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.prompt import most_agreeing
-from policy.environments.base import (
-    MODEL_KINDS,
-    SHIP,
-    EarlyStart,
-    Meter,
-    Plan,
-    RoundRecord,
-    Situation,
-    Step,
-)
+from gateway.service.loop.routers import SHIP
+from gateway.service.loop.state import EarlyStart, Situation
+from policy.environments.base import MODEL_KINDS
 from policy.start.recorded.programs import Program
 
 VOTE = "builtin:vote"

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from gateway.core.loop.prompt import QUALITY_MAX, Profile
 from gateway.core.pool.workers import NANO_PER_USD
-from policy.environments.base import ConductorPlanner, ConductorSettings
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.sampling import sample
 from policy.evaluate.inprocess import FREE
 from policy.train.settings import Settings

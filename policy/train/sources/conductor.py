@@ -18,7 +18,8 @@ import torch
 
 from gateway.core.money.amounts import Usage
 from gateway.errors import ConductorError
-from policy.environments.base import ConductorCall, ConductorChunk, ConductorEnd, rng_for
+from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
+from policy.environments.base import rng_for
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 from policy.train.step.masks import Masks, Place, unpacked
 from policy.train.step.parcels import parcels

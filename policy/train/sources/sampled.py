@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from gateway.core.loop.prompt import Profile
 from gateway.errors import BatonError
-from policy.environments.base import ConductorPlanner, ConductorSettings, Episode, Planner, Prompt, rng_for
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.state import Planner
+from policy.environments.base import Episode, Prompt, rng_for
 from policy.environments.sampling import EpisodeGroups, SamplingProgress, sample
 from policy.evaluate.inprocess import FREE
 from policy.reward import RewardSettings, at_quality, reward

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from gateway.core.loop.experience import question_text
 from gateway.errors import ConfigError
+from gateway.service.ports.request import WorkerExperience
 from policy.environments.arena import ArenaEnvironment, Truth
-from policy.environments.base import MODEL_KINDS, Environment, PosedPrompt, Prompt, WorkerExperience, fraction, rng_for
+from policy.environments.base import MODEL_KINDS, Environment, PosedPrompt, Prompt, fraction, rng_for
 from policy.environments.executor import CAPS, Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.evaluate.nearest import Nearest
