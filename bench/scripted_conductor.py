@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
-from policy.simulators.server import serve
+from tests.upstreams.server import EVENTS, Reply, Request, event, json_reply, serve
 
 MODEL = "scripted"
 ONE_STEP: dict[str, Any] = {"steps": [{"worker": "atlas", "task": None, "see": []}]}
@@ -30,63 +29,52 @@ BYTES_A_CHUNK = 8
 
 
 class Scripted:
-    """The server's state: the script, and how calls have ended."""
+    """The server's state: the script, and how many calls are open and have ended, by end."""
 
     def __init__(self) -> None:
         self.script: dict[str, Any] = {"plan": ONE_STEP, "gap_s": 0.0, "pause_s": 0.0}
         self.calls = {"open": 0, "done": 0, "cancelled": 0}
 
-    def app(self) -> web.Application:
+    def answer(self, request: Request) -> Reply:
         """The routes."""
-        app = web.Application()
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._complete)
-        app.router.add_get("/script", self._show)
-        app.router.add_put("/script", self._change)
-        return app
+        if request.path == "/v1/models":
+            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "script"}
+            return json_reply({"object": "list", "data": [model]})
+        if request.path == "/v1/chat/completions":
+            return Reply(headers=EVENTS, pieces=self._complete(request.body))
+        if request.path != "/script":
+            return Reply(status=404)
+        if request.method == "PUT":
+            self.script = {"gap_s": 0.0, "pause_s": 0.0, **request.body}
+        return json_reply({"script": self.script, "calls": self.calls})
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "script"}
-        return web.json_response({"object": "list", "data": [model]})
-
-    async def _show(self, _request: web.Request) -> web.Response:
-        return web.json_response({"script": self.script, "calls": self.calls})
-
-    async def _change(self, request: web.Request) -> web.Response:
-        self.script = {"gap_s": 0.0, "pause_s": 0.0, **await request.json()}
-        return await self._show(request)
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _complete(self, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         self.calls["open"] += 1
         end = "cancelled"
         try:
-            response = await self._answer(request)
+            async with aclosing(self._events(body, dict(self.script))) as events:
+                async for each in events:
+                    yield each
             end = "done"
-            return response
         finally:
             self.calls["open"] -= 1
             self.calls[end] += 1
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body, script = await request.json(), dict(self.script)
+    async def _events(self, body: Mapping[str, Any], script: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         text = json.dumps(script["plan"], separators=(",", ":"))
         prompt_ids = list("\n".join(message["content"] for message in body["messages"]).encode())
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        opening = {**chunk_of("", None), "prompt_token_ids": prompt_ids}
-        await response.write(event(opening))
+        yield event({**chunk_of("", None), "prompt_token_ids": prompt_ids})
         for piece in pieces(text):
             if piece is None:
                 await asyncio.sleep(script["pause_s"])
                 continue
             await asyncio.sleep(script["gap_s"] * len(piece))
-            await response.write(event(chunk_of(piece, None)))
-        await response.write(event(chunk_of("", "stop")))
+            yield event(chunk_of(piece, None))
+        yield event(chunk_of("", "stop"))
         usage = {"prompt_tokens": len(prompt_ids), "completion_tokens": len(text)}
         usage["total_tokens"] = sum(usage.values())
-        await response.write(event({**chunk_of("", None), "choices": [], "usage": usage}))
-        await response.write(b"data: [DONE]\n\n")
-        return response
+        yield event({**chunk_of("", None), "choices": [], "usage": usage})
+        yield event("[DONE]")
 
 
 def pieces(plan_text: str) -> list[str | None]:
@@ -109,18 +97,13 @@ def chunk_of(text: str, finish_reason: str | None) -> dict[str, Any]:
     return {"id": "plan-scripted", "object": "chat.completion.chunk", "created": 0, "model": MODEL, "choices": [choice]}
 
 
-def event(body: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return f"data: {json.dumps(body)}\n\n".encode()
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
-    parser.add_argument("--port-file", type=Path, help="written once the socket listens")
+    parser.add_argument("--port-file", type=Path, required=True, help="written once the socket listens")
     options = parser.parse_args(argv)
-    asyncio.run(serve(Scripted().app(), "127.0.0.1", options.port, options.port_file))
+    asyncio.run(serve(Scripted().answer, options.port, options.port_file))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from aiohttp import web
 from sqlalchemy import text
 
 from gateway.adapters.postgres.database import sync_engine
 from tests.acceptance.test_serve import ROOT, START_S, STOP_S
 from tests.servers import start_redis
+from tests.upstreams.server import EVENTS, Reply, Request, Server, event
 from tests.waiting import PATIENT, until, wait_until
 
 pytestmark = pytest.mark.long
@@ -34,48 +34,41 @@ WAIT_S = 20.0
 HANDLES = {"alpha": "atlas", "beta": "birch", "gamma": "grove"}
 
 
-class Models:
-    """Streams of every model, a piece at a time; those told to `wait` go on when `go` is set. It keeps the keys that
-    it was shown, and says them in its replies."""
+class Models(Server):
+    """Streams of every model, a piece at a time. Those asked to `wait` go on when `go` is set. It keeps the keys that
+    each model gets, and repeats them in its replies."""
 
     def __init__(self) -> None:
+        super().__init__(self._answer)
         self.go, self.waiting = asyncio.Event(), asyncio.Event()
         self.keys: dict[str, list[str]] = {}
-        self.url = ""
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        yield
-        await runner.cleanup()
+    @property
+    def base(self) -> str:
+        """The `url` of a pool file."""
+        return f"{self.url}/v1"
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        shown = request.headers.get("authorization", "no key")
-        self.keys.setdefault(body["model"], []).append(shown)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        for piece in ("I was ", "shown ", shown):
-            await self._send(response, choices=[{"index": 0, "delta": {"content": piece}}])
-            if "wait" in str(body["messages"]):
+    def _answer(self, request: Request) -> Reply:
+        if request.method != "POST":
+            return Reply(status=404)  # a look at whether it is there
+        key = request.headers.get("authorization", "no key")
+        self.keys.setdefault(request.body["model"], []).append(key)
+        return Reply(headers=EVENTS, pieces=self._pieces(key, wait="wait" in str(request.body["messages"])))
+
+    async def _pieces(self, key: str, *, wait: bool) -> AsyncGenerator[bytes, None]:
+        for piece in ("I was ", "shown ", key):
+            yield _chunk(choices=[{"index": 0, "delta": {"content": piece}}])
+            if wait:
                 self.waiting.set()
                 await self.go.wait()
             await asyncio.sleep(random.random() * 0.02)  # so that streams overlap
-        await self._send(response, choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
-        await self._send(
-            response, choices=[], usage={"prompt_tokens": PROMPT_TOKENS, "completion_tokens": REPLY_TOKENS}
-        )
-        await response.write(b"data: [DONE]\n\n")
-        return response
+        yield _chunk(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
+        yield _chunk(choices=[], usage={"prompt_tokens": PROMPT_TOKENS, "completion_tokens": REPLY_TOKENS})
+        yield event("[DONE]")
 
-    async def _send(self, response: web.StreamResponse, **chunk: Any) -> None:
-        head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-        await response.write(f"data: {json.dumps(head | chunk)}\n\n".encode())
+
+def _chunk(**fields: Any) -> bytes:
+    return event({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", **fields})
 
 
 @dataclass
@@ -240,9 +233,8 @@ def place() -> Iterator[Path]:
 
 
 async def test_a_pool_changes_under_traffic_and_no_request_notices(place: Path, database_url: str) -> None:
-    models = Models()
-    async with models.serving():
-        file = PoolFile(place / "pool.yaml", models.url)
+    async with Models() as models:
+        file = PoolFile(place / "pool.yaml", models.base)
         file.keep_key("first-key-of-gamma")
         file.write()
         with serving(place, file, database_url) as gateway:

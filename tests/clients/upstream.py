@@ -14,13 +14,12 @@ import base64
 import json
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
-from policy.simulators.server import serve
 from tests.clients.model import Answer, answer, pieces
+from tests.upstreams.server import Reply, Request, event, event_stream, json_reply, serve
 
 CREATED_S = 1_760_000_000
 BYTES_A_WRITE = 37  # an odd number: chunk borders fall inside events and inside characters
@@ -47,38 +46,27 @@ FAILURES: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {
 FAILING = (*FAILURES, "cutter", "refuser")
 
 
-def app() -> web.Application:
-    """The routes."""
-    found = web.Application(client_max_size=8 << 20)
-    found.router.add_post("/w/{worker}/v1/chat/completions", chat)
-    found.router.add_post("/w/{worker}/v1/completions", completions)
-    found.router.add_post("/w/{worker}/v1/embeddings", embeddings)
-    return found
+def handle(request: Request) -> Reply:
+    """The routes, `/w/WORKER/v1/ENDPOINT`."""
+    worker, _, endpoint = request.path.removeprefix("/w/").partition("/v1/")
+    if endpoint == "chat/completions":
+        return chat(worker, request.body)
+    answers = {"completions": completions, "embeddings": embeddings}
+    return answers[endpoint](request.body) if endpoint in answers else Reply(status=404)
 
 
-async def chat(request: web.Request) -> web.StreamResponse:
+def chat(worker: str, body: Mapping[str, Any]) -> Reply:
     """A chat completion, whole or streamed."""
-    worker, body = request.match_info["worker"], await request.json()
     if worker in FAILURES:
         status, error, headers = FAILURES[worker]
-        return web.json_response({"error": error}, status=status, headers=headers)
+        return json_reply({"error": error}, status, headers)
     said = answer(worker, body)
     if not body.get("stream"):
-        return web.json_response(whole(said, body))
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
-    events = b""
-    for number, event in enumerate(stream(said, body)):
-        if worker == "cutter" and number == CUT_AFTER:
-            await response.write(events)
-            assert request.transport is not None
-            request.transport.abort()
-            return response
-        events += event
-    for at in range(0, len(events), BYTES_A_WRITE):
-        await response.write(events[at : at + BYTES_A_WRITE])
-    await response.write_eof()
-    return response
+        return json_reply(whole(said, body))
+    if worker == "cutter":
+        return event_stream(islice(stream(said, body), CUT_AFTER), cut=True)
+    events = b"".join(stream(said, body))
+    return event_stream(events[at : at + BYTES_A_WRITE] for at in range(0, len(events), BYTES_A_WRITE))
 
 
 def whole(said: Answer, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,17 +91,17 @@ def stream(said: Answer, body: Mapping[str, Any]) -> Iterator[bytes]:
         head["usage"] = None
     for index in range(body.get("n") or 1):
         opening = {"role": "assistant", "content": None if said.calls else "", "refusal": None}
-        yield _event({**head, "choices": [_choice(index, opening)]})
+        yield event({**head, "choices": [_choice(index, opening)]})
         for piece in pieces(text):
-            yield _event({**head, "choices": [_choice(index, {"content": piece}, _logprobs([piece], body))]})
+            yield event({**head, "choices": [_choice(index, {"content": piece}, _logprobs([piece], body))]})
         if said.refusal:
-            yield _event({**head, "choices": [_choice(index, {"refusal": said.refusal})]})
+            yield event({**head, "choices": [_choice(index, {"refusal": said.refusal})]})
         for delta in _call_deltas(said):
-            yield _event({**head, "choices": [_choice(index, {"tool_calls": [delta]})]})
-        yield _event({**head, "choices": [{"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}]})
+            yield event({**head, "choices": [_choice(index, {"tool_calls": [delta]})]})
+        yield event({**head, "choices": [{"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}]})
     if with_usage:
-        yield _event({**head, "choices": [], "usage": _usage(text)})
-    yield b"data: [DONE]\n\n"
+        yield event({**head, "choices": [], "usage": _usage(text)})
+    yield event("[DONE]")
 
 
 def _call_deltas(said: Answer) -> Iterator[dict[str, Any]]:
@@ -172,13 +160,8 @@ def _usage(text: str) -> dict[str, Any]:
     }
 
 
-def _event(body: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode()
-
-
-async def completions(request: web.Request) -> web.StreamResponse:
+def completions(body: Mapping[str, Any]) -> Reply:
     """A legacy completion, whole or streamed."""
-    body = await request.json()
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     head = {"id": "cmpl-scripted", "object": "text_completion", "created": CREATED_S, "model": body["model"]}
     usage = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
@@ -187,23 +170,18 @@ async def completions(request: web.Request) -> web.StreamResponse:
         for index, prompt in enumerate(prompts)
     ]
     if not body.get("stream"):
-        return web.json_response({**head, "choices": choices, "usage": usage})
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
+        return json_reply({**head, "choices": choices, "usage": usage})
+    chunks: list[dict[str, Any]] = []
     for choice in choices:
-        for piece in pieces(choice["text"]):
-            await response.write(_event({**head, "choices": [{**choice, "text": piece, "finish_reason": None}]}))
-        await response.write(_event({**head, "choices": [{**choice, "text": ""}]}))
+        chunks += [{"choices": [{**choice, "text": text, "finish_reason": None}]} for text in pieces(choice["text"])]
+        chunks.append({"choices": [{**choice, "text": ""}]})
     if (body.get("stream_options") or {}).get("include_usage"):
-        await response.write(_event({**head, "choices": [], "usage": usage}))
-    await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response
+        chunks.append({"choices": [], "usage": usage})
+    return event_stream([*(event({**head, **chunk}) for chunk in chunks), event("[DONE]")])
 
 
-async def embeddings(request: web.Request) -> web.Response:
+def embeddings(body: Mapping[str, Any]) -> Reply:
     """Vectors that tell texts apart by their length."""
-    body = await request.json()
     texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
     vectors = [[float(len(text)), 1.0, -0.5, 0.25][: body.get("dimensions") or 4] for text in texts]
     data = [
@@ -211,7 +189,7 @@ async def embeddings(request: web.Request) -> web.Response:
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": 3 * len(texts), "total_tokens": 3 * len(texts)}
-    return web.json_response({"object": "list", "data": data, "model": body["model"], "usage": usage})
+    return json_reply({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
 
 def _encoded(vector: list[float], encoding: str | None) -> list[float] | str:
@@ -224,9 +202,9 @@ def main() -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--port-file", type=Path)
+    parser.add_argument("--port-file", type=Path, required=True)
     options = parser.parse_args()
-    asyncio.run(serve(app(), "127.0.0.1", options.port, options.port_file))
+    asyncio.run(serve(handle, options.port, options.port_file))
 
 
 if __name__ == "__main__":

@@ -4,101 +4,91 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from typing import TypeAlias
+from collections.abc import AsyncGenerator
 
-from tests.faults.upstream import (
-    Behaviour,
-    Bill,
-    Upstream,
-    chunk,
-    completion,
-    event,
-    raw,
-    send,
-    start_stream,
-    usage,
-)
+from tests.faults.upstream import Behaviour, Bill, Upstream, chunk, completion, usage
+from tests.upstreams.server import EVENTS, JSON, Reply, event, event_stream, json_reply
 
 MIB = 2**20
-Reader: TypeAlias = asyncio.StreamReader
-Writer: TypeAlias = asyncio.StreamWriter
 
 
-async def hang(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+async def hang(upstream: Upstream, bill: Bill) -> Reply:
     await asyncio.sleep(60)
+    return Reply()
 
 
-def status(code: int, *headers: str) -> Behaviour:
-    async def behave(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+def status(code: int, **headers: str) -> Behaviour:
+    async def behave(upstream: Upstream, bill: Bill) -> Reply:
         bill.prompt_tokens = 0  # an error is not billed
-        await send(writer, code, {"error": {"message": "no", "type": "x", "param": None, "code": None}}, headers)
+        error = {"message": "no", "type": "x", "param": None, "code": None}
+        return json_reply({"error": error}, code, {name.replace("_", "-"): value for name, value in headers.items()})
 
     return behave
 
 
-async def reset_midway(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-    await start_stream(writer)
-    for word in ("one ", "two "):
-        bill.completion_tokens += 1
-        await event(writer, chunk({"content": word}))
-    await asyncio.sleep(0.05)
-    bill.ended = "broken"
-    writer.transport.abort()
+async def reset_midway(upstream: Upstream, bill: Bill) -> Reply:
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for word in ("one ", "two "):
+            bill.completion_tokens += 1
+            yield event(chunk({"content": word}))
+        await asyncio.sleep(0.05)
+
+    return Reply(headers=EVENTS, pieces=pieces(), cut=True)
 
 
-async def dribble(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n")
-    for _ in range(60):
-        writer.write(b" ")
-        await writer.drain()
-        await asyncio.sleep(1)
+async def dribble(upstream: Upstream, bill: Bill) -> Reply:
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for _ in range(60):
+            yield b" "
+            await asyncio.sleep(1)
+
+    return Reply(headers={**JSON, "content-length": "100000"}, pieces=pieces())
 
 
-async def bad_events(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-    await start_stream(writer)
-    await raw(writer, b"data: {not json\n\n")
-    bill.ended = "broken"
-    writer.transport.abort()
+async def bad_events(upstream: Upstream, bill: Bill) -> Reply:
+    return event_stream([b"data: {not json\n\n"], cut=True)
 
 
-async def no_usage(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+async def no_usage(upstream: Upstream, bill: Bill) -> Reply:
     bill.completion_tokens = 2
     body = completion("one two")
     del body["usage"]
-    await send(writer, 200, body)
+    return json_reply(body)
 
 
-async def over_the_bound(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+async def over_the_bound(upstream: Upstream, bill: Bill) -> Reply:
     """It bills more than `max_tokens`: charged in full, and seen."""
     bill.completion_tokens = 500
-    await send(writer, 200, completion("one two", usage(bill)))
+    return json_reply(completion("one two", usage(bill)))
 
 
-async def huge(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
-    for _ in range(100):
-        await raw(writer, b"x" * MIB)
+async def huge(upstream: Upstream, bill: Bill) -> Reply:
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for _ in range(100):
+            yield b"x" * MIB
+
+    return Reply(pieces=pieces())
 
 
-async def gzip_bomb(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-    await send(writer, 200, gzip.compress(b" " * (200 * MIB), 1), ("content-encoding: gzip",))
+async def gzip_bomb(upstream: Upstream, bill: Bill) -> Reply:
+    return Reply(gzip.compress(b" " * (200 * MIB), 1), headers={**JSON, "content-encoding": "gzip"})
 
 
-async def bad_utf8(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-    await send(writer, 200, b'{"choices": [{"message": {"content": "\xff\xfe"}}]}')
+async def bad_utf8(upstream: Upstream, bill: Bill) -> Reply:
+    return Reply(b'{"choices": [{"message": {"content": "\xff\xfe"}}]}')
 
 
-async def early_end(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-    writer.write(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{"choices": [')
-    await writer.drain()
-    bill.ended = "broken"
-    writer.close()
+async def early_end(upstream: Upstream, bill: Bill) -> Reply:
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield b'{"choices": ['
+
+    return Reply(headers={**JSON, "content-length": "500"}, pieces=pieces(), cut=True)
 
 
 WAYS: dict[str, tuple[Behaviour | None, bool]] = {  # how it behaves (None: it refuses connections), streamed
     "refuses connections": (None, False),
     "hangs": (hang, False),
-    "429": (status(429, "retry-after: 0"), False),
+    "429": (status(429, retry_after="0"), False),
     "500": (status(500), False),
     "reset in the stream": (reset_midway, True),
     "a byte a second": (dribble, False),
@@ -107,7 +97,7 @@ WAYS: dict[str, tuple[Behaviour | None, bool]] = {  # how it behaves (None: it r
     "bills over the bound": (over_the_bound, False),
     "100 MiB": (huge, False),
     "gzip bomb": (gzip_bomb, False),
-    "redirect to link-local": (status(302, "location: http://169.254.169.254/latest"), False),
+    "redirect to link-local": (status(302, location="http://169.254.169.254/latest"), False),
     "bad UTF-8": (bad_utf8, False),
     "early end": (early_end, False),
 }

@@ -175,7 +175,7 @@ class Site:
         """One more, serving (unless `start` is false)."""
         pool, pepper = self.place / "pool.yaml", self.place / "pepper"
         if not pool.exists():
-            pool.write_text(POOL.format(url=self.worker_url or self.upstream.url, timeout_s=self.worker_timeout_s))
+            pool.write_text(POOL.format(url=self.worker_url or self.upstream.base, timeout_s=self.worker_timeout_s))
         if not pepper.exists():
             pepper.write_text("a-pepper-for-tests-and-for-nothing-else")
         given = {"BATON_POOL": str(pool), "BATON_PEPPER": f"file:{pepper}", "DATABASE_URL": self.database_url}

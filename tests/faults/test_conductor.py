@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import TypeAlias
 
 import pytest
 
@@ -14,45 +13,39 @@ from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import Site
-from tests.faults.upstream import Behaviour, Bill, Upstream, chunk, event, raw, send, start_stream
+from tests.faults.upstream import Behaviour, Bill, Upstream, chunk
 from tests.sizes import SLACK, held
+from tests.upstreams.server import Reply, event, event_stream, json_reply
 
 pytestmark = pytest.mark.long
 
 TIMEOUT_S, DEADLINE_S = 0.5, 20.0
 BREAKER_MAX = 5
 CALLS = 8
-Reader: TypeAlias = asyncio.StreamReader
-Writer: TypeAlias = asyncio.StreamWriter
 
 
-async def hang(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+async def hang(conductor: Upstream, bill: Bill) -> Reply:
     await asyncio.sleep(30)
+    return Reply()
 
 
 def says(text: str) -> Behaviour:
     """A plan, streamed in pieces."""
 
-    async def behave(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-        await start_stream(writer)
-        for at in range(0, len(text), 65_536):
-            await event(writer, chunk({"content": text[at : at + 65_536]}))
-        await event(writer, chunk({}, "stop"))
-        await event(writer, None)
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
+    async def behave(conductor: Upstream, bill: Bill) -> Reply:
+        deltas = [chunk({"content": text[at : at + 65_536]}) for at in range(0, len(text), 65_536)]
+        return event_stream(map(event, [*deltas, chunk({}, "stop"), "[DONE]"]))
 
     return behave
 
 
-async def wrong_version(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
+async def wrong_version(conductor: Upstream, bill: Bill) -> Reply:
     error = {"message": "The model `planner` does not exist.", "type": "NotFoundError", "param": None, "code": 404}
-    await send(writer, 404, {"error": error})
+    return json_reply({"error": error}, 404)
 
 
-async def not_json(upstream: Upstream, bill: Bill, reader: Reader, writer: Writer) -> None:
-    await start_stream(writer)
-    await raw(writer, b"data: {oops\n\n")
+async def not_json(conductor: Upstream, bill: Bill) -> Reply:
+    return event_stream([b"data: {oops\n\n"])
 
 
 NONSENSE = json.dumps({"steps": [{"worker": "nobody", "task": None, "see": []}]})

@@ -21,7 +21,7 @@ PROMISED_MS = {"p50": 4.0, "p95": 12.0, "p99": 30.0}
 
 async def direct_s(here: Site) -> float:
     began_s = time.perf_counter()
-    async with here.http.post(f"{here.upstream.url}/chat/completions", json=QUESTION) as reply:
+    async with here.http.post(f"{here.upstream.base}/chat/completions", json=QUESTION) as reply:
         assert reply.status == 200
         await reply.read()
     return time.perf_counter() - began_s

@@ -28,6 +28,6 @@ def served(pg_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture
 def gateway(served: Gateway) -> Iterator[Gateway]:
     """The gateway, with conductor and workers as at first."""
-    served.behind.reset()
+    served.upstream.reset()
     yield served
-    served.behind.reset()
+    served.upstream.reset()

@@ -1,6 +1,6 @@
 """A whole gateway in this process: real PostgreSQL, Redis, journal and sockets.
 
-Behind it one server plays conductor and workers and does what it is told. It runs in a thread of its own, so that one
+One server behind it plays conductor and workers, by script. It runs in a thread of its own, so that one
 gateway serves many tests.
 """
 
@@ -12,12 +12,10 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from aiohttp import web
 
 from gateway.cli.process.keyring import administration
 from gateway.cli.process.listeners import Listener, bind, url
@@ -26,6 +24,7 @@ from gateway.config.settings import Services
 from gateway.service.admin.keys import KeyAdmin
 from gateway.wiring.build import Bundle, build
 from tests.servers import RedisServer
+from tests.upstreams.server import Reply, Request, Server, event, event_stream, json_reply
 
 PEPPER = b"pepper-for-tests-0123456789"
 PROVIDER_KEY = "provider-key-5e1f0c2b9a"
@@ -42,42 +41,32 @@ workers:
 pools: {{main: [alpha, beta, self], all: [alpha, beta, dear, self]}}
 default: main
 """
+USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 T = TypeVar("T")
 log = logging.getLogger("tests.security")
 
 
-@dataclass
-class Behind:
-    """Conductor and workers. `plan` and `reply` say what is answered to a request body; `seen` is (model, body)."""
+class Upstream:
+    """Conductor and workers. `plan` and `reply` answer a request body; `calls` are (model, body)."""
 
-    plan: Callable[[dict[str, Any]], str] = lambda body: PLAN
-    reply: Callable[[dict[str, Any]], web.Response | str] = lambda body: "42"
-    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    url: str = ""
+    def __init__(self) -> None:
+        self.server = Server(self._answer)
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.reset()
 
     def reset(self) -> None:
-        """As it was at first."""
-        fresh = Behind()
-        self.plan, self.reply = fresh.plan, fresh.reply
-        self.seen.clear()
+        """Answer as at first, and forget the calls."""
+        self.plan: Callable[[dict[str, Any]], str] = lambda body: PLAN
+        self.reply: Callable[[dict[str, Any]], Reply | str] = lambda body: "42"
+        self.calls.clear()
 
-    async def serve(self) -> web.AppRunner:
-        """Listen on a free loopback port."""
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/v1/chat/completions", self._answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        return runner
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = json.loads(await request.read())
-        self.seen.append((body["model"], body))
-        said = self.plan(body) if body["model"] == "conductor" else self.reply(body)
-        if isinstance(said, web.Response):
-            return said
-        return await _streamed(request, said) if body.get("stream") else web.json_response(_whole(said))
+    def _answer(self, request: Request) -> Reply:
+        body = request.body
+        self.calls.append((body["model"], body))
+        reply = self.plan(body) if body["model"] == "conductor" else self.reply(body)
+        if isinstance(reply, Reply):
+            return reply
+        return _streamed(reply) if body.get("stream") else json_reply(_whole(reply))
 
 
 def _whole(text: str) -> dict[str, Any]:
@@ -85,23 +74,17 @@ def _whole(text: str) -> dict[str, Any]:
     return {
         **{"id": "c", "object": "chat.completion", "created": 1, "model": "m"},
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+        "usage": USAGE,
     }
 
 
-async def _streamed(request: web.Request, text: str) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
+def _streamed(text: str) -> Reply:
     head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     deltas = [({"role": "assistant", "content": text}, None), ({}, "stop")]
     chunks: list[dict[str, Any]] = [
-        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": ended}]} for delta, ended in deltas
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]} for delta, reason in deltas
     ]
-    for chunk in [*chunks, {**head, "choices": [], "usage": usage}]:
-        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-    await response.write(b"data: [DONE]\n\n")
-    return response
+    return event_stream(map(event, [*chunks, {**head, "choices": [], "usage": USAGE}, "[DONE]"]))
 
 
 class Gateway:
@@ -110,7 +93,7 @@ class Gateway:
     def __init__(self, place: Path, database_url: str, redis: RedisServer, **settings: Any) -> None:
         self.place, self.database_url, self.redis = place, database_url, redis
         self.given = settings
-        self.behind = Behind()
+        self.upstream = Upstream()
         self.loop = asyncio.new_event_loop()
         self.public = self.admin = ""
         self.bundle: Bundle | None = None
@@ -141,11 +124,12 @@ class Gateway:
         return found
 
     async def up(self) -> None:
-        self._behind = await self.behind.serve()
+        server = await self.upstream.server.__aenter__()
+        base = f"{server.url}/v1"
         pool = self.place / "pool.yaml"
-        pool.write_text(POOL.format(url=self.behind.url))
+        pool.write_text(POOL.format(url=base))
         given: dict[str, Any] = {
-            **{"data_dir": self.place / "data", "pool": pool, "conductor": f"{self.behind.url}#conductor"},
+            **{"data_dir": self.place / "data", "pool": pool, "conductor": f"{base}#conductor"},
             **{"conductor_input_usd_per_mtok": 0, "conductor_output_usd_per_mtok": 0},
             **{"conductor_structured": "json_object", "key_cache_s": 0, "caps_wall_s_max": 20, "drain_s": 1},
             "redis_timeout_s": 5,
@@ -155,7 +139,7 @@ class Gateway:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         services = Services(
             *(self.database_url, self.redis.url, pool, PEPPER),
-            conductor_url=self.behind.url,
+            conductor_url=base,
             conductor_model="conductor",
         )
         self.bundle = await build(settings, services)
@@ -173,7 +157,7 @@ class Gateway:
             await listener.close()
         assert self.bundle is not None
         await self.bundle.stop()
-        await self._behind.cleanup()
+        await self.upstream.server.__aexit__(None)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from aiohttp import web
 from sqlalchemy import create_engine, text
 
 from gateway.adapters.postgres.database import driver_url
@@ -18,6 +17,7 @@ from gateway.core.access import keys
 from gateway.core.log.redact import Redactor
 from tests.security.gateway import PEPPER, PROVIDER_KEY, Gateway, ask
 from tests.security.report import measured
+from tests.upstreams.server import Reply, json_reply
 
 OPENAI_KEY = "sk-proj-Abc123Def456Ghi789Jkl012"
 GITHUB = "ghp_0123456789abcdefghijABCDEFGHIJ012345"
@@ -47,14 +47,14 @@ def log() -> Iterator[Seen]:
     root.setLevel(level)
 
 
-def answer(body: dict[str, Any]) -> web.Response | str:
+def answer(body: dict[str, Any]) -> Reply | str:
     """What the worker does is in the question."""
     asked = str(body["messages"])
     if "error" in asked:
         said = {"error": {"message": f"Incorrect API key provided: {PROVIDER_KEY}; see {OPENAI_KEY}", "code": "x"}}
-        return web.json_response(said, status=int(asked.partition("error ")[2][:3]))
+        return json_reply(said, int(asked.partition("error ")[2][:3]))
     if "nonsense" in asked:
-        return web.Response(text=f"<html>{PROVIDER_KEY} {OPENAI_KEY}</html>", content_type="text/html")
+        return Reply(f"<html>{PROVIDER_KEY} {OPENAI_KEY}</html>".encode(), headers={"content-type": "text/html"})
     return f"I got {PROVIDER_KEY} and {OPENAI_KEY}, mail {MAIL}"
 
 
@@ -113,7 +113,7 @@ def test_no_secret_reaches_a_sink_whatever_happens(
     key_id, secret = gateway.key(log_mode="full")
     _, private = gateway.key(log_mode="redacted")
     other, _ = keys.mint("data")
-    gateway.behind.reply = answer
+    gateway.upstream.reply = answer
     assert gateway.bundle is not None
     whole = gateway.bundle.completer._work
 
@@ -151,7 +151,7 @@ def test_no_secret_reaches_a_sink_whatever_happens(
 def test_a_redacted_key_leaves_no_personal_data_and_metadata_no_text(gateway: Gateway, log: Seen) -> None:
     told = f"Write to {MAIL}, charge {CARD}, call {PHONE}. The word is xylophone."
     rows = {}
-    gateway.behind.reply = lambda body: f"I wrote to {MAIL} with {CARD}; xylophone."
+    gateway.upstream.reply = lambda body: f"I wrote to {MAIL} with {CARD}; xylophone."
     for mode in ("full", "redacted", "metadata"):
         _, secret = gateway.key(log_mode=mode)
         with gateway.client(secret) as http:

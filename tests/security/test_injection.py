@@ -29,8 +29,8 @@ def attacked(gateway: Gateway) -> Iterator[tuple[Gateway, httpx.Client]]:
     """A key that may use two of the three workers, under small caps, with a conductor that does as the text says."""
     caps = {"calls": CALLS, "depth": DEPTH, "steps": STEPS, "cost_nano": usd_to_nano(COST_USD), "rounds": 2}
     _, secret = gateway.key(caps=caps, budget_usd="1000", name="attacked")
-    gateway.behind.plan = lambda body: obeyed(body["messages"]) or PLAN
-    gateway.behind.reply = lambda body: "I was told: " + json.dumps(body)
+    gateway.upstream.plan = lambda body: obeyed(body["messages"]) or PLAN
+    gateway.upstream.reply = lambda body: "I was told: " + json.dumps(body)
     with gateway.client(secret, limits=httpx.Limits(max_connections=AT_ONCE)) as http:
         yield gateway, http
 
@@ -58,10 +58,10 @@ def test_no_cap_and_no_permission_gives_way_and_no_secret_comes_out(attacked: tu
         workers = set(reply.headers["x-baton-workers"].split(","))
         assert workers <= ALLOWED | {"self"}
         rerouted[kind] += "x-baton-fallback" not in reply.headers and workers != {"alpha"}
-    called = Counter(model for model, _ in gateway.behind.seen)
+    called = Counter(model for model, _ in gateway.upstream.calls)
     assert set(called) <= ALLOWED | {"conductor"}
     assert sum(called[name] for name in ALLOWED) <= PROMPTS * CALLS
-    assert all(_bounded(body) for model, body in gateway.behind.seen if model != "conductor")
+    assert all(_bounded(body) for model, body in gateway.upstream.calls if model != "conductor")
     shares = ", ".join(f"{kind} {rerouted[kind]}/{kinds[kind]}" for kind in sorted(kinds))
     share = sum(rerouted.values()) / PROMPTS
     measured("S3", f"{PROMPTS} prompts, 0 violations, 0 canaries out; rerouted {share:.0%} ({shares})")
@@ -78,10 +78,10 @@ def test_each_tree_keeps_to_its_own_calls_and_depth(attacked: tuple[Gateway, htt
     gateway, http = attacked
     loops = [prompt for kind, prompt in prompts(200) if kind == "loop"][:20]
     for prompt in loops:
-        gateway.behind.seen.clear()
+        gateway.upstream.calls.clear()
         reply = http.post("/v1/chat/completions", json=ask(prompt))
         assert reply.status_code == 200, reply.text
-        calls = [model for model, _ in gateway.behind.seen if model != "conductor"]
+        calls = [model for model, _ in gateway.upstream.calls if model != "conductor"]
         assert len(calls) <= CALLS
         tree = http.get(f"/v1/rollouts/{reply.headers['x-baton-rollout-id']}").json()
         assert _depth(tree) <= DEPTH
