@@ -37,6 +37,7 @@ from bench.learning import NO_TORCH, has_torch
 from bench.learning_loop import CANARY_PERCENT, EXIT_REFUSED, Broken, Operator
 from bench.learning_traffic import Questions, Traffic
 from bench.stack import LEASH, ROOT, Gateway, clean_environment, gateway, program
+from gateway.files import write_atomic
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.simulators.arena.poolfile import pool_yaml
@@ -145,7 +146,7 @@ async def job_of(operator: Operator, places: Places, name: str, words: Sequence[
             await operator.baton("train", "resume", told["id"])
     else:
         told = {"id": await operator.submitted(words), "words": list(words)}
-        kept.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        write_atomic(kept, json.dumps(told) + "\n")
     _, job = await operator.trained(told["id"])
     for report in ("gate.json", "gate.md"):
         shutil.copyfile(operator.data / "jobs" / job["id"] / report, places.out / f"{name}-{report}")
@@ -206,7 +207,7 @@ def ship(places: Places, name: str) -> None:
     target = SHIPPED / name
     copied(places.conductor, target)
     manifest = target / "manifest.json"
-    manifest.write_text(manifest.read_text(encoding="utf-8").replace(f"{places.out}/", ""), encoding="utf-8")
+    write_atomic(manifest, manifest.read_text(encoding="utf-8").replace(f"{places.out}/", ""))
 
 
 def figures(places: Places, python: str, n: int) -> None:
@@ -220,7 +221,7 @@ def figures(places: Places, python: str, n: int) -> None:
             words = ("--env", "arena", "--staff", staff, "--rounds", "1", "--n", str(n), "--out", str(out))
             run_program(python, "policy", "evaluate", *words, *experience, *policies)
             reports[f"{staff}, {shown} shown"] = json.loads(out.read_text(encoding="utf-8"))
-    places.figures.write_text(json.dumps(reports, indent=2) + "\n", encoding="utf-8")
+    write_atomic(places.figures, json.dumps(reports, indent=2) + "\n")
 
 
 def parser() -> argparse.ArgumentParser:

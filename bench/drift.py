@@ -36,6 +36,7 @@ from bench.drift_figures import Phase, Trial, drawn, markdown
 from bench.serving import REQUEST_S
 from bench.stack import Gateway, gateway, temporary_directory
 from gateway.core.pool.workers import PoolFile
+from gateway.files import write_atomic
 from policy.simulators.arena.families.tasks import Task, grade, make_family_task
 from policy.simulators.arena.poolfile import worker_entry
 from policy.simulators.arena.server import ArenaSpeaker
@@ -263,8 +264,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write(out: Path, trials: Sequence[Trial], settings: Mapping[str, str]) -> None:
     report = {"settings": settings, "trials": [_plain(trial) for trial in trials]}
-    out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    out.with_suffix(".svg").write_text(drawn(trials), encoding="utf-8")
+    write_atomic(out.with_suffix(".json"), json.dumps(report, indent=1) + "\n")
+    write_atomic(out.with_suffix(".svg"), drawn(trials))
 
 
 def _plain(trial: Trial) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from bench.learning_loop import Broken, Operator, Told
 from bench.learning_plot import picture
 from bench.learning_traffic import Questions, Score, Traffic
 from bench.stack import Gateway, gateway, program, temporary_directory
+from gateway.files import write_atomic
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
@@ -123,7 +124,7 @@ class Report:
         title = "What the live version does with held-out questions"
         texts = [json.dumps(body, indent=2) + "\n", self.page(), picture(curve, self.shown(), title, jobs)]
         for name, text in zip(FILES, texts, strict=True):
-            (out / name).write_text(text, encoding="utf-8")
+            write_atomic(out / name, text)
 
     def page(self) -> str:
         """As a person reads it."""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from bench.learning_plot import picture
 from bench.learning_traffic import Score as Shown
 from bench.stack import ROOT
+from gateway.files import write_atomic
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import MODEL_KINDS, Episode, Prompt, Split, rng_for
@@ -285,8 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         body: dict[str, Any] = {"about": {name: str(value) for name, value in vars(options).items()}}
         body |= {"seeds": [[asdict(one) for one in curve] for curve in curves]}
         body |= {"baselines": {name: asdict(score) for name, score in base.items()}}
-        options.out.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-        options.out.with_suffix(".svg").write_text(drawn(curves, base), encoding="utf-8")
+        write_atomic(options.out, json.dumps(body, indent=2) + "\n")
+        write_atomic(options.out.with_suffix(".svg"), drawn(curves, base))
     print(table(curves, base) if curves else "no seed was finished")
     return 0 if len(curves) == options.seeds else 130
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import httpx
 
 from bench.stack import Gateway, gateway, output_of, program, temporary_directory
+from gateway.files import write_atomic
 
 WORKER = "cedar"
 AT_ONCE_SPEED = "1000000"
@@ -186,7 +187,9 @@ def main(argv: Sequence[str] | None = None) -> int:
           f"load average {load:.1f} on {os.cpu_count()} processors.")  # fmt: skip
     if options.out:
         about = {name: getattr(options, name) for name in ("rounds", "requests", "concurrency")} | {"load": load}
-        options.out.write_text(json.dumps({"about": about, "rows": [asdict(each) for each in found]}, indent=2) + "\n")
+        write_atomic(
+            options.out, json.dumps({"about": about, "rows": [asdict(each) for each in found]}, indent=2) + "\n"
+        )
     return 0
 
 

@@ -22,6 +22,7 @@ import httpx
 
 from bench.database import Database
 from bench.stack import Gateway
+from gateway.files import write_atomic
 
 BOOTSTRAPS = 2000
 REQUEST_S = 180.0
@@ -249,7 +250,7 @@ def report(rows: Sequence[Row], notes: Sequence[str], out: Path | None, about: d
     print("\n".join(["", markdown(rows), "", *notes]), flush=True)
     if out:
         body = {"about": about, "notes": list(notes), "rows": [asdict(row) for row in rows]}
-        out.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+        write_atomic(out, json.dumps(body, indent=2) + "\n")
 
 
 # ---------------------------------------------------------------- one run

@@ -46,6 +46,7 @@ from bench.scene import (
     title,
 )
 from bench.stack import gateway, program, temporary_directory
+from gateway.files import write_atomic
 from policy.simulators.arena.families.tasks import grade
 
 REQUESTS, KILLED_AFTER, AT_ONCE = 50, 15, 8
@@ -333,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     if options.out:
-        options.out.write_text(json.dumps(shown, indent=2, default=str) + "\n")
+        write_atomic(options.out, json.dumps(shown, indent=2, default=str) + "\n")
     return 0
 
 

@@ -36,6 +36,7 @@ from gateway.adapters.engines.vllm import VllmLora
 from gateway.adapters.upstream.breaker import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.errors import BatonError, VersionRefused
+from gateway.files import write_atomic
 from gateway.service.ports.policies import PolicyEngine
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorEnd, Sampling
 
@@ -370,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for rollout in figures.failed[:5]:
         print(f"FAILED: {rollout}", file=sys.stderr)
     if options.out:
-        options.out.write_text(json.dumps(as_json(figures), indent=2) + "\n")
+        write_atomic(options.out, json.dumps(as_json(figures), indent=2) + "\n")
     return 0 if figures.good else 1
 
 

@@ -27,6 +27,7 @@ from bench.policies import write_adapter
 from bench.serving import percentile
 from bench.stack import Gateway, gateway, temporary_directory
 from bench.swap import SHIPPED
+from gateway.files import write_atomic
 from policy.simulators.arena.families.tasks import make_task
 
 REQUEST_S = 120.0
@@ -244,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out:
         times = {"actions_s": figures.actions_s, "served_s": figures.served_s, "rolled_back_s": figures.rolled_back_s}
         counts = {"requests": len(figures.seen), "failed": len(figures.failed), "mixed": len(figures.mixed)}
-        options.out.write_text(json.dumps(times | counts, indent=2) + "\n")
+        write_atomic(options.out, json.dumps(times | counts, indent=2) + "\n")
     slow = max(figures.rolled_back_s, default=0.0) > 10
     return 0 if figures.seen and not (figures.failed or figures.mixed or slow) else 1
 

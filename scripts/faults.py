@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gateway.files import write_atomic
+
 ROOT = Path(__file__).resolve().parents[1]
 LINES, SUMMARY = ROOT / "build" / "faults.jsonl", ROOT / "build" / "faults.json"
 FAULTS = "tests/faults"
@@ -64,7 +66,7 @@ def main() -> int:
             print(f"{row}: held at this commit already")
             continue
         known[row] = {**_run(row, options.size), "commit": commit, "size": options.size}
-        SUMMARY.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_atomic(SUMMARY, json.dumps(known, indent=2, sort_keys=True) + "\n")
     return 0 if all(known[row]["held"] for row in options.rows or ROWS) else 1
 
 

@@ -27,6 +27,8 @@ from types import ModuleType
 import hypothesis  # noqa: F401 - imported once, for all that are forked
 import pytest
 
+from gateway.files import write_atomic
+
 ROOT = Path(__file__).resolve().parents[1]
 SUMMARY = ROOT / "build" / "mutants.json"
 SCORE_MIN = 0.9
@@ -204,7 +206,7 @@ def main() -> int:
         summary[module] = {"mutants": len(found), "tried": len(chosen), "score": score, "survived": alive}
         print(f"{module}: {len(chosen) - len(alive)} of {len(chosen)} noticed ({score:.1%}) in {took_s} s", flush=True)
     SUMMARY.parent.mkdir(exist_ok=True)
-    SUMMARY.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_atomic(SUMMARY, json.dumps(summary, indent=2) + "\n")
     return int(any(float(str(each["score"])) < SCORE_MIN for each in summary.values()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from gateway.files import write_atomic
 from scripts import (
     api_reference,
     config_reference,
@@ -30,7 +31,7 @@ def main() -> int:
     stale = 0
     for page in PAGES:
         if "--check" not in sys.argv[1:]:
-            page.PAGE.write_text(page.render(), encoding="utf-8")
+            write_atomic(page.PAGE, page.render())
         elif not page.PAGE.exists() or page.PAGE.read_text(encoding="utf-8") != page.render():
             print(f"{page.PAGE.name} is not current; run `make docs`", file=sys.stderr)
             stale = 1

@@ -26,7 +26,7 @@ def test_everything_in_it_is_private(tmp_path: Path) -> None:
 
 def test_a_file_left_open_to_others_is_replaced_by_a_private_one(tmp_path: Path) -> None:
     data = DataDir(tmp_path)
-    for name in (FACTS, f"{FACTS}.new"):
+    for name in (FACTS, f".{FACTS}.tmp"):
         (tmp_path / name).write_text("{}")
         (tmp_path / name).chmod(0o666)
     data.write(FACTS, {"a": 1})

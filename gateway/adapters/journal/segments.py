@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gateway.errors import ConfigError
+from gateway.files import sync_directory, write_atomic
 
 HEADER = struct.Struct("<II")
 PAYLOAD_START = b'{"id":'  # what every event's canonical form begins with
@@ -175,15 +176,6 @@ def set_aside(directory: Path, number: int) -> Path:
     return aside
 
 
-def sync_directory(directory: Path) -> None:
-    """Make creations and renames in it durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def read_mark(directory: Path) -> Position:
     """Where shipping goes on. The very beginning when there is no usable mark: shipping twice does no harm."""
     try:
@@ -195,13 +187,7 @@ def read_mark(directory: Path) -> Position:
 
 def write_mark(directory: Path, mark: Position) -> None:
     """Replace the mark, durably, in one step."""
-    temporary = directory / f"{_MARK}.tmp"
-    with temporary.open("wb") as file:
-        file.write(json.dumps(mark._asdict(), sort_keys=True).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(directory / _MARK)
-    sync_directory(directory)
+    write_atomic(directory / _MARK, json.dumps(mark._asdict(), sort_keys=True))
 
 
 @contextmanager

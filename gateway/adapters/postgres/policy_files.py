@@ -20,6 +20,7 @@ from gateway.adapters.engines.files import check
 from gateway.adapters.engines.sealed import read_document
 from gateway.core.policies.manifest import MANIFEST_FILE
 from gateway.errors import Unavailable, VersionRefused
+from gateway.files import sync_directory, write_atomic
 
 INCOMING = ".incoming-"
 LISTED_MAX = 256  # files of one version
@@ -65,11 +66,8 @@ def take_in(source: Path, policies: Path) -> Incoming:
 
 
 def write_manifest(place: Path, manifest: Mapping[str, Any]) -> None:
-    """The manifest of an incoming copy, on disk when this returns."""
-    with (place / MANIFEST_FILE).open("w", encoding="utf-8") as file:
-        json.dump(dict(manifest), file, indent=2, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write the manifest of an incoming copy; it is on disk when this returns."""
+    write_atomic(place / MANIFEST_FILE, json.dumps(dict(manifest), indent=2, sort_keys=True))
 
 
 def settle(incoming: Path, target: Path) -> None:
@@ -79,7 +77,7 @@ def settle(incoming: Path, target: Path) -> None:
         if target.exists():
             discard(target)
         incoming.rename(target)
-        _sync(target.parent)
+        sync_directory(target.parent)
     except OSError as error:
         raise _disk(error, target.parent) from None
 
@@ -99,14 +97,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfileobj(reading, writing, 1 << 20)
         writing.flush()
         os.fsync(writing.fileno())
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _disk(error: OSError, policies: Path) -> Unavailable:

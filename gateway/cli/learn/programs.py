@@ -17,6 +17,7 @@ from gateway.cli.process.datadir import FACTS, DataDir
 from gateway.cli.process.services import database_of, output_of, require_policy
 from gateway.config import settings as config
 from gateway.errors import ConfigError
+from gateway.files import write_atomic
 
 REPLAY = "policy.simulators.replay"
 
@@ -112,7 +113,7 @@ async def _serve(options: argparse.Namespace, data: DataDir) -> None:
         print(f"replay workers at {server.url}/w/MODEL/v1 (log: {server.log_path}); Ctrl-C ends them", flush=True)
         if options.pool_file:
             prices = ["--base-url", server.url, "--prices", str(options.prices.resolve())]
-            options.pool_file.write_bytes(await output_of(REPLAY, "pool", *recordings, *prices))
+            write_atomic(options.pool_file, await output_of(REPLAY, "pool", *recordings, *prices))
             print(f"their pool file: {options.pool_file}; `make serve POOL={options.pool_file}`", flush=True)
         await stop.wait()
     finally:

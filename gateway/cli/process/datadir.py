@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import ConfigError, Conflict
+from gateway.files import write_atomic
 
 PEPPER_BYTES = 32
 FACTS = "serve.json"  # exists while a gateway serves, and only then
@@ -82,10 +83,4 @@ class DataDir:
         return self.path / name
 
     def _private(self, name: str, content: bytes) -> None:
-        new = self.path / f"{name}.new"
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path / name)
+        write_atomic(self.path / name, content, mode=0o600)

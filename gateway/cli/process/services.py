@@ -23,6 +23,7 @@ from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
 from gateway.core.policies.manifest import MANIFEST_FILE, Manifest, manifest_of
 from gateway.errors import ConfigError, Unavailable, VersionRefused
+from gateway.files import write_atomic
 
 ARENA_SEED = 7
 ARENA_POOL = "arena-pool.yaml"
@@ -178,7 +179,7 @@ class Stack:
         arena.health = "/healthz"
         await self.run(arena)
         path = self.data.path / ARENA_POOL
-        path.write_bytes(await output_of("policy.simulators.arena", "pool", "--base-url", arena.url))
+        write_atomic(path, await output_of("policy.simulators.arena", "pool", "--base-url", arena.url))
         return path, f"simulated (the arena), {arena.url}"
 
     async def _conductor(
