@@ -37,8 +37,7 @@ from gateway.adapters.postgres.migrate import upgrade
 from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.adapters.postgres.tables import metadata
 from gateway.core.access.audit import Act
-from gateway.core.log.events import Event
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
 
 BEFORE = "0006"

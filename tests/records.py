@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.core.log.events import Event, Kind
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import Event, Kind, uuid7
 from gateway.core.log.outcome import Judgement, Outcome
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
 

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from gateway.core.log.events import Event
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
-from gateway.core.loop.caps import Caps
-from gateway.core.loop.meter import Meter
+from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import REASONS, Plan, validate
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import pool_hash

@@ -10,8 +10,8 @@ from typing import Literal
 
 import policy
 from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import RuleWeights, content_text
-from gateway.core.loop.meter import Meter
 from gateway.core.loop.plan import Plan, validate
 from gateway.errors import ConfigError
 from gateway.service.loop.routers import SHIP, CascadeRouter, RulePlanner, VoteRouter

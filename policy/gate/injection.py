@@ -20,8 +20,7 @@ from random import Random
 from typing import Any
 
 from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.caps import Caps
-from gateway.core.loop.meter import Meter
+from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import WorkerSpec

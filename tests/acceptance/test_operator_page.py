@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from gateway.adapters.postgres import admin_tables, rows, tables
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.inserts import insert_rows
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.log.rollout import AttemptRecord
 from tests.acceptance.test_serve import Gateway, serving
 from tests.browser import Page, browser, executable

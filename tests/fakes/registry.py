@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines.sealed import read_document
-from gateway.core.policies.publishing import check_gate, check_report, is_same, number_for, parent_of
 from gateway.core.policies.versions import (
     CODE,
     PERCENTS,
     Standing,
     State,
     Version,
+    check_gate,
     check_move,
+    check_report,
+    is_same,
+    number_for,
+    parent_of,
     parse,
     standing,
 )

@@ -16,7 +16,7 @@ from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.access.keys import Allowance, Organisation, Principal
-from gateway.core.money.scopes import is_past, scopes_of, windows
+from gateway.core.money.ledger import is_past, scopes_of, windows
 from gateway.errors import BudgetExceeded
 from gateway.service.money.credits import Credits
 from gateway.service.ports.request import Clock

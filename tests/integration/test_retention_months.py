@@ -34,7 +34,7 @@ from gateway.adapters.postgres.tables import (
     steps,
 )
 from gateway.core.access.audit import Act
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.log.months import Month
 from gateway.service.ports.admin import SweepReport
 from tests.contract.test_admin_store import KEY

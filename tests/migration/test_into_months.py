@@ -13,7 +13,7 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.migrate import downgrade, upgrade
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.log.months import Month
 from gateway.core.log.rollout import RolloutRecord
 from tests.records import a_rollout, new_id, rollout_event

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.core.log.events import Event
 from gateway.core.log.rollout import AttemptRecord, StepRecord
-from gateway.core.loop.caps import Caps
-from gateway.core.loop.meter import Meter
+from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import Step
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import WorkerSpec

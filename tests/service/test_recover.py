@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.log.events import Event
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import Event, uuid7
 from gateway.core.money.ledger import Scope
 from gateway.errors import MoneyUnavailable
 from gateway.service.money.recover import Recovery

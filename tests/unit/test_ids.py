@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 
-from gateway.core.log.ids import random_hex, uuid7
+from gateway.core.log.events import random_hex, uuid7
 
 
 def test_they_are_uuids_of_version_seven_with_their_time_in_front() -> None:

@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from gateway.core.loop.caps import Caps
-from gateway.core.loop.meter import Draw, Meter
+from gateway.core.loop.caps import Caps, Draw, Meter
 from gateway.errors import CapReached
 
 

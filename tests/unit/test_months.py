@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.log.months import Month
 
 TIMES = st.datetimes(datetime(1971, 1, 2), datetime(9998, 1, 1), timezones=st.just(UTC))

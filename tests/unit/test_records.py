@@ -8,7 +8,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
 from gateway.service.request.running import covered_us
 

@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.access.keys import Allowance, Organisation, Principal
-from gateway.core.money.ledger import SCOPE_CHARS_MAX, SCOPES_MAX, Scope, check_hold
-from gateway.core.money.scopes import is_past, key_scope, org_scope, scopes_of, user_scope, windows
+from gateway.core.money.ledger import (
+    SCOPE_CHARS_MAX,
+    SCOPES_MAX,
+    Scope,
+    check_hold,
+    is_past,
+    key_scope,
+    org_scope,
+    scopes_of,
+    user_scope,
+    windows,
+)
 
 NOW = datetime(2026, 11, 20, 23, 30, tzinfo=UTC)
 WHO = Principal("YV9lJ8GAVdUR", "data", "app", "acme", (), budget_nano=7, budget_day_nano=3)

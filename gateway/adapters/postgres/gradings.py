@@ -19,7 +19,7 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.tables import gradings, rollouts
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.log.outcome import Judgement, Outcome
 from gateway.core.policies.grading import SOURCE
 

@@ -28,7 +28,7 @@ from gateway.adapters.postgres.database import driver_url, transaction
 from gateway.adapters.postgres.rows import clean
 from gateway.adapters.postgres.tables import outcomes
 from gateway.core.access.audit import Act
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.policies.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage
 from gateway.errors import BadRequest, Conflict, NotFound
 

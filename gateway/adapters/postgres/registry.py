@@ -27,23 +27,21 @@ from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.policy_files import Incoming
 from gateway.adapters.postgres.tables import outcomes, policy_shadows, rollouts
 from gateway.core.access.audit import Act
-from gateway.core.policies.publishing import (
+from gateway.core.policies.versions import (
+    CODE,
+    PERCENTS,
+    SERVED,
     WHY_CHARS_MAX,
+    Standing,
+    State,
+    Version,
     check_gate,
+    check_move,
     check_report,
     check_words,
     is_same,
     number_for,
     parent_of,
-)
-from gateway.core.policies.versions import (
-    CODE,
-    PERCENTS,
-    SERVED,
-    Standing,
-    State,
-    Version,
-    check_move,
     parse,
     picked,
     standing,

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.edge.pressure import WorkSlots
-from gateway.core.log.ids import random_hex
+from gateway.core.log.events import random_hex
 from gateway.core.log.redact import scrub
 from gateway.core.openai.body import decode_json
 from gateway.core.openai.reply import json_bytes

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from gateway.api.edge.bodies import Fields, Operators, required
 from gateway.api.edge.stack import Router
 from gateway.core.money.amounts import nano_to_usd
-from gateway.core.money.scopes import WINDOWS, key_scope, user_scope, windows
+from gateway.core.money.ledger import WINDOWS, key_scope, user_scope, windows
 from gateway.core.openai.shapes import check_names
 from gateway.service.admin.keys import CREATABLE, GRACE_S, KeyAdmin, describe
 from gateway.service.ports.money import Budgets

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from gateway.api.edge.bodies import Operators, query_number, required
 from gateway.api.edge.stack import Router
 from gateway.api.operator.keys import Balances
-from gateway.core.money.scopes import org_scope, user_scope
+from gateway.core.money.ledger import org_scope, user_scope
 from gateway.service.admin.audit import Auditor, describe_entry
 from gateway.service.admin.orgs import OrgAdmin, describe_org
 from gateway.service.money.credits import Credits, describe_credit

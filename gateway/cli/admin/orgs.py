@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import add_admin, add_limits, add_why, given, show, table
-from gateway.core.money.scopes import WINDOWS
+from gateway.core.money.ledger import WINDOWS
 from gateway.service.admin.limits import FIELDS
 
 ORGS = "/admin/orgs"

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gateway.core.access.audit import Act
-from gateway.core.money.scopes import is_past
+from gateway.core.money.ledger import is_past
 from gateway.errors import BatonError
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.keys import ITSELF

@@ -18,8 +18,7 @@ from typing import Any
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
 
 from gateway.core.access.audit import Act
-from gateway.core.pool.changes import change_lines, changes, lost_names
-from gateway.core.pool.workers import PoolFile, canonical_text, revision_of
+from gateway.core.pool.workers import PoolFile, canonical_text, change_lines, changes, lost_names, revision_of
 from gateway.errors import BatonError, ConfigError, NotFound
 from gateway.service.admin.keys import ITSELF
 from gateway.service.ports.pools import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.loop.meter import Draw
+from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import input_tokens_bound, output_tokens_that_fit, worst_case_nano
 from gateway.core.openai.chat import HINTS, choices_in
 from gateway.core.openai.texts import TOKENS_DEFAULT

@@ -20,9 +20,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exp
 
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.openai.counting import reply_text, request_text
 from gateway.core.openai.reply import ReplyBuilder
-from gateway.core.openai.usage import billed_usage, read_usage, text_bytes
+from gateway.core.openai.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.loop.bodies import output_bound, price_of, worst_case

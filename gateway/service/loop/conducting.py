@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import asdict, dataclass
 
 from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.meter import Draw, Meter
+from gateway.core.loop.caps import Draw, Meter
 from gateway.core.loop.plan import (
     Plan,
     PlanReader,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.digest import digest
 from gateway.core.loop.plan import Plan, PlanLimits, Step

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import RuleWeights, rule_utility, smoothed_success
-from gateway.core.loop.meter import Meter
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, WorkerSpec

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from gateway.core.log.events import Event
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
-from gateway.core.loop.caps import Caps
-from gateway.core.loop.meter import Meter
+from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.prompt import ShownReply, ShownWorker
 from gateway.core.openai.chat import Endpoint

@@ -12,9 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from gateway.core.access.audit import Act
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.money.amounts import nano_to_usd
-from gateway.core.money.scopes import WINDOWS, key_scope, org_scope, windows
+from gateway.core.money.ledger import WINDOWS, key_scope, org_scope, windows
 from gateway.core.openai.shapes import check_names
 from gateway.errors import BadRequest, MoneyUnavailable
 from gateway.service.admin import limits

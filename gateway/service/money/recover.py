@@ -19,8 +19,7 @@ from typing import Any
 from tenacity import AsyncRetrying, retry_if_result, wait_fixed
 
 from gateway.core.log.events import Event
-from gateway.core.money.ledger import SETTLED_KEPT_S, Hold, Scope
-from gateway.core.money.scopes import is_past
+from gateway.core.money.ledger import SETTLED_KEPT_S, Hold, Scope, is_past
 from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports.money import LEASE_S, Budgets, Settlement
 from gateway.service.ports.request import Clock, Journal, Store

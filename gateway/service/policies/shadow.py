@@ -12,11 +12,9 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.core.log.events import Event, Kind
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import Event, Kind, uuid7
 from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.caps import Caps
-from gateway.core.loop.meter import Meter
+from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.prompt import render
 from gateway.core.money.amounts import input_tokens_bound, worst_case_nano

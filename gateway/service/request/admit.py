@@ -12,14 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.access.keys import Principal
-from gateway.core.log.events import Event
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import RolloutRecord
-from gateway.core.loop.caps import Caps
-from gateway.core.loop.meter import Meter
+from gateway.core.loop.caps import Caps, Meter
 from gateway.core.money.amounts import nano_to_usd, worst_case_nano
-from gateway.core.money.ledger import Hold
-from gateway.core.money.scopes import org_scope, scopes_of
+from gateway.core.money.ledger import Hold, org_scope, scopes_of
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import media_parts
 from gateway.core.openai.structured import shape_of

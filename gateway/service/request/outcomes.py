@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.core.access.keys import Principal
-from gateway.core.log.ids import uuid7
+from gateway.core.log.events import uuid7
 from gateway.core.log.outcome import TEXT_CHARS_MAX, Judgement, Outcome, check_idempotency_key, requested
 from gateway.core.log.redact import Redactor
 from gateway.errors import NotFound

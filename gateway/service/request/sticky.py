@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.log.rollout import RolloutRecord, RoundRecord
-from gateway.core.loop.meter import Meter
+from gateway.core.loop.caps import Meter
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.turns import Marker
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.meter import Meter
+from gateway.core.loop.caps import Meter
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.prompt import most_agreeing
 from gateway.service.loop.routers import SHIP
