@@ -26,7 +26,6 @@ from gateway.api.operator.pools import PoolsApi
 from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
-from gateway.api.public.texts import TextsApi
 from gateway.core.log.outcome import FIELDS as OUTCOME_FIELDS
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import CAP_HEADERS

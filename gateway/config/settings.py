@@ -16,9 +16,17 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gateway.config.money import CapsSettings, LogSettings, MoneySettings
 from gateway.config.planning import LearningSettings, PlanningSettings, VersionsSettings
-from gateway.config.serving import OutsideSettings, PlacesSettings, RequestsSettings, TurnsSettings, UpstreamSettings
+from gateway.config.serving import (
+    CapsSettings,
+    LogSettings,
+    MoneySettings,
+    OutsideSettings,
+    PlacesSettings,
+    RequestsSettings,
+    TurnsSettings,
+    UpstreamSettings,
+)
 from gateway.errors import ConfigError
 
 PREFIX = "BATON_"

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
-from gateway.adapters.engines.replicas import Replicas
-from gateway.adapters.engines.vllm import VllmLora
+from gateway.adapters.engines.vllm import Replicas, VllmLora
 from gateway.adapters.postgres.registry import Registry
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor

@@ -19,10 +19,9 @@ from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.operator.keys import Balances, KeysApi
-from gateway.api.public.chat import OpenAIApi
+from gateway.api.public.chat import OpenAIApi, TextsApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
-from gateway.api.public.texts import TextsApi
 from gateway.cli.process.listeners import Listener
 from gateway.core.money.amounts import Usage
 from gateway.errors import BudgetExceeded, UpstreamError, UpstreamRateLimited

@@ -20,8 +20,7 @@ from bench.policies import reseal, spoil, write_adapter, write_full
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
-from gateway.adapters.engines.replicas import Replicas
-from gateway.adapters.engines.vllm import VllmLora
+from gateway.adapters.engines.vllm import Replicas, VllmLora
 from gateway.errors import BatonError, ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.request import ConductorEnd
 from tests.contract.engines import ask, asking, fake_maker, probe_of

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
-from gateway.adapters.upstream.tool import ToolWorkers, task_text
+from gateway.adapters.upstream.pooled import PooledWorkers, ToolWorkers, pooled_workers, task_text
 from gateway.core.loop.depth import verify
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import PoolFile, WorkerSpec

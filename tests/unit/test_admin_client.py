@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from gateway import cli
-from gateway.cli.admin.bootstrap import LocalApi
-from gateway.cli.admin.client import AdminClient
+from gateway.cli.admin.client import AdminClient, LocalApi
 from gateway.cli.process.datadir import FACTS, DataDir
 from gateway.errors import BadRequest, BatonError, ConfigError, Unavailable
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
-from gateway.adapters.engines.replicas import Replicas
+from gateway.adapters.engines.vllm import Replicas
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
 from gateway.errors import ConfigError

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from bench.policies import SPOILS, manifest_of, reseal, spoil, write_adapter, write_full
-from gateway.adapters.engines.files import Base, check, check_adapter, check_full
+from gateway.adapters.engines.files import Base, check, check_adapter, check_finite, check_full, read_header
 from gateway.adapters.engines.sealed import read_object
-from gateway.adapters.engines.tensors import check_finite, read_header
 from gateway.errors import VersionRefused
 from tests.tiny_model import write_tiny_model
 
@@ -210,7 +209,7 @@ def test_every_float_type_shows_what_is_no_number(dtype: str, value: float, tmp_
 
 
 def test_the_first_and_last_number_of_every_block_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.adapters.engines.tensors.BLOCK_BYTES", 64)
+    monkeypatch.setattr("gateway.adapters.engines.files.BLOCK_BYTES", 64)
     path = tmp_path / "x.safetensors"
     for at in (0, 15, 16, 31, 39):
         array = np.ones(40, np.float32)

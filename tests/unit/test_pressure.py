@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.api.edge import pressure
-from gateway.api.edge.pressure import LEAST, TURN_S, WorkSlots
+from gateway.api.edge import stack
+from gateway.api.edge.stack import RUNNING_MIN, TURN_S, WorkSlots
 
 MOST = 512
 
@@ -25,12 +25,12 @@ async def test_long_turns_let_fewer_in_and_short_ones_more_again() -> None:
     for _ in range(20):
         slots.measure(TURN_S * 5)
     cut = slots.limit
-    assert LEAST < cut < 300  # once: the cut has not come to bear while 300 run
+    assert RUNNING_MIN < cut < 300  # once: the cut has not come to bear while 300 run
     for _ in range(300):
         slots.measure(TURN_S * 5)
         if slots.running > slots.limit:
             slots.give()
-    assert slots.limit == LEAST
+    assert slots.limit == RUNNING_MIN
     for _ in range(60):
         slots.measure(TURN_S / 2)
     assert slots.limit == MOST
@@ -49,12 +49,12 @@ async def test_a_rest_begins_anew() -> None:
     for _ in range(100):
         slots.measure(TURN_S / 2)
     await taken(slots, 1)  # the first after a rest
-    assert slots.limit == LEAST
+    assert slots.limit == RUNNING_MIN
 
 
 async def test_whoever_has_no_place_waits_in_order_and_a_leaver_keeps_none() -> None:
-    slots, served = WorkSlots(LEAST), list[int]()
-    await taken(slots, LEAST)
+    slots, served = WorkSlots(RUNNING_MIN), list[int]()
+    await taken(slots, RUNNING_MIN)
 
     async def one(number: int) -> None:
         await slots.take()
@@ -78,7 +78,7 @@ async def test_whoever_has_no_place_waits_in_order_and_a_leaver_keeps_none() -> 
 
 
 async def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pressure, "WAIT_S_MAX", 0.01)
+    monkeypatch.setattr(stack, "WAIT_S_MAX", 0.01)
     slots = WorkSlots(1)
     await taken(slots, 2)
     assert slots.running == 2
@@ -89,7 +89,7 @@ async def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_turns_are_measured_while_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pressure, "EVERY_S", 0.001)
+    monkeypatch.setattr(stack, "TURN_EVERY_S", 0.001)
     slots = WorkSlots(MOST)
     await taken(slots, 1)
     while slots.limit < MOST:  # it grows by what is measured, and by nothing else

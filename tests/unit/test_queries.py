@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from gateway.adapters.postgres.queries import fragment, identifiers, query
+from gateway.adapters.postgres.database import fragment, identifiers, query
 
 ROOM = Path(__file__).resolve().parents[2] / "gateway" / "adapters" / "postgres"
 NAMES = re.findall(r"^-- name: (\w+)$", (ROOM / "queries.sql").read_text(), re.M)

@@ -1,4 +1,9 @@
-"""Named queries of administration in PostgreSQL (port `AdminStore`): each change with its audit entry, or neither."""
+"""Named queries of administration in PostgreSQL (port `AdminStore`): each change with its audit entry, or neither.
+
+A credit gives back a charge or tops up a budget. It is a row of `ledger` of kind `credit`, which counts against what
+was posted in its scopes, so that balances rebuilt from the ledger include it. Its id is made from the name that the
+operator gave it, so a repeated request finds the same row.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Table, insert, select, update
+from sqlalchemy import ColumnElement, Table, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import audit as store_audit
 from gateway.adapters.postgres.admin_tables import keys, orgs, pool_revisions
-from gateway.adapters.postgres.credits import credit_insert, credit_list
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.rows import clean
+from gateway.adapters.postgres.tables import SETTLED, ledger
 from gateway.core.access.audit import Act
-from gateway.errors import BadRequest, Conflict
+from gateway.core.money.amounts import NANO_MAX, nano_to_usd
+from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow
 from gateway.service.ports.pools import PoolRevision
 
@@ -26,6 +33,11 @@ KEYS_MAX = 100_000
 ORGS_MAX = 100_000
 SECRETS = frozenset({"digest", "previous_digest"})  # never shown, also not in the audit
 Row = Mapping[Any, Any]
+POOLS_TARGET = "pools"
+CREDIT_LOCK_KEY = 0x637265646974  # "credit": a charge is given back once, whoever asks at the same time
+CREDIT = "credit"
+CREDITS_MAX = 1_000
+TOP_UP = "top-up:"
 
 
 class PostgresAdmin:
@@ -175,9 +187,6 @@ def org_row(row: Row) -> OrgRow:
 # ---------------------------------------------------------------- pool revisions
 
 
-TARGET = "pools"
-
-
 class PostgresPools:
     """The port PoolRevisions: each revision with its audit entry, or neither. Raises as PostgresAdmin."""
 
@@ -188,13 +197,13 @@ class PostgresPools:
         async with transaction(self._engine) as connection:
             new = await _store_revision(connection, revision)
             if new:
-                await store_audit.write(connection, revision.act, "pool.loaded", TARGET, None, after)
+                await store_audit.write(connection, revision.act, "pool.loaded", POOLS_TARGET, None, after)
             return new
 
     async def change(self, revision: PoolRevision, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         async with transaction(self._engine) as connection:
             await _store_revision(connection, revision)
-            await store_audit.write(connection, revision.act, "pool.reloaded", TARGET, before, after)
+            await store_audit.write(connection, revision.act, "pool.reloaded", POOLS_TARGET, before, after)
 
     async def list(self, limit: int) -> Sequence[PoolRevision]:
         table = pool_revisions
@@ -215,3 +224,88 @@ async def _store_revision(connection: AsyncConnection, revision: PoolRevision) -
     values["why"] = clean(revision.why)
     query = pg.insert(pool_revisions).values(**values).on_conflict_do_nothing(index_elements=["hash"])
     return bool((await connection.execute(query.returning(pool_revisions.c.hash))).first())
+
+
+async def credit_insert(
+    connection: AsyncConnection, asked: CreditRequest, at: datetime, act: Act
+) -> tuple[Credit, bool]:
+    """The credit, and whether it is new. Raises NotFound and Conflict as the port says."""
+    await connection.execute(select(func.pg_advisory_xact_lock(CREDIT_LOCK_KEY)))
+    known = (await connection.execute(select(ledger).where(ledger.c.event_id == asked.id))).mappings().first()
+    if known is not None:
+        return _same(_credit(known), asked), False
+    charge = None if asked.charge is None else await _charge(connection, asked.charge)
+    scopes = [[asked.scope, None]] if charge is None else [[name, None] for name, _ in charge["scopes"]]
+    amount = asked.amount_nano if charge is None else await _amount(connection, charge, asked.amount_nano)
+    values = {
+        "event_id": asked.id,
+        "hold_id": f"{TOP_UP}{asked.id}" if charge is None else charge["hold_id"],
+        "rollout_id": None if charge is None else charge["rollout_id"],
+        "kind": CREDIT,
+        "amount_nano": amount,
+        "scopes": scopes,
+        "detail": {"by": act.actor, "why": str(clean(act.why)), "asked": _asked(asked)},
+        "at": at,
+    }
+    await connection.execute(insert(ledger).values(**values))
+    made = _credit(values)
+    shown = {"amount_nano": made.amount_nano, "scopes": list(made.scopes), "hold_id": made.hold_id}
+    await store_audit.write(connection, act, "credit.given", f"credit:{made.id}", None, shown)
+    return made, True
+
+
+async def credit_list(connection: AsyncConnection, limit: int) -> Sequence[Credit]:
+    """Newest first."""
+    query = select(ledger).where(ledger.c.kind == CREDIT).order_by(ledger.c.at.desc(), ledger.c.event_id.desc())
+    return [_credit(row) for row in (await connection.execute(query.limit(min(limit, CREDITS_MAX)))).mappings()]
+
+
+async def _charge(connection: AsyncConnection, name: str) -> Mapping[Any, Any]:
+    """The settlement of a hold, by the hold's id, its rollout's or its completion's."""
+    settled = select(ledger).where(_named(name), ledger.c.kind.in_(SETTLED)).limit(1)
+    found = (await connection.execute(settled)).mappings().first()
+    if found is not None:
+        return found
+    if (await connection.execute(select(ledger.c.hold_id).where(_named(name)).limit(1))).first() is not None:
+        raise Conflict(f"`{name[:64]}` is not settled yet; there is nothing to give back", code="hold_open")
+    raise NotFound(f"no charge `{name[:64]}`; give a hold's, a rollout's or a completion's id", code="charge_not_found")
+
+
+def _named(name: str) -> ColumnElement[bool]:
+    plain = str(clean(name))
+    try:
+        rollout = str(UUID(plain.removeprefix("chatcmpl-").removeprefix("resp_")))
+    except ValueError:
+        return ledger.c.hold_id == plain
+    return or_(ledger.c.hold_id == plain, ledger.c.rollout_id == rollout)
+
+
+async def _amount(connection: AsyncConnection, charge: Mapping[Any, Any], wanted: int | None) -> int:
+    """What is given back of a charge: all that is left of it, or less. Raises Conflict for more."""
+    given = select(func.coalesce(func.sum(ledger.c.amount_nano), 0))
+    given = given.where(ledger.c.hold_id == charge["hold_id"], ledger.c.kind == CREDIT)
+    left = int(charge["amount_nano"]) - int(await connection.scalar(given) or 0)
+    amount = left if wanted is None else wanted
+    if not 0 < amount <= left:
+        raise Conflict(f"of this charge ${nano_to_usd(left)} can be given back", code="credit_above_charge")
+    return min(amount, NANO_MAX)
+
+
+def _asked(asked: CreditRequest) -> dict[str, Any]:
+    return {"charge": asked.charge, "scope": asked.scope, "amount_nano": asked.amount_nano}
+
+
+def _same(known: Credit, asked: CreditRequest) -> Credit:
+    """The credit of before. Raises Conflict where something else is asked for under its name."""
+    whole = asked.amount_nano is None or asked.amount_nano == known.amount_nano
+    scope = asked.scope is None or (known.hold_id is None and known.scopes == (asked.scope,))
+    if whole and scope and (asked.charge is None) == (known.hold_id is None):
+        return known
+    raise Conflict(f"credit {known.id} was another one; give this one a key of its own", code="credit_conflict")
+
+
+def _credit(row: Mapping[Any, Any]) -> Credit:
+    hold = None if str(row["hold_id"]).startswith(TOP_UP) else str(row["hold_id"])
+    scopes = tuple(str(name) for name, _ in row["scopes"])
+    detail = row["detail"]
+    return Credit(str(row["event_id"]), hold, int(row["amount_nano"]), scopes, row["at"], detail["by"], detail["why"])

@@ -1,25 +1,30 @@
-"""Connections to PostgreSQL over psycopg 3: every one has a connect, a pool and a statement time-out.
+"""Connections to PostgreSQL over psycopg 3, each with a connect, a pool and a statement time-out; and named statements.
 
-Whoever makes an engine disposes of it. The stores are given one, and never close it.
+Whoever makes an engine disposes of it. The stores are given one, and never close it. `queries.sql` holds the named
+statements; psycopg composes their identifiers and numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.resources import files
 from typing import Any
 
 from psycopg import sql
-from sqlalchemy import URL, Engine, TextClause, create_engine, make_url
+from sqlalchemy import URL, Engine, TextClause, create_engine, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.adapters.postgres.queries import query
 from gateway.errors import ConfigError, Unavailable
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.M)
+_COMMENT = re.compile(r"^--.*\n", re.M)
 
 
 def driver_url(database_url: str) -> URL:
@@ -136,3 +141,26 @@ async def transaction(engine: AsyncEngine, timeout_s: float | None = None) -> As
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__
         raise Unavailable(f"the database is not available ({reason})", code="store_unavailable") from error
+
+
+@cache
+def _statements() -> Mapping[str, sql.SQL]:
+    source = files("gateway.adapters.postgres").joinpath("queries.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME.split(source)
+    statements = [sql.SQL(_COMMENT.sub("", part).strip()) for part in parts[1::2]]
+    return dict(zip(parts[::2], statements, strict=True))
+
+
+def query(name: str, **parts: sql.Composable) -> TextClause:
+    """The statement of that name, with `parts` for its {words}. Raises KeyError where a name or a part is missing."""
+    return text(_statements()[name].format(**parts).as_string())
+
+
+def fragment(name: str) -> sql.Composable:
+    """An expression of that name, a part of other statements. Raises KeyError."""
+    return _statements()[name]
+
+
+def identifiers(names: Iterable[str]) -> sql.Composable:
+    """A list of columns or tables."""
+    return sql.SQL(", ").join(sql.Identifier(name) for name in names)

@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql as pg
 
 from gateway.adapters.postgres import rows
-from gateway.adapters.postgres.queries import identifiers, query
+from gateway.adapters.postgres.database import identifiers, query
 from gateway.adapters.postgres.tables import (
     MODEL_KINDS,
     continuations,

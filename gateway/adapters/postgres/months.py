@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, TableClause, TextClause, column, delete, f
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.adapters.postgres.queries import identifiers, query
+from gateway.adapters.postgres.database import identifiers, query
 from gateway.adapters.postgres.tables import (
     MONTHLY,
     continuations,

@@ -21,10 +21,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import key_row, org_row
 from gateway.adapters.postgres.admin_tables import keys, orgs
-from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.database import fragment, query, transaction
 from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.migrate import vector_in_use
-from gateway.adapters.postgres.queries import fragment, query
 from gateway.adapters.postgres.tables import SETTLED, experience, gradings, ledger, outcomes, rollouts, rounds, steps
 from gateway.core.log.outcome import Outcome
 from gateway.core.loop.experience import (

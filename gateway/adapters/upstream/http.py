@@ -144,7 +144,7 @@ class HttpWorkers:
             "content-type": "application/json",
             "accept-encoding": "identity",
             "user-agent": "baton",
-            depth.HEADER: depth.sign(call.depth, self._depth_secret),
+            depth.DEPTH_HEADER: depth.sign(call.depth, self._depth_secret),
         }
         if secret:
             headers["authorization"] = f"Bearer {secret}"

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.api.edge.stack import CLIENT_CLOSED_REQUEST, reply, unless_gone
 from gateway.core.access.idempotency import (
     CHARS_MAX,
-    HEADER,
+    IDEMPOTENCY_HEADER,
     REPLAY_HEADER,
     digest_of,
     fingerprint_of,
@@ -58,7 +58,7 @@ class Idempotency:
         Raises BadRequest for a malformed key, IdempotencyReused (422), IdempotencyRunning (409), Conflict where the
         first reply was not stored, Unavailable while the store is away.
         """
-        key = request.headers.get(HEADER)
+        key = request.headers.get(IDEMPOTENCY_HEADER)
         if key is None:
             return await serve(request)
         if not 0 < len(key) <= CHARS_MAX:

@@ -1,4 +1,6 @@
-"""The OpenAI-compatible routes: chat completions and models."""
+"""The OpenAI-compatible routes: chat completions, models, and the two that go to one worker without planning: text
+completions and embeddings.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,22 @@ from gateway.api.edge.headers import headers_of
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.spec import header_parameters
 from gateway.api.edge.stack import CLIENT_CLOSED_REQUEST, Json, Router, read_json, unless_gone
+from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
-from gateway.core.loop.depth import HEADER, verify
+from gateway.core.loop.depth import DEPTH_HEADER, verify
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.openai.chat import MEDIA_BYTES_MAX, ChatRequest, parse_request
+from gateway.core.openai.texts import (
+    parse_completion,
+    parse_embedding,
+)
 from gateway.errors import NotFound
 from gateway.service.request.admit import RequestContext
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
-from gateway.service.request.frames import ChatFrames, Frames, events
+from gateway.service.request.frames import ChatFrames, Frames, TextFrames, events
 from gateway.service.request.running import Running, reply_headers
 
 ROUNDS_MAX = 16
@@ -37,6 +44,7 @@ OWN_HEADERS = (
     "x-baton-progress",
     "x-baton-sticky",
 )
+TEXT_HEADERS = ("x-baton-pool", "x-baton-keepalive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ class OpenAIApi:
             pool=request.headers.get("x-baton-pool"),
             rounds=_whole_number(request, "x-baton-rounds", 1, ROUNDS_MAX),
             quality=_whole_number(request, "x-baton-quality", 0, QUALITY_MAX),
-            depth=_depth(request.headers.get(HEADER), self.depth_secret),
+            depth=_depth(request.headers.get(DEPTH_HEADER), self.depth_secret),
             sticky=_wanted(request, "x-baton-sticky", default=True),
             response=response,
             progress=_wanted(request, "x-baton-progress", default=False),
@@ -180,3 +188,40 @@ def _depth(header: str | None, secret: bytes) -> int:
 def _whole_number(request: Request, header: str, least: int, most: int) -> int | None:
     text = request.headers.get(header)
     return None if text is None else number(text, header, least, most)
+
+
+@dataclass(frozen=True, slots=True)
+class TextsApi:
+    """What the routes need. `chats` admits, serves and streams."""
+
+    chats: OpenAIApi
+
+    def router(self) -> Router:
+        """The routes."""
+        router = Router(prefix="/v1")
+        headers = header_parameters(*TEXT_HEADERS, *CAP_HEADERS, IDEMPOTENCY_HEADER)
+        router.add("POST", "/completions", self.completions, openapi_extra=headers)
+        router.add("POST", "/embeddings", self.embeddings, openapi_extra=headers)
+        return router
+
+    async def completions(self, request: Request) -> Response:
+        """A text completion by the worker that `model` names; with `stream`, as it is produced."""
+        return await self._serve(request, parse_completion)
+
+    async def embeddings(self, request: Request) -> Response:
+        """Embeddings by the worker that `model` names, whose `task` must be embeddings."""
+        return await self._serve(request, parse_embedding)
+
+    async def _serve(self, request: Request, parse: Callable[..., ChatRequest]) -> Response:
+        chats = self.chats
+        principal = await chats.authenticator.authenticate(request.headers.get("authorization"), "data")
+        body = await read_json(request, chats.body_bytes_max)
+        return await chats.idempotency.answer(
+            request, principal, body, lambda r: self._served(r, principal, parse(body, strict=chats.strict_fields))
+        )
+
+    async def _served(self, request: Request, principal: Principal, chat: ChatRequest) -> Response:
+        running = await self.chats.begin(request, principal, chat)
+        if chat.stream:
+            return await self.chats.streamed(request, running, TextFrames(running))
+        return await self.chats.complete(request, running, lambda body: body)

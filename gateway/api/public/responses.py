@@ -11,7 +11,7 @@ from gateway.api.edge.bodies import query_number
 from gateway.api.edge.spec import header_parameters
 from gateway.api.edge.stack import Json, Router, read_json
 from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
-from gateway.core.access.idempotency import HEADER
+from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai.responses.reply import finished_response
@@ -31,7 +31,9 @@ class ResponsesApi:
     def router(self) -> Router:
         """The routes."""
         router = Router(prefix="/v1/responses")
-        router.add("POST", "", self.create, openapi_extra=header_parameters(*OWN_HEADERS, HEADER, *CAP_HEADERS))
+        router.add(
+            "POST", "", self.create, openapi_extra=header_parameters(*OWN_HEADERS, IDEMPOTENCY_HEADER, *CAP_HEADERS)
+        )
         for path, endpoint, method in (
             ("/{response_id}", self.get, "GET"),
             ("/{response_id}", self.delete, "DELETE"),

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-HEADER = "idempotency-key"
+IDEMPOTENCY_HEADER = "idempotency-key"
 REPLAY_HEADER = "x-baton-idempotent-replay"
 CHARS_MAX = 255
 RETRYABLE = (408, 409, 429)  # and 5xx: OpenAI's SDKs send these again

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 
-HEADER = "x-baton-depth"
+DEPTH_HEADER = "x-baton-depth"
 DEPTH_MAX = 999
 
 
@@ -30,4 +30,4 @@ def verify(value: str | None, secret: bytes) -> int | None:
 
 
 def _mac(depth: int, secret: bytes) -> str:
-    return hmac.new(secret, f"{HEADER}:{depth}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret, f"{DEPTH_HEADER}:{depth}".encode(), hashlib.sha256).hexdigest()

@@ -46,6 +46,9 @@ _FIXES = {
     "key": "an operator can issue a key with a larger --budget-usd; a lower max_tokens may also fit",
     "org": "an operator can raise the organisation's budget; a lower max_tokens may also fit",
 }
+WINDOWS = ("life", "month", "day")
+USER_DIGEST_CHARS = 32
+_WINDOW = re.compile(r":(\d{4}-\d{2}(?:-\d{2})?)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +124,6 @@ def hold_closed(hold_id: str) -> Conflict:
 def hold_unknown(hold_id: str) -> NotFound:
     """The error for an id without a hold."""
     return NotFound(f"no hold `{hold_id}`: never granted here, or settled more than a day ago", code="hold_not_found")
-
-
-WINDOWS = ("life", "month", "day")
-USER_DIGEST_CHARS = 32
-_WINDOW = re.compile(r":(\d{4}-\d{2}(?:-\d{2})?)$")
 
 
 def org_scope(name: str) -> str:

@@ -19,6 +19,11 @@ from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage, input_tokens_b
 from gateway.core.openai.chat import choices_in
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; used only if the worker reports nothing
+TOKENS_PER_TURN = 6  # control tokens and role: five in the templates of Llama, Qwen and Gemma, four with OpenAI
+TOKENS_PER_CHOICE = 1  # the end of the turn, or the last token of a stream that was cut
+TOKENS_PER_TOOL_CALL = 16  # what surrounds a name and its arguments
+_TURN_TEXTS = ("content", "name", "tool_call_id", "refusal")
+_EXTRA_TEXTS = ("tools", "functions", "tool_choice", "response_format", "suffix")
 
 
 def read_usage(body: Mapping[str, Any]) -> Usage | None:
@@ -100,13 +105,6 @@ def _is_count(value: Any) -> bool:
 
 def _tokens(size_bytes: int) -> int:
     return -(-size_bytes // BYTES_PER_TOKEN)
-
-
-TOKENS_PER_TURN = 6  # control tokens and role: five in the templates of Llama, Qwen and Gemma, four with OpenAI
-TOKENS_PER_CHOICE = 1  # the end of the turn, or the last token of a stream that was cut
-TOKENS_PER_TOOL_CALL = 16  # what surrounds a name and its arguments
-_TURN_TEXTS = ("content", "name", "tool_call_id", "refusal")
-_EXTRA_TEXTS = ("tools", "functions", "tool_choice", "response_format", "suffix")
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ INSTEAD: Mapping[State, str] = {
 NAME = re.compile(r"([a-z][a-z0-9_.-]{0,62})@(0|[1-9][0-9]{0,8})")
 PLAIN_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,62}")
 BUCKETS = 10_000  # a share is kept to a hundredth of a percent
+WHY_CHARS_MAX = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,6 @@ def picked(version: Version) -> Pick | None:
 def same_route(one: Plan, other: Plan) -> bool:
     """Whether two plans call the same workers in the same order over the same links, whatever the task texts say."""
     return [(step.worker, step.see) for step in one.steps] == [(step.worker, step.see) for step in other.steps]
-
-
-WHY_CHARS_MAX = 2_000
 
 
 def check_words(name: str, why: str) -> None:
