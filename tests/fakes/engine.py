@@ -12,7 +12,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.engines.files import Base, PolicyFiles, check, check_full
+from gateway.adapters.engines.files import BaseWeights, PolicyFiles, check, check_full
 from gateway.adapters.engines.vllm import check_same
 from gateway.errors import ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.policies import PolicyEngine
@@ -46,7 +46,7 @@ class FakeEngine(PolicyEngine):
         self.loads = 0
         self._versions_max = versions_max
         self._dies_at = dies_at
-        self._base = Base(base) if base else None
+        self._base = BaseWeights(base) if base else None
 
     def restart(self) -> None:
         """As after a crash: up, and everything forgotten."""

@@ -69,11 +69,6 @@ def test_group_advantages_by_hand() -> None:
     assert grpo.batch_advantages(torch.zeros(0)).shape == (0,)
 
 
-def test_leave_one_out_compares_with_the_others() -> None:
-    rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.4]), torch.tensor([0, 0, 0, 1])
-    assert close(grpo.leave_one_out_advantages(rewards, groups), [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0])
-
-
 def test_dead_groups_are_counted_by_group_and_stay_dead_under_rounding() -> None:
     rewards = torch.tensor([0.1 + 0.2, 0.3, 0.3, 0.0, 1.0, 0.5])
     groups = torch.tensor([0, 0, 0, 1, 1, 2])

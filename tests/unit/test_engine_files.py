@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from bench.policies import SPOILS, manifest_of, reseal, spoil, write_adapter, write_full
-from gateway.adapters.engines.files import Base, check, check_adapter, check_finite, check_full, read_header
+from gateway.adapters.engines.files import BaseWeights, check, check_adapter, check_finite, check_full, read_header
 from gateway.adapters.engines.sealed import read_object
 from gateway.errors import VersionRefused
 from tests.tiny_model import write_tiny_model
@@ -45,14 +45,14 @@ def refusal(work: Callable[[], object]) -> VersionRefused:
 
 def test_good_directories_pass(base: Path, full: Path, adapter: Path) -> None:
     found = check(full)
-    check_full(found, Base(base))
+    check_full(found, BaseWeights(base))
     assert (found.manifest.kind, found.directory, set(found.manifest.probe)) == (
         "full",
         full.resolve(),
         set(manifest_of(full)["probe"]),
     )
     found = check(adapter)
-    check_adapter(found, Base(base), rank_max=2)
+    check_adapter(found, BaseWeights(base), rank_max=2)
     check_adapter(found, None, rank_max=2)
     assert found.manifest.kind == "adapter"
     assert check(base).manifest.probe == {}
@@ -129,7 +129,7 @@ def test_an_adapter_that_is_no_plain_lora_of_that_rank(
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     reseal(adapter)
-    assert refusal(lambda: check_adapter(check(adapter), Base(base), rank_max=8)).reason == reason
+    assert refusal(lambda: check_adapter(check(adapter), BaseWeights(base), rank_max=8)).reason == reason
 
 
 @pytest.mark.parametrize(
@@ -153,20 +153,20 @@ def test_an_adapter_whose_tensors_do_not_fit(tensors: dict[str, tuple[int, ...]]
         {name: np.zeros(dims, np.float32) for name, dims in tensors.items()}, adapter / "adapter_model.safetensors"
     )
     reseal(adapter)
-    assert refusal(lambda: check_adapter(check(adapter), Base(base), rank_max=8)).reason == "shape"
+    assert refusal(lambda: check_adapter(check(adapter), BaseWeights(base), rank_max=8)).reason == "shape"
 
 
 def test_an_adapter_of_other_weights_or_kind(adapter: Path, full: Path, base: Path) -> None:
     reseal(adapter, base_sha256="f" * 64)
-    assert refusal(lambda: check_adapter(check(adapter), Base(base), rank_max=8)).reason == "base"
-    assert refusal(lambda: check_adapter(check(full), Base(base), rank_max=8)).reason == "kind"
-    assert refusal(lambda: check_full(check(adapter), Base(base))).reason == "kind"
+    assert refusal(lambda: check_adapter(check(adapter), BaseWeights(base), rank_max=8)).reason == "base"
+    assert refusal(lambda: check_adapter(check(full), BaseWeights(base), rank_max=8)).reason == "kind"
+    assert refusal(lambda: check_full(check(adapter), BaseWeights(base))).reason == "kind"
 
 
 def test_a_base_in_shards_has_shapes_and_no_checksum(base: Path, tmp_path: Path, adapter: Path) -> None:
     for number in (1, 2):
         save_file({f"tensor.{number}": np.zeros((2, 3), np.float32)}, tmp_path / f"model-0000{number}.safetensors")
-    sharded = Base(tmp_path)
+    sharded = BaseWeights(tmp_path)
     assert sharded.shapes == {"tensor.1": (2, 3), "tensor.2": (2, 3)}
     assert sharded.sha256 == ""
 
@@ -181,10 +181,10 @@ def test_full_weights_of_another_model(base: Path, full: Path) -> None:
     ):
         config.write_text(json.dumps(json.loads(text) | changes))
         reseal(full)
-        assert refusal(lambda: check_full(check(full), Base(base))).reason == reason
+        assert refusal(lambda: check_full(check(full), BaseWeights(base))).reason == reason
     config.write_text(json.dumps(json.loads(text) | {"transformers_version": "5.0", "torch_dtype": "bfloat16"}))
     reseal(full)
-    check_full(check(full), Base(base))  # how it was saved is no difference
+    check_full(check(full), BaseWeights(base))  # how it was saved is no difference
 
 
 # ---------------------------------------------------------------- safetensors

@@ -58,6 +58,6 @@ class EmbeddedEngine:
         if answer.status in (401, 404, 405):
             raise EngineDown(f"the engine at {self._api.url} takes no {path}: start it with this gateway's admin key")
         if answer.status >= 500:
-            raise EngineDown(f"the engine at {self._api.url} failed at {path}: {answer.said()}; see its log")
+            raise EngineDown(f"the engine at {self._api.url} failed at {path}: {answer.message()}; see its log")
         reason = answer.code() if answer.code() in REASONS else "engine"
-        raise VersionRefused(reason, answer.said())
+        raise VersionRefused(reason, answer.message())

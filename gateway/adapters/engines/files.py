@@ -1,7 +1,7 @@
 """What a policy directory must be before any engine is shown it. A bad one can kill an engine or, worse, be served.
 
 In order: the manifest and every checksum (`sealed.py`), the prompt it was trained on, weights complete and finite; then
-whether they fit the weights that the engine runs (`Base`).
+whether they fit the weights that the engine runs (`BaseWeights`).
 
 Safetensors files are read without a library, because the gateway brings no numerical one. The format: eight bytes with
 the header's length (little-endian), a JSON object {name: {dtype, shape, data_offsets}}, then the tensors' bytes
@@ -80,7 +80,7 @@ def check(directory: Path) -> PolicyFiles:
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseWeights:
     """The weights an engine was started with, as a local directory: what every version must fit."""
 
     directory: Path
@@ -103,7 +103,7 @@ class Base:
         return file_sha256(path) if path.is_file() else ""
 
 
-def check_adapter(files: PolicyFiles, base: Base | None, rank_max: int) -> None:
+def check_adapter(files: PolicyFiles, base: BaseWeights | None, rank_max: int) -> None:
     """That it is a plain low-rank update of `base`. Raises VersionRefused(kind | base | rank | shape)."""
     place = files.directory
     if files.manifest.kind != "adapter":
@@ -138,7 +138,7 @@ def _check_pairs(files: PolicyFiles, rank: int, shapes: Mapping[str, tuple[int, 
             raise VersionRefused("shape", f"{files.directory}: {module} has A {a}, B {b} for a weight {weight}; {FIX}")
 
 
-def check_full(files: PolicyFiles, base: Base) -> None:
+def check_full(files: PolicyFiles, base: BaseWeights) -> None:
     """That its weights can take the place of `base`'s. Raises VersionRefused(kind | tied | shape)."""
     place = files.directory
     if files.manifest.kind != "full":

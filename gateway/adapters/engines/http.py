@@ -32,21 +32,21 @@ ANY_PROBE: Mapping[str, Any] = {"prompt_ids": (1,), "token_ids": (2, 3, 5, 8, 13
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineReply:
     """A status, and a body: parsed JSON, or the text where it is none."""
 
     status: int
     body: Any
 
-    def said(self) -> str:
-        """The error's message on one line, as far as there is one."""
+    def message(self) -> str:
+        """The error message on one line; the body where there is none."""
         body = self.body
         error = body.get("error", body) if isinstance(body, dict) else body
         text = error.get("message", error.get("detail", error)) if isinstance(error, dict) else error
         return " ".join(str(text).split())[:MESSAGE_CHARS_MAX]
 
     def code(self) -> str:
-        """The error's code; empty where there is none."""
+        """The error code; empty where there is none."""
         error = self.body.get("error") if isinstance(self.body, dict) else None
         return str(error.get("code") or "") if isinstance(error, dict) else ""
 
@@ -66,7 +66,7 @@ class EngineApi:
         """Close every connection."""
         await self._client.aclose()
 
-    async def send(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Answer:
+    async def send(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> EngineReply:
         """What it answers, whatever the status. Raises EngineDown when it does not, or not in time."""
         bound_s = timeout_s or self._timeout_s
         try:
@@ -82,16 +82,16 @@ class EngineApi:
         except TRANSPORT_ERRORS as error:
             what = str(error) or type(error).__name__
             raise EngineDown(f"the engine at {self.url} does not answer {path}: {what}; is it running?") from None
-        return Answer(response.status_code, _parsed(raw))
+        return EngineReply(response.status_code, _parsed(raw))
 
-    async def do(self, path: str, body: Any = None, *, timeout_s: float | None = None) -> Answer:
+    async def do(self, path: str, body: Any = None, *, timeout_s: float | None = None) -> EngineReply:
         """POST that must succeed. Raises VersionRefused(engine) when the engine says no and lives, else EngineDown."""
         answer = await self.send("POST", path, body, timeout_s=timeout_s)
         if answer.status == 200:
             return answer
         await self.check_alive()
         raise VersionRefused(
-            "engine", f"the engine at {self.url} answered {path} with {answer.status}: {answer.said()}; see its log"
+            "engine", f"the engine at {self.url} answered {path} with {answer.status}: {answer.message()}; see its log"
         )
 
     async def check_alive(self) -> None:
@@ -105,7 +105,7 @@ class EngineApi:
         answer = await self.send("GET", "/v1/models")
         entries = answer.body.get("data") if isinstance(answer.body, dict) else None
         if answer.status != 200 or not isinstance(entries, list):
-            raise EngineDown(f"the engine at {self.url} answered /v1/models with {answer.status}: {answer.said()}")
+            raise EngineDown(f"the engine at {self.url} answered /v1/models with {answer.status}: {answer.message()}")
         return {str(entry["id"]): entry for entry in entries if isinstance(entry, dict) and "id" in entry}
 
     async def drift(self, model: str, probe: Mapping[str, Any]) -> float:
@@ -116,14 +116,16 @@ class EngineApi:
         body = {"model": model, "prompt": prompt_ids + token_ids, "max_tokens": 1, "temperature": 0}
         answer = await self.send("POST", "/v1/completions", {**body, "prompt_logprobs": 0})
         if answer.status == 404:
-            raise NotFound(f"the engine at {self.url} does not serve {model}: {answer.said()}", code="model_not_found")
+            raise NotFound(
+                f"the engine at {self.url} does not serve {model}: {answer.message()}", code="model_not_found"
+            )
         if answer.status == 503:
             raise EngineDown(f"the engine at {self.url} is too busy to score the probe of {model}; try again")
         if answer.status >= 500:  # vLLM cannot write a NaN as JSON
             await self.check_alive()
             return math.inf
         if answer.status != 200:
-            raise VersionRefused("probe", f"the engine at {self.url} cannot score the probe: {answer.said()}")
+            raise VersionRefused("probe", f"the engine at {self.url} cannot score the probe: {answer.message()}")
         return _drift(_scores(answer.body, token_ids), probe.get("logprobs"))
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.adapters.engines.files import Base, PolicyFiles, check, check_full
+from gateway.adapters.engines.files import BaseWeights, PolicyFiles, check, check_full
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import DRIFT_MAX, check_drift
 from gateway.errors import BatonError, ConductorError, EngineDown, NotFound, VersionRefused
@@ -49,7 +49,7 @@ class VllmReload:
         self.model = model
         self.turns = Turns()
         self._api = api
-        self._base = Base(base)
+        self._base = BaseWeights(base)
         self._drift_max = drift_max
         self._drain_s = drain_s
         self._reload_s = reload_s

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.adapters.engines.files import Base, PolicyFiles, check, check_adapter
+from gateway.adapters.engines.files import BaseWeights, PolicyFiles, check, check_adapter
 from gateway.adapters.engines.http import EngineApi
 from gateway.errors import VersionRefused
 from gateway.service.ports.policies import PolicyEngine
@@ -42,7 +42,7 @@ class VllmLora:
         drift_max: float = DRIFT_MAX,
     ) -> None:
         self._api = api
-        self._base = Base(base) if base else None
+        self._base = BaseWeights(base) if base else None
         self._versions_max = versions_max
         self._rank_max = rank_max
         self._drift_max = drift_max

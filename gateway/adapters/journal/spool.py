@@ -75,7 +75,7 @@ class Quiet:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """Payloads in order and the position after them. `damaged`: there is no good record at that position."""
 
     payloads: list[bytes]
@@ -276,17 +276,17 @@ class Spool:
         """Everything before it is in PostgreSQL."""
         return self._acked
 
-    async def read(self, position: Position, *, records_max: int, bytes_max: int) -> Batch:
+    async def read(self, position: Position, *, records_max: int, bytes_max: int) -> EventBatch:
         """What was written from `position` on, as far as one segment and the bounds go; empty when that is nothing.
         Raises OSError when the disk cannot be read."""
         start = self._readable(position)
         if start is None:
-            return Batch([], position)
+            return EventBatch([], position)
         path, until = segments.segment_path(self.directory, start.segment), self._sizes[start.segment]
         chunk = await asyncio.to_thread(
             partial(segments.read, path, start.offset, until, records_max=records_max, bytes_max=bytes_max)
         )
-        return Batch(chunk.payloads, Position(start.segment, chunk.end), chunk.bad)
+        return EventBatch(chunk.payloads, Position(start.segment, chunk.end), chunk.bad)
 
     def _readable(self, position: Position) -> Position | None:
         if position.offset < self._sizes.get(position.segment, 0):

@@ -28,7 +28,7 @@ def weighed(rows: Sequence[Row], settings: Settings) -> Weighed:
     rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
     groups, opening, means, spread = _baseline(rows, rewards, settings)
     centred = rewards - means
-    if settings.advantage == "leave_one_out":
+    if settings.advantage == "leave_one_out":  # RLOO, arXiv:2402.14740
         counts = torch.bincount(groups)[groups]
         centred = centred * counts / (counts - 1).clamp_min(1)
     live = (spread > max(settings.std_min, grpo.DEAD_STD)) & (centred.abs() > grpo.DEAD_STD)

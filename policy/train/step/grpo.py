@@ -9,9 +9,9 @@ without them destroyed a policy in one round. `proximal`: the weights at the sta
 batch makes one pass.
 
 Sources: GRPO (Shao et al., arXiv:2402.03300); no division by std and its bias (Dr. GRPO, 2503.20783); token-level
-normalisation and clip-higher (DAPO, 2503.14476); leave-one-out baseline (RLOO, 2402.14740); decoupled clipping (Hilton
-et al., 2110.00641; AReaL, 2505.24298); truncated weights (Ionides 2008); dual clip (Ye et al., 1912.09729); second
-moment of the log-ratio (M2PO, 2510.01161); k3 (Schulman 2020, joschu.net/blog/kl-approx.html).
+normalisation and clip-higher (DAPO, 2503.14476); decoupled clipping (Hilton et al., 2110.00641; AReaL, 2505.24298);
+truncated weights (Ionides 2008); dual clip (Ye et al., 1912.09729); second moment of the log-ratio (M2PO, 2510.01161);
+k3 (Schulman 2020, joschu.net/blog/kl-approx.html).
 """
 
 from __future__ import annotations
@@ -105,12 +105,6 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, divide_by_std: bool = F
 def batch_advantages(rewards: Tensor, *, divide_by_std: bool = False) -> Tensor:
     """Reward less the batch's mean [B]: for logged traffic, where every prompt has one rollout."""
     return group_advantages(rewards, torch.zeros_like(rewards, dtype=torch.long), divide_by_std=divide_by_std)
-
-
-def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Reward less the mean of the *others* in its group [B], an unbiased baseline (RLOO). A group of one gets 0."""
-    means, counts, _ = _group_means(rewards, groups)
-    return (rewards - means) * counts / (counts - 1).clamp_min(1)
 
 
 def dead_rows(rewards: Tensor, groups: Tensor, std_min: float = DEAD_STD) -> Tensor:
