@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gateway.adapters.host.poolfile import PoolFileSource
 from gateway.adapters.journal.shipper import Shipper, ShipperLimits
 from gateway.adapters.journal.spool import Spool, SpoolLimits
-from gateway.adapters.postgres.responses import PostgresResponses
+from gateway.adapters.postgres.store import PostgresResponses
 from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies
 from gateway.adapters.postgres.writer import LogWriter
 from gateway.adapters.redis.budgets import RedisBudgets

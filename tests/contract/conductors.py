@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.service.ports.request import Conductor, ConductorCall, Sampling
 from tests.fakes.conductor import ScriptedConductor

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.responses import PostgresResponses
-from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.postgres.store import PostgresResponses, PostgresStore
 from gateway.errors import Unavailable
 from gateway.service.ports.turns import ResponseStore
 from tests.fakes.responses import FakeResponses

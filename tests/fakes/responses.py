@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gateway.adapters.postgres.responses import ERASED, erased, logged
+from gateway.adapters.postgres.store import ERASED, erased, logged
 from gateway.service.ports.turns import LoggedResponse
 from tests.fakes.store import FakeStore
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor, strict_schema
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd

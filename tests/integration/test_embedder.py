@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.postgres.rows import event_rows
-from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.embedder import HttpEmbedder
 from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed
 from gateway.errors import Unavailable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.adapters.upstream.breaker import Breaker
+from gateway.adapters.upstream.client import Breaker
 
 
 class Time:

@@ -1,4 +1,5 @@
-"""Shared by all HTTP upstreams: bounded reading, and the conversion of failures to the errors of `gateway.errors`.
+"""Shared by all HTTP upstreams: bounded reading, the conversion of failures to the errors of `gateway.errors`, and a
+circuit breaker.
 
 Nothing that an upstream sends is trusted. Sizes are counted after decoding, and this file decodes encodings itself with
 a bound, so that a gzip bomb stops at the limit. Text that reaches a client is cut, and scrubbed of the worker's key.
@@ -10,8 +11,9 @@ import json
 import math
 import re
 import ssl
+import time
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -192,3 +194,38 @@ def transport_error(error: Exception) -> UpstreamError:
 
 def _too_large(bytes_max: int) -> UpstreamProtocol:
     return UpstreamProtocol(f"the worker's reply is larger than {bytes_max} bytes", retryable=False)
+
+
+class Breaker:
+    """Stops calls to a service that keeps failing. It opens after `failures_max` failures in a row; then it admits one
+    call every `cool_down_s` until one succeeds."""
+
+    def __init__(
+        self, failures_max: int = 5, cool_down_s: float = 10.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._failures_max, self._cool_down_s, self._now = failures_max, cool_down_s, now
+        self._failures = 0
+        self._blocked_until_s = 0.0
+        self._probing = False
+
+    def admit(self) -> bool:
+        """Whether a call may leave now. After True, call `succeed`, `fail` or `abandon` once."""
+        if self._failures < self._failures_max:
+            return True
+        if self._probing or self._now() < self._blocked_until_s:
+            return False
+        self._probing = True
+        return True
+
+    def succeed(self) -> None:
+        """Report that the call succeeded."""
+        self._failures, self._probing = 0, False
+
+    def fail(self) -> None:
+        """Report that the call failed."""
+        self._failures, self._probing = self._failures + 1, False
+        self._blocked_until_s = self._now() + self._cool_down_s
+
+    def abandon(self) -> None:
+        """Report that the caller left before the call ended, so that its result is unknown."""
+        self._probing = False

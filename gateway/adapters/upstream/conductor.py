@@ -21,8 +21,7 @@ from typing import Any, Literal, get_args
 import aiohttp
 import httpx
 
-from gateway.adapters.upstream.breaker import Breaker
-from gateway.adapters.upstream.client import transport_error
+from gateway.adapters.upstream.client import Breaker, transport_error
 from gateway.adapters.upstream.http import http_client
 from gateway.adapters.upstream.sse import DONE, SseError, SseParser
 from gateway.core.loop.plan import portable_schema

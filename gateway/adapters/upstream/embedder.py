@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import aiohttp
 import httpx
 
-from gateway.adapters.upstream.breaker import Breaker
-from gateway.adapters.upstream.client import bounded_body, parse_object
+from gateway.adapters.upstream.client import Breaker, bounded_body, parse_object
 from gateway.adapters.upstream.http import http_client
 from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed, project
 from gateway.errors import Unavailable, UpstreamProtocol
