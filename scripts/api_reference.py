@@ -23,7 +23,7 @@ from gateway.api.operator.orgs import AuditApi, CreditsApi, OrgsApi
 from gateway.api.operator.pages import PagesApi
 from gateway.api.operator.policies import PoliciesApi
 from gateway.api.operator.pools import PoolsApi
-from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
+from gateway.api.public.chat import OWN_HEADERS, OpenAIApi, TextsApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
 from gateway.core.log.outcome import FIELDS as OUTCOME_FIELDS

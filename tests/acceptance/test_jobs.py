@@ -199,7 +199,7 @@ def test_a_job_that_could_not_be_carried_out_is_one_line(gateway: Gateway, words
 
 def test_a_job_nobody_has_is_one_line(gateway: Gateway) -> None:
     assert "no job `00000000-0000`" in baton(gateway, "train", "status", "00000000-0000", status=1)
-    assert "is no job id" in baton(gateway, "train", "logs", "x", status=2)
+    assert "is not a job id" in baton(gateway, "train", "logs", "x", status=2)
 
 
 def test_an_outcome_for_an_unknown_rollout_is_a_404(gateway: Gateway) -> None:

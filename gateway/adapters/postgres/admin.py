@@ -31,10 +31,10 @@ from gateway.service.ports.pools import PoolRevision
 
 KEYS_MAX = 100_000
 ORGS_MAX = 100_000
-SECRETS = frozenset({"digest", "previous_digest"})  # never shown, also not in the audit
+SECRETS = frozenset({"digest", "previous_digest"})  # never shown, not even in the audit
 Row = Mapping[Any, Any]
 POOLS_TARGET = "pools"
-CREDIT_LOCK_KEY = 0x637265646974  # "credit": a charge is given back once, whoever asks at the same time
+CREDIT_LOCK_KEY = 0x637265646974  # "credit": two requests at a time give a charge back once
 CREDIT = "credit"
 CREDITS_MAX = 1_000
 TOP_UP = "top-up:"
@@ -121,9 +121,9 @@ class PostgresAdmin:
 
     # ---------------------------------------------------------------- credits
 
-    async def credit(self, asked: CreditRequest, at: datetime, act: Act) -> tuple[Credit, bool]:
+    async def credit(self, request: CreditRequest, at: datetime, act: Act) -> tuple[Credit, bool]:
         async with transaction(self._engine) as connection:
-            return await credit_insert(connection, asked, at, act)
+            return await credit_insert(connection, request, at, act)
 
     async def credits(self, limit: int) -> Sequence[Credit]:
         async with transaction(self._engine) as connection:
@@ -131,7 +131,7 @@ class PostgresAdmin:
 
 
 async def _open_org(connection: AsyncConnection, name: str) -> None:
-    """Hold an organisation open for the transaction. Raises BadRequest where there is none, or it is closed."""
+    """Lock an organisation as open for the transaction. Raises BadRequest if it does not exist or is closed."""
     query = select(orgs.c.closed_at).where(orgs.c.name == name).with_for_update(read=True)
     found = (await connection.execute(query)).first()
     if found is None or found[0] is not None:
@@ -150,7 +150,7 @@ async def _locked(connection: AsyncConnection, table: Table, which: Any) -> Row 
 async def _change(
     connection: AsyncConnection, table: Table, row: Row, changes: Mapping[str, Any], act: Act, what: str, target: str
 ) -> Row:
-    """The row as it became, with the audit entry of what really changed; none where nothing did."""
+    """Change a row and write the audit entry of the columns that changed, if any. Return the new row."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}
     differs = {name: value for name, value in plain.items() if row[name] != value}
     if not differs:
@@ -227,24 +227,24 @@ async def _store_revision(connection: AsyncConnection, revision: PoolRevision) -
 
 
 async def credit_insert(
-    connection: AsyncConnection, asked: CreditRequest, at: datetime, act: Act
+    connection: AsyncConnection, request: CreditRequest, at: datetime, act: Act
 ) -> tuple[Credit, bool]:
-    """The credit, and whether it is new. Raises NotFound and Conflict as the port says."""
+    """Return the credit, and whether it is new. Raises NotFound and Conflict as the port says."""
     await connection.execute(select(func.pg_advisory_xact_lock(CREDIT_LOCK_KEY)))
-    known = (await connection.execute(select(ledger).where(ledger.c.event_id == asked.id))).mappings().first()
+    known = (await connection.execute(select(ledger).where(ledger.c.event_id == request.id))).mappings().first()
     if known is not None:
-        return _same(_credit(known), asked), False
-    charge = None if asked.charge is None else await _charge(connection, asked.charge)
-    scopes = [[asked.scope, None]] if charge is None else [[name, None] for name, _ in charge["scopes"]]
-    amount = asked.amount_nano if charge is None else await _amount(connection, charge, asked.amount_nano)
+        return _same(_credit(known), request), False
+    charge = None if request.charge is None else await _charge(connection, request.charge)
+    scopes = [[request.scope, None]] if charge is None else [[name, None] for name, _ in charge["scopes"]]
+    amount = request.amount_nano if charge is None else await _amount(connection, charge, request.amount_nano)
     values = {
-        "event_id": asked.id,
-        "hold_id": f"{TOP_UP}{asked.id}" if charge is None else charge["hold_id"],
+        "event_id": request.id,
+        "hold_id": f"{TOP_UP}{request.id}" if charge is None else charge["hold_id"],
         "rollout_id": None if charge is None else charge["rollout_id"],
         "kind": CREDIT,
         "amount_nano": amount,
         "scopes": scopes,
-        "detail": {"by": act.actor, "why": str(clean(act.why)), "asked": _asked(asked)},
+        "detail": {"by": act.actor, "why": str(clean(act.why)), "asked": _plain(request)},
         "at": at,
     }
     await connection.execute(insert(ledger).values(**values))
@@ -255,13 +255,13 @@ async def credit_insert(
 
 
 async def credit_list(connection: AsyncConnection, limit: int) -> Sequence[Credit]:
-    """Newest first."""
+    """Credits, newest first."""
     query = select(ledger).where(ledger.c.kind == CREDIT).order_by(ledger.c.at.desc(), ledger.c.event_id.desc())
     return [_credit(row) for row in (await connection.execute(query.limit(min(limit, CREDITS_MAX)))).mappings()]
 
 
 async def _charge(connection: AsyncConnection, name: str) -> Mapping[Any, Any]:
-    """The settlement of a hold, by the hold's id, its rollout's or its completion's."""
+    """The settlement of a hold, by the id of the hold, its rollout or its completion."""
     settled = select(ledger).where(_named(name), ledger.c.kind.in_(SETTLED)).limit(1)
     found = (await connection.execute(settled)).mappings().first()
     if found is not None:
@@ -281,7 +281,7 @@ def _named(name: str) -> ColumnElement[bool]:
 
 
 async def _amount(connection: AsyncConnection, charge: Mapping[Any, Any], wanted: int | None) -> int:
-    """What is given back of a charge: all that is left of it, or less. Raises Conflict for more."""
+    """The nano-dollars to give back of a charge: the wanted amount, or all that is left. Raises Conflict for more."""
     given = select(func.coalesce(func.sum(ledger.c.amount_nano), 0))
     given = given.where(ledger.c.hold_id == charge["hold_id"], ledger.c.kind == CREDIT)
     left = int(charge["amount_nano"]) - int(await connection.scalar(given) or 0)
@@ -291,15 +291,15 @@ async def _amount(connection: AsyncConnection, charge: Mapping[Any, Any], wanted
     return min(amount, NANO_MAX)
 
 
-def _asked(asked: CreditRequest) -> dict[str, Any]:
-    return {"charge": asked.charge, "scope": asked.scope, "amount_nano": asked.amount_nano}
+def _plain(request: CreditRequest) -> dict[str, Any]:
+    return {"charge": request.charge, "scope": request.scope, "amount_nano": request.amount_nano}
 
 
-def _same(known: Credit, asked: CreditRequest) -> Credit:
-    """The credit of before. Raises Conflict where something else is asked for under its name."""
-    whole = asked.amount_nano is None or asked.amount_nano == known.amount_nano
-    scope = asked.scope is None or (known.hold_id is None and known.scopes == (asked.scope,))
-    if whole and scope and (asked.charge is None) == (known.hold_id is None):
+def _same(known: Credit, request: CreditRequest) -> Credit:
+    """Return the known credit. Raises Conflict if the request under its name differs."""
+    whole = request.amount_nano is None or request.amount_nano == known.amount_nano
+    scope = request.scope is None or (known.hold_id is None and known.scopes == (request.scope,))
+    if whole and scope and (request.charge is None) == (known.hold_id is None):
         return known
     raise Conflict(f"credit {known.id} was another one; give this one a key of its own", code="credit_conflict")
 

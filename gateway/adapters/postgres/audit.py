@@ -26,7 +26,7 @@ async def write(
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add an entry to the transaction under way, last of all: it holds the chain until the transaction ends."""
+    """Add an entry to the open transaction. Call it last: it locks the chain until the transaction ends."""
     await connection.execute(select(func.pg_advisory_xact_lock(LOCK_KEY)))
     head = await _head(connection)
     was, became = (None if changed is None else plain_json(clean(changed)) for changed in (before, after))

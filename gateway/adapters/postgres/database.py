@@ -1,6 +1,7 @@
-"""Connections to PostgreSQL over psycopg 3, each with a connect, a pool and a statement time-out; and named statements.
+"""Connections to PostgreSQL over psycopg 3, with time-outs to connect, to get one and for a statement; named
+statements.
 
-Whoever makes an engine disposes of it. The stores are given one, and never close it. `queries.sql` holds the named
+Whoever makes an engine disposes of it; the stores never close the one they are given. `queries.sql` holds the named
 statements; psycopg composes their identifiers and numbers.
 """
 
@@ -28,7 +29,8 @@ _COMMENT = re.compile(r"^--.*\n", re.M)
 
 
 def driver_url(database_url: str) -> URL:
-    """`postgres://` or `postgresql://` as SQLAlchemy wants it for psycopg 3. Raises ConfigError on anything else."""
+    """The URL with SQLAlchemy's driver name for psycopg 3. Raises ConfigError unless it begins with `postgres://` or
+    `postgresql://`."""
     try:
         url = make_url(database_url)
     except ArgumentError:
@@ -62,7 +64,7 @@ def async_engine(
     connect_timeout_s: float = 2.0,
     statement_timeout_s: float = 2.0,
 ) -> AsyncEngine:
-    """The engine of the store: short statements on the event loop."""
+    """An engine for short statements on the event loop."""
     options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
     return create_async_engine(driver_url(database_url), **options)
 
@@ -75,7 +77,7 @@ def sync_engine(
     connect_timeout_s: float = 2.0,
     statement_timeout_s: float = 30.0,
 ) -> Engine:
-    """The engine of the shipper and of migrations: long statements in a thread of their own."""
+    """An engine for long statements in a thread of their own: the shipper's and the migrations'."""
     options = _options(connect_timeout_s, statement_timeout_s, pool_size, pool_timeout_s)
     return create_engine(driver_url(database_url), **options)
 
@@ -100,7 +102,7 @@ class Connections:
         connect_timeout_s: float,
         statement_timeout_s: float,
     ) -> Connections:
-        """Nothing is connected before it is used. Raises ConfigError for a URL that is not PostgreSQL's."""
+        """Make the engines; each connects at its first use. Raises ConfigError for a URL that is not PostgreSQL's."""
         limits = {"connect_timeout_s": connect_timeout_s, "statement_timeout_s": statement_timeout_s}
         return cls(
             requests=async_engine(database_url, pool_size=requests_max, **limits),
@@ -117,7 +119,7 @@ class Connections:
 
 @asynccontextmanager
 async def connected(database_url: str, **limits: Any) -> AsyncIterator[AsyncEngine]:
-    """An engine for as long as the block lasts. `limits`: as of `async_engine`."""
+    """An engine that is disposed of when the block ends. `limits`: the arguments of `async_engine`."""
     engine = async_engine(database_url, **limits)
     try:
         yield engine
@@ -152,15 +154,15 @@ def _statements() -> Mapping[str, sql.SQL]:
 
 
 def query(name: str, **parts: sql.Composable) -> TextClause:
-    """The statement of that name, with `parts` for its {words}. Raises KeyError where a name or a part is missing."""
+    """Return the statement of that name, with `parts` for its {words}. Raises KeyError for a missing name or part."""
     return text(_statements()[name].format(**parts).as_string())
 
 
 def fragment(name: str) -> sql.Composable:
-    """An expression of that name, a part of other statements. Raises KeyError."""
+    """Return the expression of that name, a part of other statements. Raises KeyError."""
     return _statements()[name]
 
 
 def identifiers(names: Iterable[str]) -> sql.Composable:
-    """A list of columns or tables."""
+    """Join the names of columns or tables by commas."""
     return sql.SQL(", ").join(sql.Identifier(name) for name in names)

@@ -1,7 +1,7 @@
-"""Gradings in PostgreSQL: who waits for a grade, and the grade as an outcome, once.
+"""Gradings in PostgreSQL: which rollouts wait for a grade, and each grade as one outcome.
 
-A waiting grading is lent for a time; a worker that dies with it loses it to the next. The outcome and the end of the
-grading are one transaction, so that no crash makes two outcomes or none.
+A worker gets waiting gradings for a limited time; if it dies, the next worker gets them. One transaction writes the
+outcome and ends the grading, so that a crash leaves neither two outcomes nor none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DETAIL_CHARS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rollout to grade. `reply` is the body of the reply as logged, None where there is none."""
+    """A rollout to grade. `reply` is the body of the reply as logged; None if there is none."""
 
     rollout_id: str
     key_id: str
@@ -46,7 +46,8 @@ class GradingStore:
         self._engine = engine
 
     async def lend(self, limit: int, lease_s: float) -> Sequence[Waiting]:
-        """Up to `limit` that are due, the longest waiting first, for `lease_s`; nobody else gets them meanwhile."""
+        """Return up to `limit` gradings that are due, the longest waiting first. No other worker gets them for
+        `lease_s`."""
         due = select(gradings.c.rollout_id).where(gradings.c.state == "waiting", gradings.c.due_at <= func.now())
         due = due.order_by(gradings.c.due_at).limit(limit).with_for_update(skip_locked=True)
         until = func.now() + timedelta(seconds=lease_s)
@@ -62,7 +63,7 @@ class GradingStore:
         return [Waiting(**row, key_id=r.key_id, status=r.status, reply=r.reply) for row, r in of]
 
     async def graded(self, one: Waiting, value: float, version: str, detail: str) -> bool:
-        """Attach the outcome. False: it was there already."""
+        """Store the grade as an outcome. Return False if the rollout has one already."""
         outcome = Outcome(
             id=uuid7(time.time_ns() // 1_000_000),
             rollout_id=one.rollout_id,
@@ -79,7 +80,7 @@ class GradingStore:
             return await connection.run_sync(insert_outcome, outcome)
 
     async def ungraded(self, one: Waiting, reason: str) -> None:
-        """There is no grade and will be none: the reason stays where the rollout is shown."""
+        """End the grading without a grade; the rollout shows the reason."""
         await self._note(one, state="ungraded", detail=_short(reason))
 
     async def later(self, one: Waiting, reason: str, pause_s: float) -> None:

@@ -49,7 +49,8 @@ _INDICES: Any = ARRAY(Integer)
 
 
 def insert_rows(connection: Connection, new: rows.Rows) -> None:
-    """Insert what is not there yet. Rows go in by primary key, so that two writers cannot deadlock."""
+    """Insert the rows that are not stored yet, in the order of their primary keys, so that two writers cannot
+    deadlock."""
     for table in (rollouts, rounds, steps, ledger, gradings, policy_shadows):
         values = getattr(new, table.name)
         if values:
@@ -62,15 +63,15 @@ def insert_rows(connection: Connection, new: rows.Rows) -> None:
 
 
 def _insert_all(connection: Connection, table: Table, values: Sequence[rows.Row]) -> None:
-    """All rows in one statement with one parameter: a tenth of the time of a statement a row, on both sides. Raises
-    ValueError for what JSON would make a text of and is none."""
+    """Insert all rows in one statement with one parameter, in a tenth of the time of a statement a row. Raises
+    ValueError for a value that JSON would turn into text although it is none."""
     names = tuple(values[0])
     texts = [name for name in names if isinstance(table.columns[name].type, Text)]
     floats = [name for name in names if _of_floats(table.columns[name].type)]
     for row in values:
         for name in texts:
             if not isinstance(row[name], str | None):
-                raise ValueError(f"{table.name}.{name} is no text but {type(row[name]).__name__}")
+                raise ValueError(f"{table.name}.{name} is not text but {type(row[name]).__name__}")
     for name in floats:
         values = [row | {name: _named(row[name])} for row in values]
     rows_json = json.dumps(values, ensure_ascii=False, default=str)
@@ -82,7 +83,8 @@ def _of_floats(kind: Any) -> bool:
 
 
 def _named(numbers: Any) -> Any:
-    """Floats of which JSON knows none, such as the log of probability 0, by their names, which PostgreSQL reads."""
+    """Replace floats that JSON cannot represent (the log of probability 0 is -inf) by their names, which PostgreSQL
+    reads."""
     if not isinstance(numbers, list):
         return numbers
     return [str(each) if isinstance(each, float) and not isfinite(each) else each for each in numbers]
@@ -104,7 +106,8 @@ def insert_outcome(connection: Connection, outcome: Outcome) -> bool:
 
 
 def _credit(connection: Connection, rollout_id: str, value: float, judged_at: datetime) -> None:
-    """What the judgement says of each step becomes experience; what it leaves open is none, even if it was before."""
+    """Store what the judgement says of each step as experience, and delete the older experience of steps it says
+    nothing about."""
     columns = (steps.c.step, steps.c.kind, steps.c.see, steps.c.reply, steps.c.task.is_(None))
     done = select(*columns).where(steps.c.rollout_id == rollout_id, steps.c.status == "done").order_by(steps.c.step)
     tried = [
@@ -122,8 +125,7 @@ def _credit(connection: Connection, rollout_id: str, value: float, judged_at: da
 
 
 def _credit_statement() -> Any:
-    """The finished steps of model workers among `credited_steps` are credited; the latest judgement of a rollout
-    stands."""
+    """Credit the finished steps of model workers among `credited_steps`; the latest judgement of a rollout counts."""
     latency_s = func.extract("epoch", steps.c.finished_at - steps.c.started_at)
     source = {
         "rollout_id": steps.c.rollout_id,
@@ -157,7 +159,7 @@ _CREDIT = _credit_statement()
 
 
 def _continue_statement() -> Any:
-    """The latest answer under a mark is the one that counts."""
+    """Store the marks of an answer; the latest answer under a mark counts."""
     new = pg.insert(continuations)
     return new.on_conflict_do_update(
         index_elements=list(continuations.primary_key.columns),

@@ -1,9 +1,11 @@
-"""Jobs in PostgreSQL: submitting and steering them for the gateway, running them for a worker; and their queue.
+"""Jobs in PostgreSQL: the gateway submits and steers them, a worker runs them; and their queue.
 
-A worker owns a job by the number of its attempt: every write of a worker names it, and one that another worker has
-overtaken raises Conflict(job_overtaken) and writes nothing. The queue is procrastinate's, its tables in a schema of its
-own. An entry is a nudge that says which job may be run; what a job is and who runs it stands in `policy_jobs`. So an
-entry too many does nothing, and a lost one is entered again by the worker that looks after jobs.
+A worker owns a job by the number of its attempt. Every write of a worker names that number; a worker that another one
+has overtaken gets Conflict(job_overtaken), and nothing is written.
+
+The queue is procrastinate's, with its tables in a schema of its own. An entry only says that a job may be run;
+`policy_jobs` says what the job is and who runs it. So a superfluous entry does nothing, and the worker that looks after
+jobs enters a lost one again.
 """
 
 from __future__ import annotations
@@ -46,16 +48,16 @@ QUEUE_CONNECT_S = 5
 
 
 class JobStore:
-    """`app` is the queue's, opened or not. Every call raises Unavailable when PostgreSQL is away."""
+    """`app`: the queue, opened or not. Every call raises Unavailable when PostgreSQL is away."""
 
     def __init__(self, engine: AsyncEngine, app: App) -> None:
         self._engine = engine
         self._app = app
 
-    # ---------------------------------------------------------------- for people
+    # ---------------------------------------------------------------- for operators
 
     async def submit(self, policy: str, spec: JobSpec, by: str) -> Job:
-        """Queue a job. Raises Conflict naming the policy's job that is queued or running."""
+        """Queue a job. Raises Conflict, which names it, if the policy has a job that is queued or running."""
         values = {"id": uuid7(time.time_ns() // 1_000_000), "policy": policy, "spec": clean(spec.as_json()), "by": by}
         new = insert(jobs).values(
             **values, state="queued", progress={}, attempts=0, cancel=False, created_at=_now(), changed_at=_now()
@@ -70,20 +72,21 @@ class JobStore:
             raise await self._taken(policy) from None
 
     async def get(self, job_id: str) -> Job:
-        """By its id, or the first eight or more characters of it. Raises NotFound, Conflict where several begin so."""
+        """Find a job by its id or the first eight or more characters of it. Raises NotFound, and Conflict if several
+        match."""
         async with self._begin() as connection:
             return await _found(connection, job_id)
 
     async def list(self, policy: str | None = None, limit: int = 50) -> Sequence[Job]:
-        """Newest first."""
+        """Jobs, newest first."""
         query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(min(limit, JOBS_MAX))
         if policy is not None:
-            query = query.where(jobs.c.policy == clean(policy))  # as it was stored
+            query = query.where(jobs.c.policy == clean(policy))  # the stored form
         async with self._begin() as connection:
             return [_job(row) for row in (await connection.execute(query)).mappings()]
 
     async def cancel(self, job_id: str, by: str = "baton") -> Job:
-        """End a queued job, ask a running one to stop after its checkpoint. Raises Conflict for one that has ended."""
+        """End a queued job; ask a running one to stop after its checkpoint. Raises Conflict for one that has ended."""
         async with self._begin() as connection:
             job = await _found(connection, job_id, lock=True)
             if job.state not in ACTIVE:
@@ -98,8 +101,8 @@ class JobStore:
             return became
 
     async def resume(self, job_id: str, by: str = "baton") -> Job:
-        """Queue a failed or cancelled job again; it goes on from its checkpoint. Raises Conflict for any other, and
-        where its policy has another job by now."""
+        """Queue a failed or cancelled job again, to go on from its checkpoint. Raises Conflict for any other job, and
+        if its policy has another active job."""
         try:
             async with self._begin() as connection:
                 job = await _found(connection, job_id, lock=True)
@@ -115,7 +118,7 @@ class JobStore:
             raise await self._taken((await self.get(job_id)).policy) from None
 
     async def log(self, job_id: str, after: int = 0, limit: int = LINES_MAX) -> builtins.list[Mapping[str, Any]]:
-        """Lines {n, at, line} of a job's log that come after number `after`, oldest first."""
+        """Lines {n, at, line} of a job's log with numbers above `after`, oldest first."""
         async with self._begin() as connection:
             job = await _found(connection, job_id)
             query = select(lines.c.n, lines.c.at, lines.c.line).where(lines.c.job_id == job.id, lines.c.n > after)
@@ -125,7 +128,8 @@ class JobStore:
     # ---------------------------------------------------------------- for workers
 
     async def claim(self, job_id: str, stale_s: float) -> Job | None:
-        """Take a job up: one that is queued, or whose worker has not been heard of for `stale_s`. None: neither."""
+        """Start an attempt at a job that is queued, or whose worker has been silent for `stale_s`. None if it is
+        neither."""
         free = or_(jobs.c.state == "queued", (jobs.c.state == "running") & _silent(stale_s))
         change = update(jobs).where(jobs.c.id == job_id, free)
         change = change.values(
@@ -138,7 +142,7 @@ class JobStore:
     async def beat(
         self, job: Job, *, stage: Stage | None = None, progress: Mapping[str, Any] | None = None, **facts: str
     ) -> bool:
-        """Say that the job is alive, and how far. Returns whether somebody asked for it to stop. `facts`: version,
+        """Record that the job is alive, and its progress. Return whether somebody asked it to stop. `facts`: version,
         report."""
         values: dict[str, Any] = {"heartbeat_at": _now(), **facts}
         if stage is not None:
@@ -148,28 +152,28 @@ class JobStore:
         async with self._begin() as connection:
             return (await self._own(connection, job, values)).cancel
 
-    async def write(self, job: Job, said: Sequence[str]) -> None:
+    async def write(self, job: Job, texts: Sequence[str]) -> None:
         """Add lines to the job's log."""
         at = func.clock_timestamp()
-        values = [{"job_id": job.id, "line": clean(line)[:LINE_CHARS_MAX]} for line in said]
+        values = [{"job_id": job.id, "line": clean(line)[:LINE_CHARS_MAX]} for line in texts]
         if values:
             async with self._begin() as connection:
                 await connection.execute(insert(lines).values(at=at), values)
 
     async def end(self, job: Job, state: JobState, error: str | None = None) -> Job:
-        """The job's last word: done, refused, failed or cancelled."""
-        said = clean(error)[:ERROR_CHARS_MAX] if error else None
+        """Record how the job ended: done, refused, failed or cancelled."""
+        message = clean(error)[:ERROR_CHARS_MAX] if error else None
         async with self._begin() as connection:
-            return await self._own(connection, job, {"state": state, "error": said, **_times("changed", "ended")})
+            return await self._own(connection, job, {"state": state, "error": message, **_times("changed", "ended")})
 
     async def give_back(self, job: Job) -> None:
-        """Queue it again: this worker stops, the next one goes on from the checkpoint."""
+        """Queue the job again, because this worker stops; the next one goes on from the checkpoint."""
         async with self._begin() as connection:
             await self._own(connection, job, {"state": "queued", **_times("changed")})
             await _nudge(self._app, connection, job.id)
 
     async def renudge(self, stale_s: float) -> Sequence[str]:
-        """Enter in the queue again what waits or was left running by a worker not heard of for `stale_s`; their ids."""
+        """Enter jobs in the queue again that wait, or whose worker has been silent for `stale_s`. Return their ids."""
         waiting = (jobs.c.state == "queued") & (jobs.c.changed_at < _ago(stale_s))
         left = (jobs.c.state == "running") & _silent(stale_s)
         query = select(jobs.c.id).where(or_(waiting, left)).order_by(jobs.c.created_at).limit(JOBS_MAX)
@@ -180,7 +184,8 @@ class JobStore:
         return found
 
     async def news(self, policy: str) -> tuple[datetime | None, int]:
-        """When the policy's last job began (None: it had none), and how many judged outcomes came since."""
+        """Return when the policy's last job was made (None if it never had one), and how many judged outcomes came
+        since."""
         latest = select(func.max(jobs.c.created_at)).where(jobs.c.policy == policy)
         async with self._begin() as connection:
             since = await connection.scalar(latest)
@@ -215,7 +220,7 @@ def _job(row: Mapping[Any, Any]) -> Job:
 async def _found(connection: AsyncConnection, job_id: str, *, lock: bool = False) -> Job:
     asked = job_id.lower()
     if len(asked) < 8 or len(asked) > 36 or not set(asked) <= set("0123456789abcdef-"):
-        raise BadRequest(f"`{job_id[:64]}` is no job id; `baton train status` lists them", param="job_id")
+        raise BadRequest(f"`{job_id[:64]}` is not a job id; `baton train status` lists them", param="job_id")
     text = cast(jobs.c.id, lines.c.line.type)
     query = select(jobs).where(text.startswith(asked)).limit(2)
     found = (await connection.execute(query.with_for_update() if lock else query)).mappings().all()
@@ -250,7 +255,7 @@ def _silent(stale_s: float) -> ColumnElement[bool]:
 
 
 def queue_app(database_url: str, *, statement_timeout_s: float = 10.0) -> App:
-    """An App that is not opened: a store of jobs uses it as it is, a worker opens it."""
+    """An unopened App: a JobStore uses it as it is, a worker opens it."""
     options = f"-c search_path={QUEUE_SCHEMA} -c timezone=UTC -c statement_timeout={round(statement_timeout_s * 1000)}"
     connector = PsycopgConnector(
         conninfo=driver_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False),
@@ -263,7 +268,7 @@ def queue_app(database_url: str, *, statement_timeout_s: float = 10.0) -> App:
 
 
 async def _nudge(app: App, connection: AsyncConnection, job_id: str) -> None:
-    """Enter a job in the queue as part of the open transaction; one that waits there already is left as it is."""
+    """Enter a job in the queue, in the open transaction, unless it waits there already."""
     path = func.concat(f"{QUEUE_SCHEMA}, ", func.current_setting("search_path"))
     try:
         async with connection.begin_nested():

@@ -1,4 +1,4 @@
-"""Bring a database to the schema of this version: Alembic, driven from inside the installed package."""
+"""Migrate a database to the schema of this version: Alembic, driven from inside the installed package."""
 
 from __future__ import annotations
 
@@ -36,10 +36,8 @@ def config_for(connection: Connection) -> Config:
 
 
 def upgrade(database_url: str, revision: str = "head", *, lock_timeout_s: float = 60.0) -> bool:
-    """Migrate up, in one transaction, while no one else does. Returns whether pgvector is in use (see docs/schema.md).
-
-    Raises Unavailable when the server is away or the lock is not free in time.
-    """
+    """Migrate up, in one transaction, under a lock. Return whether pgvector is in use (see docs/schema.md). Raises
+    Unavailable when the server is away or the lock is not free in time."""
     try:
         with _locked(database_url, lock_timeout_s) as connection:
             command.upgrade(config_for(connection), revision)
@@ -52,14 +50,14 @@ def upgrade(database_url: str, revision: str = "head", *, lock_timeout_s: float 
 
 
 def downgrade(database_url: str, revision: str, *, lock_timeout_s: float = 60.0) -> None:
-    """Migrate down to `revision` (`base`: nothing left but the version table)."""
+    """Migrate down to `revision`; `base` leaves only the version table."""
     with _locked(database_url, lock_timeout_s) as connection:
         command.downgrade(config_for(connection), revision)
 
 
 def is_described(item: object, name: str | None, kind: str, reflected: bool, compare_to: object) -> bool:
-    """Which objects Alembic compares with `tables.py`: a reference to the log is there once more for each of its parts,
-    as PostgreSQL keeps it."""
+    """Whether Alembic compares this object with `tables.py`. It leaves out references of a month's part: PostgreSQL
+    copies each reference to the log for every part."""
     to = item.elements[0].target_fullname if isinstance(item, ForeignKeyConstraint) else ""
     return not (reflected and to.startswith(f"{SCHEMA}."))
 
@@ -72,7 +70,7 @@ def vector_in_use(connection: Connection) -> bool:
 
 @contextmanager
 def _locked(database_url: str, lock_timeout_s: float) -> Iterator[Connection]:
-    """A connection in a transaction that holds the migration lock; committed at the end, the engine disposed."""
+    """A connection in a transaction that holds the migration lock. At its end it commits and disposes of the engine."""
     engine = sync_engine(database_url, statement_timeout_s=600.0)
     try:
         with engine.begin() as connection:

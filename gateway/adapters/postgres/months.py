@@ -1,8 +1,9 @@
-"""The log by month: `rollouts`, `rounds` and `steps` are cut by ranges of ids, and an old month goes as three tables.
+"""The log by month: `rollouts`, `rounds` and `steps` are partitioned by ranges of ids, and an old month is dropped as
+three tables.
 
-A part of `rounds` or `steps` refers to the same month's part of `rollouts`, so that parts can go without the rest being
-read. What refers to `rollouts` as a whole (`BOUND`) would be read: its references are taken off while parts change, and
-put back without reading the table again (docs/adr/0018).
+A part of `rounds` or `steps` refers to the same month's part of `rollouts`, so that parts can be dropped without
+reading the rest. Tables that refer to the whole of `rollouts` (`BOUND`) would be read: their references are removed
+while parts change, and restored without reading the table again (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gateway.adapters.postgres.tables import (
 from gateway.core.log.months import Month
 
 SCHEMA = "months"
-REST = "rollouts_rest"  # rollouts of no month that has tables
+REST = "rollouts_rest"  # rollouts of months without tables
 BOUND = (gradings, continuations, outcomes, experience)  # in the order in which the shipper writes them
 HANGING = (*BOUND, policy_shadows)
 GIVE_WAY_MS = 1_500  # above PostgreSQL's deadlock_timeout, after which an autovacuum in the way is cancelled
@@ -41,12 +42,12 @@ _STORED = query("parts_of_rollouts")
 
 
 class Held(Exception):
-    """The parts of the log cannot be changed now: they are in use, or this role may not. To be tried again."""
+    """The parts of the log cannot be changed now: they are in use, or this role may not. Try again later."""
 
 
 @asynccontextmanager
 async def giving_way() -> AsyncIterator[None]:
-    """Raise Held where PostgreSQL says "not now". The transaction is lost then."""
+    """Raise Held where PostgreSQL says "not now". The transaction is then lost."""
     try:
         yield
     except DBAPIError as error:
@@ -63,7 +64,7 @@ async def existing(connection: AsyncConnection) -> list[Month]:
 
 
 async def make(connection: AsyncConnection, month: Month) -> int:
-    """Give a month its tables; return how many rollouts of it were moved there from the rest. Raises Held."""
+    """Give a month its tables; return the number of rollouts that moved there from the rest. Raises Held."""
     async with giving_way():
         waiting = await _waiting(connection, month)
         if waiting > MOVED_MAX:
@@ -88,19 +89,19 @@ async def make(connection: AsyncConnection, month: Month) -> int:
 
 
 async def fence(connection: AsyncConnection, month: Month) -> None:
-    """Let nobody add to the month or change it until the transaction ends; it can be read. Raises Held."""
+    """Prevent additions and changes to the month until the transaction ends; it stays readable. Raises Held."""
     async with giving_way():
         await _quickly(connection, query("lock_share", tables=_part("rollouts", month)))
 
 
 async def drop(connection: AsyncConnection, month: Month) -> dict[str, int]:
-    """Drop the month with all that hangs on it; return how many rows of each of `HANGING` went. Raises Held where the
-    log cannot be locked for a moment."""
+    """Drop the month and every row that refers to it; return the number of deleted rows of each table of `HANGING`.
+    Raises Held if the log cannot be locked for a moment."""
     async with giving_way():
         gone = {hanging.name: await _clear(connection, hanging, month) for hanging in HANGING}
         await _lock_log(connection)
         async with _unbound(connection):
-            for hanging in HANGING:  # again, for what came in between
+            for hanging in HANGING:  # again, for rows that came in between
                 gone[hanging.name] += await _clear(connection, hanging, month)
             for name in reversed(MONTHLY):
                 await connection.execute(query("part_drop", part=_part(name, month)))
@@ -108,7 +109,7 @@ async def drop(connection: AsyncConnection, month: Month) -> dict[str, int]:
 
 
 def within(ids: ColumnElement[Any], month: Month) -> ColumnElement[bool]:
-    """The condition that ids are of that month; PostgreSQL then reads its tables alone."""
+    """The condition that ids belong to that month; PostgreSQL then reads only its tables."""
     return (ids >= month.first_id) & (ids < month.end_id)
 
 
@@ -144,15 +145,15 @@ async def _attach(connection: AsyncConnection, month: Month) -> None:
 
 
 async def _lock_log(connection: AsyncConnection) -> None:
-    """Lock the log and what refers to it for this transaction alone, until it ends."""
+    """Lock the log and all tables that refer to it, exclusively, until the transaction ends."""
     names: Iterable[str] = (*MONTHLY, *(bound.name for bound in BOUND))
     await _quickly(connection, query("lock_exclusive", tables=identifiers(names)))
 
 
 @asynccontextmanager
 async def _unbound(connection: AsyncConnection) -> AsyncIterator[None]:
-    """Take the references to `rollouts` as a whole off for the block. The block must keep to them: nothing is read to
-    check them when they are put back."""
+    """Remove the references to `rollouts` for the block. The block must not break them: PostgreSQL checks nothing when
+    they are restored."""
     places = [{"table": sql.Identifier(bound.name), "constraint": _reference(bound.name)} for bound in BOUND]
     for place in places:
         await connection.execute(query("reference_drop", **place))
@@ -162,7 +163,7 @@ async def _unbound(connection: AsyncConnection) -> AsyncIterator[None]:
 
 
 async def _quickly(connection: AsyncConnection, statement: TextClause) -> None:
-    """Execute with a time-out of its own, so that those who queue behind the lock do not wait for long."""
+    """Execute with a short time-out, so that statements that queue behind the lock do not wait for long."""
     before = await connection.scalar(select(func.current_setting("statement_timeout")))
     await connection.execute(_timeout(str(GIVE_WAY_MS)))
     await connection.execute(statement)
@@ -183,5 +184,5 @@ def _reference(name: str) -> sql.Identifier:
 
 
 def _like(whole: str, name: str) -> TableClause:
-    """A part by its name, with the columns of the whole."""
+    """A part by its name, with the columns of the whole table."""
     return table(name, *(column(c.name, c.type) for c in rollouts.metadata.tables[whole].c), schema=SCHEMA)

@@ -1,7 +1,7 @@
-"""The policies directory: NAME@N, one directory a version, each whole or not there, never changed.
+"""The policies directory: NAME@N, one directory a version, complete and never changed.
 
-A directory is copied beside its place, checked there (the bytes that will be served, not those that were offered),
-and takes its name by one rename. Everything blocks.
+A directory is copied next to its place, checked there (so that the checked bytes are those that will be served), and
+gets its name by one rename. Every call blocks.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ SAFE_MODE = 0o700
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A checked copy on the disk of the policies directory that has no name yet."""
+    """A checked copy in the policies directory that has no name yet."""
 
     place: Path
     manifest: Mapping[str, Any]
 
 
 def take_in(source: Path, policies: Path) -> Incoming:
-    """A durable, checked copy of a policy directory: what its manifest lists, and the manifest. Raises VersionRefused
-    for what no engine may be shown, Unavailable when the disk can't take it; then nothing is left of it."""
+    """Make a durable, checked copy of a policy directory: the files that its manifest lists, and the manifest. Raises
+    VersionRefused if no engine may load it, Unavailable if the disk cannot take it; then nothing is left of the
+    copy."""
     manifest = read_document(source)
     listed = manifest.get("sha256")
     if not isinstance(listed, dict) or not 0 < len(listed) <= LISTED_MAX:
@@ -50,17 +51,17 @@ def take_in(source: Path, policies: Path) -> Incoming:
     try:
         for name in sorted(listed):
             if Path(str(name)).name != name:
-                raise VersionRefused("manifest", f"{source}: its manifest names `{name}`, which is no file of its own")
+                raise VersionRefused("manifest", f"{source}: its manifest names `{name}`, which is not a file in it")
             _copy(source / name, place / name)
         write_manifest(place, manifest)
         return Incoming(place, check(place).sealed.document)
     except OSError as error:
         discard(place)
         raise _disk(error, policies) from None
-    except VersionRefused as refused:  # said of what was offered, not of the copy
+    except VersionRefused as refused:  # name the offered directory, not the copy
         discard(place)
         raise VersionRefused(refused.reason, refused.message.replace(str(place), str(source))) from None
-    except BaseException:  # boundary: half a copy is removed, and the error goes on
+    except BaseException:  # boundary: half a copy is deleted, the error goes on
         discard(place)
         raise
 
@@ -71,8 +72,8 @@ def write_manifest(place: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def settle(incoming: Path, target: Path) -> None:
-    """Give an incoming copy its name. What lies there without being registered is left over from a publication that
-    never ended, and goes. Raises Unavailable."""
+    """Give an incoming copy its name. A directory of that name is left over from a publication that never ended, and is
+    deleted. Raises Unavailable."""
     try:
         if target.exists():
             discard(target)
@@ -83,7 +84,7 @@ def settle(incoming: Path, target: Path) -> None:
 
 
 def discard(place: Path) -> None:
-    """Remove a directory; what cannot be removed is left."""
+    """Delete a directory, as far as that is possible."""
     shutil.rmtree(place, ignore_errors=True)
 
 

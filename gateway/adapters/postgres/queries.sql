@@ -1,4 +1,4 @@
--- The statements that are SQL and not SQLAlchemy's constructs, by name: `queries.query(name)` gives one.
+-- Named statements in SQL instead of SQLAlchemy's constructs: `database.query(name)` gives one.
 -- A {word} is an identifier, a number or a fragment, composed and quoted by psycopg; a :word is a bound parameter.
 
 -- name: statement_timeout

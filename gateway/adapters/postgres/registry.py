@@ -1,7 +1,7 @@
 """The registry of policy versions in PostgreSQL, with its audit, over the directories of `policy_files`.
 
-Every change is one transaction under a lock of that policy's name: the row, who follows from it, and the event that
-says who did it and why. A row exists only for a directory that lies there whole.
+Every change is one transaction under a lock of that policy's name: the row, the version that serves next, and the event
+that says who changed what and why. A row exists only for a complete directory.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ DEFAULT_NAME = "conductor"
 
 
 class Registry:
-    """`policies`: where the directories lie, NAME@N each. Every call raises Unavailable when PostgreSQL is away."""
+    """`policies`: the directory of all versions, NAME@N each. Every call raises Unavailable when PostgreSQL is away."""
 
     def __init__(self, engine: AsyncEngine, policies: Path) -> None:
         self._engine = engine
         self.policies = policies.resolve()
 
     def directory(self, version: Version) -> Path:
-        """Where a version lies on this host."""
+        """The directory of a version on this host."""
         return self.policies / version.directory
 
     # ---------------------------------------------------------------- reading
 
     async def list(self, name: str | None = None) -> Sequence[Version]:
-        """Newest first; of one policy, or of all."""
+        """Versions of one policy or of all, newest first."""
         query = select(policy_versions).order_by(policy_versions.c.name, policy_versions.c.number.desc())
         if name is not None:
             query = query.where(policy_versions.c.name == name)
@@ -77,13 +77,13 @@ class Registry:
             return [_version(row) for row in (await connection.execute(query.limit(VERSIONS_MAX))).mappings()]
 
     async def get(self, version: str) -> Version:
-        """Raises NotFound, BadRequest for what is no NAME@N."""
+        """One version. Raises NotFound, and BadRequest for a name that is not NAME@N."""
         name, number = parse(version)
         async with self._begin() as connection:
             return _one(await _of(connection, name), name, number)
 
     async def standing(self, name: str = DEFAULT_NAME) -> Standing:
-        """Who serves, of one policy: a few rows, however many versions there were."""
+        """The versions of one policy that serve: a few rows, however many versions there were."""
         c, live = policy_versions.c, policy_versions.alias()
         replaced = select(live.c.previous).where(live.c.name == name, live.c.state == "live").scalar_subquery()
         query = select(policy_versions).where(c.name == name, c.state.in_(SERVED) | (c.number == replaced))
@@ -95,7 +95,7 @@ class Registry:
         return (await self.standing(name)).live
 
     async def events(self, name: str, limit: int = 100) -> Sequence[Mapping[str, Any]]:
-        """What was done to a policy (`conductor`) or to one version of it (`conductor@7`), newest first."""
+        """Events of a policy (`conductor`) or of one version (`conductor@7`), newest first."""
         table = policy_events.c
         plain, number = parse(name) if "@" in name else (name, None)
         query = select(policy_events).where(table.name == plain).order_by(table.id.desc())
@@ -106,7 +106,7 @@ class Registry:
             return [_event(row) for row in (await connection.execute(query)).mappings()]
 
     async def figures(self, version: str, *, since: datetime, until: datetime | None, latest: int) -> Figures:
-        """What a version did on its `latest` top-level requests of that time, those that named it left out."""
+        """Figures of a version's `latest` top-level requests in that time, without those that named the version."""
         async with self._begin() as connection:
             row = (await connection.execute(_figures(version, since, until, latest))).mappings().one()
         return Figures(version, **{**row, "cost_nano_sum": int(row["cost_nano_sum"])})
@@ -138,11 +138,9 @@ class Registry:
         name: str = DEFAULT_NAME,
     ) -> Version:
         """Copy a policy directory in and register it as a candidate; the same directory again is the same version.
-
-        `gate`: the report of the gate; one that refused, or none at all, needs `forced`. Its number is the manifest's
-        `version` where that is a free whole number, else the next one. Raises VersionRefused, Conflict, Unavailable;
-        then nothing is published.
-        """
+        `gate`: the report of the gate; without one, or with one that refused, `forced` is needed. The number is the
+        manifest's `version` if that is a free whole number, else the next one. Raises VersionRefused, Conflict,
+        Unavailable; then nothing is published."""
         check_words(name, why)
         check_gate(gate, forced, why)
         incoming = await asyncio.to_thread(policy_files.take_in, directory, self.policies)
@@ -150,21 +148,23 @@ class Registry:
             check_report(gate, incoming.manifest, forced)
             return await self._register(incoming, by, why, gate, forced, name)
         finally:
-            await asyncio.to_thread(policy_files.discard, incoming.place)  # gone already where it was registered
+            await asyncio.to_thread(
+                policy_files.discard, incoming.place
+            )  # nothing is left to discard after a registration
 
     async def move(self, version: str, state: State, *, by: str, why: str = "", forced: bool = False) -> Version:
-        """Shadow, promote (`live`) or retire. Raises Conflict(illegal_move) naming why not."""
+        """Shadow, promote (`live`) or retire a version. Raises Conflict(illegal_move) with the reason."""
         return await self._move(version, state, None, by, why, forced)
 
     async def canary(self, version: str, percent: int, *, by: str, why: str = "") -> Version:
-        """Give it that share of requests. Raises BadRequest for a share that is none of 1, 5, 25, 100."""
+        """Give a version that share of the requests. Raises BadRequest for a share other than 1, 5, 25 and 100."""
         if percent not in PERCENTS:
             raise BadRequest(f"a canary takes {', '.join(map(str, PERCENTS))} % of requests", param="percent")
         return await self._move(version, "canary", percent, by, why, False)
 
     async def rollback(self, name: str, *, by: str, why: str, cause: str = "person") -> Version:
-        """Take back a canary (`conductor@7`, or `conductor` while it has one), else the live version: the one it
-        replaced is live again. Returns what was retired. Raises Conflict where there is nothing to go back to."""
+        """Roll back a canary (`conductor@7`, or `conductor` while it has one), else the live version: then the version
+        it replaced is live again. Return the retired version. Raises Conflict if there is none to go back to."""
         plain, number = parse(name) if "@" in name else (name, None)
         check_words(plain, why)
         async with self._changing(plain) as (connection, versions):
@@ -182,13 +182,13 @@ class Registry:
             return retired
 
     async def note(self, version: Version, what: str, *, by: str, why: str) -> None:
-        """Write down something that happened to a version and changed no state (`refused`)."""
+        """Record an event of a version that changed no state (`refused`)."""
         async with self._begin() as connection:
             await _log(connection, version, version.state, by, why[:WHY_CHARS_MAX], what=what)
 
     async def seed(self, directory: Path, *, insist: bool = False, name: str = DEFAULT_NAME) -> Version:
-        """The live version to start with. `directory` is published and made live where no other can be (there is none,
-        or this code does not render its prompt), and, with `insist`, where it was never registered before."""
+        """Make sure that a live version exists. Publish `directory` and make it live if no other can be (there is none,
+        or this code does not render its prompt), or, with `insist`, if it was never registered."""
         live = await self.live(name)
         usable = live is not None and picked(live) is not None
         if usable and not (insist and await self._is_new(directory, name)):
@@ -249,7 +249,7 @@ class Registry:
 
     @asynccontextmanager
     async def _changing(self, name: str) -> AsyncIterator[tuple[AsyncConnection, builtins.list[Version]]]:
-        """A transaction that no other change of this policy runs beside, and its versions."""
+        """A transaction that excludes other changes of this policy, and its versions."""
         async with self._begin() as connection:
             lock = func.pg_advisory_xact_lock(LOCK_CLASS, func.hashtext(name))
             await connection.execute(select(lock))
@@ -294,7 +294,7 @@ async def _set(
     forced: bool = False,
     detail: Mapping[str, Any] | None = None,
 ) -> Version:
-    """The version in its new state, and the event; `version.previous` is kept as given."""
+    """Store the version's new state, and the event; `version.previous` is stored as given."""
     became = replace(version, state=state, percent=percent, changed_at=datetime.now(UTC))
     table = policy_versions
     change = update(table).where(table.c.name == version.name, table.c.number == version.number)

@@ -1,8 +1,8 @@
-"""What an operator looks at (port `Reports`): sums over a window, pages of rollouts, and any key's rollout.
+"""What an operator looks at (port `Reports`): sums over a window, pages of rollouts, and the rollout of any key.
+Read-only.
 
-Read-only. Reports use the background's connections, so that no request waits for a slow one, and at most REPORTS_MAX of
-those at a time, so that policy versions and administration wait for none either. Every statement has a time-out, every
-list a limit.
+Reports use the background's connections, so that no request waits for a slow one, and at most REPORTS_MAX of them, so
+that policy versions and administration do not wait either. Every statement has a time-out, every list a limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports.admin import RolloutsQuery
 
 REPORTS_MAX = 2
-TURN_S = 2.0  # as long as a connection is waited for
+TURN_S = 2.0  # the longest wait for a connection
 BUCKETS = 60
 GROUPS_MAX = 50
 CURSOR = re.compile(r"(\d{1,17})\.([0-9a-f-]{36})")
@@ -35,7 +35,8 @@ Rows = list[dict[str, Any]]
 
 
 class PostgresReports:
-    """`rollouts_max`: a window's sums are over its latest so many requests. `timeout_s` is for each statement."""
+    """`rollouts_max`: the most recent requests of a window that its sums cover. `timeout_s`: time-out of each
+    statement."""
 
     def __init__(self, engine: AsyncEngine, *, rollouts_max: int = 200_000, timeout_s: float = 10.0) -> None:
         self._engine = engine
@@ -62,7 +63,7 @@ class PostgresReports:
             }
 
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
-        """Newest first. Raises BadRequest for a `before` that no page gave."""
+        """A page of rollouts, newest first. Raises BadRequest for a `before` that did not come from a page."""
         wanted = _page(query).limit(query.limit + 1)
         async with self._reading() as connection:
             found = (await connection.execute(wanted)).mappings().all()
@@ -76,7 +77,7 @@ class PostgresReports:
         }
 
     async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
-        """The tree of a rollout, whoever owns it, by rollout or completion id; what JSON cannot say is null."""
+        """The tree of a rollout of any key, by rollout or completion id; values that JSON cannot represent are null."""
         async with self._reading() as connection:
             named = select(rollouts.c.key_id).where(by_name(rollout_id)).order_by(rollouts.c.depth).limit(1)
             owner = await connection.scalar(named)
@@ -85,7 +86,7 @@ class PostgresReports:
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction, as soon as fewer than REPORTS_MAX others read. Raises Unavailable."""
+        """A transaction, once fewer than REPORTS_MAX others read. Raises Unavailable."""
         try:
             async with asyncio.timeout(TURN_S):
                 await self._turns.acquire()
@@ -98,7 +99,7 @@ class PostgresReports:
             self._turns.release()
 
     def _recent(self, since: datetime, until: datetime, *, children: bool = False) -> CTE:
-        """The rollouts of a window with their latency; with or without child loops."""
+        """The rollouts of a window with their latency, with or without child loops."""
         latency_ms = func.extract("epoch", rollouts.c.finished_at - rollouts.c.created_at) * 1000
         names = ("id", "created_at", "key_id", "policy_used", "status", "fallback", "capped", "cost_nano")
         query = select(*(rollouts.c[name] for name in names), rollouts.c.overhead_ms, latency_ms.label("latency_ms"))
@@ -108,7 +109,7 @@ class PostgresReports:
         return query.order_by(rollouts.c.created_at.desc()).limit(self._rollouts_max).cte("recent")
 
     def _by_worker(self, since: datetime, until: datetime) -> Select[Any]:
-        """Steps by worker, those of child loops too; latencies are of steps that ended well."""
+        """Steps by worker, child loops included; latencies are of steps that succeeded."""
         recent = self._recent(since, until, children=True)
         took_ms = func.extract("epoch", steps.c.finished_at - steps.c.started_at) * 1000
         well = steps.c.status == "done"
@@ -135,7 +136,7 @@ def _quantile(share: float, value: ColumnElement[Any]) -> Any:
 
 
 def _measures(recent: CTE) -> list[Any]:
-    """What is said of any set of requests. `errors` failed, `aborted` were left by their client."""
+    """The figures of any set of requests. `errors` failed; the client left `aborted`."""
     c = recent.c
     return [
         func.count().label("requests"),
@@ -164,14 +165,14 @@ def _by_key(recent: CTE) -> Select[Any]:
 
 
 def _series(recent: CTE, since: datetime, window_s: int) -> Select[Any]:
-    """The window in `BUCKETS` equal parts, oldest first; parts without a request are left out."""
+    """The window in `BUCKETS` equal parts, oldest first, without the parts that have no request."""
     age_s = func.extract("epoch", recent.c.created_at - since)
     bucket = func.least(cast(func.floor(age_s * BUCKETS / window_s), Integer), BUCKETS - 1).label("bucket")
     return select(bucket, *_measures(recent)).group_by(bucket).order_by(bucket)
 
 
 async def _all(connection: AsyncConnection, query: Select[Any]) -> Rows:
-    """Rows as JSON-able dicts: PostgreSQL's sums are numeric, ours are whole."""
+    """Rows as dicts for JSON: PostgreSQL's sums are numeric, the replies' are int."""
     found = (await connection.execute(query)).mappings()
     return [{name: _number(name, value) for name, value in row.items()} for row in found]
 
@@ -212,7 +213,7 @@ def _cursor(row: Mapping[Any, Any]) -> str:
 
 
 def _place(cursor: str) -> Any:
-    """The row to go on after: microseconds and id, so that rows of one microsecond are told apart."""
+    """Parse `before`: microseconds and id of the last row seen; the id orders rows of one microsecond."""
     match = CURSOR.fullmatch(cursor)
     try:
         after = str(UUID(match[2])) if match else None
@@ -225,7 +226,7 @@ def _place(cursor: str) -> Any:
 
 
 async def _workers_of(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, list[str]]:
-    """Rollout → the worker of each of its steps, in order."""
+    """Map each rollout to the workers of its steps, in order."""
     query = select(steps.c.rollout_id, steps.c.worker).where(steps.c.rollout_id.in_(ids))
     called: dict[str, list[str]] = {}
     for rollout_id, worker in await connection.execute(query.order_by(steps.c.round, steps.c.step)):
@@ -234,7 +235,7 @@ async def _workers_of(connection: AsyncConnection, ids: Sequence[str]) -> dict[s
 
 
 def _line(row: Mapping[Any, Any], workers: list[str]) -> dict[str, Any]:
-    """One line of the list: who asked, who answered, what it cost; never a prompt or a reply."""
+    """One line of the list: client, worker, cost; never a prompt or a reply."""
     ended = row["finished_at"]
     took_ms = None if ended is None else (ended - row["created_at"]) / timedelta(milliseconds=1)
     who = {name: row[name] for name in ("key_id", "key_name")}

@@ -1,6 +1,6 @@
-"""Retention in PostgreSQL: texts whose time is over go, with all that hangs on them; money and audit stay.
+"""Retention in PostgreSQL: delete texts whose time is over, with all rows that belong to them; money and audit stay.
 
-A month of which nothing is to be kept goes as a whole, by dropping its tables; what is over in others goes by row.
+A month in which nothing is to be kept is deleted by dropping its tables; other rows are deleted one by one.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from gateway.service.ports.admin import DroppedMonth, SweepReport
 
 log = logging.getLogger("gateway.retention")
 LOCK_KEY = 0x72657461696E  # "retain": one sweep at a time
-BATCH = 500  # rollouts a transaction: each brings its rounds, steps, outcomes and experience along
+BATCH = 500  # rollouts a transaction, each with its rounds, steps, outcomes and experience
 BATCHES_MAX = 100_000
 TIMEOUT_S = 60.0
 MONTH_TIMEOUT_S = 600.0
-LATE = timedelta(days=1)  # after a month, until the journals have brought all of it
-HELD_MAX = timedelta(days=1)  # then a month that cannot be dropped goes by row
+LATE = timedelta(days=1)  # after a month's end, until the journals have shipped all of it
+HELD_MAX = timedelta(days=1)  # then a month that cannot be dropped is deleted by row
 
 
 class PostgresRetention:
-    """Port RetentionStore. Rounds, steps, outcomes, experience, gradings and continuations go with their rollout."""
+    """The port RetentionStore. A rollout is deleted with its rounds, steps, outcomes, experience, gradings and
+    continuations."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -72,7 +73,7 @@ class PostgresRetention:
     # ---------------------------------------------------------------- by month
 
     async def _made(self, month: Month) -> None:
-        """A month has its tables before anything is of it. Where that fails, the rest takes it."""
+        """Make a month's tables before its first row. If that fails, its rows go to the rest."""
         try:
             async with transaction(self._engine, TIMEOUT_S) as connection:
                 if not await _mine(connection) or month in await store_months.existing(connection):
@@ -84,13 +85,14 @@ class PostgresRetention:
             log.info("the log of %s has tables of its own; %d rollouts were moved there", month, moved)
 
     async def _past(self, now: datetime, days: int | None) -> list[Month]:
-        """Months of which nothing is to be kept, oldest first."""
+        """Months in which nothing is to be kept, oldest first."""
         async with transaction(self._engine, TIMEOUT_S) as connection:
             ended = [m for m in await store_months.existing(connection) if m.next.start + LATE <= now]
             return [month for month in ended if not await _keeps(connection, month, now, days)]
 
     async def _drop(self, month: Month, now: datetime, days: int | None, act: Act) -> DroppedMonth | None:
-        """In one transaction with its entry in the audit. None: another is at it, or some came late. Raises Held."""
+        """Drop a month in one transaction with its audit entry. None: another sweep runs, or rows came late. Raises
+        Held."""
         async with transaction(self._engine, MONTH_TIMEOUT_S) as connection:
             if not await _mine(connection) or month not in await store_months.existing(connection):
                 return None
@@ -104,7 +106,7 @@ class PostgresRetention:
         return gone
 
     async def _too_long(self, month: Month, now: datetime, days: int | None) -> bool:
-        """Whether all of a month was over long ago: what was promised does not wait for a lock."""
+        """Whether the whole month was due long ago: what was promised does not wait for a lock."""
         async with transaction(self._engine, MONTH_TIMEOUT_S) as connection:
             return not await _keeps(connection, month, now - HELD_MAX, days)
 
@@ -131,7 +133,7 @@ class PostgresRetention:
 
 
 async def _mine(connection: AsyncConnection) -> bool:
-    """Whether no other sweep is under way, until the transaction ends."""
+    """Try to become the only sweep, until the transaction ends; return whether it worked."""
     return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(LOCK_KEY))))
 
 
@@ -141,13 +143,13 @@ _KEPT_OF = rollouts.outerjoin(keys, keys.c.public_id == rollouts.c.key_id).outer
 
 
 def _ends(days: int | None) -> ColumnElement[Any]:
-    """When a rollout's time is over; null: never. Those of keys that are gone follow the settings."""
+    """When a rollout's time is over; null: never. Rollouts of deleted keys follow the settings."""
     kept = func.coalesce(keys.c.retention_days, orgs.c.retention_days, literal(days))
     return rollouts.c.created_at + func.make_interval(0, 0, 0, kept)
 
 
 def _over(now: datetime, days: int | None, but: Sequence[Month]) -> Select[Any]:
-    """(id, key) of rollouts whose time is over, oldest first; those of the months `but` left out."""
+    """(id, key) of rollouts whose time is over, oldest first, without those of the months `but`."""
     kept = func.coalesce(keys.c.retention_days, orgs.c.retention_days, literal(days))
     query = select(rollouts.c.id, rollouts.c.key_id).select_from(_KEPT_OF)
     age = func.make_interval(0, 0, 0, kept)
@@ -157,7 +159,7 @@ def _over(now: datetime, days: int | None, but: Sequence[Month]) -> Select[Any]:
 
 
 async def _keeps(connection: AsyncConnection, month: Month, now: datetime, days: int | None) -> bool:
-    """Whether anything of a month is still to be kept, by its own key's rule."""
+    """Whether any row of a month is still to be kept, by its own key's rule."""
     ends = _ends(days)
     one = select(literal(1)).select_from(_KEPT_OF).where(within(rollouts.c.id, month), or_(ends.is_(None), ends >= now))
     return await connection.scalar(one.limit(1)) is not None
@@ -178,7 +180,7 @@ async def _delete(connection: AsyncConnection, batch: Any) -> tuple[Counter[str]
 
 
 async def _letters(connection: AsyncConnection, now: datetime, days: int | None, *, dry: bool = False) -> int:
-    """Records that could not be stored have no key that could be read: they follow the settings."""
+    """Delete dead letters. They have no readable key, so they follow the settings."""
     if days is None:
         return 0
     over = dead_letters.c.at < now - timedelta(days=days)

@@ -1,4 +1,4 @@
-"""Journal payloads → rows of `tables.py`, and rows → the tree that `GET /v1/rollouts/{id}` shows. No I/O."""
+"""Convert journal payloads to rows of `tables.py`, and rows to the tree that `GET /v1/rollouts/{id}` shows. No I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.errors import BadRequest
 Row = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # PostgreSQL's text and jsonb refuse both
-_UNCLEAN = (b"\\u0000", b"\xed", b"NaN", b"Infinity")  # NUL, the first byte of a surrogate, no numbers of JSON's
+_UNCLEAN = (b"\\u0000", b"\xed", b"NaN", b"Infinity")  # NUL, the first byte of a surrogate, which are not JSON
 _LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged_nano", "state", "scopes"}
 _HIDDEN = {"task_embedding"}
 SUMMARY = (
@@ -50,7 +50,7 @@ class Rows:
 
 
 def clean(value: Any) -> Any:
-    """A copy that PostgreSQL can store: NUL and lone surrogates become U+FFFD, NaN and infinities None."""
+    """Copy a value so that PostgreSQL can store it: NUL and lone surrogates become U+FFFD, NaN and infinities None."""
     if isinstance(value, str):
         return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, Mapping):
@@ -61,17 +61,17 @@ def clean(value: Any) -> Any:
 
 
 def needs_cleaning(record: bytes) -> bool:
-    """Whether `clean` might change anything in a journal record. A look at its bytes is a hundred times cheaper."""
+    """Whether `clean` might change a journal record. Searching its bytes is a hundred times cheaper."""
     return any(mark in record for mark in _UNCLEAN)
 
 
 def at(us: int | None) -> datetime | None:
-    """Microseconds since the epoch → UTC, exactly; 0 and None (never happened) → None."""
+    """Convert microseconds since the epoch to UTC, exactly; 0 and None (it never happened) to None."""
     return EPOCH + timedelta(microseconds=us) if us else None
 
 
 def event_rows(event: Event, *, is_clean: bool = False) -> Rows:
-    """The rows of one event. Raises ValueError, TypeError or KeyError on a payload that is none of the five kinds."""
+    """The rows of one event. Raises ValueError, TypeError or KeyError if the payload is none of the five kinds."""
     payload = event.payload if is_clean else clean(event.payload)
     if event.kind == "rollout":
         return _rollout_rows(payload, event.payload)
@@ -82,7 +82,7 @@ def event_rows(event: Event, *, is_clean: bool = False) -> Rows:
 
 
 def uuid_text(value: str) -> str:
-    """The canonical form of a UUID. Raises ValueError or AttributeError on anything else."""
+    """The canonical form of a UUID. Raises ValueError or AttributeError for anything else."""
     return str(UUID(value))
 
 
@@ -107,7 +107,7 @@ def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Rows
 
 
 def _continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
-    """By what the next turn of the conversation is known, and until when."""
+    """The marks of the conversation's next turn, and until when they count."""
     given_at, worker = rollout["finished_at"] or rollout["created_at"], record.get("answered_by")
     whose = {"key_id": rollout["key_id"], "worker": worker, "rollout_id": rollout["id"]}
     marks = record.get("marks") or {} if worker else {}
@@ -115,7 +115,7 @@ def _continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
 
 
 def _task_embedding(record: Mapping[str, Any]) -> list[float] | None:
-    """What a later task is compared with. Child loops, and keys that log no text, have none."""
+    """The embedding that later tasks are compared with; None for child loops and for keys that log no text."""
     if record.get("depth") or record.get("log_mode") == "metadata" or not isinstance(record["request"], Mapping):
         return None
     if record.get("task_embedding") is not None:
@@ -154,7 +154,7 @@ def outcome_row(outcome: Outcome) -> Row:
 
 def grading_row(rollout: Row) -> Row | None:
     """The row of `gradings` for a stored rollout whose request named a grader. Child loops carry their parent's tags
-    and are not graded; tags that no gateway of today would have let through are no request to grade."""
+    and are not graded; tags that today's gateways would refuse ask for no grade."""
     try:
         asked = None if rollout["depth"] else grading.asked(rollout["tags"] or {})
     except (BadRequest, AttributeError):
@@ -173,7 +173,7 @@ def jsonable(row: Mapping[str, Any]) -> Row:
 
 
 def summary(row: Mapping[Any, Any]) -> Row:
-    """A rollout in a list: who planned, how it ended, what it cost."""
+    """A rollout in a list: planner, end and cost."""
     return jsonable({name: row[name] for name in SUMMARY})
 
 
@@ -184,7 +184,7 @@ def _iso(value: Any) -> Any:
 
 
 def tree(root_id: str, rollouts: Iterable[Row], parts: Mapping[str, Sequence[Row]]) -> Row:
-    """One rollout with its `parts` (rounds, steps, outcomes, ledger) and, in the same shape, its `children`."""
+    """One rollout with its `parts` (rounds, steps, outcomes, ledger) and its `children` in the same shape."""
     nodes = {row["id"]: jsonable(row) | {name: [] for name in parts} | {"children": []} for row in rollouts}
     for name, rows in parts.items():
         for row in rows:

@@ -57,9 +57,9 @@ ERASED = "the response was deleted"
 
 
 class PostgresStore:
-    """`experience_recent_max`: judged steps per worker that are searched, which bounds the search.
-    `experience_half_life`: newer steps, by likeness, after which one counts half. `recovery_timeout_s`: statement
-    time-out of the two queries that read the whole ledger at boot."""
+    """`experience_recent_max`: judged steps per worker that are searched. `experience_half_life`: the number of newer
+    steps, by likeness, after which a step counts half. `recovery_timeout_s`: time-out of the two statements that read
+    the whole ledger at boot."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PostgresStore:
         return transaction(self.engine.execution_options(isolation_level="REPEATABLE READ"), timeout_s)
 
     async def ready(self) -> bool:
-        """Whether the database answers and has been migrated."""
+        """Whether the database answers and is migrated."""
         try:
             async with self.begin() as connection:
                 await connection.execute(select(keys.c.public_id).limit(1))
@@ -95,7 +95,7 @@ class PostgresStore:
     # ---------------------------------------------------------------- keys
 
     async def key_get(self, public_id: str) -> KeyRow | None:
-        """With its organisation, in one query: every request asks for it, if the key was not seen within a second."""
+        """A key with its organisation in one query, because requests wait for it."""
         query = select(keys, *ORG_COLUMNS).select_from(keys.outerjoin(orgs, orgs.c.name == keys.c.org))
         async with self.begin() as connection:
             found = (await connection.execute(query.where(keys.c.public_id == public_id))).mappings().first()
@@ -108,7 +108,7 @@ class PostgresStore:
     # ---------------------------------------------------------------- rollouts and outcomes
 
     async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
-        """The tree of a rollout as of one moment, by its id or its completion id; None for an unknown one and for
+        """The tree of a rollout as of one moment, by its id or its completion id. None for an unknown id and for
         another key's."""
         async with self.snapshot() as connection:
             root = await connection.scalar(_owned(rollout_id, key_id))
@@ -129,11 +129,9 @@ class PostgresStore:
         return rows.tree(root, sorted(map(dict, found), key=lambda r: (r["created_at"], r["id"])), parts)
 
     async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
-        """Judge a rollout (`rollout_id`: its id or its completion id) as its owner `key_id`.
-
-        Returns (outcome id, True), or the first one's id and False when (key, idempotency key) is known. A judgement in
-        [0, 1] becomes experience of the rollout's workers at once. Raises NotFound for an unknown or foreign rollout.
-        """
+        """Judge a rollout (`rollout_id`: its id or its completion id) as its owner `key_id`. Return (outcome id, True),
+        or (id of the first outcome, False) if the pair of key and idempotency key is known. A judgement in [0, 1] at
+        once becomes experience of the rollout's workers. Raises NotFound for an unknown or foreign rollout."""
         async with self.begin() as connection:
             rollout = await connection.scalar(_owned(outcome.rollout_id, outcome.key_id))
             if rollout is None:
@@ -146,7 +144,7 @@ class PostgresStore:
             return str(await connection.scalar(first) or outcome.id), False
 
     async def outcome_count(self, pool: str) -> int:
-        """Judged rollouts of a pool, counted up to 10,000."""
+        """The number of judged rollouts of a pool, counted up to 10,000."""
         judged = select(experience.c.rollout_id).where(experience.c.pool_name == pool)
         some = judged.group_by(experience.c.rollout_id).limit(OUTCOMES_COUNTED_MAX).subquery()
         async with self.begin() as connection:
@@ -155,8 +153,9 @@ class PostgresStore:
     async def experience_near(
         self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
-        """Means over each worker's latest `k` judged steps that are near, by nearness and freshness; of any kind where
-        there is no pgvector or embedding. `n` is the weight behind them; workers with less than half are left out."""
+        """Means over each worker's latest `k` judged steps that are near, weighted by nearness and freshness; over
+        steps of any kind without pgvector or embedding. `n` is the sum of the weights; workers with less than half are
+        left out."""
         values: dict[str, Any] = {"workers": list(workers), "versions": list(workers.values()), "k": k}
         values |= {"task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "spread_min": SPREAD_MIN}
         values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
@@ -172,12 +171,12 @@ class PostgresStore:
     # ---------------------------------------------------------------- money
 
     async def books(self, settled_max: int) -> Books:
-        """What Redis is rebuilt from, as of one moment; the latest `settled_max` settlements."""
+        """The state that Redis is rebuilt from, as of one moment, with the latest `settled_max` settlements."""
         async with self.snapshot(self.recovery_timeout_s) as connection:
             return Books(await _posted(connection), await _open(connection), await _settled(connection, settled_max))
 
     async def posted_totals(self) -> Mapping[str, int]:
-        """Scope → nano-dollars posted, uncertain ones included."""
+        """Map each scope to the nano-dollars posted in it, uncertain settlements included."""
         async with self.begin(self.recovery_timeout_s) as connection:
             return await _posted(connection)
 
@@ -192,7 +191,7 @@ class PostgresStore:
             return await _settled(connection, limit, since)
 
     async def settled_nano(self, hold_id: str) -> int | None:
-        """What a hold was charged, by the ledger; None while it has no settlement there."""
+        """The nano-dollars that a hold was charged in the ledger; None if it has no settlement there."""
         query = select(ledger.c.amount_nano).where(ledger.c.hold_id == hold_id, ledger.c.kind.in_(SETTLED)).limit(1)
         async with self.begin() as connection:
             charged = await connection.scalar(query)
@@ -221,7 +220,7 @@ async def _settled(connection: AsyncConnection, limit: int, since: datetime | No
 
 
 def by_name(rollout_or_completion_id: str) -> ColumnElement[bool]:
-    """The condition on `rollouts` that an id from a client stands for."""
+    """The condition on `rollouts` for an id from a client."""
     try:
         return rollouts.c.id == str(UUID(rollout_or_completion_id))
     except ValueError:
@@ -229,13 +228,13 @@ def by_name(rollout_or_completion_id: str) -> ColumnElement[bool]:
 
 
 def _owned(rollout_or_completion_id: str, key_id: str) -> Select[Any]:
-    """The rollout's id where that key owns it; a completion id means the top of its tree."""
+    """The rollout's id if that key owns it; a completion id stands for the root of its tree."""
     named = by_name(rollout_or_completion_id)
     return select(rollouts.c.id).where(named, rollouts.c.key_id == key_id).order_by(rollouts.c.depth).limit(1)
 
 
 def _descendants(root: str, key_id: str) -> Select[Any]:
-    """Ids of the rollout and its child loops, at most four levels down."""
+    """Ids of the rollout and its child loops, at most four levels deep."""
     tree = select(rollouts.c.id, literal_column("0").label("level")).where(rollouts.c.id == root).cte(recursive=True)
     child = select(rollouts.c.id, (tree.c.level + 1).label("level"))
     child = child.where(rollouts.c.parent_id == tree.c.id, rollouts.c.key_id == key_id, tree.c.level < CHILD_DEPTH_MAX)
@@ -285,7 +284,7 @@ def logged(row: Mapping[Any, Any]) -> LoggedResponse:
 
 
 def erased(rollout: Mapping[str, Any], parts: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """A rollout's row, with its `rounds` and `steps`, without any text, and never to be trained on."""
+    """A rollout's row with its `rounds` and `steps`, without texts and excluded from training."""
     bare = apply_mode({**rollout, **parts}, "metadata")
     return bare | {"log_mode": "metadata", "train": False, "task_embedding": None}
 

@@ -57,12 +57,12 @@ _SETTLED = text("kind IN ('posted', 'voided', 'uncertain')")
 
 
 def timestamp(name: str, **more: Any) -> Column[Any]:
-    """A time with its zone. `more`: as of Column."""
+    """A time with its zone. `more`: arguments of Column."""
     return Column(name, DateTime(timezone=True), **more)
 
 
 def uuid_column(name: str, **more: Any) -> Column[Any]:
-    """A UUID, as text on Python's side. `more`: as of Column."""
+    """A UUID, as text in Python. `more`: arguments of Column."""
     return Column(name, Uuid(as_uuid=False), **more)
 
 
@@ -296,7 +296,7 @@ continuations = Table(
     uuid_column("rollout_id", nullable=False),
     timestamp("until", nullable=False),
     Index(None, "until"),
-    Index(None, "rollout_id"),  # a rollout that goes takes them along
+    Index(None, "rollout_id"),  # they are deleted with their rollout
     ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),
 )
 

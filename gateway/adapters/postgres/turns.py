@@ -1,7 +1,8 @@
-"""What outlives one request, in PostgreSQL: replies kept for their Idempotency-Key, and who answered a conversation.
+"""State that outlives one request, in PostgreSQL: stored replies of Idempotency-Keys, and the worker of each
+conversation.
 
-The row of a reply is its lock: whoever inserts it, or takes over one whose lease or time is over, carries the request
-out. Times are the database's, so that gateways whose clocks differ agree.
+The row of a reply is its lock: the gateway that inserts it, or takes over one whose lease or time is over, serves the
+request. Times are the database's, so that gateways whose clocks differ agree.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class PostgresReplies:
             if await connection.scalar(_claiming(slot, lease_s, keep_s)):
                 return None
             found = (await connection.execute(select(idempotent_replies).where(_is(slot)))).mappings().first()
-        if found is None:  # released in this instant: the next try gets it
+        if found is None:  # just released: the next try gets it
             raise IdempotencyRunning
         return _kept(found, slot)
 
@@ -62,7 +63,7 @@ async def _sweep(connection: AsyncConnection, old: ColumnElement[bool], limit: i
 
 
 def _claiming(slot: Slot, lease_s: float, keep_s: float) -> Any:
-    """Insert the row, or take it over; returns its claim only where it is ours now."""
+    """Insert the row or take it over; return its claim if this gateway holds it now."""
     values = {
         "key_id": slot.key_id,
         "digest": slot.digest,

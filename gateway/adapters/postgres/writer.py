@@ -1,7 +1,7 @@
-"""The log's writer: journal records become rows, in one transaction a batch.
+"""The log's writer: it turns journal records into rows, one transaction a batch.
 
-Inserts are idempotent, so a batch may be stored again after a crash. A batch that PostgreSQL refuses for its data is
-halved until each poisonous record stands alone; that record goes to `dead_letters` and the others are stored.
+Inserts are idempotent, so a batch may be stored again after a crash. A batch whose data PostgreSQL refuses is halved
+until each poisonous record stands alone; that record goes to `dead_letters` and the others are stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.adapters.postgres.tables import dead_letters, metadata
 from gateway.core.log.events import parse
 from gateway.errors import BatonError, Unavailable
 
-# What a payload of the wrong shape makes Python raise on its way to becoming rows.
+# The exceptions that a payload of the wrong shape raises while it is converted to rows.
 MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, BatonError)
 # SQLSTATE classes that blame the data: 22 data exception, 23 integrity, 54 program limit exceeded.
 POISON_CLASSES = ("22", "23", "54")
@@ -30,9 +30,9 @@ REASON_CHARS_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The result of a stored batch. `dead`: (kind, reason) of each record in `dead_letters`, kind None where the bytes
-    are no event. `rollouts_us`: times of the stored rollouts of clients' requests, child loops left out. `newest_us`:
-    time of the batch's newest event. Times are microseconds since the epoch."""
+    """The result of a stored batch. `dead`: (kind, reason) of each record in `dead_letters`; the kind is None if the
+    bytes are not an event. `rollouts_us`: times of the stored rollouts of clients' requests, without child loops.
+    `newest_us`: time of the batch's newest event. Times are microseconds since the epoch."""
 
     dead: Sequence[tuple[str | None, str]]
     rollouts_us: Sequence[int]
@@ -41,7 +41,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One journal record. `kind` is None where the bytes are no event, `error` where nothing is wrong with it."""
+    """One journal record. `kind` is None if the bytes are not an event, `error` is None for a good record."""
 
     payload: bytes
     kind: str | None
@@ -80,7 +80,8 @@ class LogWriter:
         )
 
     def _insert(self, records: Sequence[_Record]) -> list[_Record]:
-        """Insert all in one transaction; halve them and try again where the data is at fault. Returns the poison."""
+        """Insert all records in one transaction. If the data is at fault, halve them and try again. Return the
+        poisonous ones."""
         if not records:
             return []
         new = rows.Rows()
@@ -101,7 +102,7 @@ class LogWriter:
     def _is_poison(self, error: StatementError) -> bool:
         """Whether the record is at fault, and not the server, the network or a missing migration."""
         if not isinstance(error, DBAPIError):
-            return True  # a value that could not even be bound
+            return True  # a value that could not be bound
         state = getattr(error.orig, "sqlstate", None)
         if state is None:
             return isinstance(error.orig, psycopg.DataError | psycopg.ProgrammingError)
