@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import signal
@@ -26,14 +27,20 @@ from policy.simulators.arena.families.tasks import FAMILIES, INSTRUCTIONS, make_
 from policy.simulators.handles import HANDLES
 from policy.start.synthetic.__main__ import command, parse, tokenizer_for
 from policy.start.synthetic.config import WORKERS_MAX, ModelConfig, TrainConfig
-from policy.start.synthetic.drill import LEVELS, Level, make_drill
 from policy.start.synthetic.export import hf_config
 from policy.start.synthetic.feed import IGNORED, batches_from, draw_chunk, encode
 from policy.start.synthetic.label import Plan, arena_label, general_label
-from policy.start.synthetic.paraphrases import MORE, OTHERS, exchanged, reworded
-from policy.start.synthetic.questions import general, noisy
-from policy.start.synthetic.samples import Sample, make_sample, shown_replies
+from policy.start.synthetic.samples import LEVELS, Level, Sample, make_drill, make_sample, shown_replies
 from policy.start.synthetic.tokenizer import END_ID, prompt_text, train_tokenizer
+from policy.start.synthetic.wording import (
+    OTHERS,
+    SENTENCES,
+    add_noise,
+    exchange_words,
+    general_question,
+    reword,
+    sentences_of,
+)
 
 SUM = (
     "There are 23 shelves and every shelf carries 33 seeds. If Omar takes 67 seeds home, what is the number that stays?"
@@ -68,6 +75,18 @@ def test_a_sample_is_a_function_of_seed_and_index() -> None:
     again = make_sample(7, 3)
     assert (again.prompt, again.label) == (samples()[3].prompt, samples()[3].label)
     assert make_sample(8, 3).prompt != again.prompt
+
+
+def test_the_lessons_of_a_seed_never_change() -> None:
+    """A manifest promises its weights for a seed. A change here changes them: rebuild the shipped conductor with it."""
+    lessons = hashlib.sha256()
+    for sample in samples()[:400]:
+        lessons.update(f"{sample.prompt}\0{sample.label}\0".encode())
+    for level in LEVELS:
+        for index in range(25):
+            drill = make_drill(7, index, level)
+            lessons.update(repr((drill.text, drill.pieces)).encode())
+    assert lessons.hexdigest() == "adc7344493a0095e5b5dcca76d5c164a071ade498c87516673727c5931da962c"
 
 
 def test_every_label_is_a_plan_that_its_prompt_allows() -> None:
@@ -157,7 +176,7 @@ def test_noise_leaves_names_numbers_and_lists_alone() -> None:
     rng = Random(1)
     text = 'Ann, Ben and Cara: "silver" costs 42; pear: 7; plum: 12. 3 May 2024 (YYYY-MM-DD)'
     kept = {word for word in text.split() if not (word.isalpha() and word.islower())}
-    heard = [noisy(rng, text) for _ in range(500)]
+    heard = [add_noise(rng, text) for _ in range(500)]
     assert all(kept <= set(words.split()) for words in heard)
     assert len(set(heard)) > 20
 
@@ -165,7 +184,7 @@ def test_noise_leaves_names_numbers_and_lists_alone() -> None:
 def test_general_questions_fill_all_their_slots() -> None:
     rng = Random(2)
     for long in (False, True):
-        texts = {general(rng, long) for _ in range(100)}
+        texts = {general_question(rng, long=long) for _ in range(100)}
         assert len(texts) > 20
         assert not any("{filler}" in text or "{a}" in text or "{n1}" in text for text in texts)
 
@@ -181,29 +200,39 @@ def plain_runs(pattern: str) -> set[tuple[str, ...]]:
 def test_paraphrases_leave_the_held_out_phrasings_held_out(family: Family) -> None:
     known = {run for phrasing in family.train for run in plain_runs(phrasing.pattern)}
     held_out = {run for phrasing in family.held_out for run in plain_runs(phrasing.pattern)} - known
-    assert not held_out & {run for pattern in MORE[family.name] for run in plain_runs(pattern)}
+    assert not held_out & {run for pattern in SENTENCES[family.name] for run in plain_runs(pattern)}
     rng = Random(5)
-    own = (*MORE[family.name], *(phrasing.pattern for phrasing in family.train))
+    own = (*SENTENCES[family.name], *(phrasing.pattern for phrasing in family.train))
     for _ in range(100):
         for pattern in own:
-            assert not held_out & plain_runs(exchanged(rng, pattern))
+            assert not held_out & plain_runs(exchange_words(rng, pattern))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_wording_asks_with_all_that_the_question_holds(family: Family) -> None:
-    assert len(set(MORE[family.name])) == len(MORE[family.name]) >= 17
+    assert len(set(SENTENCES[family.name])) == len(SENTENCES[family.name]) >= 17
     values = family.draw(Random(3))
-    for pattern in MORE[family.name]:
+    for pattern in SENTENCES[family.name]:
         written = pattern.format_map(values)
         assert "{" not in written
         assert all(values[slot] in written for slot in re.findall(r"\{(\w+)\}", pattern))
         assert set(re.findall(r"\{(\w+)\}", pattern)) >= set(values) - {"who", "who1"}
 
 
+@pytest.mark.parametrize("sentence", ["Sort {numbers}.", "Sort this.", ""])
+def test_a_sentence_that_lacks_a_slot_is_refused(sentence: str) -> None:
+    family = next(family for family in FAMILIES if family.name == "sorting")
+    assert sentences_of((family,), {"sorting": "Sort {nums}.\nOrder {nums}.\n"})["sorting"][1] == "Order {nums}."
+    with pytest.raises(ValueError, match="must"):
+        sentences_of((family,), {"sorting": f"{sentence}\n"})
+    with pytest.raises(ValueError, match="families that are not in both"):
+        sentences_of((family,), {"sorting": "Sort {nums}.", "juggling": "Go!"})
+
+
 def test_exchanged_words_leave_slots_and_signs_alone() -> None:
     rng = Random(6)
     pattern = "Sort {nums} so that the biggest, {letter1}, comes first. Give the list."
-    found = {exchanged(rng, pattern) for _ in range(400)}
+    found = {exchange_words(rng, pattern) for _ in range(400)}
     assert pattern in found
     assert len(found) > 10
     for text in found:
@@ -216,11 +245,11 @@ def test_a_question_is_reworded_with_the_same_values() -> None:
     rng = Random(4)
     task = next(task for task in map(make_task, range(200)) if task.shape == "child")
     for text in (SUM, RIDDLE, task.text):
-        others = {reworded(rng, text) for _ in range(40)}
+        others = {reword(rng, text) for _ in range(40)}
         assert len(others) > 5
         figures = sorted(re.findall(r"\d+", text))
         assert all(set(figures) <= set(re.findall(r"\d+", other)) for other in others)
-    assert reworded(rng, "Hello!") == "Hello!"
+    assert reword(rng, "Hello!") == "Hello!"
 
 
 def test_digests_name_agreement_failure_and_partial_results() -> None:

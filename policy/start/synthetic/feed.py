@@ -13,9 +13,8 @@ from typing import NamedTuple, Protocol
 from tokenizers import Tokenizer
 
 from policy.start.synthetic.config import TrainConfig
-from policy.start.synthetic.drill import LEVELS, make_drill
 from policy.start.synthetic.label import Piece
-from policy.start.synthetic.samples import make_sample
+from policy.start.synthetic.samples import LEVELS, make_drill, make_sample
 
 IGNORED = -100  # a target that counts for nothing
 LINE_TOKENS_MAX = 16  # longer lines are questions, not records

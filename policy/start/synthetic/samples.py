@@ -1,7 +1,13 @@
-"""Samples: a prompt exactly as the server renders it, and the plan it calls for exactly as the server decodes it.
+"""Lessons: samples, which are prompts with the plans that they call for, and the drills that come before them.
 
-Every sample is a pure function of (seed, index) and draws a fresh pool. What is drawn: first rounds of arena questions
-(train phrasings), the prompts of child loops, later rounds with digests of simulated replies, and general questions.
+A sample has the prompt as the server renders it and the plan as the server decodes it. It is a pure function of (seed,
+index) and draws a fresh pool: for the first round of an arena question (train phrasings), the prompt of a child loop, a
+later round with digests of simulated replies, or a general question.
+
+Drills teach how a pool is read: bare pool lines, then skill by skill the handle of the best worker. Reading is one
+circuit (find the lines with this tag, compare, copy the handle). On texts as long as whole prompts the model did not
+find it in 36,000 lessons (docs/conductor.md). So the first part of a run is drills, from two lines of one tag up to
+whole pools with experience; plans then only have to learn what a question needs. No request ever asks for a drill.
 """
 
 from __future__ import annotations
@@ -17,23 +23,27 @@ from gateway.core.loop.compose import step_messages
 from gateway.core.loop.digest import digest
 from gateway.core.loop.plan import PlanLimits
 from gateway.core.loop.prompt import Profile, PromptInput, ShownReply, ShownWorker, render
+from policy.simulators.arena.families.family import SKILLS
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Task, make_task
+from policy.simulators.arena.oracle import VOTERS_MAX
 from policy.simulators.arena.workers import Pool
 from policy.simulators.arena.world import run_plan
 from policy.start.synthetic.config import WORKERS_MAX, WORKERS_MIN
 from policy.start.synthetic.label import (
+    VOTED_SKILL,
     Piece,
     Plan,
     arena_label,
+    believed_pool,
     general_label,
     needed_skills,
     offset,
     purposes,
+    ranked,
 )
-from policy.start.synthetic.paraphrases import reworded
-from policy.start.synthetic.questions import conversation, general, noisy, wrapped
 from policy.start.synthetic.shown import Drawn, draw_pool, is_model
 from policy.start.synthetic.tokenizer import END, prompt_text
+from policy.start.synthetic.wording import add_courtesy, add_noise, conversation, general_question, reword
 
 _HANDLE = re.compile(r'(?<="worker":")([a-z0-9]+)')
 PROFILE: Profile = "compact"
@@ -104,7 +114,7 @@ def _first(rng: Random, workers: int, task: Task) -> Sample:
     drawn = draw_pool(rng, workers, needed_skills(task.text, None), depth > 0)
     steps_max = _steps_max(rng)
     plan = arena_label(task.text, None, drawn.shown, steps_max)
-    messages = conversation(rng, wrapped(rng, _asked(rng, task)))
+    messages = conversation(rng, add_courtesy(rng, _asked(rng, task)))
     why = purposes(task.text, None, plan, drawn.shown)
     return replace(_sample(messages, drawn, steps_max, depth, plan, task), purposes=tuple(why))
 
@@ -124,7 +134,7 @@ def _child(rng: Random, workers: int) -> Sample:
 
 def _asked(rng: Random, task: Task) -> str:
     """The task's question in these or other words, some of them lost."""
-    return noisy(rng, reworded(rng, task.text) if rng.random() < REWORDED_SHARE else task.text)
+    return add_noise(rng, reword(rng, task.text) if rng.random() < REWORDED_SHARE else task.text)
 
 
 def _double_task(rng: Random) -> Task:
@@ -138,7 +148,7 @@ def _double_task(rng: Random) -> Task:
 def _general(rng: Random, workers: int, long: bool) -> Sample:
     depth = rng.choice((0, 1, 2))
     drawn = draw_pool(rng, workers, rng.sample(("logic", "arithmetic", "strings", "lists"), 2), depth > 0)
-    messages = conversation(rng, general(rng, long))
+    messages = conversation(rng, general_question(rng, long=long))
     return _sample(messages, drawn, _steps_max(rng), depth, general_label(drawn.shown), None)
 
 
@@ -206,3 +216,61 @@ def _sample(
 
 def _steps_max(rng: Random) -> int:
     return rng.choices([n for n, _ in STEPS_MAX_SHARES], [w for _, w in STEPS_MAX_SHARES])[0]
+
+
+# ---------------------------------------------------------------- drills
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How hard a drill is: pool size, tags a line, experience and built-in workers or not, one best or a ranking."""
+
+    workers_max: int
+    tags_max: int
+    experience: bool
+    ranking: bool
+
+
+LEVELS = (
+    Level(3, 1, False, False),
+    Level(4, 2, False, False),
+    Level(8, 4, False, False),
+    Level(8, 4, True, True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """Pool lines, and pieces of text: a skill (given), its best handles (learnt), the next skill …"""
+
+    text: str
+    pieces: tuple[Piece, ...]
+
+
+def make_drill(seed: int, index: int, level: Level) -> Drill:
+    """Drill number `index` of that level: a pure function of its arguments."""
+    rng = Random(f"drill {seed} {index}")
+    needed = rng.sample(SKILLS, 1)
+    workers = rng.randint(WORKERS_MIN, level.workers_max)
+    drawn = draw_pool(rng, workers, needed, loops=True, plain=not level.experience)
+    pool = [worker for worker in drawn.shown if level.experience or is_model(worker)]
+    pool = [_simpler(worker, level) for worker in pool]
+    shown = PromptInput([], tuple(pool), 5, 0)
+    lines = render(PROFILE, shown)[0]["content"].split("\n")[1 : len(pool) + 1]
+    return Drill("\n".join([*lines, ""]), tuple(_pieces(rng, pool, level)))
+
+
+def _simpler(worker: ShownWorker, level: Level) -> ShownWorker:
+    experience = worker.experience if level.experience else None
+    return replace(worker, tags=worker.tags[: level.tags_max], experience=experience)
+
+
+def _pieces(rng: Random, pool: list[ShownWorker], level: Level) -> list[Piece]:
+    pieces: list[Piece] = []
+    for skill in rng.sample(SKILLS, len(SKILLS)):
+        most = VOTERS_MAX if level.ranking and skill == VOTED_SKILL else 1
+        best = ranked(believed_pool(pool, {skill}), skill)[:most]
+        if best:
+            pieces.append(Piece(f" {skill}", learnt=False))
+            pieces += [Piece(worker.handle, hint=f" {skill}") for worker in best]
+    return pieces
