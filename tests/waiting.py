@@ -19,7 +19,7 @@ BOUND_S = 60.0
 PAUSE_S = 0.01
 PACES = (1, 4, 16)
 PATIENT = {"BATON_REDIS_TIMEOUT_S": "5"}  # for gateways of which no request may fail where the machine stalls
-FAILURES = (AssertionError, pytest.fail.Exception, BatonError)
+FAILURES = (AssertionError, pytest.fail.Exception, BatonError, TimeoutError)
 
 
 async def until(condition: Callable[[], Any], bound_s: float = BOUND_S) -> Any:

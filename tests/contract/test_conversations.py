@@ -21,6 +21,7 @@ from gateway.service.ports.turns import Conversations, TurnMarks
 from tests.fakes.replies import FakeConversations
 from tests.records import a_rollout, rollout_event
 from tests.servers import RedisServer
+from tests.waiting import BOUND_S, until
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -93,9 +94,11 @@ async def test_keys_do_not_see_each_other(conversations: Conversations) -> None:
 
 async def test_a_mark_whose_time_is_over_is_not_found_and_is_swept(conversations: Conversations) -> None:
     await conversations.remember(answered("alpha", short=0.02, long=60))
-    async with asyncio.timeout(5):
-        while await find(conversations, "short") is not None:
-            await asyncio.sleep(0.01)
+
+    async def is_over() -> bool:
+        return await find(conversations, "short") is None
+
+    await until(is_over)
     assert await find(conversations, "long") == "alpha"
     assert await conversations.sweep(10) in (0, 1)  # Redis forgets by itself
     assert await conversations.sweep(10) == 0
@@ -112,7 +115,7 @@ async def test_both_away_is_said_in_bounded_time(empty_database_url: str, pg_ser
     engine = async_engine(empty_database_url)
     stored = RedisConversations(NOWHERE, PostgresConversations(engine), timeout_s=0.2)
     pg_server.shut(empty_database_url)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(BOUND_S):
         with pytest.raises(Unavailable):
             await stored.find("key1", ["a"])
         with pytest.raises(Unavailable):

@@ -15,6 +15,7 @@ from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
 from gateway.service.ports.turns import ReplyStore, Slot, StoredReply
 from tests.fakes.replies import FakeReplies
 from tests.servers_pg import PostgresServer
+from tests.waiting import BOUND_S
 
 REPLY = StoredReply(200, {"content-type": "application/json", "x-baton-rollout-id": "r1"}, b'{"a":"\xc3\xa9\x00"}')
 HOUR_S = 3600.0
@@ -119,7 +120,7 @@ async def test_a_hundred_at_once_are_one_claim(replies: ReplyStore) -> None:
 async def test_postgres_away_is_unavailable_in_bounded_time(empty_database_url: str, pg_server: PostgresServer) -> None:
     engine = async_engine(empty_database_url)
     pg_server.shut(empty_database_url)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(BOUND_S):
         with pytest.raises(Unavailable):
             await PostgresReplies(engine).claim(slot(), HOUR_S, HOUR_S)
     await engine.dispose()

@@ -22,7 +22,6 @@ from gateway.errors import (
 )
 from gateway.service.ports.request import WorkerCall, Workers
 from tests.fakes.workers import FakeWorkers, Says
-from tests.sizes import SLACK
 from tests.upstreams.anthropic import Anthropic
 from tests.upstreams.gemini import Gemini
 from tests.upstreams.openai import OpenAI
@@ -105,7 +104,7 @@ class ServerStage:
         return len(self._upstream.requests)
 
     async def saw_leaving(self) -> None:
-        await asyncio.wait_for(self._upstream.left.wait(), 1.0 * SLACK)
+        await asyncio.wait_for(self._upstream.left.wait(), BOUND_S)
 
 
 def a_spec(kind: str, model: str, url: str) -> WorkerSpec:

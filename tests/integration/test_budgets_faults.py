@@ -14,7 +14,8 @@ from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.ledger import Balance, Scope
 from gateway.errors import MoneyUnavailable
 from tests.servers import RedisServer, free_port, start_redis
-from tests.sizes import SLACK
+from tests.sizes import SIZE, SLACK
+from tests.waiting import at_some_pace
 
 KEY = Scope("key:k", 50)
 REFUSED_WITHIN_S = 0.25
@@ -38,16 +39,17 @@ async def budgets(server: RedisServer) -> AsyncIterator[RedisBudgets]:
 
 
 async def refused_in_time(call: Callable[[], Awaitable[object]]) -> None:
-    """The fastest of three: the machine may be busy, the gateway may not be slow."""
+    """The fastest of three: the machine may be busy, the gateway may not be slow. `make test` holds no clock to it."""
     took_s = []
     for _ in range(3):
         started_s = time.monotonic()
         with pytest.raises(MoneyUnavailable):
             await call()
         took_s.append(time.monotonic() - started_s)
-    assert min(took_s) < REFUSED_WITHIN_S * SLACK
+    assert SIZE == "small" or min(took_s) < REFUSED_WITHIN_S * SLACK
 
 
+@pytest.mark.sized
 async def test_a_hung_redis_refuses_in_time_and_works_again_when_it_wakes(
     server: RedisServer, budgets: RedisBudgets
 ) -> None:
@@ -63,17 +65,23 @@ async def test_a_hung_redis_refuses_in_time_and_works_again_when_it_wakes(
 
 
 async def test_waiting_for_a_connection_counts_into_the_deadline(server: RedisServer) -> None:
-    budgets = RedisBudgets(server.url, connections_max=CONNECTIONS, deadline_s=DEADLINE_S)
-    await budgets.load({})
-    server.freeze()
-    started_s = time.monotonic()
-    calls = [budgets.hold(f"h{n}", 1, 1, [KEY], 60) for n in range(CALLS)]
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    assert {type(result) for result in results} == {MoneyUnavailable}
-    assert time.monotonic() - started_s < CALLS / CONNECTIONS * DEADLINE_S / 2  # in turns they would take twice that
-    await budgets.close()
+    async def story(pace: int) -> None:
+        budgets = RedisBudgets(server.url, connections_max=CONNECTIONS, deadline_s=DEADLINE_S * pace)
+        await budgets.load({})
+        server.freeze()
+        calls = [budgets.hold(f"h{n}", 1, 1, [KEY], 60) for n in range(CALLS)]
+        try:
+            async with asyncio.timeout(CALLS / CONNECTIONS * DEADLINE_S * pace / 2):  # in turns they take twice that
+                results = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            server.thaw()
+            await budgets.close()
+        assert {type(result) for result in results} == {MoneyUnavailable}
+
+    await at_some_pace(story)
 
 
+@pytest.mark.sized
 async def test_a_closed_port_refuses_in_time() -> None:
     adapter = RedisBudgets(f"redis://127.0.0.1:{free_port()}")
     await refused_in_time(lambda: adapter.load({}))

@@ -14,8 +14,8 @@ from gateway.adapters.upstream.conductor import HttpConductor, strict_schema
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.conductors import SCHEMA, planning_call
-from tests.sizes import SLACK
 from tests.upstreams.server import Handler, Reply, Request, Server, event, event_stream, json_reply
+from tests.waiting import BOUND_S
 
 
 @asynccontextmanager
@@ -82,12 +82,10 @@ async def test_statuses(status: int, reason: str) -> None:
         assert not await conductor.ready()
 
 
-@pytest.mark.parametrize("handler", [sends(chunk("{"), pause_s=3.0), sends(*[b": \n\n"] * 40, pause_s=0.05)])
+@pytest.mark.parametrize("handler", [sends(chunk("{"), pause_s=20.0), sends(*[b": \n\n"] * 400, pause_s=0.05)])
 async def test_a_hanging_or_dribbling_server_is_slow(handler: Handler) -> None:
     async with conductor_on(handler) as conductor:
-        start = asyncio.get_running_loop().time()
-        assert await reason_of(conductor, timeout_s=0.2) == "slow"
-        assert asyncio.get_running_loop().time() - start < 1.0
+        assert await reason_of(conductor, timeout_s=0.2) == "slow"  # at its end it would be `down`
 
 
 async def test_the_clients_own_bound_holds_when_the_call_allows_more() -> None:
@@ -131,7 +129,7 @@ async def test_leaving_midway_closes_the_connection_and_is_no_failure() -> None:
         items = conductor.decode(planning_call())
         await anext(items)
         await items.aclose()
-        await asyncio.wait_for(gone.wait(), 1.0 * SLACK)
+        await asyncio.wait_for(gone.wait(), BOUND_S)
         first = await anext(again := conductor.decode(planning_call()))
         assert isinstance(first, ConductorChunk)
         await again.aclose()

@@ -15,6 +15,7 @@ from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.reports import REPORTS_MAX
 from tests.security.gateway import PROVIDER_KEY, Gateway, ask, running
 from tests.servers import RedisServer
+from tests.waiting import BOUND_S
 
 REQUESTS_MAX, BACKGROUND_MAX = 2, 3
 
@@ -46,14 +47,14 @@ def test_a_long_report_keeps_no_request_and_no_operator_waiting(gateway: Gateway
 
     def report() -> int:
         with gateway.client(admin, admin=True) as http:
-            asked.wait(20)
+            asked.wait(BOUND_S)
             return http.get("/admin/overview?window_s=3600").status_code
 
     with ThreadPoolExecutor(REPORTS_MAX) as readers:
         with engine.begin() as connection:
             connection.execute(text("LOCK TABLE steps IN ACCESS EXCLUSIVE MODE"))
             reports = [readers.submit(report) for _ in range(REPORTS_MAX)]
-            asked.wait(20)
+            asked.wait(BOUND_S)
             _wait_for_locks(gateway.database_url, REPORTS_MAX)
             with gateway.client(secret) as http:
                 assert http.post("/v1/chat/completions", json=ask()).status_code == 200
@@ -62,15 +63,15 @@ def test_a_long_report_keeps_no_request_and_no_operator_waiting(gateway: Gateway
                 refused = http.get("/admin/overview?window_s=3600")
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "reports_busy")
             assert [one.done() for one in reports] == [False] * REPORTS_MAX
-        assert [one.result(20) for one in reports] == [200] * REPORTS_MAX
+        assert [one.result(BOUND_S) for one in reports] == [200] * REPORTS_MAX
     engine.dispose()
 
 
 def _wait_for_locks(database_url: str, waiting: int) -> None:
-    """Return once so many statements wait for a lock. Raises AssertionError after 10 s."""
+    """Return once so many statements wait for a lock. Raises AssertionError if they never do."""
     engine = sync_engine(database_url)
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + BOUND_S
     try:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             while int(connection.scalar(text(query)) or 0) < waiting:

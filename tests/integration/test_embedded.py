@@ -177,7 +177,7 @@ async def test_after_a_steady_run_the_pause_is_short_again(
             launched.clear()
             assert program.pid is not None
             os.kill(program.pid, signal.SIGKILL)
-            await asyncio.wait_for(launched.wait(), 20)
+            await asyncio.wait_for(launched.wait(), BOUND_S)
     finally:
         await program.stop()
     assert re.findall(r"restarting in (\S+) s", caplog.text) == ["0.01"] * 3

@@ -14,7 +14,7 @@ from gateway.errors import UpstreamError, UpstreamRefused
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, ask
-from tests.waiting import until
+from tests.waiting import at_some_pace, until
 
 ONE = {"idempotency-key": "order-1"}
 REPLAY = "x-baton-idempotent-replay"
@@ -121,15 +121,20 @@ async def answered(gateway: Served, **changes: Any) -> httpx.Response:
 
 
 async def test_a_client_that_leaves_finds_the_reply_when_it_comes_back() -> None:
-    kit = Kit(workers={"alpha": Says("late", delay_s=1.0)})
-    async with served(kit) as gateway:
-        with pytest.raises(httpx.ReadTimeout):
-            await gateway.http.post("/v1/chat/completions", json=ask(), headers=ONE, timeout=0.1)
-        await until(lambda: gateway.idempotency.abandoned == 1)
-        reply = await answered(gateway)
-        assert reply.json()["choices"][0]["message"]["content"] == "late"
-        assert reply.headers[REPLAY] == "true"
-        assert (gateway.idempotency.abandoned, kit.workers.cancelled) == (0, [])
+    async def story(pace: int) -> None:
+        kit = Kit(workers={"alpha": Says("late", delay_s=1.0 * pace)})
+        async with served(kit) as gateway:
+            asking = asyncio.create_task(send(gateway))
+            await until(lambda: kit.workers.in_flight)
+            asking.cancel()
+            await until(lambda: gateway.idempotency.abandoned == 1 or not kit.workers.in_flight)
+            assert gateway.idempotency.abandoned == 1
+            reply = await answered(gateway)
+            assert reply.json()["choices"][0]["message"]["content"] == "late"
+            assert reply.headers[REPLAY] == "true"
+            assert (gateway.idempotency.abandoned, kit.workers.cancelled) == (0, [])
+
+    await at_some_pace(story)
 
 
 async def test_a_stream_whose_reader_left_is_kept_whole() -> None:

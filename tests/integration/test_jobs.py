@@ -27,7 +27,7 @@ from tests.jobs_kit import REFUSING, fake_python, in_state, runs
 from tests.records import a_rollout, an_outcome, rollout_event
 from tests.servers_pg import PostgresServer
 from tests.tiny_model import write_tiny_model
-from tests.waiting import until
+from tests.waiting import BOUND_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -166,7 +166,7 @@ async def test_a_worker_that_is_killed_mid_train_is_replaced_and_training_goes_o
         job = await scene.ended(job)
     finally:
         second.send_signal(signal.SIGTERM)
-        assert second.wait(20) == 0
+        assert second.wait(BOUND_S) == 0
     assert (job.state, job.attempts, job.version) == ("done", 2, "conductor@1"), job
     one, other = runs(scene.place(job))
     assert one["pid"] != other["pid"]

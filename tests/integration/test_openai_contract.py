@@ -291,7 +291,7 @@ async def test_the_sdk_tries_again_what_may_pass_and_nothing_else(error: BatonEr
             assert (await calling).choices[0].message.content == "ok"
         else:
             with pytest.raises(openai.APIStatusError):
-                await asyncio.wait_for(calling, 5)
+                await asyncio.wait_for(calling, BOUND_S)
     assert len(kit.workers.calls) == tries
 
 

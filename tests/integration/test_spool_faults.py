@@ -16,6 +16,7 @@ from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.core.log.events import canonical
 from gateway.errors import SpoolFull, TooLarge, Unavailable
 from tests.spools import MORE, Watch, all_of, an_event, failing, spool_with
+from tests.waiting import BOUND_S
 
 
 async def test_a_tail_torn_at_any_byte_is_cut(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ async def test_a_writer_that_fails_unexpectedly_leaves_nobody_waiting(
 
     monkeypatch.setattr(segments.Segment, "append", explode)
     with pytest.raises(Unavailable):
-        await asyncio.wait_for(spool.append(an_event()), 5)
+        await asyncio.wait_for(spool.append(an_event()), BOUND_S)
     assert [type(error) for error in fatal] == [MemoryError]
     await spool.close()
 

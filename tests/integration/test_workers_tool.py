@@ -17,7 +17,7 @@ from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited,
 from gateway.service.ports.request import WorkerCall
 from tests.fakes.workers import FakeWorkers, Says
 from tests.upstreams.server import Request, Server, json_reply
-from tests.waiting import at_some_pace, until
+from tests.waiting import BOUND_S, at_some_pace, until
 
 KEY = "tool-key-123456"
 SAW = [("atlas", "solve", "It is 4.\nAnswer: 4"), ("quill", "solve", "Answer: 5"), ("ember", "solve", "So\nAnswer: 4")]
@@ -175,7 +175,7 @@ async def test_leaving_a_stream_frees_its_place() -> None:
     async with aclosing(cast(Any, pool.stream(a_call(a_model(1))))) as chunks:
         await anext(chunks)
     assert fake.cancelled == ["w"]
-    await pool.complete(a_call(a_model(1), timeout_s=0.5))
+    await pool.complete(a_call(a_model(1), timeout_s=BOUND_S))
 
 
 async def test_self_is_no_worker_call() -> None:

@@ -21,6 +21,7 @@ from gateway.adapters.postgres.migrate import (
 )
 from gateway.adapters.postgres.tables import metadata
 from gateway.errors import ConfigError, Unavailable
+from tests.waiting import BOUND_S
 
 
 def _tables(url: str) -> set[str]:
@@ -96,7 +97,7 @@ def test_two_migrators_at_once_take_turns(empty_database_url: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(BOUND_S)
     assert results == [True, True, True]
 
 

@@ -232,7 +232,7 @@ async def test_latency_is_simulated_and_a_client_that_leaves_cancels() -> None:
         async with httpx.AsyncClient(base_url=str(server.make_url("/"))) as client:
             for body in (ask(), ask(stream=True)):
                 with pytest.raises(httpx.ReadTimeout):
-                    await client.post(CHAT, json=body, timeout=0.3)
+                    await client.post(CHAT, json=body, timeout=httpx.Timeout(BOUND_S, read=0.3))
 
             async def cancelled() -> Mapping[str, int] | None:
                 calls: Mapping[str, int] = (await client.get("/healthz")).json()["calls"]

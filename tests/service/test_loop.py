@@ -27,8 +27,7 @@ from gateway.service.request.admit import PROMPT_TOKENS_BOUND
 from gateway.service.request.running import ProgressNote, reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, PRICE, Kit, ask, plan
-from tests.sizes import SLACK
-from tests.waiting import until
+from tests.waiting import BOUND_S, until
 
 CANARIES = {"alpha": "canary-one", "beta": "canary-two", "gamma": "canary-three"}
 
@@ -175,7 +174,7 @@ async def test_a_conductor_that_hangs_is_cut_and_the_router_plans() -> None:
 async def test_steps_started_early_are_cancelled_when_the_plan_turns_out_bad() -> None:
     script = plan(("atlas", None, []), ("birch", None, []), ("nobody", None, []))
     kit = Kit((script,), {"alpha": Says(delay_s=60)}, gap_s=0.003)
-    running = await asyncio.wait_for(kit.serve(), 30)
+    running = await asyncio.wait_for(kit.serve(), BOUND_S)
     assert "alpha" in kit.workers.cancelled
     assert running.record.steps[0].status == "cancelled"
     assert running.record.steps[0].cost_nano > 0  # nobody can say what the worker will bill: in full
@@ -261,14 +260,14 @@ async def test_a_cost_cap_too_low_for_any_answer_is_refused_before_anything_is_s
 async def test_the_deadline_ends_a_request_with_the_best_answer_so_far() -> None:
     script = plan(("atlas", None, []), ("birch", None, [0]))
     kit = Kit((script,), {"alpha": Says("first"), "beta": Says(delay_s=60)})
-    running = await asyncio.wait_for(kit.serve(caps={"wall_s": 2.0}), 30)
+    running = await asyncio.wait_for(kit.serve(caps={"wall_s": 2.0}), BOUND_S)
     assert await kit.text(running) == "first"
     assert running.record.capped == "wall_s"
 
 
 async def test_the_deadline_without_an_answer_is_a_504() -> None:
     kit = Kit(workers={"alpha": Says(delay_s=60)})
-    running = await asyncio.wait_for(kit.serve(ask(model="alpha"), caps={"wall_s": 0.1}), 30)
+    running = await asyncio.wait_for(kit.serve(ask(model="alpha"), caps={"wall_s": 0.1}), BOUND_S)
     assert isinstance(running.error, DeadlineExceeded)
     assert await kit.open_nano() == 0
 
@@ -299,7 +298,7 @@ async def test_a_client_that_leaves_cancels_the_whole_tree(stream: bool) -> None
     running = await kit.start(ask(stream=stream))
     await until(lambda: kit.workers.in_flight == 3)
     running.cancel()
-    await asyncio.wait_for(running.finished.wait(), 1 * SLACK)
+    await asyncio.wait_for(running.finished.wait(), BOUND_S)
     assert sorted(kit.workers.cancelled) == ["alpha", "beta", "gamma"]
     assert running.record.status == "aborted"
     assert await kit.open_nano() == 0

@@ -16,7 +16,7 @@ from gateway.errors import ConductorError
 from gateway.service.policies.shadow import SCOPE, ShadowLimits
 from tests.kit import KEY, PRICE, ask, plan
 from tests.service.following import LIVE, Following
-from tests.waiting import until
+from tests.waiting import BOUND_S, until
 
 
 async def shadowed(kit: Following) -> list[Event]:
@@ -89,7 +89,7 @@ async def test_nobody_waits_for_a_shadow(tmp_path: Path) -> None:
 
     kit.shadows._learned.plan = slow  # type: ignore[method-assign, assignment]
     for _ in range(6):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(BOUND_S):
             assert (await kit.serve()).record.status == "done"
     assert len(kit.shadows._running) == 4
     assert kit.watched.shadows == [("conductor@2", "dropped")] * 2

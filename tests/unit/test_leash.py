@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.host import leash
+from tests.waiting import BOUND_S
 
 
 @pytest.fixture
@@ -42,5 +43,5 @@ def test_a_parent_that_is_gone_already_ends_it(ran: list[Any]) -> None:
 def test_the_process_id_stays(tmp_path: Any) -> None:
     command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), "15", "-", "/bin/sh", "-c", "echo $$"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        out, _ = process.communicate(timeout=10)
+        out, _ = process.communicate(timeout=BOUND_S)
     assert int(out) == process.pid
