@@ -1,4 +1,4 @@
-"""What every part of a gateway is built on: settings, servers, time, figures, and the connections to PostgreSQL."""
+"""What every part of a gateway is built on: settings, servers, clock, metrics, and the connections to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class Base:
         return {PEPPER_VERSION: self.services.pepper}
 
     def secret(self, use: bytes) -> bytes:
-        """A secret that all gateways over these stores share, one for each use."""
+        """A secret for one use, the same for all gateways over these stores."""
         return hashlib.sha256(use + self.services.pepper).digest()
 
     def referred(self, reference: str | None) -> str | None:
-        """The secret that a setting refers to; None where it is not set. Raises ConfigError."""
+        """The secret that a setting refers to; None if it is not set. Raises ConfigError."""
         return poolfile.resolve_secret(reference, environment()) if reference else None
 
 
 def base_of(settings: Settings, services: Services, opened: AsyncExitStack) -> Base:
-    """Connects to nothing yet. Raises ConfigError for a DATABASE_URL that is not PostgreSQL's."""
+    """Build the base; it connects to nothing yet. Raises ConfigError for a DATABASE_URL that is not PostgreSQL's."""
     connections = Connections.of(
         services.database_url,
         requests_max=settings.db_connections_max,

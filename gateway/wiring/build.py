@@ -83,7 +83,7 @@ SWEEP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class AdminParts:
-    """The routes, and what runs beside the traffic."""
+    """The routes of administration, and what runs beside the traffic."""
 
     routers: tuple[APIRouter, ...]
     housekeeping: Housekeeping
@@ -93,7 +93,7 @@ class AdminParts:
 def admin_of(
     base: Base, pool: PoolParts, budgets: Budgets, auth: Authenticator, policies: PolicyAdmin | None
 ) -> AdminParts:
-    """`policies`: None where this gateway's conductor has one version."""
+    """Wire administration. `policies`: None if this gateway's conductor has one version."""
     settings, clock, engine = base.settings, base.clock, base.connections.background
     operators = Operators(by_admin_key(auth), settings.body_bytes_max)
     store = PostgresAdmin(engine)
@@ -148,7 +148,7 @@ class Bundle:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
-        """Ship what the journal holds, rebuild balances, load the versions. Returns once money can be reserved."""
+        """Ship what the journal holds, rebuild balances, load the versions. Return once money can be reserved."""
         self.shipper.start()
         self.tasks.append(asyncio.create_task(self.recovery.run(), name="recovery"))
         self.tasks.append(asyncio.create_task(run_sweeps(self.sweeps, SWEEP_S), name="sweeping"))
@@ -157,11 +157,11 @@ class Bundle:
         if self.policies is not None:
             await self.policies.versions.start(READY_S_MAX)
             self.tasks += [asyncio.create_task(work, name=name) for name, work in self.policies.tasks().items()]
-        with suppress(TimeoutError):  # then it serves 503 for money until it can
+        with suppress(TimeoutError):  # it answers 503 for money until then
             await asyncio.wait_for(self.recovery.first.wait(), READY_S_MAX)
 
     def drain(self) -> None:
-        """Readiness turns off; open requests go on."""
+        """Turn readiness off; open requests go on."""
         self.health.draining = True
 
     async def stop(self) -> None:
@@ -172,13 +172,13 @@ class Bundle:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        with suppress(TimeoutError):  # what is left ships at the next start
+        with suppress(TimeoutError):  # the rest ships at the next start
             await self.journal.shipped()
         await self.opened.aclose()
 
 
 async def build(settings: Settings, services: Services) -> Bundle:
-    """Everything wired. Raises ConfigError for what cannot be used as configured, and then nothing stays open."""
+    """Wire everything. Raises ConfigError for a configuration that cannot be used; then nothing stays open."""
     async with AsyncExitStack() as opened:
         bundle = await _build(settings, services, opened)
         bundle.opened = opened.pop_all()

@@ -1,4 +1,4 @@
-"""Who plans, wired: the conductor, the engines under it with the versions they hold, and the planners."""
+"""The planners, wired: the conductor, the engines under it with their versions, and the routers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNLOAD_SLACK_S = 60.0
 
 
 async def conductor_of(base: Base, pool: PoolParts) -> tuple[HttpConductor | WorkerConductor, ConductorSettings]:
-    """The conductor and how to ask it. One served with a manifest is refused when its prompt is not ours."""
+    """The conductor, and how to prompt it. Raises VersionRefused for one whose manifest names another prompt."""
     settings, services = base.settings, base.services
     structured, price = settings.conductor_structured, _conductor_price(settings)
     url, model, ref = services.conductor_url, services.conductor_model, settings.conductor_api_key
@@ -66,7 +66,7 @@ async def conductor_of(base: Base, pool: PoolParts) -> tuple[HttpConductor | Wor
 
 
 async def _dialect(probe: HttpConductor) -> Literal["vllm", "json_schema"]:
-    """How a server by URL is asked for a schema: vLLM names itself as the owner of its models, and only it gives the
+    """How to ask a server by URL for a schema. vLLM names itself as the owner of its models, and only vLLM gives the
     token ids and log-probs that learning needs."""
     try:
         return "vllm" if (await probe.describe()).get("owned_by") == "vllm" else "json_schema"
@@ -100,7 +100,7 @@ def planning_of(settings: Settings, profile: Profile, price: Price, quality: int
 
 @dataclass(frozen=True, slots=True)
 class PolicyParts:
-    """What follows the registry, beside the request path."""
+    """The parts that follow the registry, beside the request path."""
 
     versions: PolicyVersions
     watcher: Watcher
@@ -109,7 +109,7 @@ class PolicyParts:
     planner: ShadowedPlanner
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What runs for as long as the gateway does, by name."""
+        """The tasks that run as long as the gateway does, by name."""
         return {"versions": self.versions.run(), "watcher": self.watcher.run()}
 
 
@@ -134,7 +134,7 @@ def engine_of(base: Base, conductor: Conductor) -> tuple[PolicyEngine, Conductor
 def policies_of(
     base: Base, conductor: Conductor, planning: ConductorSettings, budgets: Budgets, journal: Journal
 ) -> tuple[PolicyParts | None, Planner]:
-    """What follows the registry, None where no engine holds versions, and the planner `conductor`."""
+    """The parts that follow the registry (None if no engine holds versions), and the planner `conductor`."""
     if base.services.policies is None:
         return None, ConductorPlanner(conductor, planning)
     engine, conductor = engine_of(base, conductor)
@@ -183,7 +183,7 @@ def _watch_limits(settings: Settings) -> WatchLimits:
 
 
 def planners_of(base: Base, learned: Planner) -> dict[str, tuple[Planner, Planner | None]]:
-    """Model name → its planner, and the planner that stands in for it."""
+    """Map each model name to its planner and the planner that replaces it when it fails."""
     settings = base.settings
     rule = RulePlanner(RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost))
     default: Planner = rule if settings.default_policy == "rule" else learned

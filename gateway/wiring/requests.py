@@ -42,7 +42,7 @@ from gateway.service.request.sticky import Sticky
 from gateway.wiring.base import Base
 
 log = logging.getLogger("gateway")
-EMBEDDING_SHARE = 0.8  # of the time that a look-up of experience has; the rest is for the search
+EMBEDDING_SHARE = 0.8  # of the time for a look-up of experience; the search has the rest
 KEEP_SLACK_S = 60.0
 EXIT_JOURNAL_BROKEN = 70
 
@@ -52,7 +52,7 @@ EXIT_JOURNAL_BROKEN = 70
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """The pool that the gateway starts with, the callers of its workers, and the file that the next one comes from."""
+    """The pool that the gateway starts with, the adapters of its workers, and the source of the next pool."""
 
     first: LoadedPool
     source: PoolFileSource
@@ -60,7 +60,7 @@ class PoolParts:
 
 
 def pool_of(base: Base) -> PoolParts:
-    """Raises ConfigError for a pool file that cannot be used."""
+    """Read the pool. Raises ConfigError for a pool file that cannot be used."""
     settings = base.settings
     source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, settings.judge_model)
     first = source.load()
@@ -71,7 +71,7 @@ def pool_of(base: Base) -> PoolParts:
         connections_max=settings.worker_connections_max,
         reply_bytes_max=settings.worker_reply_bytes_max,
         chunk_gap_s_max=settings.worker_idle_s,
-        keep_s=settings.caps_wall_s_max + KEEP_SLACK_S,  # no request is open for longer
+        keep_s=settings.caps_wall_s_max + KEEP_SLACK_S,  # the longest that a request is open
     )
     return PoolParts(first, source, base.closing(workers))
 
@@ -88,7 +88,7 @@ def rounds_of(base: Base, workers: PooledWorkers) -> Rounds:
 
 
 async def journal_of(base: Base) -> tuple[Spool, Shipper]:
-    """The journal on disk, and what ships it to PostgreSQL. Raises ConfigError."""
+    """The journal on disk, and its shipper. Raises ConfigError."""
     settings = base.settings
     limits = SpoolLimits(
         segment_bytes=settings.spool_segment_bytes,
@@ -103,7 +103,7 @@ async def journal_of(base: Base) -> tuple[Spool, Shipper]:
 
 
 def _die(error: BaseException) -> None:
-    """End this process: the disk under the journal failed, so nothing that it does can be logged any more."""
+    """End this process: the disk under the journal failed, so it can log nothing more."""
     log.critical("the journal is broken: %s; ending, so that nothing goes on unlogged", error)
     os._exit(EXIT_JOURNAL_BROKEN)
 
@@ -125,7 +125,7 @@ def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits]:
 
 
 def admission_of(base: Base, planning: ConductorSettings) -> Policies:
-    """The caps and shares that each request is admitted with."""
+    """The caps and shares of each request."""
     settings = base.settings
     caps = Caps(
         depth=settings.caps_depth_max,
@@ -150,7 +150,7 @@ def admission_of(base: Base, planning: ConductorSettings) -> Policies:
 
 
 def embedder_of(base: Base) -> HashingEmbedder | HttpEmbedder:
-    """Raises ConfigError where its key is missing."""
+    """The embedder of tasks. Raises ConfigError if its key is missing."""
     settings = base.settings
     if settings.embedder == HASHING:
         return base.closing(HashingEmbedder())
@@ -170,7 +170,7 @@ def media_of(base: Base) -> WebMedia:
 
 
 def sticky_of(base: Base) -> Sticky:
-    """The marks are made with a secret that all gateways over these stores share, as keys are."""
+    """Sticky routing. Its marks use a secret that all gateways over these stores share, as keys do."""
     settings = base.settings
     conversations = RedisConversations(
         base.services.redis_url,
@@ -199,7 +199,7 @@ def auth_of(base: Base) -> Authenticator:
 
 
 def idempotency_of(base: Base) -> Idempotency:
-    """A request that never ended is given up once recovery has settled its money."""
+    """Idempotency. A request that never ended is given up once recovery has settled its money."""
     settings = base.settings
     return Idempotency(
         PostgresReplies(base.connections.requests),

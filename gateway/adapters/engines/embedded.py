@@ -16,7 +16,7 @@ from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import check_same
 from gateway.errors import EngineDown, VersionRefused
 
-# of VersionRefused, as the server names them
+# the reasons of VersionRefused, as the server names them
 REASONS = {"missing", "manifest", "checksum", "shape", "not_finite", "base", "full", "taken", "held", "probe"}
 
 
@@ -31,7 +31,6 @@ class EmbeddedEngine:
         await self._api.close()
 
     async def load(self, version: str, directory: Path) -> None:
-        """As the port says."""
         models = await self._api.models()
         if version in models:
             check_same(version, str(models[version].get("root")), directory)
@@ -40,15 +39,13 @@ class EmbeddedEngine:
         await self._admin("/v1/load_policy", {"name": version, "directory": str(files.directory)})
 
     async def unload(self, version: str) -> None:
-        """As the port says; the last version is held."""
+        """As the port says; raises VersionRefused(held) for the last version."""
         await self._admin("/v1/unload_policy", {"name": version})
 
     async def loaded(self) -> set[str]:
-        """As the port says."""
         return set(await self._api.models())
 
     async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
-        """As the port says."""
         return await self._api.drift(version, probe)
 
     async def _admin(self, path: str, body: Mapping[str, Any]) -> None:
@@ -56,7 +53,7 @@ class EmbeddedEngine:
         if answer.status == 200:
             return
         if answer.status in (401, 404, 405):
-            raise EngineDown(f"the engine at {self._api.url} takes no {path}: start it with this gateway's admin key")
+            raise EngineDown(f"the engine at {self._api.url} has no {path}: start it with this gateway's admin key")
         if answer.status >= 500:
             raise EngineDown(f"the engine at {self._api.url} failed at {path}: {answer.message()}; see its log")
         reason = answer.code() if answer.code() in REASONS else "engine"

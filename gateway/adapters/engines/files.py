@@ -31,10 +31,10 @@ from gateway.core.policies.manifest import (
 )
 from gateway.errors import VersionRefused
 
-# fields of config.json that say how the weights were saved, not what they are
+# fields of config.json about how the weights were saved, not about the weights
 PASSING = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures"}
 LORA_NAME = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
-# what PEFT can put into an adapter and a served low-rank update is not
+# features of a PEFT adapter that a served low-rank update cannot have
 LORA_PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": (None, "none"),
     "use_dora": (None, False),
@@ -51,24 +51,24 @@ FLOATS = {"F64": (8, 0x7F, 0xF0), "F32": (4, 0x7F, 0x80), "BF16": (2, 0x7F, 0x80
 
 @dataclass(frozen=True, slots=True)
 class PolicyFiles:
-    """A policy directory that an engine may be shown: the sealed policy, and its tensors by name."""
+    """A policy directory that passed `check`: the sealed policy, and its tensors by name."""
 
     sealed: SealedPolicy
     tensors: Mapping[str, Tensor]
 
     @property
     def directory(self) -> Path:
-        """Absolute, without links."""
+        """The absolute path, without links."""
         return self.sealed.directory.resolve()
 
     @property
     def manifest(self) -> Manifest:
-        """As it was read."""
+        """The manifest as it was read."""
         return self.sealed.manifest
 
 
 def check(directory: Path) -> PolicyFiles:
-    """All checks of a directory by itself. Raises VersionRefused. Blocks: it reads every byte."""
+    """Make every check that needs only the directory. Raises VersionRefused. Blocks: it reads every byte."""
     if not directory.is_absolute():
         raise VersionRefused("missing", f"{directory}: give an absolute path; the engine has a directory of its own")
     sealed = read_policy(directory)
@@ -81,30 +81,30 @@ def check(directory: Path) -> PolicyFiles:
 
 @dataclass(frozen=True)
 class BaseWeights:
-    """The weights an engine was started with, as a local directory: what every version must fit."""
+    """The weights that an engine was started with, as a local directory: every version must fit them."""
 
     directory: Path
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its config.json. Raises VersionRefused."""
+        """The object of config.json. Raises VersionRefused."""
         return read_object(self.directory / CONFIG_FILE)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each of its tensors, over all shards. Raises VersionRefused."""
+        """The shape of each tensor, over all shards. Raises VersionRefused."""
         shards = sorted(self.directory.glob("*.safetensors"))
         return {name: tensor.shape for path in shards for name, tensor in read_header(path).items()}
 
     @cached_property
     def sha256(self) -> str:
-        """Of its model.safetensors; empty where it lies in shards."""
+        """The digest of model.safetensors; empty if the weights lie in shards."""
         path = self.directory / WEIGHTS_FILE
         return file_sha256(path) if path.is_file() else ""
 
 
 def check_adapter(files: PolicyFiles, base: BaseWeights | None, rank_max: int) -> None:
-    """That it is a plain low-rank update of `base`. Raises VersionRefused(kind | base | rank | shape)."""
+    """Check that the files are a plain low-rank update of `base`. Raises VersionRefused(kind | base | rank | shape)."""
     place = files.directory
     if files.manifest.kind != "adapter":
         raise VersionRefused("kind", f"{place}: full weights, and this engine takes LoRA adapters; use another engine")
@@ -122,12 +122,12 @@ def check_adapter(files: PolicyFiles, base: BaseWeights | None, rank_max: int) -
 
 
 def _check_pairs(files: PolicyFiles, rank: int, shapes: Mapping[str, tuple[int, ...]] | None) -> None:
-    """Each module has A [rank, in] and B [out, rank] for a weight [out, in] of the base."""
+    """Check that each module has A [rank, in] and B [out, rank] for a weight [out, in] of the base."""
     pairs: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, tensor in files.tensors.items():
         found = LORA_NAME.match(name)
         if not found:
-            raise VersionRefused("shape", f"{files.directory}: {name} is no LoRA tensor; {FIX}")
+            raise VersionRefused("shape", f"{files.directory}: {name} is not a LoRA tensor; {FIX}")
         pairs.setdefault(found["module"], {})[found["side"]] = tensor.shape
     if not pairs:
         raise VersionRefused("shape", f"{files.directory}: it holds no tensor; {FIX}")
@@ -139,7 +139,7 @@ def _check_pairs(files: PolicyFiles, rank: int, shapes: Mapping[str, tuple[int, 
 
 
 def check_full(files: PolicyFiles, base: BaseWeights) -> None:
-    """That its weights can take the place of `base`'s. Raises VersionRefused(kind | tied | shape)."""
+    """Check that the weights can replace those of `base`. Raises VersionRefused(kind | tied | shape)."""
     place = files.directory
     if files.manifest.kind != "full":
         raise VersionRefused("kind", f"{place}: a LoRA adapter, and this engine takes full weights; use another engine")
@@ -158,7 +158,7 @@ def check_full(files: PolicyFiles, base: BaseWeights) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: floats of `dtype`, `shape`, and where its bytes begin in the file."""
+    """One tensor: its `dtype`, its `shape`, and where its bytes begin in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -166,12 +166,12 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Length of its bytes."""
+        """The length of the tensor's bytes."""
         return math.prod(self.shape) * FLOATS[self.dtype][0]
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Every tensor by name. Raises VersionRefused(missing | torn)."""
+    """Map each tensor's name to the tensor. Raises VersionRefused(missing | torn)."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -211,7 +211,7 @@ def _contiguous(path: Path, tensors: Mapping[str, Tensor], data_at: int, size: i
 
 
 def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises VersionRefused(not_finite) naming the first tensor that holds a NaN or an infinity."""
+    """Raises VersionRefused(not_finite), which names the first tensor with a NaN or an infinity."""
     with path.open("rb") as file:
         for name, tensor in tensors.items():
             file.seek(tensor.at_bytes)
@@ -225,8 +225,8 @@ def _blocks(file: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def _not_finite(block: bytes, dtype: str) -> bool:
-    """Whether some item's exponent is all ones. Both bytes of all items at once: each becomes 0 or 1, and two such
-    strings are one AND of big integers."""
+    """Whether the exponent of an item is all ones. It tests both bytes of all items at once: each becomes 0 or 1, and
+    two such strings are combined by one AND of big integers."""
     width, last, before = FLOATS[dtype]
     high = block[width - 1 :: width].translate(_marks(last))
     low = block[width - 2 :: width].translate(_marks(before))

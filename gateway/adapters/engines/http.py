@@ -28,7 +28,10 @@ TRANSPORT_ERRORS = (
     *(httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError),
     *(OSError, zlib.error, UpstreamError),
 )
-ANY_PROBE: Mapping[str, Any] = {"prompt_ids": (1,), "token_ids": (2, 3, 5, 8, 13, 21, 34, 55)}  # only: is it a number
+ANY_PROBE: Mapping[str, Any] = {
+    "prompt_ids": (1,),
+    "token_ids": (2, 3, 5, 8, 13, 21, 34, 55),
+}  # only tests whether scores are numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class EngineReply:
 
 
 class EngineApi:
-    """The server at `url` (no `/v1`). `timeout_s` bounds every request that names no bound of its own."""
+    """The server at `url` (without `/v1`). `timeout_s` bounds every request that has no bound of its own."""
 
     def __init__(
         self, url: str, *, key: str | None = None, timeout_s: float = 60.0, client: httpx.AsyncClient | None = None
@@ -67,7 +70,7 @@ class EngineApi:
         await self._client.aclose()
 
     async def send(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> EngineReply:
-        """What it answers, whatever the status. Raises EngineDown when it does not, or not in time."""
+        """Send a request and return the reply of any status. Raises EngineDown if none comes in time."""
         bound_s = timeout_s or self._timeout_s
         try:
             async with asyncio.timeout(bound_s):
@@ -85,7 +88,8 @@ class EngineApi:
         return EngineReply(response.status_code, _parsed(raw))
 
     async def do(self, path: str, body: Any = None, *, timeout_s: float | None = None) -> EngineReply:
-        """POST that must succeed. Raises VersionRefused(engine) when the engine says no and lives, else EngineDown."""
+        """POST a request that must succeed. Raises VersionRefused(engine) if the engine refuses it and is alive, else
+        EngineDown."""
         answer = await self.send("POST", path, body, timeout_s=timeout_s)
         if answer.status == 200:
             return answer
@@ -95,7 +99,7 @@ class EngineApi:
         )
 
     async def check_alive(self) -> None:
-        """Raises EngineDown unless it answers that it is healthy."""
+        """Raises EngineDown unless the engine reports that it is healthy."""
         answer = await self.send("GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
         if answer.status != 200:
             raise EngineDown(f"the engine at {self.url} is not healthy any more ({answer.status}); restart it")
@@ -109,8 +113,8 @@ class EngineApi:
         return {str(entry["id"]): entry for entry in entries if isinstance(entry, dict) and "id" in entry}
 
     async def drift(self, model: str, probe: Mapping[str, Any]) -> float:
-        """`ports.PolicyEngine.probe` for the model of that name. Any sequence will do where `probe` is empty or has no
-        log-probs: then 0 where all it gives are numbers. Raises EngineDown, NotFound."""
+        """`ports.PolicyEngine.probe` for the model of that name. If `probe` is empty or has no log-probs, it scores any
+        sequence and returns 0 if every result is a number. Raises EngineDown, NotFound."""
         probe = probe or ANY_PROBE
         prompt_ids, token_ids = list(probe["prompt_ids"]), list(probe["token_ids"])
         body = {"model": model, "prompt": prompt_ids + token_ids, "max_tokens": 1, "temperature": 0}
@@ -137,7 +141,7 @@ def _parsed(raw: bytes) -> Any:
 
 
 def _scores(body: Any, token_ids: Sequence[int]) -> list[float]:
-    """The log-probs of the last tokens of the prompt; NaN where the reply holds none."""
+    """The log-probs of the last tokens of the prompt; NaN if the reply has none."""
     try:
         entries = body["choices"][0]["prompt_logprobs"][-len(token_ids) :]
         return [float(entry[str(token)]["logprob"]) for token, entry in zip(token_ids, entries, strict=True)]

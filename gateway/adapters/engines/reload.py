@@ -2,13 +2,13 @@
 
     VLLM_SERVER_DEV_MODE=1 vllm serve BASE …        (untied embeddings; the routes are unsafe to expose)
 
-The order, each step for a trap that was measured: files, config and shapes are checked before the call (a bad path
-kills the engine; tied embeddings would serve a mix) → our own plans end and new ones wait → pause, `mode=wait` (the
-default aborts) → reload → drop the prefix cache, which is of the old weights → label → resume, whatever happened →
-probe. A reload or a probe that fails is undone by reloading what was there.
+The order; each step avoids a fault that was measured: check files, config and shapes before the call (a bad path kills
+the engine; tied embeddings would serve a mix) → let our own plans end, new ones wait → pause, `mode=wait` (the default
+aborts) → reload → drop the prefix cache, which is of the old weights → label → resume in any case → probe. If the
+reload or the probe fails, the old weights are loaded again.
 
-vLLM answers under its one served name. So `ReloadConductor` stands before it: it lets plans through, holds them back
-during a swap, and says in each plan's end which version decoded it.
+vLLM answers under its one served name. So `ReloadConductor` stands before it: it lets plans through, delays them during
+a swap, and names in each plan's end the version that decoded it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from gateway.adapters.engines.vllm import DRIFT_MAX, check_drift
 from gateway.errors import BatonError, ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 
-BASE_LABEL = "default"  # what vLLM calls the weights it started with
+BASE_LABEL = "default"  # vLLM's label of the weights it started with
 DRAIN_S = 60.0
 RELOAD_S = 600.0
 Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
 
 
 class VllmReload:
-    """`ports.PolicyEngine` for the vLLM that serves `base` as `model`. `drain_s`: how long plans in flight may take to
-    end before a swap; `reload_s`: how long reading the weights may take."""
+    """`ports.PolicyEngine` for the vLLM that serves `base` as `model`. `drain_s`: how long a swap waits for the plans
+    in flight; `reload_s`: how long reading the weights may take."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class VllmReload:
         await self._api.close()
 
     async def load(self, version: str, directory: Path) -> None:
-        """As the port says; this *is* the swap: from its return on, `version` answers and nothing else does. A caller
-        who leaves does not stop it half way."""
+        """As the port says. When it returns, `version` answers and nothing else does. Cancelling the caller does not
+        stop the swap."""
         self._swapping = asyncio.create_task(self._load(version, directory), name=f"load {version}")
         await asyncio.shield(self._swapping)
 
@@ -89,19 +89,18 @@ class VllmReload:
                 self.turns.version = version
 
     async def unload(self, version: str) -> None:
-        """As the port says: what is served can only be replaced."""
+        """As the port says; the served version can only be replaced."""
         if version in await self.loaded():
             raise VersionRefused("held", f"{version} is what the engine serves; load another version in its place")
 
     async def loaded(self) -> set[str]:
-        """The version in place; empty after the engine's restart. During a swap: the one before it."""
+        """The version in place; none after a restart of the engine. During a swap: the version before it."""
         swaps, label = self._swaps, await self._label()
         if swaps == self._swaps and not self._lock.locked():
             self.turns.version = None if label == BASE_LABEL else label
         return {self.turns.version} if self.turns.version else set()
 
     async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
-        """As the port says."""
         if version not in await self.loaded():
             raise NotFound(f"the engine does not serve {version} now", code="model_not_found")
         return await self._api.drift(self.model, probe)
@@ -128,14 +127,15 @@ class VllmReload:
             await asyncio.shield(self._api.do("/resume"))
 
     async def _undo(self, before: str) -> None:
-        """Back to what was there, or to the base where this process did not load it; then `loaded` says so."""
+        """Load the weights of before, or the base if this process did not load them; `loaded` then names them."""
         label = before if before in self._directories else BASE_LABEL
         await self._swap(label, self._directories[label])
         self.turns.version = None if label == BASE_LABEL else label
 
 
 class Turns:
-    """Plans take turns with swaps: many plans at once, or one swap alone. `version` is what plans get now."""
+    """Plans take turns with swaps: many plans at once, or one swap alone. `version` is the version that decodes
+    plans."""
 
     def __init__(self) -> None:
         self.version: str | None = None
@@ -145,7 +145,8 @@ class Turns:
 
     @asynccontextmanager
     async def plan(self, wait_s: float) -> AsyncIterator[str | None]:
-        """A plan's turn; the version it will be decoded by. Raises TimeoutError when a swap takes longer."""
+        """Wait for a plan's turn and yield the version that will decode it. Raises TimeoutError if a swap takes
+        longer."""
         async with asyncio.timeout(wait_s), self._changed:
             await self._changed.wait_for(lambda: not self._swapping)
             self._plans += 1
@@ -158,7 +159,8 @@ class Turns:
 
     @asynccontextmanager
     async def closed(self, drain_s: float) -> AsyncIterator[None]:
-        """A swap's turn, once the plans in flight have ended. Raises EngineDown when they do not: try again later."""
+        """Wait until the plans in flight have ended, and keep new ones out. Raises EngineDown if they do not end in
+        time."""
         self._swapping = True
         try:
             async with asyncio.timeout(drain_s), self._changed:
@@ -180,20 +182,21 @@ class Turns:
 
 
 class ReloadConductor:
-    """`ports.Conductor` before a `VllmReload`: asks by its one served name, answers for exactly one version."""
+    """`ports.Conductor` before a `VllmReload`: it asks for vLLM's one served name and answers for exactly one
+    version."""
 
     def __init__(self, conductor: Conductor, engine: VllmReload) -> None:
         self._conductor = conductor
         self._engine = engine
 
     async def decode(self, call: ConductorCall) -> Items:
-        """As the port says; a version that is not in place is refused, a swap that outlasts the call is slow."""
+        """As the port says. It refuses a version that is not in place; a swap that outlasts the call is `slow`."""
         try:
             async with self._engine.turns.plan(call.timeout_s) as version:
                 if call.model is not None and call.model != version:
                     raise ConductorError("refused", f"the engine holds {version}, not {call.model}", billable=False)
-                asked = replace(call, model=self._engine.model)
-                async with aclosing(cast(Items, self._conductor.decode(asked))) as items:
+                renamed = replace(call, model=self._engine.model)
+                async with aclosing(cast(Items, self._conductor.decode(renamed))) as items:
                     async for item in items:
                         named = isinstance(item, ConductorEnd) and version is not None
                         yield replace(item, model=version) if named else item  # type: ignore[arg-type]
@@ -201,5 +204,4 @@ class ReloadConductor:
             raise ConductorError("slow", "a swap of weights took longer than the call", billable=False) from None
 
     async def ready(self) -> bool:
-        """As the port says."""
         return await self._conductor.ready()

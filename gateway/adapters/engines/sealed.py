@@ -1,6 +1,6 @@
-"""A sealed policy directory, read once: its manifest, and every file that it lists checked against its sha256.
+"""A sealed policy directory, read once: its manifest, and every listed file, checked against its sha256.
 
-Whoever needs the directory passes the value on and reads nothing again.
+Callers pass the value on and read nothing again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JSON_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class SealedPolicy:
-    """A policy directory whose files are those of its manifest. `document`: the manifest as it is written."""
+    """A policy directory whose files match its manifest. `document`: the manifest as it is written."""
 
     directory: Path
     manifest: Manifest
@@ -37,8 +37,9 @@ class SealedPolicy:
 def read_policy(
     directory: Path, needed: Mapping[str, tuple[str, ...]] = NEEDED, *, complete: bool = False
 ) -> SealedPolicy:
-    """Read the manifest and hash every file. `needed`: what the manifest must list, by its kind; `complete`: it must
-    have every field and no other. Raises VersionRefused(missing | manifest | checksum). Blocks: it reads every byte."""
+    """Read the manifest and hash every file. `needed`: the files that the manifest must list, by its kind; `complete`:
+    it must have every field and no other. Raises VersionRefused(missing | manifest | checksum). Blocks: it reads every
+    byte."""
     document = read_document(directory)
     place = directory / MANIFEST_FILE
     if complete:
@@ -53,14 +54,14 @@ def read_policy(
 
 
 def read_document(directory: Path) -> dict[str, Any]:
-    """The manifest of a policy directory as it is written; no other file is read. Raises VersionRefused."""
+    """Read only the manifest of a policy directory, as it is written. Raises VersionRefused."""
     if not directory.is_dir():
         raise VersionRefused("missing", f"{directory / MANIFEST_FILE}: there is no such directory; give another one")
     return read_object(directory / MANIFEST_FILE)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises VersionRefused(missing | manifest)."""
+    """Read a JSON object. Raises VersionRefused(missing | manifest)."""
     try:
         if path.stat().st_size > JSON_BYTES_MAX:
             raise ValueError(f"longer than {JSON_BYTES_MAX} bytes")
@@ -75,7 +76,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file, read in blocks. Raises OSError."""
+    """The hex digest of a file, which is read in blocks. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

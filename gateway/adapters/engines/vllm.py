@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 class VllmLora:
-    """`ports.PolicyEngine`. `base`: the directory vLLM serves, where the gateway can read it; without it vLLM alone
-    judges shapes. `versions_max`, `rank_max`: its `--max-cpu-loras` and `--max-lora-rank`. `drift_max`: in nats."""
+    """`ports.PolicyEngine`. `base`: vLLM's model directory, if the gateway can read it; without it only vLLM checks
+    shapes. `versions_max`, `rank_max`: its `--max-cpu-loras` and `--max-lora-rank`. `drift_max`: in nats."""
 
     def __init__(
         self,
@@ -54,7 +54,6 @@ class VllmLora:
         await self._api.close()
 
     async def load(self, version: str, directory: Path) -> None:
-        """As the port says."""
         async with self._lock:
             roots = await self._roots()
             if version in roots:
@@ -71,28 +70,27 @@ class VllmLora:
                 self._unproven = None
 
     async def unload(self, version: str) -> None:
-        """As the port says; vLLM lets streams of it end."""
+        """As the port says; vLLM lets running streams of the version end."""
         async with self._lock:
             await self._drop(version)
 
     async def loaded(self) -> set[str]:
-        """As the port says; the base model is no version."""
+        """As the port says; the base model is not a version."""
         return set(await self._roots()) - {self._unproven}
 
     async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
-        """As the port says."""
         return await self._api.drift(version, probe)
 
     async def _prove(self, version: str, files: PolicyFiles) -> None:
-        """Load what was checked; whatever comes between it and its proof, it does not stay."""
+        """Load checked files and probe the version. If anything fails, unload it again."""
         try:
             await self._api.do("/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(files.directory)})
         except VersionRefused:
-            if version not in await self._roots():  # else another gateway of this engine was as quick
+            if version not in await self._roots():  # otherwise another gateway has just loaded it
                 raise
         try:
             check_drift(version, await self._api.drift(version, files.manifest.probe), self._drift_max)
-        except BaseException:  # boundary: taken back, and raised again
+        except BaseException:  # boundary: unloaded, and raised again
             await asyncio.shield(self._drop(version))
             raise
 
@@ -111,13 +109,13 @@ class VllmLora:
 
 
 def check_same(version: str, root: str, directory: Path) -> None:
-    """A version is one directory for ever. Raises VersionRefused(taken)."""
+    """A version keeps its directory for ever. Raises VersionRefused(taken)."""
     if Path(root).resolve() != directory.resolve():
         raise VersionRefused("taken", f"{version} is loaded from {root} already; give other weights another version")
 
 
 def check_drift(version: str, drift: float, drift_max: float) -> None:
-    """Raises VersionRefused(probe) when the loaded weights are not those that the trainer measured."""
+    """Raises VersionRefused(probe) if the loaded weights are not those that the trainer measured."""
     if drift > drift_max:
         raise VersionRefused(
             "probe",
@@ -139,7 +137,7 @@ class Replicas:
         self._engines = tuple(engines)
 
     async def load(self, version: str, directory: Path) -> None:
-        """As the port says. Where one replica fails, those that this call loaded unload it again; those that had it
+        """As the port says. If one replica fails, those that this call loaded unload the version. Those that had it
         before keep it: a replica that comes back broken must not take a live version from the others."""
         had = [version in held for held in await _all([engine.loaded() for engine in self._engines])]
         results = await asyncio.gather(
@@ -150,25 +148,25 @@ class Replicas:
             return
         fresh = [engine for engine, before in zip(self._engines, had, strict=True) if not before]
         for result in await asyncio.gather(*(engine.unload(version) for engine in fresh), return_exceptions=True):
-            if isinstance(result, BaseException):  # a dead engine forgets it by itself
+            if isinstance(result, BaseException):  # an engine that died has forgotten the version
                 log.warning("%s could not be taken back from a replica: %s", version, result)
         raise failed[0]
 
     async def unload(self, version: str) -> None:
-        """As the port says, on every replica, also where one fails; the first failure is raised."""
+        """As the port says, on every replica, even if one fails; raises the first error."""
         await _all([engine.unload(version) for engine in self._engines])
 
     async def loaded(self) -> set[str]:
-        """Versions that every replica answers for."""
+        """Versions that every replica has loaded."""
         return set.intersection(*await _all([engine.loaded() for engine in self._engines]))
 
     async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
-        """The largest of all replicas."""
+        """The largest drift of all replicas."""
         return max(await _all([engine.probe(version, probe) for engine in self._engines]))
 
 
 async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """Every result, or the first error once all have ended."""
+    """Every result; raises the first error once all calls have ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

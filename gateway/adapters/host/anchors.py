@@ -1,4 +1,4 @@
-"""Heads of the audit in a file of the data directory: a line each, added and never rewritten."""
+"""Heads of the audit in a file of the data directory: one line each, appended and never rewritten."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HASH_CHARS = 64
 
 
 class AnchorFile:
-    """Port Anchors. Several processes may add to one file: a line is one write."""
+    """The port Anchors. Several processes may append to one file: a line is one write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +36,8 @@ class AnchorFile:
             os.close(file)
 
     def _all(self) -> list[Anchor]:
-        """The latest, as far as the bound goes. What is no anchor, such as a line cut by a crash, is none."""
+        """The latest anchors, within READ_BYTES_MAX. Lines that are not anchors, such as one cut by a crash, are
+        skipped."""
         try:
             with self._path.open("rb") as file:
                 file.seek(max(0, self._path.stat().st_size - READ_BYTES_MAX))

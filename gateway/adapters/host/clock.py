@@ -9,7 +9,7 @@ from gateway.service.ports.request import Clock
 
 
 class SystemClock(Clock):
-    """UTC for records, monotonic for durations."""
+    """UTC for records, the monotonic clock for durations."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)

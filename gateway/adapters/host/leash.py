@@ -1,8 +1,8 @@
 """Run a command that cannot outlive its parent: `python -I -S leash.py PARENT_PID SIGNAL USER COMMAND…`.
 
-A script, not a module to import: it asks the kernel for SIGNAL when the parent dies, becomes USER (`-`: stays who it
-is; PostgreSQL refuses to run as root), and is replaced by the command, which keeps the process id. Doing this between
-fork and exec in the parent instead is not safe in a program with threads.
+A script, not a module to import. It asks the kernel for SIGNAL when the parent dies, becomes USER (`-`: no change;
+PostgreSQL refuses to run as root), and is replaced by the command, which keeps the process id. Doing this between fork
+and exec in the parent is not safe in a program with threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def become(user: str) -> None:
-    """Drop to that user for good: groups first, since only root may change them."""
+    """Change to that user for good: groups first, because only root may change them."""
     entry = pwd.getpwnam(user)
     os.setgroups([])
     os.setgid(entry.pw_gid)
@@ -29,7 +29,7 @@ def main(parent_pid: int, signal_number: int, user: str, command: list[str]) -> 
         become(user)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
-        if os.getppid() != parent_pid:  # it died before the request was heard
+        if os.getppid() != parent_pid:  # the parent died before the request
             sys.exit(1)
     os.execv(command[0], command)  # noqa: S606 - the whole point; no shell
 

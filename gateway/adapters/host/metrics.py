@@ -54,7 +54,7 @@ class PrometheusMetrics:
         self._ship_retries = self._counter("log_ship_retries", "Times PostgreSQL could not take a batch")
         self._dead_letters = self._counter("log_dead_letters", "Records PostgreSQL will never take", "kind")
         self._damaged = self._counter("log_damaged", "Damage found in the journal", "what")
-        self._bugs = self._counter("bugs", "Errors nobody raised on purpose")
+        self._bugs = self._counter("bugs", "Unexpected errors")
         self._policy_requests = self._counter(
             "policy_requests", "Requests given to a policy version, by what became of its plans", "version", "plan"
         )
@@ -75,7 +75,7 @@ class PrometheusMetrics:
         self._pool_reloads = self._counter("pool_reloads", "Times the pool file was read anew, by result", "result")
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> Gauge:
-        """A value read when /metrics is asked."""
+        """Register a gauge whose value is read at each scrape."""
         gauge = Gauge(f"baton_{name}", help_text, registry=self.registry)
         gauge.set_function(read)
         return gauge
@@ -109,23 +109,23 @@ class PrometheusMetrics:
             self._capped.labels(record.capped).inc()
 
     def dropped(self, fields: int) -> None:
-        """Count a request's properties that were left out, and the request."""
+        """Count a request with properties that were dropped, and the properties."""
         self._dropped_fields.inc(fields)
         self._dropped_requests.inc()
 
     def degraded(self, what: str) -> None:
-        """Count a request that went on without an optional part."""
+        """Count a request that was served without an optional part."""
         self._degraded.labels(what).inc()
 
     def bug(self, error: Exception) -> None:
-        """Count and log an error nobody raised on purpose."""
+        """Count and log an unexpected error."""
         self._bugs.inc()
-        log.error("a request met an error nobody raised on purpose", exc_info=error)
+        log.error("a request met an unexpected error", exc_info=error)
 
     # ------------------------------------------------------------ policy versions (PolicyMetrics)
 
     def policy_standing(self, now: Standing, usable: Collection[str]) -> None:
-        """Who serves, and which of them the engines hold; versions that serve no longer are forgotten."""
+        """Set the versions that serve and those that the engines hold; forget versions that no longer serve."""
         self._policy_percent.clear()
         self._policy_held.clear()
         share = now.canary.percent or 0 if now.canary is not None and now.canary.id in usable else 0
@@ -136,59 +136,59 @@ class PrometheusMetrics:
             self._policy_held.labels(version.id, version.state).set(version.id in usable)
 
     def policy_rolled_back(self, cause: str) -> None:
-        """A version was taken back without a person."""
+        """Count a version that was rolled back automatically."""
         self._policy_rollbacks.labels(cause).inc()
 
     def policy_refused(self, version: str) -> None:
-        """An engine would not take it."""
+        """Count a version that an engine refused."""
         self._policy_refused.labels(version).inc()
 
     def policy_shadowed(self, version: str, result: str) -> None:
-        """A shadow plan: agrees, differs, alone (the other planned nothing), refused, dropped or unpaid."""
+        """Count a shadow plan: agrees, differs, alone (the other planned nothing), refused, dropped or unpaid."""
         self._policy_shadows.labels(version, result).inc()
 
     # ------------------------------------------------------------ the pool file (PoolMetrics)
 
     def pool_in_use(self, revision: str, loaded_s: float) -> None:
-        """The pool that serves from now on; the one before is forgotten."""
+        """Set the pool that serves now; forget the one before."""
         self._pool_info.clear()
         self._pool_info.labels(revision).set(1)
         self._pool_loaded.set(loaded_s)
 
     def pool_reloaded(self, result: str) -> None:
-        """changed, unchanged or refused."""
+        """Count a reload: changed, unchanged or refused."""
         self._pool_reloads.labels(result).inc()
 
     # ------------------------------------------------------------ the log (LogWatch)
 
     def appended(self, records: int, bytes_: int, seconds: float) -> None:
-        """One group commit."""
+        """Count one group commit."""
         self._appended.inc(records)
         self._append_seconds.observe(seconds)
 
     def spool_bytes(self, bytes_: int) -> None:
-        """Bytes of journal on disk now."""
+        """Set the bytes of journal on disk."""
         self._spool_bytes.set(bytes_)
 
     def shipped(self, records: int, lag_s: float) -> None:
-        """Records that reached PostgreSQL; stored / on disk is the capture rate."""
+        """Count records that reached PostgreSQL."""
         self._stored.inc(records)
         self._lag.set(lag_s)
 
     def rollouts_stored(self, logged_us: Sequence[int]) -> None:
-        """Those this process has served count for the capture rate; the others a process before it has left."""
+        """Count stored rollouts for the capture rate: only those that this process served."""
         self._kept += sum(us >= self._started_us for us in logged_us)
 
     def retrying(self, error: str, wait_s: float) -> None:
-        """PostgreSQL did not take a batch."""
+        """Count a batch that PostgreSQL did not take."""
         self._ship_retries.inc()
 
     def dead_letter(self, kind: str | None, error: str) -> None:
-        """A record went to `dead_letters`."""
+        """Count a record that went to `dead_letters`."""
         self._dead_letters.labels(kind or "unknown").inc()
 
     def damaged(self, what: str, path: str, bytes_: int) -> None:
-        """The journal held a torn or corrupt record."""
+        """Count a torn or corrupt record of the journal."""
         self._damaged.labels(what).inc()
 
     def exposition(self) -> tuple[bytes, str]:

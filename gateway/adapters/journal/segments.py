@@ -29,7 +29,7 @@ from gateway.errors import ConfigError
 from gateway.files import sync_directory, write_atomic
 
 HEADER = struct.Struct("<II")
-PAYLOAD_START = b'{"id":'  # what every event's canonical form begins with
+PAYLOAD_START = b'{"id":'  # the start of every event's canonical form
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NAME = re.compile(r"^(\d{12})\.(log|bad)$")
 _MARK = "shipped"
@@ -47,13 +47,13 @@ class NoSpace(OSError):
 
 
 def encode(payload: bytes) -> bytes:
-    """One record."""
+    """Encode one record."""
     length = len(payload).to_bytes(4, "little")
     return HEADER.pack(len(payload), zlib.crc32(payload, zlib.crc32(length))) + payload
 
 
 def _payload(file: BinaryIO, left: int) -> bytes | None:
-    """The next record's payload, of at most `left` bytes with its header; None where there is no good record."""
+    """The next record's payload, if header and payload have at most `left` bytes. None if there is no good record."""
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -66,7 +66,7 @@ def _payload(file: BinaryIO, left: int) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Payloads in order; `end` is the offset after the last one. `bad`: at `end` there are bytes, but no record."""
+    """Payloads in order; `end` is the offset after the last one. `bad`: the bytes at `end` are not a record."""
 
     payloads: list[bytes]
     end: int
@@ -74,7 +74,7 @@ class Chunk:
 
 
 def read(path: Path, offset: int, until: int, *, records_max: int, bytes_max: int) -> Chunk:
-    """Records from `offset`, none beyond `until`: at most `records_max` and `bytes_max`, but always one."""
+    """Read records from `offset` to `until`: at most `records_max` and `bytes_max`, but at least one."""
     payloads: list[bytes] = []
     start = offset
     with path.open("rb") as file:
@@ -92,7 +92,7 @@ def read(path: Path, offset: int, until: int, *, records_max: int, bytes_max: in
 
 
 def good_end(path: Path) -> int:
-    """Offset after the last good record that is reached from the start without meeting a bad one."""
+    """The offset after the last good record before the first bad one."""
     end, size = 0, path.stat().st_size
     with path.open("rb") as file:
         while end < size and (payload := _payload(file, size - end)) is not None:
@@ -101,7 +101,8 @@ def good_end(path: Path) -> int:
 
 
 def cut_torn_tail(path: Path) -> int:
-    """Cut what a crash left half-written; returns the bytes cut. Damage (see above) is left as it is."""
+    """Cut a record that a crash left half-written; return the number of bytes cut. Damage (see above) is left as it
+    is."""
     end = good_end(path)
     with path.open("r+b") as file:
         file.seek(end)
@@ -114,7 +115,7 @@ def cut_torn_tail(path: Path) -> int:
 
 
 def _holds_a_record(data: bytes) -> bool:
-    """Whether a whole good record starts anywhere in `data`."""
+    """Whether a complete good record starts anywhere in `data`."""
     found = data.find(PAYLOAD_START, HEADER.size)
     while found >= 0:
         length, crc = HEADER.unpack_from(data, found - HEADER.size)
@@ -126,7 +127,7 @@ def _holds_a_record(data: bytes) -> bool:
 
 
 class Segment:
-    """The file being written. After any error but NoSpace its state is unknown: use it no more."""
+    """The file that is being written. After any error but NoSpace its state is unknown: do not use it again."""
 
     def __init__(self, directory: Path, number: int) -> None:
         self.number = number
@@ -139,7 +140,7 @@ class Segment:
         sync_directory(directory)
 
     def append(self, blob: bytes) -> None:
-        """Write and fdatasync. Raises NoSpace with the file cut back to where it was, or OSError."""
+        """Write and fdatasync. Raises NoSpace, after it cut the file back to its old end, or OSError."""
         try:
             view = memoryview(blob)
             while view:
@@ -147,7 +148,7 @@ class Segment:
         except OSError as error:
             os.ftruncate(self._fd, self.size)
             raise _named(error) from error
-        os.fdatasync(self._fd)  # an error here leaves it open which pages are on disk: fatal, never retried
+        os.fdatasync(self._fd)  # after an error here it is unknown which pages are on disk: fatal, never retried
         self.size += len(blob)
 
     def close(self) -> None:
@@ -163,13 +164,13 @@ def segment_path(directory: Path, number: int, ending: str = "log") -> Path:
 
 
 def numbers(directory: Path, ending: str = "log") -> list[int]:
-    """Numbers of the segments there, oldest first."""
+    """Numbers of the segments in the directory, oldest first."""
     found = (_NAME.match(path.name) for path in directory.iterdir())
     return sorted(int(match[1]) for match in found if match and match[2] == ending)
 
 
 def set_aside(directory: Path, number: int) -> Path:
-    """Rename a damaged segment so that it is neither read nor deleted; returns where it is."""
+    """Rename a damaged segment so that it is neither read nor deleted; return its new path."""
     aside = segment_path(directory, number, "bad")
     segment_path(directory, number).rename(aside)
     sync_directory(directory)
@@ -177,7 +178,7 @@ def set_aside(directory: Path, number: int) -> Path:
 
 
 def read_mark(directory: Path) -> Position:
-    """Where shipping goes on. The very beginning when there is no usable mark: shipping twice does no harm."""
+    """Where shipping continues. Without a usable mark it starts from the beginning: shipping twice does no harm."""
     try:
         mark = json.loads((directory / _MARK).read_bytes())
         return Position(int(mark["segment"]), int(mark["offset"]))
@@ -192,7 +193,7 @@ def write_mark(directory: Path, mark: Position) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the directory for this process. Raises ConfigError naming it when another one does."""
+    """Lock the directory for this process. Raises ConfigError, which names it, if another process holds it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (directory / "lock").open("ab") as file:
         try:

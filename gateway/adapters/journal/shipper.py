@@ -1,7 +1,7 @@
-"""The shipper: journal → PostgreSQL, in order, in batches, at least once; inserts are idempotent, so once in effect.
+"""The shipper: from the journal to PostgreSQL, in order, in batches, at least once; inserts are idempotent.
 
-While PostgreSQL is away it waits (exponential back-off with jitter and a cap) and loses nothing. The writer that it is
-given parses and inserts in one thread, so that a large batch does not hold up requests.
+While PostgreSQL is away it waits (exponential back-off with jitter and a cap) and loses nothing. Its writer parses and
+inserts in one thread, so that a large batch does not delay requests.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ REASON_CHARS_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class ShipperLimits:
-    """`linger_s`: how long an event waits for company, as a transaction and a mark cost the same for one as for many.
-    Who waits for the log to be shipped (`Spool.shipped`) cuts it short."""
+    """`linger_s`: how long an event waits for others, because a transaction and a mark cost the same for one as for
+    many. A caller that waits for the log to be shipped (`Spool.shipped`) cuts it short."""
 
     records: int = 500
     batch_bytes: int = 4 * MIB
@@ -39,8 +39,8 @@ class ShipperLimits:
 
 
 class Shipper:
-    """`start` it beside the gateway; `stop` waits for the batch under way. `writer` is used by the shipper's thread
-    only."""
+    """`start` runs it beside the gateway; `stop` waits for the batch in progress. Only the shipper's thread uses
+    `writer`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Shipper:
         self._task = asyncio.create_task(self.run(), name="shipper")
 
     async def stop(self) -> None:
-        """End; what is not shipped yet stays in the journal for the next start."""
+        """Stop. The next start ships what is still in the journal."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -69,10 +69,10 @@ class Shipper:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def run(self) -> None:
-        """Ship for ever, whatever happens to PostgreSQL meanwhile. After a success the next pause is short again."""
+        """Ship for ever, through any failure of PostgreSQL. After a success the next pause is short again."""
         pause = wait_exponential(multiplier=self.limits.backoff_first_s, max=self.limits.backoff_max_s)
         retries = AsyncRetrying(
-            retry=retry_if_exception_type(Exception),  # boundary: the log outlives any surprise
+            retry=retry_if_exception_type(Exception),  # boundary: shipping goes on after any error
             wait=lambda state: pause(state) * random.uniform(0.5, 1.0),  # noqa: S311 - jitter, no secret
             before_sleep=self._report,
         )
@@ -91,7 +91,7 @@ class Shipper:
         self.watch.retrying(reason, state.upcoming_sleep)
 
     async def _catch_up(self, until: Position) -> None:
-        """Ship all that was written before `until`, batch by batch."""
+        """Ship everything that was written before `until`, batch by batch."""
         limits, position = self.limits, self.spool.acknowledged
         while position < until:
             batch = await self.spool.read(position, records_max=limits.records, bytes_max=limits.batch_bytes)
@@ -100,7 +100,7 @@ class Shipper:
             if batch.damaged:
                 position = await self.spool.set_aside(batch.position)
             elif batch.position == position:
-                return  # something was written, but no whole record yet: look again later, not in circles
+                return  # a record is only partly written: look again later, without spinning
             else:
                 position = batch.position
                 await self.spool.acknowledge(position)
@@ -116,6 +116,6 @@ class Shipper:
 
 
 def _reason(error: BaseException) -> str:
-    """One line about an error; the writer's own says which error of PostgreSQL's it was."""
+    """Describe an error in one line; the writer says which error of PostgreSQL it was."""
     text = error.message if isinstance(error, BatonError) else f"{type(error).__name__}: {error}"
     return text.partition("\n")[0][:REASON_CHARS_MAX]

@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SpoolLimits:
-    """`reserve_bytes`: the last part of `total_bytes`, a quarter at most, kept for requests that already hold money."""
+    """`reserve_bytes`: the last part of `total_bytes`, at most a quarter, reserved for requests that already hold
+    money."""
 
     segment_bytes: int = 16 * MIB
     total_bytes: int = 4096 * MIB
@@ -48,18 +49,18 @@ class SpoolLimits:
 
 
 class LogWatch(Protocol):
-    """What the log tells whoever counts. Called on the event loop; must not block."""
+    """Callbacks for figures of the log. They run on the event loop and must not block."""
 
     def appended(self, records: int, bytes_: int, seconds: float) -> None: ...
     def spool_bytes(self, bytes_: int) -> None: ...
     def shipped(self, records: int, lag_s: float) -> None: ...
     def rollouts_stored(self, logged_us: Sequence[int]) -> None:
-        """These rollouts of requests are in PostgreSQL: when each was logged, µs since 1970."""
+        """These rollouts of requests are in PostgreSQL: the time when each was logged, µs since 1970."""
 
     def retrying(self, error: str, wait_s: float) -> None: ...
     def dead_letter(self, kind: str | None, error: str) -> None: ...
     def damaged(self, what: str, path: str, bytes_: int) -> None:
-        """`what`: torn (cut after a crash) | corrupt (set aside; what was behind the damage is in that file only)."""
+        """`what`: torn (cut after a crash) | corrupt (set aside; records after the damage are in that file only)."""
 
 
 class Quiet:
@@ -76,7 +77,7 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Payloads in order and the position after them. `damaged`: there is no good record at that position."""
+    """Payloads in order and the position after them. `damaged`: the bytes at that position are not a record."""
 
     payloads: list[bytes]
     position: Position
@@ -85,7 +86,7 @@ class EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """What one `append` wants written, and who waits for it."""
+    """The events of one `append`, and the future that it waits for."""
 
     blob: bytes
     records: int
@@ -125,11 +126,12 @@ class Spool:
         watch: LogWatch | None = None,
         on_fatal: Callable[[BaseException], None] = _ignore,
     ) -> Spool:
-        """Lock the directory, cut a torn tail, and be ready to append. Raises ConfigError when it is in use."""
+        """Lock the directory, cut a torn tail and open the last segment. Raises ConfigError if the directory is in
+        use."""
         spool = cls(directory, limits or SpoolLimits(), watch or Quiet(), on_fatal)
         try:
             torn = await spool._in_thread(spool._load)
-        except BaseException:  # boundary: the thread is given back and the error goes on
+        except BaseException:  # boundary: the thread ends and the error goes on
             spool._thread.shutdown()
             raise
         if torn:
@@ -150,16 +152,14 @@ class Spool:
         self._next = max(taken) + 1
         self._durable = Position(found[-1], self._sizes[found[-1]]) if found else self._acked
         if self._acked > self._durable or self._acked.offset > self._sizes.get(self._acked.segment, self._acked.offset):
-            self._acked = Position(0, 0)  # a mark from another life of this directory: ship all again
+            self._acked = Position(0, 0)  # the mark is from other segments: ship everything again
         return torn
 
     # ---------------------------------------------------------------- appending
 
     async def append(self, *events: Event) -> None:
-        """Return once the events are durable, all or none of them. Cancelling the caller does not take them back.
-
-        Raises SpoolFull (queue, spool or disk), TooLarge, Unavailable (closed, or broken by an fsync error).
-        """
+        """Return once the events are durable, all or none of them. Cancelling the caller does not undo this. Raises
+        SpoolFull (queue, spool or disk), TooLarge, Unavailable (closed, or broken by an fsync error)."""
         records = [segments.encode(canonical(event)) for event in events]
         self._admit([len(record) for record in records], new_work=any(event.kind == "hold" for event in events))
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -221,7 +221,7 @@ class Spool:
             _settle(batch, None)
             self.watch.appended(sum(each.records for each in batch), len(blob), time.monotonic() - started)
             self.watch.spool_bytes(self.bytes_on_disk)
-        finally:  # whatever else went wrong, nobody waits for ever
+        finally:  # after any error, no appender waits for ever
             _settle(batch, Unavailable("the journal's writer failed", code="journal_broken"))
 
     def _write(self, blob: bytes) -> Position:
@@ -254,7 +254,7 @@ class Spool:
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     async def close(self) -> None:
-        """Write what is queued, then refuse; give the directory back. Safe to call twice."""
+        """Write what is queued, refuse new events, and unlock the directory. Idempotent."""
         self._closed = True
         self._wake.set()
         if self._writer is not None:
@@ -268,17 +268,17 @@ class Spool:
 
     @property
     def durable(self) -> Position:
-        """Everything before it is on disk."""
+        """Everything before this position is on disk."""
         return self._durable
 
     @property
     def acknowledged(self) -> Position:
-        """Everything before it is in PostgreSQL."""
+        """Everything before this position is in PostgreSQL."""
         return self._acked
 
     async def read(self, position: Position, *, records_max: int, bytes_max: int) -> EventBatch:
-        """What was written from `position` on, as far as one segment and the bounds go; empty when that is nothing.
-        Raises OSError when the disk cannot be read."""
+        """Read records from `position` on, within one segment and the bounds; the batch is empty if there are none.
+        Raises OSError if the disk cannot be read."""
         start = self._readable(position)
         if start is None:
             return EventBatch([], position)
@@ -295,20 +295,20 @@ class Spool:
         return Position(min(later), 0) if later else None
 
     async def wait_unshipped(self) -> None:
-        """Wait until there is something to ship. For one reader at a time."""
+        """Wait until there is something to ship. Only one reader may wait."""
         while self._durable <= self._acked:
             self._grown.clear()
             await self._grown.wait()
 
     async def wait_wanted(self, limit_s: float) -> None:
-        """Wait `limit_s`, or until somebody waits for what is written to be shipped."""
+        """Wait `limit_s`, or until a caller waits for the log to be shipped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._wanted.wait()
         self._wanted.clear()
 
     async def acknowledge(self, position: Position) -> None:
-        """All before `position` is in PostgreSQL: remember that durably, then delete the segments before it."""
+        """Everything before `position` is in PostgreSQL: store that durably, then delete the segments before it."""
         done = [number for number in self._sizes if number < position.segment]
         await asyncio.to_thread(self._forget, position, done)
         for number in done:
@@ -322,7 +322,7 @@ class Spool:
         try:
             segments.write_mark(self.directory, mark)
         except OSError as error:
-            # On a full disk the mark may only fit once shipped segments are gone. Without it, what is still there is
+            # On a full disk the mark may only fit after shipped segments are deleted. Without it, what is left is
             # shipped again after a restart, which is harmless.
             if error.errno not in segments.NO_SPACE:
                 raise
@@ -346,7 +346,7 @@ class Spool:
         return segments.set_aside(self.directory, number)
 
     async def shipped(self) -> None:
-        """Wait until all that was durable at the call is in PostgreSQL. Raises TimeoutError (`shipped_timeout_s`)."""
+        """Wait until everything that is durable now is in PostgreSQL. Raises TimeoutError (`shipped_timeout_s`)."""
         target = self._durable
         self._wanted.set()
         async with asyncio.timeout(self.limits.shipped_timeout_s), self._acks:

@@ -1,11 +1,12 @@
 """Budgets in Redis: each call is one run of `budgets.lua`, so all scopes change together or not at all.
 
-Redis is a fenced cache of the ledger. Every call carries the epoch of the rebuild it believes in; a Redis that was
-flushed, restarted or replaced by a replica does not know that epoch, and then all money is refused until `load`.
+Redis is a fenced cache of the ledger. Every call carries the epoch of the rebuild that it relies on. A Redis that was
+flushed, restarted or replaced by a replica does not know that epoch; then all money is refused until `load`.
 
-After a loss the ledger may lag behind what this process knows: holds it has granted, and settlements whose records are
-still on their way to PostgreSQL. Both are kept here and put back after every rebuild, whoever made it; holds are
-known by their ids, so nothing is counted twice. While gateways do that (`put_back_s`), no new hold is granted.
+After such a loss the ledger may lag behind this process: it has granted holds, and the records of some settlements are
+still on their way to PostgreSQL. This process remembers both and puts them back after every rebuild, its own or another
+gateway's. Holds are known by their ids, so nothing is counted twice. While gateways put holds back (`put_back_s`), no
+new hold is granted.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from gateway.service.ports.money import LEASE_S, Settlement
 log = logging.getLogger("gateway.budgets")
 _AT_ONCE = 500  # scopes or holds a call, so that no call blocks Redis for long
 _ON_A_HOLD = frozenset({"hold", "settle"})
-_OPEN_MAX = 100_000  # holds remembered for a rebuild, and settlements; far above what one process has in flight
+_OPEN_MAX = 100_000  # holds and settlements remembered for a rebuild; far more than one process has in flight
 _IS_OPEN, _UNKNOWN = -1, -2
 _REBUILDING = "the budget store was restarted or emptied and is rebuilding from the ledger"
 T = TypeVar("T")
 
 
 class RedisBudgets:
-    """The Budgets port. `prefix` keeps deployments on one Redis apart; it is the hash tag of every key. After `lease_s`
-    without `keep` a hold counts as abandoned; the same for every gateway on one Redis."""
+    """The Budgets port. `prefix` separates deployments on one Redis; it is the hash tag of every key. A hold without
+    `keep` for `lease_s` counts as abandoned; `lease_s` must be the same for every gateway on one Redis."""
 
     def __init__(
         self,
@@ -63,8 +64,8 @@ class RedisBudgets:
         self._hold_prefix = f"{tag}:hold:"
         self._epoch = b""
         self._loading = asyncio.Lock()
-        self._open: dict[str, tuple[Hold, float]] = {}  # with the end of its time (monotonic s)
-        self._settled: dict[str, Settlement] = {}  # tried, and not known to be in the ledger
+        self._open: dict[str, tuple[Hold, float]] = {}  # and when it expires (monotonic s)
+        self._settled: dict[str, Settlement] = {}  # not yet known to be in the ledger
 
     @property
     def epoch_lost(self) -> bool:
@@ -74,7 +75,7 @@ class RedisBudgets:
         self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_s: float
     ) -> Hold:
         check_hold(amount_nano, amount_min_nano, scopes)
-        if self.epoch_lost:  # Redis would say no more, and may be hanging
+        if self.epoch_lost:  # Redis knows nothing more, and may hang
             raise _unavailable(_REBUILDING)
         limits = [part for s in scopes for part in (s.name, "" if s.limit_nano is None else s.limit_nano)]
         lease_ms = _ms(min(lease_s, self._lease_s))
@@ -212,7 +213,7 @@ class RedisBudgets:
         settled: Sequence[Settlement],
         wait_ms: int,
     ) -> bytes:
-        """The new epoch."""
+        """Rebuild the balances and return the new epoch."""
         for scopes in _chunks(posted.items()):
             await self._run("fill", token, *(part for pair in scopes for part in pair))
         for known in _chunks(settled):
@@ -223,7 +224,7 @@ class RedisBudgets:
         return bytes(epoch)
 
     async def _put_back(self, epoch: bytes) -> None:
-        """What this process knows and a rebuild may not; from then on it is in that epoch."""
+        """Put back the holds and settlements that a rebuild may lack; from then on they are in that epoch."""
         await self._count(list(self._settled.values()), epoch)
         for holds in _chunks(hold for hold, _ in list(self._open.values())):
             await self._run("restore", _ms(self._lease_s), *_holds(holds), epoch=epoch)
@@ -234,7 +235,7 @@ class RedisBudgets:
             await self._run("count", *_settlements(some), epoch=epoch)
 
     async def _run(self, op: str, *args: str | int, epoch: bytes | None = None) -> list[Any]:
-        """[status, …]. Raises MoneyUnavailable when Redis is away or fences this process out."""
+        """Run the script: [status, …]. Raises MoneyUnavailable when Redis is away or fences this process out."""
         sent = self._epoch if epoch is None else epoch
         hold = f"{self._hold_prefix}{args[0]}" if op in _ON_A_HOLD else self._hold_prefix
         try:
@@ -250,7 +251,7 @@ class RedisBudgets:
 
 
 def _keep(known: dict[str, T], hold_id: str, value: T) -> None:
-    """Remember, and forget the oldest beyond the bound."""
+    """Remember an entry, and forget the oldest beyond the bound."""
     known.setdefault(hold_id, value)
     if len(known) > _OPEN_MAX:
         del known[next(iter(known))]

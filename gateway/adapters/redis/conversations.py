@@ -1,7 +1,7 @@
-"""Which worker a conversation goes back to (port `Conversations`): Redis first, then the log.
+"""The worker that a conversation goes back to (port `Conversations`): Redis first, then the log.
 
-Redis is written before the reply ends. The log has the same from the rollouts that the shipper stores, a moment later:
-it answers for a Redis that is away, was emptied, or was restarted.
+Redis is written before the reply ends. The log learns the same a moment later from the rollouts that the shipper
+stores: it answers when Redis is away, was emptied or was restarted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from gateway.service.ports.turns import ConversationLog, TurnMarks
 
 
 class RedisConversations:
-    """`logged`: the conversations of the log. `deadline_s` bounds Redis, `timeout_s` the whole look-up, the log
-    included."""
+    """`logged`: the conversations of the log. `deadline_s` bounds the call to Redis, `timeout_s` the whole look-up."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class RedisConversations:
             raise Unavailable("conversations cannot be looked up in time", code="store_unavailable") from None
 
     async def sweep(self, limit: int) -> int:
-        return await self._logged.sweep(limit)  # Redis drops its own when their time is over
+        return await self._logged.sweep(limit)  # Redis expires its own
 
     async def _remembered(self, key_id: str, marks: Sequence[str]) -> str | None:
         try:

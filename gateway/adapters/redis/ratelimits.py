@@ -1,7 +1,7 @@
 """Rate limits in Redis: each call is one run of `ratelimits.lua`.
 
-They protect capacity, not money, so by default a Redis that is away lets requests through (`fail_open`); budgets, which
-never do, still stand behind them.
+They protect capacity, not money, so by default requests are served while Redis is away (`fail_open`). Budgets never do
+that, and still apply.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 class RedisRateLimits:
-    """The RateLimits port. `lease_s` frees the place of a request whose gateway died: above any request's wall clock.
-    After a failure Redis is left alone for `pause_s`, so that a hung one costs few requests its deadline."""
+    """The RateLimits port. `lease_s` frees the slot of a request whose gateway died; it must exceed any request's wall
+    clock. After a failure Redis is not called for `pause_s`, so that a hung one delays few requests."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class RedisRateLimits:
         await self._script.close()
 
     async def _run(self, op: str, key_id: str, *args: str | int) -> list[Any] | None:
-        """The reply; None when Redis is away and requests are let through. Else raises Unavailable."""
+        """The reply; None if Redis is away and `fail_open` is set. Otherwise raises Unavailable."""
         tag = "{" + f"{self._prefix}:{key_id}" + "}"
         if time.monotonic() < self._away_until_s:
             self._refuse_if_closed()
@@ -97,7 +97,7 @@ class RedisRateLimits:
 
 
 def check_fits(tokens: int, tpm: int | None) -> None:
-    """Raises TooLarge for a request that no waiting can make fit."""
+    """Raises TooLarge for a request that exceeds the limit of a whole minute."""
     if tpm is not None and tokens > tpm:
         raise TooLarge(
             f"This request may use {tokens:,} tokens and its key allows {tpm:,} a minute: lower max_tokens or shorten "
@@ -107,18 +107,18 @@ def check_fits(tokens: int, tpm: int | None) -> None:
 
 
 def refusal(what: str, wait_s: float, rpm: int | None, tpm: int | None, concurrency: int | None) -> RateLimited:
-    """`what`: requests | tokens | in_flight."""
+    """The error for a request over a limit. `what`: requests | tokens | in_flight."""
     limit = {
         "requests": f"{rpm} requests a minute",
         "tokens": f"{tpm} tokens a minute",
         "in_flight": f"{concurrency} requests at a time",
     }[what]
-    said = {"requests": rpm, "tokens": tpm}.get(what)
+    per_minute = {"requests": rpm, "tokens": tpm}.get(what)
     headers = (
         {}
-        if said is None
+        if per_minute is None
         else {
-            f"x-ratelimit-limit-{what}": str(said),
+            f"x-ratelimit-limit-{what}": str(per_minute),
             f"x-ratelimit-remaining-{what}": "0",
             f"x-ratelimit-reset-{what}": go_duration(wait_s),
         }

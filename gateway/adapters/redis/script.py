@@ -1,6 +1,6 @@
-"""One Lua script on one Redis, with a hard deadline: what budgets and rate limits share.
+"""One Lua script on one Redis, with a hard deadline; budgets and rate limits share it.
 
-Every way in which Redis can fail (refused, hung, restarting, read-only, out of memory) is the one error RedisAway.
+Every failure of Redis (refused, hung, restarting, read-only, out of memory) is the one error RedisAway.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-STALL_S = 0.02  # a time-out that is noticed this much too late says that this process was stalled
+STALL_S = 0.02  # a time-out noticed this much too late means that this process was stalled
 
 
 class RedisAway(Exception):
-    """Redis did not answer, or not with a result, within the deadline."""
+    """Redis did not answer with a result within the deadline."""
 
 
 class RedisTooSlow(RedisAway):
-    """The deadline passed first."""
+    """The deadline passed without an answer."""
 
 
 class RedisScript:
-    """`deadline_s` bounds a whole call: waiting for one of `connections_max` connections, connecting, answering."""
+    """`deadline_s` bounds a whole call: waiting for one of `connections_max` connections, connecting and answering."""
 
     def __init__(self, url: str, file_name: str, *, deadline_s: float, connections_max: int) -> None:
         self._deadline_s = deadline_s
@@ -45,10 +45,10 @@ class RedisScript:
         self._redis: Redis = Redis.from_pool(pool)
         text = (files("gateway.adapters.redis") / file_name).read_text(encoding="utf-8")
         self._script = self._redis.register_script(text)
-        self._answered = True  # the last call that ended
+        self._answered = True  # whether the last finished call got an answer
 
     async def __call__(self, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
-        """The script's reply: integers and bytes. Raises RedisAway."""
+        """Run the script and return its reply: integers and bytes. Raises RedisAway."""
         try:
             reply = await self._patient(keys, args)
         except RedisAway:
@@ -58,9 +58,9 @@ class RedisScript:
         return reply
 
     async def _patient(self, keys: Sequence[str], args: Sequence[str | int | bytes]) -> list[Any]:
-        """As `_once`, and once more where this process was held up and not Redis: its answer may have been lying there.
-        A Redis that left the latest call without an answer has that benefit of the doubt no more, or every refusal on
-        a busy machine would take two deadlines."""
+        """Call `_once`, and again if this process was stalled and not Redis, whose answer may be waiting already. It is
+        not repeated if Redis left the last call without an answer, or every refusal on a busy machine would take two
+        deadlines."""
         now = asyncio.get_running_loop().time
         until_s = now() + self._deadline_s
         try:
@@ -76,7 +76,7 @@ class RedisScript:
                 return cast(list[Any], await self._script(keys=keys, args=args))
         except (TimeoutError, redis.exceptions.TimeoutError):
             raise RedisTooSlow(f"no answer within {self._deadline_s * 1000:.0f} ms") from None
-        except (RedisError, OSError, RuntimeError) as error:  # the last: uvloop's word for a connection that was closed
+        except (RedisError, OSError, RuntimeError) as error:  # the last: what uvloop raises for a closed connection
             raise RedisAway(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The audit for those who read it: the latest entries, the whole chain checked, and its head written down elsewhere."""
+"""The audit for its readers: the latest entries, a check of the whole chain, and anchors of its head outside the
+database."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ FAULTS_MAX = 100
 
 
 class Auditor:
-    """`anchors`: outside the database, so that who can write the one cannot write the other."""
+    """`anchors`: outside the database, so that whoever can write the one cannot write the other."""
 
     def __init__(self, entries: AuditLog, anchors: Anchors, clock: Clock) -> None:
         self._entries = entries
@@ -26,11 +27,11 @@ class Auditor:
         self._anchored = Anchor(0, b"")
 
     async def latest(self, limit: int, before: int | None, target: str | None) -> Sequence[Link]:
-        """Newest first."""
+        """Entries, newest first."""
         return await self._entries.latest(limit, before, target)
 
     async def anchor(self) -> None:
-        """Write the head down, if it moved since. Raises Unavailable, OSError."""
+        """Store the head, if it moved since. Raises Unavailable, OSError."""
         head = await self._entries.head()
         if head.seq > 0 and head != self._anchored:
             await self._anchors.add(head, self._clock.now())
@@ -39,7 +40,7 @@ class Auditor:
 
     async def verify(self) -> dict[str, Any]:
         """Walk the chain from its first entry to its last: {ok, entries, head, anchors, anchored, faults}. `anchored`
-        is the last entry for which an anchor vouches: what came after it could have been cut off unseen."""
+        is the last entry that an anchor confirms: later entries could have been cut off without a trace."""
         anchors = await self._anchors.all()
         verifier = Verifier(anchors)
         faults: list[Fault] = []
@@ -60,7 +61,7 @@ class Auditor:
 
 
 def describe_entry(link: Link) -> dict[str, Any]:
-    """An entry as people and scripts see it."""
+    """An entry as JSON for people and scripts."""
     entry = link.entry
     return {
         "seq": entry.seq,

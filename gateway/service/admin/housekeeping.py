@@ -1,4 +1,4 @@
-"""Housekeeping beside the traffic: anchor the audit, end texts in time, delete what was kept for a time only."""
+"""Housekeeping beside the traffic: anchor the audit, delete texts and replies whose time is over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Sweep = Callable[[int], Awaitable[int]]  # deletes up to so many expired entries
 
 
 class Retention:
-    """Deletes rollouts that are older than their key's days, else their organisation's, else `days`; None: never."""
+    """Deletes rollouts older than their key's days, else their organisation's, else `days`; None: never."""
 
     def __init__(self, store: RetentionStore, clock: Clock, days: int | None) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class Housekeeping:
         """Run for ever; work that fails because a store is away is tried again."""
         due_s = 0.0
         while True:
-            await sleep(ANCHOR_S)  # first, as at a start the balances are not there yet
+            await sleep(ANCHOR_S)  # first, because the balances are not loaded yet at a start
             await self._try("anchor", self._auditor.anchor())
             if self._clock.monotonic_s() >= due_s:
                 is_swept = await self._try("retention", self._sweep())
@@ -68,12 +68,12 @@ class Housekeeping:
             log.info("deleted %d rows whose time was over; whole months: %s", report.total, months)
 
     async def _drop_balances(self) -> None:
-        """Drop the balances of budget windows that are past."""
+        """Drop the balances of past budget windows."""
         now = self._clock.now()
         await self._budgets.forget(lambda scope: is_past(scope, now))
 
     async def _try(self, what: str, work: Awaitable[None]) -> bool:
-        """Return whether the work was done; log why it waits."""
+        """Do the work; return whether it succeeded, and log why not."""
         try:
             await work
         except (BatonError, OSError) as error:
@@ -84,7 +84,7 @@ class Housekeeping:
 
 async def run_sweeps(sweeps: Mapping[str, Sweep], every_s: float, sleep: Sleep = asyncio.sleep) -> None:
     """Run every sweep each `every_s` seconds, for ever, in batches until nothing is left. `sweeps`: by the name of what
-    they delete, for the log. A store that is away is tried again the next time."""
+    they delete, for the log. A sweep whose store is away is tried again the next time."""
     while True:
         for what, sweep in sweeps.items():
             try:
@@ -96,7 +96,7 @@ async def run_sweeps(sweeps: Mapping[str, Sweep], every_s: float, sleep: Sleep =
 
 
 def describe_sweep(report: SweepReport, *, dry: bool) -> Mapping[str, Any]:
-    """A sweep as people and scripts see it."""
+    """A sweep as JSON for people and scripts."""
     months = [asdict(month) for month in report.months]
     counts = {"rollouts": dict(report.rollouts), "shadows": report.shadows, "dead_letters": report.dead_letters}
     return {"deleted": not dry, "total": report.total, "months": months, "held": list(report.held), **counts}

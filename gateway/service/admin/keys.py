@@ -1,4 +1,5 @@
-"""Issue, change, rotate, list and revoke API keys. A secret exists in one place: the reply to who asked for it."""
+"""Issue, change, rotate, list and revoke API keys. A secret exists in one place: the reply to the request that made
+it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ UNLIMITED: Mapping[str, Any] = {
     **{"pools": (), "workers": (), "caps": {}, "log_mode": "full", "train": True},
     **{"budget_nano": None, "rpm": None, "tpm": None, "concurrency": None},
 }
-ITSELF = Act("baton")  # what the gateway does by itself
+ITSELF = Act("baton")  # acts of the gateway itself
 
 T = TypeVar("T", bound=str)
 
@@ -44,15 +45,15 @@ class KeyAdmin:
         self.adopt(pools)
 
     def adopt(self, pools: Mapping[str, Sequence[str]]) -> None:
-        """The pools that there are from now on."""
+        """Use these pools from now on."""
         self._pools = pools
 
     async def create_key(
         self, name: str, key_class: str = "data", *, act: Act = ITSELF, **fields: Any
     ) -> tuple[KeyRow, str]:
-        """A new key's row and its secret text. Of `fields` (CREATABLE) what is absent or None is not limited; no pools:
-        the default pool; no workers: all of its pools. Raises BadRequest naming the field and the fix, Unavailable
-        when the store is away."""
+        """A new key's row and its secret. Fields (CREATABLE) that are absent or None set no limit; no pools: the
+        default pool; no workers: all of its pools. Raises BadRequest, which names field and fix, and Unavailable when
+        the store is away."""
         known_class = _one_of("key_class", key_class, get_args(KeyClass))
         values = self._values(check_names(fields, CREATABLE), fields.get("pools"))
         secret, public_id = keys.mint(known_class)
@@ -73,19 +74,19 @@ class KeyAdmin:
         return await self._store.key_list()
 
     async def get_key(self, public_id: str) -> KeyRow:
-        """Raises NotFound."""
+        """The key's row. Raises NotFound."""
         return _found(await self._store.key_find(public_id), public_id)
 
     async def update_key(self, public_id: str, fields: Mapping[str, Any], act: Act = ITSELF) -> KeyRow:
-        """The key with those of CHANGEABLE changed; None lifts a limit. It counts within a second. Raises NotFound,
-        BadRequest, Conflict for a revoked key."""
+        """Change fields (CHANGEABLE) of a key; None lifts a limit. Changes take effect within a second. Raises
+        NotFound, BadRequest, Conflict for a revoked key."""
         pools = (await self.get_key(public_id)).pools if "workers" in fields and "pools" not in fields else None
         values = self._values(check_names(fields, CHANGEABLE), fields.get("pools", pools))
         return _found(await self._store.key_change(public_id, values, act, "key.changed"), public_id)
 
     async def rotate_key(self, public_id: str, grace_s: int = GRACE_S, act: Act = ITSELF) -> tuple[KeyRow, str]:
-        """A new secret for the key, which keeps its id, limits, balance and rollouts. The secret of before works for
-        `grace_s` seconds more; the one before that ends now. Raises NotFound, Conflict for a revoked key."""
+        """Give the key a new secret; it keeps its id, limits, balance and rollouts. The old secret works for `grace_s`
+        seconds more, the one before it ends now. Raises NotFound, Conflict for a revoked key."""
         if type(grace_s) is not int or not 0 <= grace_s <= GRACE_S_MAX:
             raise _bad("grace_s", f"give whole seconds from 0 to {GRACE_S_MAX:,}")
         row = await self.get_key(public_id)
@@ -102,11 +103,11 @@ class KeyAdmin:
         return _found(await self._store.key_change(public_id, changes, act, "key.rotated"), public_id), secret
 
     async def revoke_key(self, public_id: str, act: Act = ITSELF) -> KeyRow:
-        """The key's row, revoked now or earlier. Raises NotFound."""
+        """Revoke a key and return its row; it may be revoked already. Raises NotFound."""
         return _found(await self._store.key_revoke(public_id, self._clock.now(), act), public_id)
 
     def _values(self, fields: Mapping[str, Any], pools: Any) -> dict[str, Any]:
-        """Columns from fields. `pools`: those among which the workers must be."""
+        """Columns from fields. `pools`: the pools among which the workers must be."""
         values: dict[str, Any] = dict(limits.columns(fields))
         if "name" in fields:
             values["name"] = limits.label("name", fields["name"])
@@ -142,7 +143,7 @@ class KeyAdmin:
 
 
 def describe(row: KeyRow) -> dict[str, Any]:
-    """A key as people and scripts see it: JSON-able, without its digest."""
+    """A key as JSON for people and scripts, without its digest."""
     times = {"created_at": row.created_at, "revoked_at": row.revoked_at, "previous_until": row.previous_until}
     return {
         "id": row.public_id,

@@ -1,4 +1,4 @@
-"""The limits that keys and organisations share: as people write them, as columns, and as people read them."""
+"""The limits that keys and organisations share: parsed from what people write, as columns, and shown again."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ FIELDS = (*MONEY, *COUNTS)
 
 
 def columns(given: Mapping[str, Any]) -> dict[str, int | None]:
-    """Columns from those of FIELDS that are given; None: not limited. Raises BadRequest naming the field."""
+    """Columns from the given fields of FIELDS; None: no limit. Raises BadRequest, which names the field."""
     found: dict[str, int | None] = {MONEY[name]: nano(name, given[name]) for name in MONEY if name in given}
     return found | {name: whole(name, given[name], most) for name, most in COUNTS.items() if name in given}
 
 
 def shown(row: KeyRow | OrgRow) -> dict[str, Any]:
-    """The limits of a row: dollars as exact text, None where there is no limit."""
+    """The limits of a row: dollars as exact text, None for no limit."""
     money = {name: getattr(row, column) for name, column in MONEY.items()}
     usd = {name: None if value is None else nano_to_usd(value) for name, value in money.items()}
     return usd | {name: getattr(row, name) for name in COUNTS}
 
 
 def nano(field: str, usd: Any) -> int | None:
-    """Dollars as written → nano-dollars. Raises BadRequest."""
+    """Parse dollars as nano-dollars. Raises BadRequest."""
     if usd is None:
         return None
     if isinstance(usd, bool) or not isinstance(usd, str | int | float | Decimal) or len(str(usd)) > USD_CHARS_MAX:
@@ -51,14 +51,14 @@ def nano(field: str, usd: Any) -> int | None:
 
 
 def whole(field: str, value: Any, most: int) -> int | None:
-    """A whole number from 1 on, or None. Raises BadRequest."""
+    """A positive int, or None. Raises BadRequest."""
     if value is not None and (type(value) is not int or not 1 <= value <= most):
         raise bad(field, f"`{str(value)[:40]}` is not a whole number from 1 to {most:,}; leave it out for no limit")
     return value
 
 
 def label(field: str, text: Any) -> str:
-    """1 to 128 printable characters. Raises BadRequest."""
+    """A text of 1 to 128 printable characters. Raises BadRequest."""
     if not isinstance(text, str) or not 1 <= len(text) <= NAME_CHARS_MAX or not text.isprintable():
         raise bad(field, f"give 1 to {NAME_CHARS_MAX} printable characters")
     return text
@@ -72,5 +72,5 @@ def why(text: Any) -> str:
 
 
 def bad(field: str, message: str) -> BadRequest:
-    """The refusal of a field."""
+    """The error for a field."""
     return BadRequest(f"{field}: {message}", param=field, code="bad_field")

@@ -1,4 +1,4 @@
-"""Organisations: what all of their keys share, and what each of their end users may spend."""
+"""Organisations: the limits that all of their keys share, and the budget of each of their end users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OrgAdmin:
         self._clock = clock
 
     async def create(self, name: str, fields: Mapping[str, Any], act: Act = ITSELF) -> OrgRow:
-        """A new organisation. Raises BadRequest naming the field, Conflict where the name is taken."""
+        """Make an organisation. Raises BadRequest, which names the field, and Conflict if the name is taken."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise limits.bad("name", "give 1 to 64 letters, digits, `.`, `-` or `_`, a letter or digit first")
         values: dict[str, Any] = dict(limits.columns(check_names(fields, CHANGEABLE)))
@@ -35,27 +35,27 @@ class OrgAdmin:
         return org
 
     async def list(self) -> Sequence[OrgRow]:
-        """By name, closed ones too."""
+        """Organisations by name, closed ones included."""
         return await self._store.org_list()
 
     async def get(self, name: str) -> OrgRow:
-        """Raises NotFound."""
+        """One organisation. Raises NotFound."""
         return _found(await self._store.org_get(name), name)
 
     async def update(self, name: str, fields: Mapping[str, Any], act: Act = ITSELF) -> OrgRow:
-        """With those limits changed; None lifts one. They count within a second. Raises NotFound, BadRequest, Conflict
-        for a closed one."""
+        """Change limits; None lifts one. Changes take effect within a second. Raises NotFound, BadRequest, Conflict for
+        a closed organisation."""
         values = limits.columns(check_names(fields, CHANGEABLE))
         return _found(await self._store.org_change(name, values, act, "org.changed"), name)
 
     async def close(self, name: str, act: Act = ITSELF) -> OrgRow:
-        """Its keys stop working within a second, for good; what they did stays. Raises NotFound, Conflict for one that
-        was closed before."""
+        """Close an organisation: its keys stop working within a second, for good; its records stay. Raises NotFound,
+        Conflict for a closed one."""
         return _found(await self._store.org_change(name, {"closed_at": self._clock.now()}, act, "org.closed"), name)
 
 
 def describe_org(row: OrgRow) -> dict[str, Any]:
-    """An organisation as people and scripts see it."""
+    """An organisation as JSON for people and scripts."""
     times = {"created_at": row.created_at, "closed_at": row.closed_at}
     shown = {name: None if at is None else at.isoformat() for name, at in times.items()}
     return {"name": row.name, **limits.shown(row), **shown}

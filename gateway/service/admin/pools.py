@@ -1,7 +1,7 @@
-"""The pool in use, and how another takes its place while traffic flows: read, check, write down, swap.
+"""The pool in use, and its replacement under traffic: read, check, audit, swap.
 
 Everything that can fail happens before the swap, and the swap is a few assignments without an await between them: a
-request sees the pool of before or the new one, never a part of both, and ends on the one it began with.
+request sees the old pool or the new one, never a part of both, and ends on the one it began with.
 """
 
 from __future__ import annotations
@@ -33,17 +33,23 @@ from gateway.service.ports.pools import (
 from gateway.service.ports.request import Clock
 
 log = logging.getLogger("gateway.pools")
-AGAIN_S = 5.0  # between two tries to write the first revision down
+AGAIN_S = 5.0  # between two tries to store the first revision
 REVISIONS_MAX = 1_000
 KEYS_SHOWN_MAX = 100
-PLANS_WITH = ("kind", "model", "url", "params", "context_tokens")  # what a conductor is started with, beside its price
+PLANS_WITH = (
+    "kind",
+    "model",
+    "url",
+    "params",
+    "context_tokens",
+)  # what the conductor was started with, beside its price
 Learn = Callable[[Sequence[str]], None]
 Follow = Callable[[PoolFile], None]
 
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """The pool that requests get now."""
+    """The pool that new requests get."""
 
     loaded: LoadedPool
     hash: str
@@ -83,14 +89,15 @@ class Pools:
         metrics.pool_in_use(self.now.hash, self.now.at.timestamp())
 
     def tell(self, *, learn: Learn | None = None, follow: Follow | None = None) -> None:
-        """Who hears of the workers' keys before a request can use them, and who takes each new pool; neither fails."""
+        """Register observers: one hears of the workers' keys before a request can use them, one of each new pool. They
+        must not fail."""
         self._learners += [learn] if learn else []
         self._followers += [follow] if follow else []
 
     async def reload(self, act: Act, *, dry: bool = False) -> dict[str, Any]:
-        """Take the file as it is now: {hash, before, changed, applied, changes, keys, lines}; `keys` that name what is
-        gone. `dry`: only say what would change. A file that says the same is not audited. Raises ConfigError, and
-        Unavailable where the audit cannot be written; then the pool of before goes on."""
+        """Read the file and use it: {hash, before, changed, applied, changes, keys, lines}; `keys` that name a missing
+        pool or worker. `dry`: only report changes. A file without changes is not audited. Raises ConfigError, and
+        Unavailable if the audit cannot be written; then the old pool stays."""
         async with self._one_at_a_time:
             try:
                 return await self._reload(act, dry)
@@ -111,13 +118,13 @@ class Pools:
             log.info("pool %s took the place of %s: %s", hash_[:12], was.hash[:12], "; ".join(change_lines(found)))
         if not dry:
             self._metrics.pool_reloaded("changed" if found else "unchanged")
-        said = {"hash": hash_, "before": was.hash, "changed": bool(found), "applied": applied, "changes": found}
+        summary = {"hash": hash_, "before": was.hash, "changed": bool(found), "applied": applied, "changes": found}
         keys = await self._stranded(was.loaded.pools, loaded.pools) if found else {}
         lines = [f"key {public_id} names what is gone: {', '.join(names)}" for public_id, names in keys.items()]
-        return {**said, "keys": keys, "lines": [*change_lines(found), *lines]}
+        return {**summary, "keys": keys, "lines": [*change_lines(found), *lines]}
 
     async def _stranded(self, before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
-        """Keys that name what is gone, the newest first; none where the store cannot say."""
+        """Keys that name a missing pool or worker, newest first; none if the store is away."""
         try:
             rows = await self._keys.key_list()
         except BatonError as error:
@@ -138,7 +145,7 @@ class Pools:
         return changes(was.pools, loaded.pools, rekeyed)
 
     def _refuse_planner(self, loaded: LoadedPool, found: Mapping[str, Any]) -> None:
-        """The conductor was started with one worker's address, price and key; another takes a start."""
+        """Refuse to change the worker that is the conductor: its address, price and key are fixed at the start."""
         name = self._planner
         if name is None:
             return
@@ -161,7 +168,7 @@ class Pools:
         await self._revisions.change(revision, {"hash": self.now.hash}, after)
 
     def _take(self, new: InUse, swap: Callable[[], None]) -> None:
-        """Here nothing awaits and nothing fails."""
+        """Swap. Nothing here awaits or fails."""
         for learn in self._learners:
             learn(list(new.loaded.secrets.values()))
         swap()
@@ -170,10 +177,10 @@ class Pools:
         self.now = new
         self._metrics.pool_in_use(new.hash, new.at.timestamp())
 
-    # ---------------------------------------------------------------- what was
+    # ---------------------------------------------------------------- revisions
 
     async def note_first(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Write down the pool that the gateway started with, as soon as the store can be reached."""
+        """Store the pool that the gateway started with, as soon as the store can be reached."""
         first, text = self._first, canonical_text(self._first.loaded.pools)
         revision = PoolRevision(first.hash, text, first.at, ITSELF.actor)
         retries = AsyncRetrying(
@@ -182,18 +189,18 @@ class Pools:
         await retries(self._revisions.note, revision, {"hash": first.hash, **self._place})
 
     async def revisions(self, limit: int) -> list[dict[str, Any]]:
-        """Newest first."""
+        """Revisions, newest first."""
         return [self._described(one) for one in await self._revisions.list(min(limit, REVISIONS_MAX))]
 
     async def revision(self, hash_: str) -> dict[str, Any]:
-        """One, with the whole pool as it was. Raises NotFound."""
+        """One revision with its whole pool. Raises NotFound."""
         found = await self._revisions.get(hash_)
         if found is None:
             raise NotFound(f"No pool `{hash_[:64]}`; `baton pools revisions` lists them.", code="pool_not_found")
         return {**self._described(found), "pool": json.loads(found.file)}
 
     def _described(self, one: PoolRevision) -> dict[str, Any]:
-        """A revision as people and scripts see it."""
+        """A revision as JSON for people and scripts."""
         seen = {"hash": one.hash, "at": one.at.isoformat(), "actor": one.actor, "why": one.why}
         return {**seen, "in_use": one.hash == self.now.hash}
 
