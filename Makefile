@@ -11,11 +11,11 @@ serve: ## a running gateway with everything it needs; POOL=file, CONDUCTOR=… a
 
 demo-learning: ## the learning loop on real parts, in minutes: traffic, outcomes, train, gate, canary, live; ARGS=… optional
 	@scripts/install serve
-	@.venv/bin/python -m bench.learning --out build/learning $(ARGS)
+	@.venv/bin/python -m policy.recipes.learning --out build/learning $(ARGS)
 
 conductor: ## the shipped conductor from nothing: warm start, traffic, training job, gate, in about an hour; ARGS=… optional
 	@scripts/install serve
-	@.venv/bin/python -m bench.conductor --out build/conductor $(ARGS)
+	@.venv/bin/python -m policy.recipes.conductor --out build/conductor $(ARGS)
 
 test: ## install, check, and every fast test, in minutes
 	@scripts/install dev

@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from bench.serving import Question, Run, report, run
-from bench.stack import Gateway, gateway, temporary_directory
+from bench.serving import Run, report, run
+from policy.recipes.stack import Gateway, gateway, temporary_directory
+from policy.recipes.traffic import Question
 from policy.simulators.arena.families.tasks import Split, grade, make_task
 
 GREEDY = {"BATON_EXPLORE_SHARE": "0"}

@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from bench.stack import ROOT
 from gateway.adapters.postgres.database import sync_engine
+from policy.recipes.stack import ROOT
 
 SHIPPED_S = 60.0
 STEPS_WITH_TOKENS, TOKENS, TOGETHER = 0, 1, 2  # places of queries on the page

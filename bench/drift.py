@@ -33,10 +33,10 @@ from aiohttp import web
 
 from bench.database import Database
 from bench.drift_figures import Phase, Trial, drawn, markdown
-from bench.serving import REQUEST_S
-from bench.stack import Gateway, gateway, temporary_directory
 from gateway.core.pool.workers import PoolFile
 from gateway.files import write_atomic
+from policy.recipes.stack import Gateway, gateway, temporary_directory
+from policy.recipes.traffic import REQUEST_S
 from policy.simulators.arena.families.tasks import Task, grade, make_family_task
 from policy.simulators.arena.poolfile import worker_entry
 from policy.simulators.arena.server import ArenaSpeaker

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.stack import LAST_WORDS_CHARS, LEASH, ROOT, end
+from policy.recipes.stack import LAST_WORDS_CHARS, LEASH, ROOT, end
 
 VLLM = ROOT / ".venv-vllm" / "bin" / "vllm"
 START_S = {"embedded": 60.0, "vllm": 420.0}

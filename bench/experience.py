@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from sqlalchemy import text
 
 from bench.serving import percentile
-from bench.stack import gateway, temporary_directory
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.core.loop.experience import HALF_LIFE, WEIGHT_MIN, embed
+from policy.recipes.stack import gateway, temporary_directory
 from policy.simulators.arena.families.tasks import Split, Task, grade, make_task
 from policy.simulators.arena.workers import STANDARD, ArenaWorker, with_builtins
 from policy.simulators.arena.world import run_plan

@@ -25,9 +25,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.learning_plot import picture
-from bench.learning_traffic import Score as Shown
-from bench.stack import ROOT
 from gateway.files import write_atomic
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.arena import ArenaEnvironment
@@ -36,6 +33,9 @@ from policy.environments.executor import CAPS, Executor
 from policy.environments.sampling import sample
 from policy.evaluate.entrants import RULE
 from policy.evaluate.inprocess import FREE
+from policy.recipes.picture import picture
+from policy.recipes.stack import ROOT
+from policy.recipes.traffic import Score as Shown
 from policy.statistics.baselines import fixed
 
 if TYPE_CHECKING:

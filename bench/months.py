@@ -28,7 +28,6 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, insert, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from bench.stack import temporary_directory
 from gateway.adapters.host.servers import EmbeddedPostgres
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import async_engine, driver_url, sync_engine
@@ -39,6 +38,7 @@ from gateway.adapters.postgres.tables import metadata
 from gateway.core.access.audit import Act
 from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload
+from policy.recipes.stack import temporary_directory
 
 BEFORE = "0006"
 BATCH = 500

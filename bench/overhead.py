@@ -24,8 +24,8 @@ from pathlib import Path
 
 import httpx
 
-from bench.stack import Gateway, gateway, output_of, program, temporary_directory
 from gateway.files import write_atomic
+from policy.recipes.stack import Gateway, gateway, output_of, program, temporary_directory
 
 WORKER = "cedar"
 AT_ONCE_SPEED = "1000000"

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.arena_serving import add_common, check_common, names, served_at
-from bench.serving import Outcome, Question, Row, Run, report, run
-from bench.stack import Gateway, output_of, program, temporary_directory
+from bench.serving import Outcome, Row, Run, report, run
 from gateway.core.loop.digest import extract_answer, normalise
+from policy.recipes.stack import Gateway, output_of, program, temporary_directory
+from policy.recipes.traffic import Question
 
 SEVEN = (
     "gpt-4o-2024-05-13,claude-3-opus-20240229,gpt-4o-mini-2024-07-18,gemini-1.5-flash,claude-3-haiku-20240307,"

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from bench.database import Database
-from bench.stack import Gateway, Program, gateway, output_of, program, temporary_directory
+from policy.recipes.stack import Gateway, HelperServer, gateway, output_of, program, temporary_directory
 from policy.simulators.arena.families.tasks import Task, make_task
 
 ARENA_SPEED = "0.2"
@@ -36,8 +36,8 @@ class Scene:
 
     directory: Path
     gateway: Gateway
-    arena: Program
-    conductor: Program
+    arena: HelperServer
+    conductor: HelperServer
     database: Database
     client: httpx.Client
 

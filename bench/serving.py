@@ -1,7 +1,7 @@
 """Questions through a running gateway, policy by policy, and what came of them. Shared by the two serving benches.
 
 Every figure comes from outside the gateway (the reply and its headers) except worker calls and exploration, which its
-log knows. Intervals are 95 % percentile bootstraps over questions (Efron 1979), `BOOTSTRAPS` resamples, seeded.
+log knows. Intervals are 95 % percentile bootstraps over questions (Efron 1979), 2,000 resamples, seeded.
 """
 
 from __future__ import annotations
@@ -11,53 +11,23 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import httpx
 
 from bench.database import Database
-from bench.stack import Gateway
 from gateway.files import write_atomic
+from policy.recipes.stack import Gateway
+from policy.recipes.traffic import PROGRESS_S, REQUEST_S, Answer, Question, bootstrap, read_answer
 
-BOOTSTRAPS = 2000
-REQUEST_S = 180.0
-PROGRESS_S = 2.0
 COLUMNS = (
     *("policy", "right", "95 %", "$ per 1,000", "steps", "calls", "overhead p50 / p95 ms", "wall p50 ms"),
     *("fallback", "capped", "errors"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked, and how a reply to it is graded (1.0 right, 0.0 wrong)."""
-
-    id: str
-    text: str
-    grade: Callable[[str], float]
-    task_type: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One request as its client saw it. A failed one is wrong, and cost what its headers say."""
-
-    question: str
-    status: int
-    right: float
-    text: str = ""
-    rollout_id: str = ""
-    cost_usd: Decimal = Decimal(0)
-    steps: int = 0
-    overhead_ms: float = 0.0
-    wall_ms: float = 0.0
-    fallback: str | None = None
-    capped: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +115,6 @@ class Client:
         return {"authorization": f"Bearer {self._key}"}
 
 
-def read_answer(question: Question, reply: httpx.Response, wall_ms: float) -> Answer:
-    """A reply as an Answer."""
-    told = reply.headers
-    text = reply.json()["choices"][0]["message"]["content"] or "" if reply.status_code == 200 else ""
-    return Answer(
-        question.id,
-        reply.status_code,
-        question.grade(text) if reply.status_code == 200 else 0.0,
-        text,
-        told.get("x-baton-rollout-id", ""),
-        Decimal(told.get("x-baton-cost-usd", "0")),
-        int(told.get("x-baton-steps", "0")),
-        float(told.get("x-baton-overhead-ms", "0")),
-        wall_ms,
-        told.get("x-baton-fallback"),
-        told.get("x-baton-capped"),
-    )
-
-
 class Progress:
     """A line on stderr, now and then."""
 
@@ -189,15 +140,6 @@ class Progress:
 
 
 # ---------------------------------------------------------------- figures
-
-
-def bootstrap(values: Sequence[float], *, resamples: int = BOOTSTRAPS, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of the mean. Raises ValueError on no values."""
-    if not values:
-        raise ValueError("no values to resample")
-    draw, n = Random(seed), len(values)
-    means = sorted(sum(draw.choices(values, k=n)) / n for _ in range(resamples))
-    return means[int(0.025 * resamples)], means[min(resamples - 1, int(0.975 * resamples))]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -45,8 +45,8 @@ from bench.scene import (
     task_of,
     title,
 )
-from bench.stack import gateway, program, temporary_directory
 from gateway.files import write_atomic
+from policy.recipes.stack import gateway, program, temporary_directory
 from policy.simulators.arena.families.tasks import grade
 
 REQUESTS, KILLED_AFTER, AT_ONCE = 50, 15, 8

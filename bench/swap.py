@@ -28,7 +28,6 @@ from typing import Any
 from bench.engines import EngineProcess
 from bench.policies import SPOILS, manifest_of, spoil, write_adapter, write_full
 from bench.serving import percentile
-from bench.stack import ROOT
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
@@ -39,6 +38,7 @@ from gateway.errors import BatonError, VersionRefused
 from gateway.files import write_atomic
 from gateway.service.ports.policies import PolicyEngine
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorEnd, Sampling
+from policy.recipes.stack import ROOT
 
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 SEEDS = 6  # different directories; a version is a directory under a name of its own

@@ -25,9 +25,9 @@ import httpx
 from bench.engines import EngineProcess
 from bench.policies import write_adapter
 from bench.serving import percentile
-from bench.stack import Gateway, gateway, temporary_directory
 from bench.swap import SHIPPED
 from gateway.files import write_atomic
+from policy.recipes.stack import Gateway, gateway, temporary_directory
 from policy.simulators.arena.families.tasks import make_task
 
 REQUEST_S = 120.0

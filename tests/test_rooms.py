@@ -28,6 +28,10 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
     ),
     "policy.dataset": tuple(f"gateway.adapters.postgres.{name}" for name in ("database", "tables", "admin_tables")),
     "policy.environments": ("gateway.service.loop",),  # docs/adr/0011
+    "policy.recipes": (
+        "gateway.config.settings",
+        *(f"gateway.adapters.postgres.{name}" for name in ("database", "tables")),
+    ),
     "policy.jobs": ("gateway.adapters.postgres", "gateway.adapters.host.supervisor"),
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from bench.stack import Gateway, clean_environment, gateway, program, temporary_directory
+from policy.recipes.stack import Gateway, clean_environment, gateway, program, temporary_directory
 from tests.clients.upstream import FAILING
 
 ROOT = Path(__file__).resolve().parents[2]

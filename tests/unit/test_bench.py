@@ -17,9 +17,10 @@ from bench.database import STEPS_WITH_TOKENS, TOGETHER, TOKENS, page_queries
 from bench.overhead import DIRECT, Samples, figures
 from bench.replay_serving import Recorded, drawn, load
 from bench.scripted_conductor import chunk_of, pieces
-from bench.serving import Answer, Question, bootstrap, default_policies, markdown, percentile, read_answer, summed_up
+from bench.serving import default_policies, markdown, percentile, summed_up
 from bench.show import short
-from bench.stack import Gateway, clean_environment
+from policy.recipes.stack import Gateway, clean_environment
+from policy.recipes.traffic import Answer, Question, bootstrap, read_answer
 from policy.simulators.arena.families.tasks import make_task
 
 

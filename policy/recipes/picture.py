@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from bench.learning_traffic import Score
 from policy.evaluate.plot import COLOURS, STYLE
+from policy.recipes.traffic import Score
 
 WIDTH, HEIGHT = 1000, 400
 PANEL_WIDTH, LEFT, TOP, BOTTOM, GAP = 360, 60, 52, 52, 90

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from bench import conductor
-from bench.conductor import Places, Refused, copied, job_of, made, main, parser, start
-from bench.learning import NO_TORCH
-from bench.learning_loop import Broken, Operator
-from bench.stack import Gateway
+from policy.recipes import conductor
+from policy.recipes.conductor import GateRefused, Places, job_of, main, parser, replace_directory, run_stages, start
+from policy.recipes.learning import NO_TORCH
+from policy.recipes.operator import Operator, RecipeFailed
+from policy.recipes.stack import Gateway
 
 
 class Commands:
@@ -30,11 +30,11 @@ class Commands:
         self.said.append(words)
         return 0, json.dumps({"state": self.state})
 
-    async def submitted(self, words: Sequence[str]) -> str:
+    async def submit(self, words: Sequence[str]) -> str:
         self.said.append(("submit", *words))
         return "job-1"
 
-    async def trained(self, job: str) -> tuple[int, dict[str, Any]]:
+    async def follow(self, job: str) -> tuple[int, dict[str, Any]]:
         self.said.append(("follow", job))
         (self.data / "jobs" / job).mkdir(parents=True, exist_ok=True)
         for report in ("gate.json", "gate.md"):
@@ -106,7 +106,7 @@ def test_a_job_that_broke_off_is_resumed(places: Places, state: str) -> None:
 
 def test_a_job_of_other_arguments_is_not_taken_for_this_one(places: Places) -> None:
     places.job("practice").write_text(json.dumps({"id": "job-1", "words": ["--env", "logged"]}))
-    with pytest.raises(Broken, match="other arguments"):
+    with pytest.raises(RecipeFailed, match="other arguments"):
         asked(Commands("done", places.out), places, "--env", "arena")
 
 
@@ -121,8 +121,8 @@ def test_what_is_finished_is_not_done_again(
     (places.conductor / "manifest.json").write_text(json.dumps({"config": {"init": str(places.start)}}))
     monkeypatch.setattr(conductor, "SHIPPED", tmp_path / "shipped")
     options = parser().parse_args(["--out", str(places.out), "--ship", "arena-9"])
-    made(options, places)
-    made(options, places)
+    run_stages(options, places)
+    run_stages(options, places)
     assert all({str(places.start), str(places.conductor)} <= set(words) for words in programs)
     assert len(programs) == len(json.loads(places.figures.read_text())) == 6
     shipped = json.loads((tmp_path / "shipped" / "arena-9" / "manifest.json").read_text())
@@ -135,15 +135,15 @@ def test_a_refusal_ends_with_the_gates_words_and_ships_nothing(
     policy_directory(places.start)
 
     @contextmanager
-    def standing(_places: Places, _python: str) -> Iterator[tuple[Gateway, Path]]:
+    def find_live(_places: Places, _python: str) -> Iterator[tuple[Gateway, Path]]:
         yield cast(Gateway, None), places.out
 
     async def refused(*_: object) -> None:
-        raise Refused("the gate refused it: costlier")
+        raise GateRefused("the gate refused it: costlier")
 
     monkeypatch.setattr(conductor, "has_torch", lambda _: True)
-    monkeypatch.setattr(conductor, "stage", standing)
-    monkeypatch.setattr(conductor, "looped", refused)
+    monkeypatch.setattr(conductor, "stage", find_live)
+    monkeypatch.setattr(conductor, "run_loop", refused)
     assert main(["--out", str(places.out)]) == 4
     assert capsys.readouterr().err == "the gate refused it: costlier\n"
     assert not places.conductor.exists()
@@ -153,7 +153,7 @@ def test_a_directory_is_copied_whole_and_takes_the_place_of_what_was_there(tmp_p
     for name, text in (("old", "1"), ("new", "2")):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(text)
-    copied(tmp_path / "new", tmp_path / "old")
+    replace_directory(tmp_path / "new", tmp_path / "old")
     assert [path.name for path in (tmp_path / "old").iterdir()] == ["new"]
     assert not (tmp_path / ".old.tmp").exists()
 

@@ -1,4 +1,4 @@
-"""Clients of the learning demo: applications that ask over the OpenAI API and name the grader of what they ask."""
+"""Applications that ask over the OpenAI API and name the grader of each request, and what came of it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
 from itertools import count, cycle
+from random import Random
 from typing import Any
 
 import httpx
 
-from bench.serving import PROGRESS_S, REQUEST_S, Answer, Question, bootstrap, read_answer
-from bench.stack import Gateway
 from policy.environments.arena import ArenaEnvironment, Truth
 from policy.environments.base import Prompt, Split
+from policy.recipes.stack import Gateway
 from policy.simulators.arena.families.tasks import grade
 
+BOOTSTRAPS = 2000
+NO_COST = Decimal(0)
+REQUEST_S = 180.0
+PROGRESS_S = 2.0
 APPLICATIONS = 24  # keys
 AT_ONCE = 12
 OK = 200
@@ -33,7 +38,62 @@ SEEDS_APART = 1_000_000  # between the questions of two kinds of traffic
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Question:
+    """What is asked, and how a reply to it is graded (1.0 right, 0.0 wrong)."""
+
+    id: str
+    text: str
+    grade: Callable[[str], float]
+    task_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request as its client saw it. A failed one is wrong, and cost what its headers say."""
+
+    question: str
+    status: int
+    right: float
+    text: str = ""
+    rollout_id: str = ""
+    cost_usd: Decimal = NO_COST
+    steps: int = 0
+    overhead_ms: float = 0.0
+    wall_ms: float = 0.0
+    fallback: str | None = None
+    capped: str | None = None
+
+
+def read_answer(question: Question, reply: httpx.Response, wall_ms: float) -> Answer:
+    """A reply as an Answer."""
+    told = reply.headers
+    text = reply.json()["choices"][0]["message"]["content"] or "" if reply.status_code == 200 else ""
+    return Answer(
+        question.id,
+        reply.status_code,
+        question.grade(text) if reply.status_code == 200 else 0.0,
+        text,
+        told.get("x-baton-rollout-id", ""),
+        Decimal(told.get("x-baton-cost-usd", "0")),
+        int(told.get("x-baton-steps", "0")),
+        float(told.get("x-baton-overhead-ms", "0")),
+        wall_ms,
+        told.get("x-baton-fallback"),
+        told.get("x-baton-capped"),
+    )
+
+
+def bootstrap(values: Sequence[float], *, resamples: int = BOOTSTRAPS, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile interval of the mean. Raises ValueError on no values."""
+    if not values:
+        raise ValueError("no values to resample")
+    draw, n = Random(seed), len(values)
+    means = sorted(sum(draw.choices(values, k=n)) / n for _ in range(resamples))
+    return means[int(0.025 * resamples)], means[min(resamples - 1, int(0.975 * resamples))]
+
+
+@dataclass(frozen=True, slots=True)
+class GradedQuestion:
     """A question with what its client tells the grader."""
 
     question: Question
@@ -73,16 +133,16 @@ class Questions:
         """`n` of them; another `kind`, other ones."""
         return self.environment.prompts(split, n, SEEDS_APART * (self._seed + 1) + kind)
 
-    def asked(self, split: Split, n: int, kind: int) -> list[Asked]:
+    def asked(self, split: Split, n: int, kind: int) -> list[GradedQuestion]:
         """The same, as clients ask them."""
-        return [_asked(prompt) for prompt in self.prompts(split, n, kind)]
+        return [_graded_question(prompt) for prompt in self.prompts(split, n, kind)]
 
 
-def _asked(prompt: Prompt) -> Asked:
+def _graded_question(prompt: Prompt) -> GradedQuestion:
     if not isinstance(prompt.truth, Truth):
         raise TypeError(f"{prompt.id} is none of the arena's")
     text = str(prompt.messages[0]["content"])
-    return Asked(Question(prompt.id, text, partial(grade, prompt.truth.task)), prompt.reference)
+    return GradedQuestion(Question(prompt.id, text, partial(grade, prompt.truth.task)), prompt.reference)
 
 
 @dataclass(slots=True)
@@ -129,7 +189,9 @@ class Traffic:
                 keys.append(made.json()["key"])
             yield cls(served, http, keys)
 
-    async def ask(self, asked: Asked, metadata: Mapping[str, str], policy: str = "baton") -> tuple[Answer, str]:
+    async def ask(
+        self, asked: GradedQuestion, metadata: Mapping[str, str], policy: str = "baton"
+    ) -> tuple[Answer, str]:
         """One request, and which version planned it (empty: none did)."""
         body: dict[str, Any] = {"model": policy, "messages": [{"role": "user", "content": asked.question.text}]}
         body["metadata"] = dict(metadata)
@@ -146,7 +208,9 @@ class Traffic:
         self.tally.add(answer, version, graded="grader" in metadata)
         return answer, version
 
-    async def _once(self, asked: Asked, body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Answer, str, str]:
+    async def _once(
+        self, asked: GradedQuestion, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> tuple[Answer, str, str]:
         """One attempt: the answer, which version planned it, and what was said."""
         began_s = time.perf_counter()
         try:
@@ -156,18 +220,18 @@ class Traffic:
         answer = read_answer(asked.question, reply, 1000 * (time.perf_counter() - began_s))
         return answer, reply.headers.get("x-baton-policy", "").partition(" (")[2].rstrip(")"), reply.text
 
-    async def to_learn_from(self, what: str, questions: Sequence[Asked]) -> Score:
+    async def ask_to_learn(self, what: str, questions: Sequence[GradedQuestion]) -> Score:
         """Everyday traffic: explored, logged, graded."""
         return await self._all(what, questions, "baton", learn=True)
 
-    async def score(self, what: str, questions: Sequence[Asked], policy: str = "baton") -> Score:
+    async def score(self, what: str, questions: Sequence[GradedQuestion], policy: str = "baton") -> Score:
         """A policy at its best, on questions that never train."""
         return await self._all(what, questions, policy, learn=False)
 
-    async def _all(self, what: str, questions: Sequence[Asked], policy: str, *, learn: bool) -> Score:
+    async def _all(self, what: str, questions: Sequence[GradedQuestion], policy: str, *, learn: bool) -> Score:
         slots, progress = asyncio.Semaphore(AT_ONCE), _Progress(what, len(questions))
 
-        async def one(asked: Asked) -> Answer:
+        async def one(asked: GradedQuestion) -> Answer:
             async with slots:
                 answer, _ = await self.ask(asked, asked.graded if learn else NEVER_TRAINED, policy)
             progress.count(answer.right)
@@ -178,7 +242,7 @@ class Traffic:
         return Score.of([each.right for each in answers], [float(each.cost_usd) for each in answers])
 
     @asynccontextmanager
-    async def steadily(self, questions: Sequence[Asked], per_s: float) -> AsyncIterator[None]:
+    async def keep_asking(self, questions: Sequence[GradedQuestion], per_s: float) -> AsyncIterator[None]:
         """Everyday traffic at that rate for as long as the block lasts, whatever else goes on."""
         flying: set[asyncio.Task[Any]] = set()
 

@@ -1,6 +1,6 @@
 """The learning loop as a whole, on real parts: `make demo-learning`, or
 
-    python -m bench.learning --rounds 3 --rollouts 512 --out DIR
+    python -m policy.recipes.learning --rounds 3 --rollouts 512 --out DIR
 
 Starts the arena's simulated workers, of whose skills the pool file says nothing, and a gateway with the shipped
 conductor, PostgreSQL, Redis and the worker of the jobs. Then, round by round: applications ask over the OpenAI API, a
@@ -30,15 +30,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.database import Database
-from bench.learning_loop import Broken, Operator, Told
-from bench.learning_plot import picture
-from bench.learning_traffic import Questions, Score, Traffic
-from bench.stack import Gateway, gateway, program, temporary_directory
 from gateway.files import write_atomic
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
+from policy.recipes.operator import Gradings, LearningRound, Operator, RecipeFailed
+from policy.recipes.picture import picture
+from policy.recipes.stack import Gateway, gateway, program, temporary_directory
+from policy.recipes.traffic import Questions, Score, Traffic
 from policy.simulators.arena.poolfile import pool_yaml
 from policy.simulators.arena.workers import STANDARD
 
@@ -67,11 +66,11 @@ SIMULATOR = "Simulated workers and generated tasks (docs/arena.md): no figure he
 
 
 @dataclass(slots=True)
-class Report:
+class LearningReport:
     """All that came of a run, so far."""
 
     about: dict[str, Any]
-    rounds: list[Told] = field(default_factory=list)
+    rounds: list[LearningRound] = field(default_factory=list)
     baselines: dict[str, Score] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)
     rollback: dict[str, Any] | None = None
@@ -152,11 +151,11 @@ async def oracle(questions: Questions, n: int) -> Score:
     return Score.of([each.outcome for each in found.episodes], [each.cost_nano / 1e9 for each in found.episodes])
 
 
-async def run(options: argparse.Namespace, served: Gateway, data: Path, report: Report) -> None:
-    """The whole story, told in `report` as it goes. Raises Broken."""
+async def run(options: argparse.Namespace, served: Gateway, data: Path, report: LearningReport) -> None:
+    """The whole story, told in `report` as it goes. Raises RecipeFailed."""
     began_s = time.monotonic()
     questions = Questions(ArenaEnvironment(staff="untold", executor=Executor(rounds=1)), options.seed)
-    suite, database = questions.asked("validation", options.n, SUITE), Database(served.database_url)
+    suite, gradings = questions.asked("validation", options.n, SUITE), Gradings(served.database_url)
     gate = " ".join([GATE.format(n=options.gate_n), *(f"--set {one}" for one in (*THRESHOLDS, *options.gate))])
     train = [*(word for one in options.set for word in ("--set", one)), "--set", f"seed={options.seed}"]
     train += ["--validation-share", str(options.validation_share), "--key-share", KEY_SHARE, "--gate", gate]
@@ -170,10 +169,10 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
 
     try:
         async with Traffic.open(served) as traffic:
-            operator = Operator(served, data, traffic, questions, database, train)
-            live = await operator.standing()
+            operator = Operator(served, data, traffic, questions, gradings, train)
+            live = await operator.find_live()
             was = await traffic.score(f"cold start, held-out questions for {live}", suite)
-            report.rounds.append(Told(0, live, "–", was))
+            report.rounds.append(LearningRound(0, live, "–", was))
             await _baselines(traffic, questions, options, report)
             keep(traffic)
             for number in range(1, options.rounds + 1):
@@ -185,14 +184,16 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
             if operator.live != live:
                 title("Rollback")
                 last = operator.live
-                version, took_s = await operator.rolled_back(questions.asked("train", 100, SPARE))
+                version, took_s = await operator.roll_back(questions.asked("train", 100, SPARE))
                 report.rollback = {"from": last, "to": version, "seconds": took_s}
             keep(traffic)
     finally:
-        database.close()
+        gradings.close()
 
 
-async def _baselines(traffic: Traffic, questions: Questions, options: argparse.Namespace, report: Report) -> None:
+async def _baselines(
+    traffic: Traffic, questions: Questions, options: argparse.Namespace, report: LearningReport
+) -> None:
     suite = questions.asked("validation", options.n, SUITE)
     for policy in [*(f"fixed:{worker.name}" for worker in STANDARD), "rule"]:
         report.baselines[policy] = await traffic.score(policy, suite, f"baton/{policy}")
@@ -207,7 +208,9 @@ def title(text: str) -> None:
 def parser() -> argparse.ArgumentParser:
     """The arguments."""
     made = argparse.ArgumentParser(
-        prog="python -m bench.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m policy.recipes.learning",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--rollouts", type=int, default=512, help="requests of a round's traffic")
@@ -239,13 +242,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(NO_TORCH, file=sys.stderr)
         return 2
     options.out = options.out or Path(tempfile.mkdtemp(prefix="baton-learning-"))
-    report, status = Report({name: str(value) for name, value in vars(options).items()}), 0
+    report, status = LearningReport({name: str(value) for name, value in vars(options).items()}), 0
     try:
         with temporary_directory() as directory, stage(directory, options.python) as (served, data):
             asyncio.run(run(options, served, data, report))
     except KeyboardInterrupt:
         status = 130
-    except Broken as broken:
+    except RecipeFailed as broken:
         print(broken, file=sys.stderr)
         status = 1
     if report.rounds:

@@ -1,4 +1,4 @@
-"""Processes for the measurements: start, wait until they serve, end by their process id.
+"""Processes of recipes and measurements: start, wait until they serve, end by their process id.
 
 Nothing here outlives its parent (`gateway/adapters/host/leash.py`), and none of the caller's own Baton settings,
 database or Redis is used: every gateway started here has its own, in a temporary directory.
@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from gateway.config.settings import environment
+
+ROOT = Path(__file__).resolve().parents[2]
 LEASH = ROOT / "gateway" / "adapters" / "host" / "leash.py"
 START_S = 120.0
 STOP_S = 40.0
@@ -49,7 +51,7 @@ class Gateway:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class HelperServer:
     """A running helper server on loopback."""
 
     url: str
@@ -59,17 +61,19 @@ class Program:
 def clean_environment() -> dict[str, str]:
     """The environment without anything that would point a gateway at somebody's own servers or settings."""
     private = ("DATABASE_URL", "REDIS_URL")
-    return {name: value for name, value in os.environ.items() if not name.startswith("BATON_") and name not in private}
+    return {
+        name: value for name, value in environment().items() if not name.startswith("BATON_") and name not in private
+    }
 
 
 @contextmanager
 def process(command: Sequence[str], output: Path, settings: Mapping[str, str] | None = None) -> Iterator[Any]:
     """A process of this interpreter's own; ends with the block, by its id. Ctrl-C reaches only us, and we end it."""
     leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), str(int(signal.SIGTERM)), "-", *command]
-    environment = clean_environment() | dict(settings or {})
+    variables = clean_environment() | dict(settings or {})
     with output.open("ab") as log:
         running = subprocess.Popen(
-            leashed, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            leashed, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
         yield running
@@ -98,14 +102,14 @@ def wait_until(ready: Callable[[], bool], running: subprocess.Popen[bytes], log:
 
 
 @contextmanager
-def program(name: str, directory: Path, *arguments: str, port: int = 0) -> Iterator[Program]:
+def program(name: str, directory: Path, *arguments: str, port: int = 0) -> Iterator[HelperServer]:
     """`python -m …` that takes `--port` and `--port-file`, on a free port unless one is given."""
     port_file, log = directory / f"{name}.port", directory / f"{name}.log"
     port_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", *arguments, "--port", str(port), "--port-file", str(port_file)]
     with process(command, log) as running:
         wait_until(port_file.is_file, running, log)
-        yield Program(f"http://127.0.0.1:{port_file.read_text().strip()}", running.pid)
+        yield HelperServer(f"http://127.0.0.1:{port_file.read_text().strip()}", running.pid)
 
 
 @contextmanager

@@ -9,12 +9,11 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import learning_rounds
-from bench.learning import FILES, NO_TORCH, Report, main
-from bench.learning_loop import Told
-from bench.learning_plot import kind_of, picture
-from bench.learning_traffic import Questions, Score, Tally
-from bench.serving import Answer
 from policy.environments.arena import ArenaEnvironment
+from policy.recipes.learning import FILES, NO_TORCH, LearningReport, main
+from policy.recipes.operator import LearningRound
+from policy.recipes.picture import kind_of, picture
+from policy.recipes.traffic import Answer, Questions, Score, Tally
 
 
 def score(accuracy: float, usd: float = 0.2) -> Score:
@@ -22,11 +21,11 @@ def score(accuracy: float, usd: float = 0.2) -> Score:
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> LearningReport:
     told = [
-        Told(0, "conductor@1", "–", score(0.2)),
-        Told(1, "conductor@1", "refused", score(0.2), score(0.19), 400, 60.0, said="worse_than_live: it is"),
-        Told(2, "conductor@2", "done", score(0.4), score(0.3), 400, 70.0, 0.2),
+        LearningRound(0, "conductor@1", "–", score(0.2)),
+        LearningRound(1, "conductor@1", "refused", score(0.2), score(0.19), 400, 60.0, said="worse_than_live: it is"),
+        LearningRound(2, "conductor@2", "done", score(0.4), score(0.3), 400, 70.0, 0.2),
     ]
     baselines = {
         "fixed:a": score(0.25, 0.1),
@@ -35,16 +34,16 @@ def report() -> Report:
         "rule": score(0.22),
         "oracle": score(0.97, 0.4),
     }
-    made = Report({"seed": "0"}, told, baselines, {"sent": 9, "failed": 0, "retried": 2, "fallbacks": 1})
+    made = LearningReport({"seed": "0"}, told, baselines, {"sent": 9, "failed": 0, "retried": 2, "fallbacks": 1})
     made.rollback = {"from": "conductor@2", "to": "conductor@1", "seconds": 0.04}
     return made
 
 
-def test_the_best_fixed_worker_alone_is_drawn_and_of_equals_the_cheaper(report: Report) -> None:
+def test_the_best_fixed_worker_alone_is_drawn_and_of_equals_the_cheaper(report: LearningReport) -> None:
     assert list(report.shown()) == ["fixed:c", "rule", "oracle"]
 
 
-def test_the_page_tells_every_round_every_baseline_and_what_was_refused(report: Report) -> None:
+def test_the_page_tells_every_round_every_baseline_and_what_was_refused(report: LearningReport) -> None:
     page = report.page()
     for words in ("cold start", "round 2", "conductor@2", "40.0%", "fixed:b", "worse_than_live", "Gain: +0.200"):
         assert words in page
@@ -52,7 +51,7 @@ def test_the_page_tells_every_round_every_baseline_and_what_was_refused(report: 
     assert "Rolled back from conductor@2 to conductor@1 in 0.04 s" in page
 
 
-def test_the_report_is_written_as_json_page_and_picture(report: Report, tmp_path: Path) -> None:
+def test_the_report_is_written_as_json_page_and_picture(report: LearningReport, tmp_path: Path) -> None:
     report.write(tmp_path / "made")
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == sorted(FILES)
     body = json.loads((tmp_path / "made" / "report.json").read_text())
@@ -61,7 +60,7 @@ def test_the_report_is_written_as_json_page_and_picture(report: Report, tmp_path
     assert body["baselines"]["oracle"]["accuracy"] == 0.97
 
 
-def test_the_picture_is_svg_with_a_point_for_every_round_in_both_panels(report: Report) -> None:
+def test_the_picture_is_svg_with_a_point_for_every_round_in_both_panels(report: LearningReport) -> None:
     curve = [told.held_out for told in report.rounds]
     drawn = picture(curve, report.shown(), "a <title>", ["refused", "done"])
     root = ElementTree.fromstring(drawn)  # noqa: S314 (our own text)

@@ -1,4 +1,4 @@
-"""One round of the learning demo as an operator goes through it: every step is a command of `baton`."""
+"""What an operator does in a round of learning: every step is a command of `baton`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
+from sqlalchemy import func, select
 
-from bench.database import Database
-from bench.learning_traffic import Asked, Questions, Score, Traffic
-from bench.stack import ROOT, Gateway, clean_environment
+from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.tables import gradings
+from policy.recipes.stack import ROOT, Gateway, clean_environment
+from policy.recipes.traffic import GradedQuestion, Questions, Score, Traffic
 
 EXIT_REFUSED = 4
 GRADED_S = 120.0  # for the last outcome of a round to appear
@@ -25,15 +27,36 @@ STEADY_PER_S = 1.0  # requests while a job trains and is judged
 SHADOW_S = 4.0
 CANARY_PERCENT = 25
 QUIET = ("step ", "rows", "asked")
-_GRADED = "SELECT count(*) FILTER (WHERE state <> 'waiting') AS n FROM gradings"
 
 
-class Broken(Exception):
+class RecipeFailed(Exception):
     """Something did not do what the demo promises; the message says what."""
 
 
+class Gradings:
+    """Requests of a gateway's log that named a grader, read only."""
+
+    def __init__(self, database_url: str) -> None:
+        self._engine = sync_engine(database_url)
+
+    def asked(self) -> int:
+        """How many there are."""
+        with self._engine.connect() as connection:
+            return int(connection.scalar(select(func.count()).select_from(gradings)) or 0)
+
+    def ended(self) -> int:
+        """How many of them have their grade, or will never have one."""
+        ended = select(func.count()).select_from(gradings).where(gradings.c.state != "waiting")
+        with self._engine.connect() as connection:
+            return int(connection.scalar(ended) or 0)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._engine.dispose()
+
+
 @dataclass(frozen=True, slots=True)
-class Told:
+class LearningRound:
     """One round. `version` serves at its end; `job` is how its training ended; seconds are of the clock."""
 
     round: int
@@ -55,12 +78,12 @@ class Operator:
     data: Path
     traffic: Traffic
     questions: Questions
-    database: Database
+    gradings: Gradings
     train: Sequence[str]  # arguments of `baton train submit`
     live: str = ""
 
     async def baton(self, *words: str, good: Sequence[int] = (0,)) -> tuple[int, str]:
-        """Run a command, show what it says; its status and output. Raises Broken on any other status."""
+        """Run a command, show what it says; its status and output. Raises RecipeFailed on any other status."""
         print(f"$ baton {shlex.join(words)}", file=sys.stderr, flush=True)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway", *words,
@@ -69,8 +92,7 @@ class Operator:
         )  # fmt: skip
         lines: list[str] = []
         try:
-            assert process.stdout is not None
-            async for line in process.stdout:
+            async for line in cast(asyncio.StreamReader, process.stdout):
                 lines.append(line.decode(errors="replace").rstrip())
                 if "--json" not in words:
                     print(f"    {lines[-1]}", file=sys.stderr, flush=True)
@@ -80,88 +102,93 @@ class Operator:
                 process.kill()
                 await process.wait()
         if status not in good:
-            raise Broken(f"baton {' '.join(words)} ended with status {status}: {lines[-1] if lines else 'no word'}")
+            raise RecipeFailed(
+                f"baton {' '.join(words)} ended with status {status}: {lines[-1] if lines else 'no word'}"
+            )
         return status, "\n".join(lines)
 
-    async def standing(self) -> str:
+    async def find_live(self) -> str:
         """The live version."""
         _, said = await self.baton("policy", "list", "--json")
         [self.live] = [row["version"] for row in json.loads(said)["data"] if row["state"] == "live"]
         return self.live
 
-    async def graded(self) -> None:
-        """Wait until every request that named a grader has been judged. Raises Broken when that takes too long."""
+    async def wait_for_grades(self) -> None:
+        """Wait until every request that named a grader is judged. Raises RecipeFailed after GRADED_S."""
         until_s = time.monotonic() + GRADED_S
         while (n := await asyncio.to_thread(self._judged)) < self.traffic.tally.graded:
             if time.monotonic() > until_s:
-                raise Broken(f"{n} of {self.traffic.tally.graded} requests were graded within {GRADED_S:g} s")
+                raise RecipeFailed(f"{n} of {self.traffic.tally.graded} requests were graded within {GRADED_S:g} s")
             await asyncio.sleep(0.2)
 
     def _judged(self) -> int:
-        return int(self.database.rows(_GRADED)[0]["n"])
+        return self.gradings.ended()
 
-    async def round(self, number: int, rollouts: int, canary: int, suite: Sequence[Asked], was: Score) -> Told:
+    async def round(
+        self, number: int, rollouts: int, canary: int, suite: Sequence[GradedQuestion], was: Score
+    ) -> LearningRound:
         """Traffic → outcomes → train → gate → shadow → canary → live → the held-out questions again. A candidate that
         the gate refuses changes nothing: what was live goes on, and the next round has more to learn from."""
         traffic = self.traffic
         asked = self.questions.asked("train", rollouts, 10 * number)
-        earned = await traffic.to_learn_from(f"round {number}, traffic for {self.live}", asked)
-        await self.graded()
-        async with traffic.steadily(self.questions.asked("train", 500, 10 * number + 1), STEADY_PER_S):
+        earned = await traffic.ask_to_learn(f"round {number}, traffic for {self.live}", asked)
+        await self.wait_for_grades()
+        async with traffic.keep_asking(self.questions.asked("train", 500, 10 * number + 1), STEADY_PER_S):
             began_s = time.monotonic()
             words = ("--env", "logged", "--policy-version", self.live, *self.train)
-            status, job = await self.trained(await self.submitted(words))
+            status, job = await self.follow(await self.submit(words))
             train_s = time.monotonic() - began_s
             if status == EXIT_REFUSED:
-                return Told(number, self.live, "refused", was, earned, rollouts, train_s, said=job["error"])
-            swap_s = await self._released(job["version"], number, canary)
+                return LearningRound(number, self.live, "refused", was, earned, rollouts, train_s, said=job["error"])
+            swap_s = await self._release(job["version"], number, canary)
         held_out = await traffic.score(f"round {number}, held-out questions for {self.live}", suite)
-        return Told(number, self.live, "done", held_out, earned, rollouts, train_s, swap_s)
+        return LearningRound(number, self.live, "done", held_out, earned, rollouts, train_s, swap_s)
 
-    async def submitted(self, words: Sequence[str]) -> str:
+    async def submit(self, words: Sequence[str]) -> str:
         """Queue a job with those arguments; its id."""
         _, said = await self.baton("train", "submit", "--json", "--policy", "conductor", *words)
         return str(json.loads(said)["id"])
 
-    async def trained(self, job: str) -> tuple[int, dict[str, Any]]:
-        """Follow a job to its end: the exit status (0, or 4 when the gate refused it) and the job. Raises Broken."""
+    async def follow(self, job: str) -> tuple[int, dict[str, Any]]:
+        """Follow a job to its end: its exit status (0, or 4 when the gate refused it) and the job. Raises
+        RecipeFailed."""
         status, _ = await self.baton("train", "logs", "-f", job, good=(0, EXIT_REFUSED))
         _, said = await self.baton("train", "status", job, "--json")
         return status, dict(json.loads(said))
 
-    async def _released(self, version: str, number: int, canary: int) -> float:
-        """From the shadow to live; seconds that the promotion took as its command is timed. Raises Broken."""
+    async def _release(self, version: str, number: int, canary: int) -> float:
+        """From the shadow to live; seconds that the promotion took as its command is timed. Raises RecipeFailed."""
         await asyncio.sleep(SHADOW_S)  # it plans beside the live one meanwhile
         await self.baton("policy", "canary", version, str(CANARY_PERCENT), "--why", f"round {number}")
         before = self.traffic.tally.versions[version]
         asked = self.questions.asked("train", canary, 10 * number + 2)
-        await self.traffic.to_learn_from(f"round {number}, {CANARY_PERCENT} % of traffic for {version}", asked)
+        await self.traffic.ask_to_learn(f"round {number}, {CANARY_PERCENT} % of traffic for {version}", asked)
         planned = self.traffic.tally.versions[version] - before
         print(f"    {planned} of these requests were planned by {version}", file=sys.stderr, flush=True)
         began_s = time.monotonic()
         await self.baton("policy", "promote", version, "--why", f"round {number}")
         swap_s = time.monotonic() - began_s
-        if await self.standing() != version:
-            raise Broken(f"{version} was promoted and {self.live} is live")
+        if await self.find_live() != version:
+            raise RecipeFailed(f"{version} was promoted and {self.live} is live")
         return swap_s
 
-    async def rolled_back(self, spare: Sequence[Asked]) -> tuple[str, float]:
+    async def roll_back(self, spare: Sequence[GradedQuestion]) -> tuple[str, float]:
         """Take the live version back while requests go on: the one that serves then, and seconds from the command's
-        call of the admin API to the beginning of the first request that it plans. Raises Broken."""
+        call of the admin API to the beginning of the first request that it plans. Raises RecipeFailed."""
         url = f"{self.served.admin_url}/admin/policies/conductor/rollback"
         headers = {"authorization": f"Bearer {self.served.admin_key}"}
         live = self.live
-        async with self.traffic.steadily(spare, 5 * STEADY_PER_S), httpx.AsyncClient(timeout=ROLLBACK_S) as admin:
+        async with self.traffic.keep_asking(spare, 5 * STEADY_PER_S), httpx.AsyncClient(timeout=ROLLBACK_S) as admin:
             await asyncio.sleep(1.0)
             began_s = time.monotonic()
             reply = await admin.post(url, json={"why": "shown in the demo"}, headers=headers)
             if not reply.is_success:
-                raise Broken(f"the rollback was refused: {reply.text[:200]}")
+                raise RecipeFailed(f"the rollback was refused: {reply.text[:200]}")
             version, took_s = live, 0.0
             while version in (live, ""):
                 took_s = time.monotonic() - began_s
                 if took_s > ROLLBACK_S:
-                    raise Broken(f"{live} still plans {ROLLBACK_S:g} s after its rollback")
+                    raise RecipeFailed(f"{live} still plans {ROLLBACK_S:g} s after its rollback")
                 _, version = await self.traffic.ask(spare[0], spare[0].graded)
-        await self.standing()
+        await self.find_live()
         return version, took_s

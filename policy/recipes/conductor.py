@@ -1,6 +1,6 @@
 """The conductor in the box, made from nothing by the loop that every other version comes from: `make conductor`, or
 
-    python -m bench.conductor --out DIR [--ship NAME]
+    python -m policy.recipes.conductor --out DIR [--ship NAME]
 
 1. **start**: a supervised warm start (`policy.start.synthetic`, docs/conductor.md).
 2. **practice**: a gateway with that start as its conductor, the arena's workers, PostgreSQL, Redis and the worker of
@@ -32,14 +32,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.database import Database
-from bench.learning import NO_TORCH, has_torch
-from bench.learning_loop import CANARY_PERCENT, EXIT_REFUSED, Broken, Operator
-from bench.learning_traffic import Questions, Traffic
-from bench.stack import LEASH, ROOT, Gateway, clean_environment, gateway, program
 from gateway.files import write_atomic
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
+from policy.recipes.learning import NO_TORCH, has_torch
+from policy.recipes.operator import CANARY_PERCENT, EXIT_REFUSED, Gradings, Operator, RecipeFailed
+from policy.recipes.stack import LEASH, ROOT, Gateway, clean_environment, gateway, program
+from policy.recipes.traffic import Questions, Traffic
 from policy.simulators.arena.poolfile import pool_yaml
 
 SEED = 7
@@ -58,7 +57,6 @@ SETTINGS = {
 ARENA_SPEED = "10"  # divides the workers' simulated seconds
 WAVE = 250  # requests between two looks at how far it is
 SHIPPED = ROOT / "policy" / "shipped"
-_ASKED = "SELECT count(*) AS n FROM gradings"
 COMPARED = ("random-plan", "label", "oracle-plan")
 STAFFS = ("standard", "held_out", "fresh")
 EXPERIENCES: Mapping[str, tuple[str, ...]] = {"nothing": ("--experience", "0"), "truth": ("--true-experience",)}
@@ -91,12 +89,14 @@ class Places:
 
 
 def run_program(python: str, *words: str) -> None:
-    """A module of ours to its end, showing what it says; it ends with us. Raises Broken."""
+    """A module of ours to its end, showing what it says; it ends with us. Raises RecipeFailed."""
     print(f"$ python -m {shlex.join(words)}", file=sys.stderr, flush=True)
     leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), "15", "-", python, "-m", *words]
     done = subprocess.run(leashed, cwd=ROOT, env=clean_environment(), stdout=sys.stderr, check=False)
     if done.returncode:
-        raise Broken(f"python -m {words[0]} ended with status {done.returncode}; the same command goes on from there")
+        raise RecipeFailed(
+            f"python -m {words[0]} ended with status {done.returncode}; the same command goes on from there"
+        )
 
 
 def start(places: Places, python: str, steps: int | None) -> None:
@@ -123,39 +123,39 @@ def stage(places: Places, python: str) -> Iterator[tuple[Gateway, Path]]:
             yield served, directory / "data"
 
 
-async def taught(operator: Operator, rollouts: int) -> None:
+async def teach(operator: Operator, rollouts: int) -> None:
     """Ask until `rollouts` requests of this directory's log have been judged."""
     asked = operator.questions.asked("train", rollouts, 0)
-    done = int(operator.database.rows(_ASKED)[0]["n"])
+    done = operator.gradings.asked()
     operator.traffic.tally.graded += done
     for at in range(done, rollouts, WAVE):
-        await operator.traffic.to_learn_from(f"traffic, {at} of {rollouts} asked", asked[at : at + WAVE])
-    await operator.graded()
+        await operator.traffic.ask_to_learn(f"traffic, {at} of {rollouts} asked", asked[at : at + WAVE])
+    await operator.wait_for_grades()
 
 
 async def job_of(operator: Operator, places: Places, name: str, words: Sequence[str]) -> dict[str, Any]:
-    """The job of that name, to its end: the one that was begun, or a new one. Raises Broken when what began it was
-    other words."""
+    """Follow the job of that name to its end: the one that was begun, or a new one. Raises RecipeFailed if the begun
+    one has other arguments."""
     kept = places.job(name)
     if kept.exists():
         told = json.loads(kept.read_text(encoding="utf-8"))
         if told["words"] != list(words):
-            raise Broken(f"{kept} is of a job with other arguments; remove it to submit a new one")
+            raise RecipeFailed(f"{kept} is of a job with other arguments; remove it to submit a new one")
         _, said = await operator.baton("train", "status", told["id"], "--json")
         if json.loads(said)["state"] in ("failed", "cancelled"):
             await operator.baton("train", "resume", told["id"])
     else:
-        told = {"id": await operator.submitted(words), "words": list(words)}
+        told = {"id": await operator.submit(words), "words": list(words)}
         write_atomic(kept, json.dumps(told) + "\n")
-    _, job = await operator.trained(told["id"])
+    _, job = await operator.follow(told["id"])
     for report in ("gate.json", "gate.md"):
         shutil.copyfile(operator.data / "jobs" / job["id"] / report, places.out / f"{name}-{report}")
     return job
 
 
-async def released(operator: Operator, version: str, why: str) -> None:
+async def release(operator: Operator, version: str, why: str) -> None:
     """Make it live, through a canary; nothing where it is already."""
-    if await operator.standing() == version:
+    if await operator.find_live() == version:
         return
     _, said = await operator.baton("policy", "list", "--json")
     if {row["version"]: row["state"] for row in json.loads(said)["data"]}[version] == "shadow":
@@ -163,37 +163,37 @@ async def released(operator: Operator, version: str, why: str) -> None:
     await operator.baton("policy", "promote", version, "--why", why)
 
 
-async def looped(options: argparse.Namespace, places: Places, served: Gateway, data: Path) -> None:
-    """Practice, traffic, lesson. Raises Broken, and Refused with the gate's words."""
+async def run_loop(options: argparse.Namespace, places: Places, served: Gateway, data: Path) -> None:
+    """Practice, traffic, lesson. Raises RecipeFailed, and GateRefused with the gate's words."""
     questions = Questions(ArenaEnvironment(executor=Executor(rounds=1)), SEED)
-    database = Database(served.database_url)
+    gradings = Gradings(served.database_url)
     gate = ("--gate", shlex.join(["--n", str(options.gate_n), *options.gate]))
     more = [word for one in options.set for word in ("--set", one)]
     try:
         async with Traffic.open(served) as traffic:
-            operator = Operator(served, data, traffic, questions, database, ())
+            operator = Operator(served, data, traffic, questions, gradings, ())
             steps = ("--set", f"steps={options.steps}")
             job = await job_of(operator, places, "practice", [*PRACTICE, *steps, *more, *gate])
             if job["state"] == "refused":
-                raise Refused(job["error"])
+                raise GateRefused(job["error"])
             best, version = job, job["version"]
             if not places.job("lesson").exists():
-                await released(operator, version, "it has practised")
-                await taught(operator, options.rollouts)
+                await release(operator, version, "it has practised")
+                await teach(operator, options.rollouts)
             job = await job_of(operator, places, "lesson", [*LESSON, "--policy-version", version, *KEY_SHARE, *gate])
             if job["state"] != "refused":
                 best = job
-                await released(operator, job["version"], "it has learnt from traffic")
-            copied(data / "jobs" / best["id"] / "candidate", places.conductor)
+                await release(operator, job["version"], "it has learnt from traffic")
+            replace_directory(data / "jobs" / best["id"] / "candidate", places.conductor)
     finally:
-        database.close()
+        gradings.close()
 
 
-class Refused(Broken):
+class GateRefused(RecipeFailed):
     """The gate's words."""
 
 
-def copied(source: Path, target: Path) -> None:
+def replace_directory(source: Path, target: Path) -> None:
     """A directory, whole or not at all; what was there goes."""
     aside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
@@ -205,7 +205,7 @@ def copied(source: Path, target: Path) -> None:
 def ship(places: Places, name: str) -> None:
     """The conductor into policy/shipped, whole or not at all. Its manifest tells paths from the run's directory on."""
     target = SHIPPED / name
-    copied(places.conductor, target)
+    replace_directory(places.conductor, target)
     manifest = target / "manifest.json"
     write_atomic(manifest, manifest.read_text(encoding="utf-8").replace(f"{places.out}/", ""))
 
@@ -227,7 +227,9 @@ def figures(places: Places, python: str, n: int) -> None:
 def parser() -> argparse.ArgumentParser:
     """The arguments. Their defaults are the recipe; others make another conductor."""
     made = argparse.ArgumentParser(
-        prog="python -m bench.conductor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m policy.recipes.conductor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="of the run; a short path")
     made.add_argument("--ship", metavar="NAME", help="copy what comes out to policy/shipped/NAME")
@@ -242,12 +244,12 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def made(options: argparse.Namespace, places: Places) -> None:
-    """All stages, or those that are left. Raises Broken."""
+def run_stages(options: argparse.Namespace, places: Places) -> None:
+    """All stages, or those that are left. Raises RecipeFailed."""
     start(places, options.python, options.start_steps)
     if not (places.conductor / "manifest.json").exists():
         with stage(places, options.python) as (served, data):
-            asyncio.run(looped(options, places, served, data))
+            asyncio.run(run_loop(options, places, served, data))
     if not places.figures.exists():
         figures(places, options.python, options.n)
     if options.ship:
@@ -265,12 +267,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     places = Places(options.out.resolve())
     places.out.mkdir(parents=True, exist_ok=True)
     try:
-        made(options, places)
+        run_stages(options, places)
     except KeyboardInterrupt:
         return 130
-    except Broken as broken:
+    except RecipeFailed as broken:
         print(broken, file=sys.stderr)
-        return EXIT_REFUSED if isinstance(broken, Refused) else 1
+        return EXIT_REFUSED if isinstance(broken, GateRefused) else 1
     print(places.conductor)
     return 0
 
