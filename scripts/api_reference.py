@@ -15,7 +15,6 @@ from fastapi.routing import APIRoute
 
 from gateway import errors
 from gateway.adapters.upstream.media import FETCH_CODES
-from gateway.api.edge.headers import rate_headers
 from gateway.api.edge.health import HealthApi
 from gateway.api.operator.jobs import JobsApi
 from gateway.api.operator.keys import KeysApi
@@ -222,7 +221,7 @@ def chat_headers() -> list[str]:
 def reply_header_names() -> set[str]:
     """Every header about a rollout, from the functions that write them."""
     record = RolloutRecord("", "", "", 0, "baton", "", "", [], {}, {}, "", fallback="x", capped="x")
-    return {*reply_headers(record), *rate_headers(RateState(1, 1, 1, 1, 1.0))}
+    return {*reply_headers(record), *RateState(1, 1, 1, 1, 1.0).headers()}
 
 
 def error_classes(parent: type[BatonError] = BatonError) -> Iterator[type[BatonError]]:

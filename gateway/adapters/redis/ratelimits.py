@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from gateway.adapters.redis.script import RedisAway, RedisScript
-from gateway.core.openai.durations import go_duration
 from gateway.errors import RateLimited, TooLarge, Unavailable
 from gateway.service.ports.request import RateState
 
@@ -113,16 +112,8 @@ def refusal(what: str, wait_s: float, rpm: int | None, tpm: int | None, concurre
         "tokens": f"{tpm} tokens a minute",
         "in_flight": f"{concurrency} requests at a time",
     }[what]
-    per_minute = {"requests": rpm, "tokens": tpm}.get(what)
-    headers = (
-        {}
-        if per_minute is None
-        else {
-            f"x-ratelimit-limit-{what}": str(per_minute),
-            f"x-ratelimit-remaining-{what}": "0",
-            f"x-ratelimit-reset-{what}": go_duration(wait_s),
-        }
-    )
+    rate = {"requests": RateState(rpm, 0, reset_s=wait_s), "tokens": RateState(None, None, tpm, 0, wait_s)}.get(what)
+    headers = rate.headers() if rate else {}
     return RateLimited(f"This key allows {limit}; retry in {wait_s:.1f} s.", retry_after_s=wait_s, headers=headers)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from gateway.core.openai.durations import go_duration
-from gateway.service.ports.request import RateState
 from gateway.service.request.running import Running, reply_headers
 
 DROPPED_CHARS_MAX = 512
@@ -22,28 +20,13 @@ EXPOSED = (
 
 def headers_of(running: Running) -> dict[str, str]:
     """The headers that are known when a reply begins."""
-    headers = {**reply_headers(running.record), **rate_headers(running.rate)}
+    headers = {**reply_headers(running.record), **running.rate.headers()}
     if running.chat.dropped:
         names = ",".join(running.chat.dropped)[:DROPPED_CHARS_MAX]
         headers["x-baton-dropped-fields"] = names.encode("ascii", "replace").decode()
     if running.chat.stream and not running.finished.is_set():
         for name in ("x-baton-cost-usd", "x-baton-overhead-ms"):
             del headers[name]  # unknown so far; the closing comment of the stream has them
-    return headers
-
-
-def rate_headers(rate: RateState) -> dict[str, str]:
-    """OpenAI's rate headers, for the rates that are limited."""
-    values = {
-        "x-ratelimit-limit-requests": rate.requests_limit,
-        "x-ratelimit-remaining-requests": rate.requests_left,
-        "x-ratelimit-limit-tokens": rate.tokens_limit,
-        "x-ratelimit-remaining-tokens": rate.tokens_left,
-    }
-    headers = {name: str(value) for name, value in values.items() if value is not None}
-    for what, limit in (("requests", rate.requests_limit), ("tokens", rate.tokens_limit)):
-        if limit is not None and rate.reset_s is not None:
-            headers[f"x-ratelimit-reset-{what}"] = go_duration(rate.reset_s)
     return headers
 
 

@@ -153,15 +153,37 @@ class MediaSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """What the x-ratelimit headers say after admission. None: not limited."""
+    """A key's rates after admission; None: not limited. `reset_s`: seconds until the window is empty, if nothing more
+    comes."""
 
     requests_limit: int | None = None
     requests_left: int | None = None
     tokens_limit: int | None = None
     tokens_left: int | None = None
-    reset_s: float | None = field(
-        default=None, compare=False
-    )  # until nothing of the window is used, if nothing more comes
+    reset_s: float | None = field(default=None, compare=False)
+
+    def headers(self) -> dict[str, str]:
+        """OpenAI's rate headers, for the rates that are limited."""
+        headers: dict[str, str] = {}
+        rates = {"requests": (self.requests_limit, self.requests_left), "tokens": (self.tokens_limit, self.tokens_left)}
+        for name, (limit, left) in rates.items():
+            if limit is not None:
+                headers |= {f"x-ratelimit-limit-{name}": str(limit), f"x-ratelimit-remaining-{name}": str(left)}
+                if self.reset_s is not None:
+                    headers[f"x-ratelimit-reset-{name}"] = go_duration(self.reset_s)
+        return headers
+
+
+def go_duration(seconds: float) -> str:
+    """Format a duration in Go's notation, `120ms` or `6m0s`, rounded up to whole milliseconds; at least `0s`."""
+    milliseconds = max(0, -int(-seconds * 1000 // 1))
+    if milliseconds < 1000:
+        return f"{milliseconds}ms" if milliseconds else "0s"
+    total_s, fraction_ms = divmod(milliseconds, 1000)
+    hours, minutes, rest_s = total_s // 3600, total_s // 60 % 60, total_s % 60
+    fraction = f".{fraction_ms:03d}".rstrip("0") if fraction_ms else ""
+    head = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{head}{rest_s}{fraction}s"
 
 
 class RateLimits(Protocol):
