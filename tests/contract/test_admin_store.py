@@ -195,14 +195,14 @@ async def test_a_charge_is_given_back_in_each_of_its_scopes_and_never_twice(offi
         True,
     )
     assert await office.admin.credit(part, NOW, ANN) == (credit, False)
-    assert await office.store.posted_totals() == {"org:a": 70, "key:k": 70, "key:k:2026-03": 70}
+    assert (await office.store.books(0)).posted == {"org:a": 70, "key:k": 70, "key:k:2026-03": 70}
     with pytest.raises(Conflict):
         await office.admin.credit(CreditRequest(new_id(), 71, charge="h1"), NOW, ANN)
     rest, _ = await office.admin.credit(CreditRequest(new_id(), None, charge="h1"), NOW + timedelta(seconds=1), ANN)
     assert rest.amount_nano == 70
     with pytest.raises(Conflict):
         await office.admin.credit(CreditRequest(new_id(), None, charge="h1"), NOW, ANN)
-    assert set((await office.store.posted_totals()).values()) == {0}
+    assert set((await office.store.books(0)).posted.values()) == {0}
     assert [one.id for one in await office.admin.credits(10)] == [rest.id, credit.id]
     assert [act for act, _ in await office.acts()] == ["credit.given", "credit.given"]
 
@@ -212,7 +212,7 @@ async def test_a_top_up_brings_a_scope_below_zero(office: Office) -> None:
     asked = CreditRequest(new_id(), 130, scope="key:k")
     credit, _ = await office.admin.credit(asked, NOW, ANN)
     assert (credit.hold_id, credit.by, credit.why) == (None, "local:ann", "as asked for")
-    assert await office.store.posted_totals() == {"key:k": -30}
+    assert (await office.store.books(0)).posted == {"key:k": -30}
     with pytest.raises(Conflict):
         await office.admin.credit(replace(asked, amount_nano=131), NOW, ANN)
 
@@ -233,5 +233,5 @@ async def test_many_who_give_the_same_charge_back_give_it_back_once(office: Offi
     made = await asyncio.gather(*(office.admin.credit(one, NOW, ANN) for one in asked), return_exceptions=True)
     assert sum(isinstance(one, tuple) for one in made) == 2
     assert sum(isinstance(one, Conflict) for one in made) == 6
-    assert await office.store.posted_totals() == {"key:k": 20}
+    assert (await office.store.books(0)).posted == {"key:k": 20}
     assert len(await office.acts()) == 2

@@ -172,7 +172,7 @@ class FakeStore:
     async def books(self, settled_max: int) -> Books:
         long_ago = datetime.min.replace(tzinfo=UTC)
         latest = await self.settled_latest(settled_max, long_ago)
-        return Books(await self.posted_totals(), await self.open_holds(), latest)
+        return Books(self._posted_totals(), await self.open_holds(), latest)
 
     async def settled_latest(self, limit: int, since: datetime) -> Sequence[Settlement]:
         self._up()
@@ -183,7 +183,7 @@ class FakeStore:
             for row in settled[::-1][:limit]
         ]
 
-    async def posted_totals(self) -> Mapping[str, int]:
+    def _posted_totals(self) -> Mapping[str, int]:
         self._up()
         totals: dict[str, int] = {}
         for row in self.rows.ledger:

@@ -80,7 +80,7 @@ async def test_spending_is_bounded_in_each_window_and_rebuilt_to_the_nano_dollar
         for event in events:
             new.extend(rows.event_rows(event))
         await connection.run_sync(insert_rows, new)
-    totals = await store.posted_totals()
+    totals = (await store.books(0)).posted
     assert {name: total for name, total in totals.items() if total} == {name: n for name, n in spent.items() if n}
     rebuilt = RedisBudgets(redis_server.url, prefix=secrets.token_hex(4), deadline_s=5.0)
     await rebuilt.load({name: total for name, total in totals.items() if not is_past(name, clock.at)})
@@ -114,5 +114,5 @@ async def test_a_credit_makes_room_at_once_and_after_every_rebuild(
     assert (made["created"], made["counts"], again["created"], again["id"]) == (True, "now", False, made["id"])
     assert [(await budgets.balance(name)).posted_nano for name in names] == [0] * len(names)
     await budgets.hold(new_id(), 400, 400, scopes, 60.0)
-    assert {name: total for name, total in (await store.posted_totals()).items() if total} == {}
+    assert {name: total for name, total in (await store.books(0)).posted.items() if total} == {}
     await budgets.close()

@@ -100,7 +100,7 @@ async def test_each_key_keeps_what_it_or_its_organisation_or_the_settings_say(
     share = sum(left.values()) / 9
     expected = {name: round(n * share) for name, n in before.items() if name != "ledger"}
     assert after == expected | {"ledger": before["ledger"]}
-    assert await PostgresStore(logged).posted_totals() == {f"key:{key}": 21 for key in left}
+    assert (await PostgresStore(logged).books(0)).posted == {f"key:{key}": 21 for key in left}
     (entry,) = await PostgresAudit(logged).latest(1)
     assert (entry.entry.act, entry.entry.actor) == ("retention.swept", "local:ann")
     assert entry.entry.after is not None

@@ -125,7 +125,7 @@ async def test_what_is_appended_is_in_postgres_soon(log: Log, pg_engine: AsyncEn
     assert tree is not None
     assert [row["kind"] for row in tree["ledger"]] == ["hold", "posted"]
     assert len(tree["steps"]) == 2
-    assert await store.posted_totals() == {"org:acme": 805}
+    assert (await store.books(0)).posted == {"org:acme": 805}
 
 
 async def test_an_idle_shipper_wakes_at_once(log: Log) -> None:

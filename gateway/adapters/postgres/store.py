@@ -175,11 +175,6 @@ class PostgresStore:
         async with self.snapshot(self.recovery_timeout_s) as connection:
             return Books(await _posted(connection), await _open(connection), await _settled(connection, settled_max))
 
-    async def posted_totals(self) -> Mapping[str, int]:
-        """Map each scope to the nano-dollars posted in it, uncertain settlements included."""
-        async with self.begin(self.recovery_timeout_s) as connection:
-            return await _posted(connection)
-
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
         """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
         async with self.begin(self.recovery_timeout_s) as connection:

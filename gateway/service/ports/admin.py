@@ -31,7 +31,7 @@ class OrgRow:
     rpm: int | None = None
     tpm: int | None = None
     concurrency: int | None = None
-    retention_days: int | None = None  # of texts; None: as the settings say
+    retention_days: int | None = None  # of texts; None: that of the settings
     closed_at: datetime | None = None
 
 
@@ -61,16 +61,16 @@ class KeyRow:
     user_budget_nano: int | None = None  # of each end user
     user_budget_month_nano: int | None = None
     user_budget_day_nano: int | None = None
-    retention_days: int | None = None  # None: as its organisation says
-    previous_digest: bytes | None = None  # of the secret before a rotation, which counts until `previous_until`
+    retention_days: int | None = None  # None: the organisation's
+    previous_digest: bytes | None = None  # the digest before a rotation, valid until `previous_until`
     previous_pepper_version: int | None = None
     previous_until: datetime | None = None
-    organisation: OrgRow | None = None  # read beside the key; None: it was never created, and has no limits
+    organisation: OrgRow | None = None  # None: it was never created, and has no limits
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Money given back: `amount_nano` in each of `scopes`. `hold_id`: the charge it takes back, None for a top-up."""
+    """Money given back: `amount_nano` in each of `scopes`. `hold_id`: the charge it gives back, None for a top-up."""
 
     id: str
     hold_id: str | None
@@ -83,8 +83,8 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class CreditRequest:
-    """A credit before it is given. With `charge`: the hold or rollout whose charge it takes back, `amount_nano` None
-    for all that is left of it. Else with `scope`, for a top-up. The same `id` again is the same credit."""
+    """A credit before it is given. With `charge`: the hold or rollout whose charge to give back, with `amount_nano`
+    None for all that is left of it. Otherwise with `scope`, for a top-up. The same `id` again is the same credit."""
 
     id: str
     amount_nano: int | None
@@ -93,7 +93,7 @@ class CreditRequest:
 
 
 class AdminStore(Protocol):
-    """Keys and organisations, for those who may change them."""
+    """Keys and organisations, for operators."""
 
     async def key_insert(self, key: KeyRow, act: Act) -> None:
         """Store a key. Raises Conflict when its id exists, BadRequest(org) for an unknown or closed organisation."""
@@ -106,12 +106,13 @@ class AdminStore(Protocol):
     async def key_find(self, public_id: str) -> KeyRow | None: ...
 
     async def key_change(self, public_id: str, changes: Mapping[str, Any], act: Act, what: str) -> KeyRow | None:
-        """Change those columns; return the key, None where there is no such key. What changes nothing is not audited.
-        Raises Conflict for a revoked key."""
+        """Change those columns and return the key, None if there is no such key. An update without changes is not
+        audited. Raises Conflict for a revoked key."""
         ...
 
     async def key_revoke(self, public_id: str, at: datetime, act: Act) -> KeyRow | None:
-        """Revoke a key and return it; None where there is no such key. The first time of revocation stands."""
+        """Revoke a key and return it, None if there is no such key. A second call keeps the first time of
+        revocation."""
         ...
 
     async def org_insert(self, org: OrgRow, act: Act) -> None:
@@ -125,16 +126,16 @@ class AdminStore(Protocol):
     async def org_get(self, name: str) -> OrgRow | None: ...
 
     async def org_change(self, name: str, changes: Mapping[str, Any], act: Act, what: str) -> OrgRow | None:
-        """As `key_change`. Raises Conflict for a closed organisation."""
+        """As `key_change`; raises Conflict for a closed organisation."""
         ...
 
     async def credit(self, request: CreditRequest, at: datetime, act: Act) -> tuple[Credit, bool]:
-        """Give a credit; return it, and whether it is new. Raises NotFound for an unknown charge, Conflict for one that
-        is not settled or has less left, and for an id that stands for another credit."""
+        """Give a credit; return it, and whether it is new. Raises NotFound for an unknown charge, Conflict for a charge
+        that is not settled or has less left, and for an id of another credit."""
         ...
 
     async def credits(self, limit: int) -> Sequence[Credit]:
-        """Newest first."""
+        """Credits, newest first."""
         ...
 
 
@@ -182,8 +183,8 @@ class DroppedMonth:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep of the retention deleted, or would delete: whole `months`, then rollouts by key and other rows, one
-    by one. `held`: months whose time is over that are in use; the next sweep tries them again."""
+    """The rows that a sweep of the retention deleted, or would delete: whole `months`, then rollouts by key and other
+    rows, one by one. `held`: months whose time is over that are in use; the next sweep tries them again."""
 
     rollouts: Mapping[str, int] = field(default_factory=dict)
     shadows: int = 0
@@ -198,7 +199,7 @@ class SweepReport:
 
     @property
     def total(self) -> int:
-        """Rollouts, and the rows counted beside them."""
+        """The number of rollouts, and of the other rows."""
         return self.by_row + sum(sum(month.rollouts.values()) for month in self.months)
 
 
@@ -207,16 +208,16 @@ class RetentionStore(Protocol):
 
     async def sweep(self, now: datetime, days: int | None, act: Act, *, dry: bool = False) -> SweepReport:
         """Delete rollouts, with all that refers to them, that are older than their key's `retention_days`, else their
-        organisation's, else `days` (None: kept for ever). Months with nothing to keep go whole, the rest row by row;
-        ledger and audit stay. This month and the next get their tables. `dry`: only count. Does nothing while another
-        gateway sweeps."""
+        organisation's, else `days` (None: never). Months with nothing to keep are dropped, other rows are deleted one
+        by one; ledger and audit stay. Also make the tables of this month and the next. `dry`: only count. Does nothing
+        while another gateway sweeps."""
         ...
 
 
 # ---------------------------------------------------------------- reports
 
 
-STATUSES = ("done", "failed", "aborted", "fallback", "capped")  # the last two: done in a way worth knowing
+STATUSES = ("done", "failed", "aborted", "fallback", "capped")  # the last two: done, with a restriction
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,8 @@ class RolloutsQuery:
 
 
 class Reports(Protocol):
-    """What the operator sees, of every key. All of it is JSON-able. Raises Unavailable when the log is away."""
+    """Figures and rollouts of every key, for the operator. All of it is JSON-able. Raises Unavailable when the log is
+    away."""
 
     async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
         """{since, until, truncated, totals, series, by_key, by_policy, by_worker} of the `window_s` seconds to `until`:
@@ -243,5 +245,5 @@ class Reports(Protocol):
         ...
 
     async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
-        """`Store.rollout_get` for the operator: by rollout or completion id, whoever owns it."""
+        """`Store.rollout_get` for the operator: any key's rollout, by rollout or completion id."""
         ...

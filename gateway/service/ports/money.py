@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from gateway.core.money.ledger import Balance, Hold, Scope
 
-LEASE_S = 60.0  # a hold whose gateway was not heard of for so long may be abandoned
+LEASE_S = 60.0  # the hold of a gateway that is silent for this long may be abandoned
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a hold ended: what it was charged, in every one of the scopes."""
+    """How a hold ended: the charge, in every one of the scopes."""
 
     hold_id: str
     charged_nano: int
@@ -22,20 +22,20 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What balances are rebuilt from, as of one moment of the ledger: posted nano-dollars by scope, the holds without a
-    settlement (rows as `Store.open_holds`), and the latest settlements (which `posted` holds already)."""
+    """The state that balances are rebuilt from, as of one moment of the ledger: posted nano-dollars by scope, the holds
+    without a settlement (rows as `Store.open_holds`), and the latest settlements (`posted` contains them already)."""
 
     posted: Mapping[str, int]
     open_holds: Sequence[Mapping[str, Any]]
     settled: Sequence[Settlement]
 
 
-LEASE_SLACK_S = 30.0  # by which the lease of a hold outlives the wall-clock of what it pays for
+LEASE_SLACK_S = 30.0  # how much longer the lease of a hold lasts than the request that it pays for
 
 
 class Budgets(Protocol):
-    """Two-phase money over all scopes atomically (`core/money/ledger.py` is the model). Every call but `ready` raises
-    MoneyUnavailable when the store is away, or was emptied or restarted and waits for `load`."""
+    """Two-phase money over all scopes atomically (`core/money/ledger.py` has the shapes). Every call but `ready` raises
+    MoneyUnavailable when the store is away, or when it lost its state and waits for `load`."""
 
     @property
     def epoch_lost(self) -> bool:
@@ -46,70 +46,73 @@ class Budgets(Protocol):
         self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_s: float
     ) -> Hold:
         """Reserve up to `amount_nano`, at least `amount_min_nano`, in all scopes or none. The same id again returns the
-        first grant. `lease_s`: for how long `keep` keeps it at most. Raises BudgetExceeded naming the first scope that
-        cannot hold the least amount, Conflict when the id is settled already, ValueError on amounts outside
-        0..2**53-1."""
+        first grant. `lease_s`: the longest time for which `keep` renews it. Raises BudgetExceeded, which names the
+        first scope without room for the least amount, Conflict when the id is settled already, ValueError for amounts
+        outside 0..2**53-1."""
         ...
 
     async def post(self, hold_id: str, actual_nano: int) -> int:
-        """Close the hold with what was really spent, even where a provider billed more than was granted (never
-        under-count); returns what was charged. Whichever of post, void and uncertain comes first decides: later calls
-        return its result. All three raise NotFound for an id never held, or settled more than a day ago."""
+        """Close the hold with what was really spent, even if a provider billed more than was granted (never
+        under-count); return the charge. The first of post, void and uncertain decides: later calls return its result.
+        All three raise NotFound for an id that was never held, or was settled more than a day ago."""
         ...
 
     async def void(self, hold_id: str) -> int:
-        """Close the hold with nothing spent; returns what was charged (0, or the first result)."""
+        """Close the hold with nothing spent; return the charge (0, or the first result)."""
         ...
 
     async def uncertain(self, hold_id: str) -> int:
-        """Close a hold that was dispatched and never heard of again: charged in full, creditable by a person later."""
+        """Close a hold that was dispatched and whose end is unknown: it is charged in full, and an operator may credit
+        it."""
         ...
 
     async def renew(self, hold_ids: Sequence[str], lease_s: float) -> Sequence[str]:
-        """Let these leases end in `lease_s`; returns the ids that are open."""
+        """Extend these leases to `lease_s` from now; return the ids that are open."""
         ...
 
     async def keep(self) -> None:
-        """The heartbeat: renew the leases of this process's own holds. Due several times a lease."""
+        """The heartbeat: renew the leases of this process's own holds. Call it several times per lease."""
         ...
 
     async def expired(self, limit: int) -> Sequence[str]:
-        """Ids of open holds whose lease ran out, by the store's clock. That clock may have been set, so who settles
-        them looks again, a while later by its own."""
+        """Ids of open holds whose lease ran out, by the store's clock. That clock may have been set, so a caller that
+        settles them first checks again later by its own clock."""
         ...
 
     async def settled(self, hold_ids: Sequence[str]) -> Mapping[str, int | None]:
-        """What each hold was charged, None while it is open; unknown ones are left out."""
+        """Map each hold to its charge, None while it is open; unknown holds are left out."""
         ...
 
     async def count(self, settlements: Sequence[Settlement]) -> None:
-        """Charges of holds that ended where this store did not hear of it: each is posted unless it is settled."""
+        """Post the charges of holds that ended without this store's knowledge, unless they are settled."""
         ...
 
     async def correct(self, charges: Mapping[str, int]) -> int:
-        """What holds were charged by the ledger, where two have settled one and this store may have heard the other:
-        the balances follow the ledger. Open and unknown holds are left alone. Returns how many were changed."""
+        """Adopt the ledger's charges of settled holds. Two gateways may have settled a hold, and this store may have
+        another charge than the ledger: the balances follow the ledger. Open and unknown holds are left alone. Return
+        the number of changed holds."""
         ...
 
     async def balance(self, scope: str) -> Balance: ...
 
     def fence(self) -> str:
-        """What `credit` must be given: taken before the ledger is written to, so that a rebuild from a ledger that
-        holds the credit already is not credited again."""
+        """The argument of `credit`. Take it before the ledger is written, so that balances rebuilt from a ledger with
+        the credit are not credited again."""
         ...
 
     async def credit(self, amount_nano: int, scopes: Sequence[str], fence: str) -> None:
-        """Give money back to scopes; below zero it is room beyond the limit. Not idempotent: called once, by whoever
-        wrote the credit into the ledger. Raises MoneyUnavailable where the balances were rebuilt since `fence`."""
+        """Give money back to scopes; a balance below zero is room beyond the limit. Not idempotent: only the caller
+        that wrote the credit into the ledger calls it, once. Raises MoneyUnavailable if the balances were rebuilt since
+        `fence`."""
         ...
 
     async def forget(self, past: Callable[[str], bool]) -> int:
-        """Drop the posted balances of scopes of which `past` is true and in which nothing is held; how many."""
+        """Drop the posted balances of scopes that are `past` and have no holds; return their number."""
         ...
 
     async def join(self) -> bool:
-        """Go on with the balances that are there, put back what this process knows of (holds it has granted, and
-        settlements not confirmed to be in the ledger); False where there are none and somebody must `load`."""
+        """Use the existing balances, and put back the holds that this process has granted and its settlements that are
+        not confirmed in the ledger. Return False if there are no balances: then some gateway must `load`."""
         ...
 
     async def load(
@@ -121,19 +124,21 @@ class Budgets(Protocol):
         put_back_s: float = 0,
     ) -> None:
         """Rebuild after the store lost its epoch: set the posted nano-dollars of scopes from the ledger and open a new
-        epoch. `open_holds` are those the ledger knows and nobody has settled; they are reserved again before any other
-        hold is granted. `settled` are in `posted` already and must not be counted again, as are
-        `ours`, settlements of this process. For `put_back_s` nobody is
-        granted a hold, so that other gateways can join and put back theirs. Where an epoch is in force (nothing was
-        lost, or another gateway has rebuilt) it is joined, and nothing of the above is used."""
+        epoch.
+
+        `open_holds`: holds without a settlement in the ledger; they are reserved again before any other hold is
+        granted. `settled` are in `posted` already and must not be counted again, nor `ours`, settlements of this
+        process. For `put_back_s` no hold is granted, so that other gateways can join and put back theirs. If an epoch
+        is in force (nothing was lost, or another gateway has rebuilt), it is joined and the arguments are not used.
+        """
         ...
 
     def unconfirmed(self) -> Mapping[str, int]:
-        """Holds that this process has settled and of which `confirm` was not called, with what it charged."""
+        """Holds that this process has settled without a call of `confirm`, with their charges."""
         ...
 
     def confirm(self, hold_ids: Sequence[str]) -> None:
-        """These settlements are in the ledger, and the balances of now were there after that: forget them."""
+        """Forget these settlements: they are in the ledger, and the balances were there after that."""
         ...
 
     async def ready(self) -> bool: ...

@@ -15,14 +15,14 @@ from gateway.core.policies.watch import Figures
 
 class PolicyRegistry(Protocol):
     """Policy versions with their states and audit, shared by every gateway on one database. Every call but `directory`
-    raises Unavailable when the database is away; every change raises Conflict naming why it is not legal now."""
+    raises Unavailable when the database is away; every illegal change raises Conflict with the reason."""
 
     def directory(self, version: Version) -> Path:
-        """Return where it lies on this host."""
+        """Return the version's directory on this host."""
         ...
 
     async def standing(self, name: str) -> Standing:
-        """Return who serves."""
+        """Return the versions that serve."""
         ...
 
     async def list(self, name: str | None = None) -> Sequence[Version]: ...
@@ -31,21 +31,21 @@ class PolicyRegistry(Protocol):
     async def shadowed(self, version: str) -> Mapping[str, Any]: ...
 
     async def figures(self, version: str, *, since: datetime, until: datetime | None, latest: int) -> Figures:
-        """Return what it did on its `latest` requests of that time."""
+        """Return the figures of the version's `latest` requests in that time."""
         ...
 
     async def publish(
         self, directory: Path, *, by: str, why: str = "", gate: Mapping[str, Any] | None = None, forced: bool = False
     ) -> Version:
-        """Register a candidate; return it, or the version that the directory is already. Raises VersionRefused,
-        Conflict(gate_refused)."""
+        """Register a candidate and return it; a directory that is a version already returns that version. Raises
+        VersionRefused, Conflict(gate_refused)."""
         ...
 
     async def move(self, version: str, state: State, *, by: str, why: str = "") -> Version: ...
     async def canary(self, version: str, percent: int, *, by: str, why: str = "") -> Version: ...
 
     async def rollback(self, name: str, *, by: str, why: str, cause: str = "person") -> Version:
-        """Take back the canary, or the live version for the one it replaced; return the retired version."""
+        """Roll back the canary, or replace the live version by the one before it; return the retired version."""
         ...
 
     async def note(self, version: Version, what: str, *, by: str, why: str) -> None: ...
@@ -54,8 +54,8 @@ class PolicyRegistry(Protocol):
 class PolicyEngine(Protocol):
     """The side of a conductor's server that holds policy versions. A request names its version as its model.
 
-    A version is one directory for ever: never changed in place, not deleted before `unload`. An engine forgets
-    everything when it restarts; `service.policies.versions` loads again what should be there.
+    A version keeps its directory for ever: it is never changed in place, and not deleted before `unload`. An engine
+    forgets everything when it restarts; `service.policies.versions` loads the versions again.
     """
 
     async def load(self, version: str, directory: Path) -> None:
@@ -64,12 +64,12 @@ class PolicyEngine(Protocol):
         ...
 
     async def unload(self, version: str) -> None:
-        """Stop serving it; requests in flight finish on it. Does nothing where it is not loaded. Raises EngineDown, and
-        VersionRefused(held) where the engine has no other weights to serve."""
+        """Stop serving the version; requests in flight finish on it. Does nothing if it is not loaded. Raises
+        EngineDown, and VersionRefused(held) if the engine has no other weights to serve."""
         ...
 
     async def loaded(self) -> set[str]:
-        """Return the versions it serves; after a restart, those it was started with. Raises EngineDown."""
+        """Return the versions that the engine serves; after a restart, those it was started with. Raises EngineDown."""
         ...
 
     async def probe(self, version: str, probe: Mapping[str, Any]) -> float:
@@ -82,7 +82,7 @@ class PolicyMetrics(Protocol):
     """Counts of policy versions."""
 
     def policy_standing(self, now: Standing, usable: Collection[str]) -> None:
-        """Show who serves, and which of them the engines hold."""
+        """Show the versions that serve, and those that the engines hold."""
         ...
 
     def policy_rolled_back(self, cause: str) -> None: ...
@@ -100,23 +100,24 @@ class Jobs(Protocol):
     """Jobs by id. Every call raises Unavailable when the store is away; those by id raise NotFound."""
 
     async def submit(self, policy: str, spec: JobSpec, by: str) -> Job:
-        """Queue a job. Raises Conflict naming the policy's job that is queued or running."""
+        """Queue a job. Raises Conflict, which names it, if the policy has a job that is queued or running."""
         ...
 
     async def get(self, job_id: str) -> Job: ...
 
     async def list(self, policy: str | None = None, limit: int = 50) -> Sequence[Job]:
-        """Newest first."""
+        """Jobs, newest first."""
         ...
 
     async def log(self, job_id: str, after: int = 0, limit: int = 1_000) -> builtins.list[Mapping[str, Any]]:
-        """Lines {n, at, line} that come after number `after`, oldest first."""
+        """Lines {n, at, line} with numbers above `after`, oldest first."""
         ...
 
     async def cancel(self, job_id: str, by: str = "baton") -> Job:
-        """Raises Conflict for a job that has ended."""
+        """Cancel a job. Raises Conflict for one that has ended."""
         ...
 
     async def resume(self, job_id: str, by: str = "baton") -> Job:
-        """Raises Conflict for a job that neither failed nor was cancelled, and where its policy has another."""
+        """Queue the job again. Raises Conflict for one that neither failed nor was cancelled, and if its policy has
+        another."""
         ...

@@ -1,4 +1,4 @@
-"""Ports of the pool file while traffic flows: where it is read, who calls its workers, where its revisions lie."""
+"""Ports of the pool file under traffic: its source, the adapters of its workers, and the store of its revisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.service.ports.admin import KeyRow
 
 @dataclass(frozen=True, slots=True)
 class LoadedPool:
-    """A pool file as it was read, checked whole, with the keys of its workers by worker name."""
+    """A pool file as it was read and checked, with the keys of its workers by worker name."""
 
     pools: PoolFile
     secrets: Mapping[str, str] = field(repr=False)
@@ -32,36 +32,36 @@ class PoolRevision:
 
     @property
     def act(self) -> Act:
-        """Who loaded it, as the audit names them."""
+        """The operator or process that loaded it, as the audit names it."""
         return Act(self.actor, self.why)
 
 
 class PoolSource(Protocol):
-    """The pool file, to be read again."""
+    """The source of the pool file, which is read again at each reload."""
 
     async def read(self) -> LoadedPool:
-        """Read the file. Raises ConfigError for the first mistake, named by line and field, with its fix."""
+        """Read the file. Raises ConfigError for the first mistake, with its line, field and fix."""
         ...
 
 
 class PoolWorkers(Protocol):
-    """The callers of a pool's workers."""
+    """The adapters of a pool's workers."""
 
     async def prepare(self, loaded: LoadedPool, revision: str) -> Callable[[], None]:
-        """Do all that can fail; return a function that puts the pool into use and cannot fail. Calls of the revision
-        before it end as they began. Raises ConfigError."""
+        """Do everything that can fail; return a function that puts the pool into use and cannot fail. Calls of the old
+        revision end as they began. Raises ConfigError."""
         ...
 
 
 class PoolRevisions(Protocol):
-    """Every pool that ever served, for good. Calls raise Unavailable when the store is away."""
+    """Every pool that ever served. Calls raise Unavailable when the store is away."""
 
     async def note(self, revision: PoolRevision, after: Mapping[str, Any]) -> bool:
         """Store and audit (`pool.loaded`) a pool that was read at a start, if it is new; return whether it was."""
         ...
 
     async def change(self, revision: PoolRevision, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Store a pool that is about to take another's place, and audit it (`pool.reloaded`), in one transaction."""
+        """Store a pool that is about to replace another, and audit it (`pool.reloaded`), in one transaction."""
         ...
 
     async def list(self, limit: int) -> Sequence[PoolRevision]:
@@ -72,7 +72,7 @@ class PoolRevisions(Protocol):
 
 
 class Keys(Protocol):
-    """The keys that may name pools and workers."""
+    """The keys, which may name pools and workers."""
 
     async def key_list(self) -> Sequence[KeyRow]:
         """Return every key, revoked ones too. Raises Unavailable."""
@@ -83,9 +83,9 @@ class PoolMetrics(Protocol):
     """Figures of the pool in use."""
 
     def pool_in_use(self, revision: str, loaded_s: float) -> None:
-        """Show the pool that serves from now on, and when it was read, in seconds since the epoch."""
+        """Show the pool that serves now, and when it was read, in seconds since the epoch."""
         ...
 
     def pool_reloaded(self, result: str) -> None:
-        """Count a file that was read again. `result`: changed | unchanged | refused."""
+        """Count a reload of the file. `result`: changed | unchanged | refused."""
         ...

@@ -25,7 +25,7 @@ from gateway.service.ports.money import Books, Settlement
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a plan is decoded. `logprobs` are asked for always: without them nothing can be learned from the log."""
+    """How a plan is decoded. `logprobs` are always requested: learning from the log needs them."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -52,12 +52,12 @@ class ConductorChunk:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    tokens: tuple[str, ...] = ()  # text of each token, so that decisions can be told from task text
+    tokens: tuple[str, ...] = ()  # text of each token; it tells decisions from task text
 
 
 @dataclass(frozen=True, slots=True)
 class ConductorEnd:
-    """The last item of the stream. `prompt_token_ids` is empty where the server does not say."""
+    """The last item of the stream. `prompt_token_ids` is empty if the server does not report them."""
 
     model: str
     usage: Usage
@@ -82,11 +82,9 @@ class Conductor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCall:
-    """One attempt at one worker. `body` is a chat-completions body without `model` and `stream`.
-
-    `saw` is what the step may see, oldest first, as (handle, task, reply text): tools such as `vote` read it; for model
-    workers it is already rendered into `body["messages"]`.
-    """
+    """One attempt at one worker. `body` is a chat-completions body without `model` and `stream`. `saw`: the steps that
+    this step may see, oldest first, as (handle, task, reply text). Tools such as `vote` read it; for model workers it
+    is already rendered into `body["messages"]`."""
 
     worker: WorkerSpec
     body: Mapping[str, Any]
@@ -111,24 +109,24 @@ class WorkerReply:
 
 
 class Workers(Protocol):
-    """Calls of workers, each one attempt: no retries, no fallbacks in here."""
+    """Calls of workers, one attempt each: without retries and fallbacks."""
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """The whole reply. Raises UpstreamError and its children; cancelling closes the upstream connection."""
+        """Return the whole reply. Raises UpstreamError and its children; cancelling closes the upstream connection."""
         ...
 
     def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
-        """OpenAI chunks as dicts, usage always asked for (a last chunk with empty `choices` where the worker sends
+        """OpenAI chunks as dicts. Usage is always requested (a last chunk with empty `choices` if the worker sends
         one). Raises as `complete`; an upstream that dies midway raises UpstreamProtocol, never ends quietly."""
         ...
 
 
 class TokenCounter(Protocol):
-    """Counts tokens for calls whose worker did not report any."""
+    """Counts the tokens of calls whose worker did not report any."""
 
     async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
-        """Tokens of all texts by the worker's tokenizer, `at_most` where there are more; None where it has none, or
-        where counting takes too long. Bounded in time, beside the loop; raises nothing."""
+        """The tokens of all texts by the worker's tokenizer, at most `at_most`. None if the worker has no tokenizer, or
+        if counting takes too long. Bounded in time, in a thread; raises nothing."""
         ...
 
 
@@ -136,14 +134,15 @@ class TokenCounter(Protocol):
 
 
 class MediaSource(Protocol):
-    """Where parts of messages that are URLs are fetched from."""
+    """Fetches the parts of messages that are URLs."""
 
     def check(self, parts: Sequence[MediaPart]) -> None:
-        """Raises BadRequest with the path of the first part that may not be fetched. Connects to nothing."""
+        """Check every part without connecting. Raises BadRequest with the path of the first part that may not be
+        fetched."""
         ...
 
     async def fetch(self, part: MediaPart) -> Media:
-        """The bytes, of the type they are said to be. Raises BadRequest: not fetched, failed, too large, no such type.
+        """Fetch the bytes and check their type. Raises BadRequest: not fetched, failed, too large, another type.
         Bounded in time."""
         ...
 
@@ -192,11 +191,11 @@ class RateLimits(Protocol):
     async def admit(
         self, key_id: str, request_id: str, tokens: int, rpm: int | None, tpm: int | None, concurrency: int | None
     ) -> RateState:
-        """Count the request in, or raise RateLimited with a true `retry_after_s`."""
+        """Count the request in, or raise RateLimited with the true `retry_after_s`."""
         ...
 
     async def release(self, key_id: str, request_id: str, tokens_used: int | None) -> None:
-        """The request ended: free its place in flight, and set its tokens to what was really used."""
+        """The request ended: free its place in flight, and replace its tokens by those really used."""
         ...
 
 
@@ -211,27 +210,27 @@ class Journal(Protocol):
         ...
 
     async def shipped(self) -> None:
-        """Wait until everything appended so far is in Postgres; raises TimeoutError after the adapter's bound."""
+        """Wait until everything appended so far is in PostgreSQL; raises TimeoutError after the adapter's bound."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExperience:
-    """What one worker did on past tasks like this one that have an outcome."""
+    """Figures of one worker on judged past tasks like this one."""
 
     worker: str
-    n: int  # outcomes that this is worth: near and new ones count in full
+    n: int  # weight in outcomes: near and new ones count in full
     success_mean: float  # [0, 1]
     cost_nano_mean: int
     latency_ms_mean: int
 
 
 class Embedder(Protocol):
-    """What says which tasks are alike."""
+    """Turns a task into a vector; similar tasks have similar vectors."""
 
     @property
     def logged(self) -> bool:
-        """Whether a rollout's record must carry the vector, because it costs something to make it again."""
+        """Whether a rollout's record must contain the vector, because making it again costs something."""
         ...
 
     async def embed(self, text: str) -> list[float]:
@@ -240,25 +239,24 @@ class Embedder(Protocol):
 
 
 class Store(Protocol):
-    """Named queries of Postgres. Every one that reads a rollout takes the owner and returns nothing for others."""
+    """Named queries of PostgreSQL. Each one that reads a rollout takes the owner and returns nothing for others."""
 
     async def key_get(self, public_id: str) -> KeyRow | None: ...
 
     async def rollout_get(self, rollout_id: str, key_id: str) -> Mapping[str, Any] | None:
-        """Rollout with rounds, steps, outcomes and ledger rows as one JSON-able tree; by rollout or completion id."""
+        """A rollout with rounds, steps, outcomes and ledger rows as one JSON-able tree, by rollout or completion id."""
         ...
 
     async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
-        """Insert unless (key, idempotency key) exists; returns (outcome id, whether it is new). Raises NotFound for a
+        """Insert unless (key, idempotency key) exists; return (outcome id, whether it is new). Raises NotFound for a
         rollout that is not the key's."""
         ...
 
     async def experience_near(
         self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
-        """Per worker, over its past steps with an outcome on tasks like this one (core.experience), the latest `k` at
-        most. A shared task type makes tasks alike. `workers` maps names to versions: what another version did does not
-        count."""
+        """Per worker, over at most its latest `k` judged steps on tasks like this one (core.experience). A shared task
+        type makes tasks alike. `workers` maps names to versions: steps of other versions do not count."""
         ...
 
     async def outcome_count(self, pool: str) -> int: ...
@@ -268,26 +266,22 @@ class Store(Protocol):
         ...
 
     async def settled_nano(self, hold_id: str) -> int | None:
-        """What a hold was charged, by the ledger; None while it has no settlement there."""
+        """The nano-dollars that a hold was charged in the ledger; None if it has no settlement there."""
         ...
 
     async def books(self, settled_max: int) -> Books:
-        """What the budget store is rebuilt from; the latest `settled_max` settlements."""
+        """The state that the budget store is rebuilt from, with the latest `settled_max` settlements."""
         ...
 
     async def settled_latest(self, limit: int, since: datetime) -> Sequence[Settlement]:
         """The latest settlements, newest first."""
         ...
 
-    async def posted_totals(self) -> Mapping[str, int]:
-        """Scope name → nano-dollars posted, from the ledger: what Redis is rebuilt from."""
-        ...
-
     async def ready(self) -> bool: ...
 
 
 class Clock(Protocol):
-    """Time, so that tests own it. `now` is UTC, for records; `monotonic_s` never goes back, for durations."""
+    """Time, which tests control. `now` is UTC, for records; `monotonic_s` never goes back, for durations."""
 
     def now(self) -> datetime: ...
     def monotonic_s(self) -> float: ...
@@ -298,20 +292,20 @@ class Clock(Protocol):
 
 
 class RequestMetrics(Protocol):
-    """What the request path counts."""
+    """Counts of the request path."""
 
     def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
-        """A rollout was settled and logged."""
+        """Count a rollout that was settled and logged."""
         ...
 
     def dropped(self, fields: int) -> None:
-        """So many unknown properties of a request were left out."""
+        """Count unknown properties of a request that were dropped."""
         ...
 
     def degraded(self, what: str) -> None:
-        """Something optional was away and the request went on without it."""
+        """Count a request that went on without an optional part."""
         ...
 
     def bug(self, error: Exception) -> None:
-        """An error nobody raised on purpose."""
+        """Count an unexpected error."""
         ...

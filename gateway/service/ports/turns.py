@@ -1,4 +1,5 @@
-"""The ports of what outlives one request: replies by Idempotency-Key, who answered a conversation, stored responses."""
+"""The ports of state that outlives a request: replies by Idempotency-Key, the worker of a conversation, stored
+responses."""
 
 from __future__ import annotations
 
@@ -9,10 +10,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One Idempotency-Key of one API key, as one request claims it. No text can be recovered from it.
-
-    `digest` is that of the header, `fingerprint` that of path and body (both SHA-256); `claim` is new for each request.
-    """
+    """One Idempotency-Key of one API key, as one request claims it. It reveals no text: `digest` is that of the header,
+    `fingerprint` that of path and body (both SHA-256); `claim` is new for each request."""
 
     key_id: str
     digest: bytes
@@ -22,7 +21,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class StoredReply:
-    """The reply to a request. `body` None: the request was carried out, and its reply was too large to keep."""
+    """The reply to a request. `body` None: the request was served, and its reply was too large to store."""
 
     status: int
     headers: Mapping[str, str]
@@ -33,19 +32,17 @@ class ReplyStore(Protocol):
     """Replies by Idempotency-Key. Every call raises Unavailable when the store is away; then nothing has changed."""
 
     async def claim(self, slot: Slot, lease_s: float, keep_s: float) -> StoredReply | None:
-        """Return None where the slot is now this request's, for `lease_s`; else the reply that is stored for it.
-
-        Raises IdempotencyReused where the slot belongs to another fingerprint, and IdempotencyRunning while another
-        claim holds it. A claim whose lease is over counts as given up, a slot older than `keep_s` as never used.
-        """
+        """Return None if the slot is now this request's, for `lease_s`; otherwise the stored reply. Raises
+        IdempotencyReused if the slot has another fingerprint, and IdempotencyRunning while another claim holds it. A
+        claim whose lease is over counts as given up, a slot older than `keep_s` as unused."""
         ...
 
     async def keep(self, slot: Slot, reply: StoredReply) -> bool:
-        """Store the slot's reply. Return False, with nothing changed, where the claim is no longer this one's."""
+        """Store the slot's reply. Return False, without a change, if the claim is lost."""
         ...
 
     async def release(self, slot: Slot) -> bool:
-        """Free the slot of a request that did nothing that must not be done twice. Return False as `keep` does."""
+        """Free the slot of a request that may be repeated. Return False as `keep` does."""
         ...
 
     async def sweep(self, keep_s: float, limit: int) -> int:
@@ -55,20 +52,20 @@ class ReplyStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TurnMarks:
-    """Who answered a turn, with the marks by which a later turn of the conversation is known (core/loop/turns.py)."""
+    """The worker of a turn, with the marks by which a later turn of the conversation is recognised
+    (core/loop/turns.py)."""
 
     key_id: str
     rollout_id: str
     worker: str
-    marks: Mapping[str, float]  # mark -> seconds for which it counts
+    marks: Mapping[str, float]  # mark -> seconds for which it is valid
 
 
 class ConversationLog(Protocol):
-    """Which worker a conversation goes back to, as the log has it. Each call is bounded in time and raises Unavailable
-    beyond."""
+    """The workers of conversations in the log. Each call is bounded in time and raises Unavailable beyond."""
 
     async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
-        """Return the worker stored for the first of `marks` that is known; None where none is. Never another key's."""
+        """Return the worker stored for the first known one of `marks`; None if none is known. Never another key's."""
         ...
 
     async def sweep(self, limit: int) -> int:
@@ -77,16 +74,16 @@ class ConversationLog(Protocol):
 
 
 class Conversations(ConversationLog, Protocol):
-    """Which worker a conversation goes back to, from the moment of the reply on."""
+    """The workers of conversations, known from the moment of the reply."""
 
     async def remember(self, turn: TurnMarks) -> None:
-        """Make `find` return the worker for each of the marks, for as long as the mark counts."""
+        """Make `find` return the worker for each of the marks, as long as the mark counts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedResponse:
-    """A rollout that was asked for as a response. `request` and `reply` are those of the chat it was served as."""
+    """A rollout of the Responses API. `request` and `reply` are those of the chat that served it."""
 
     id: str
     created_s: int
@@ -106,10 +103,10 @@ class ResponseStore(Protocol):
     """Responses by id, one key at a time. Every call raises Unavailable when the store is away."""
 
     async def find(self, response_ids: Collection[str], key_id: str) -> Mapping[str, LoggedResponse]:
-        """Return those of them that the log has, by id."""
+        """Return those responses that are in the log, by id."""
         ...
 
     async def erase(self, response_id: str, key_id: str) -> bool:
-        """Take every text out of the rollout's tree, as if the key logged metadata only; it is never trained on. Cost,
-        times and workers stay. Return False where the log has no such response."""
+        """Delete every text of the rollout's tree, as if the key logged only metadata, and exclude it from training.
+        Cost, times and workers stay. Return False if the log has no such response."""
         ...
