@@ -6,19 +6,17 @@ biases, ranks by module, whole modules) is refused, as vLLM or exactness would n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from gateway.adapters.engines.sealed import SealedPolicy, read_object
-from gateway.core.policies.manifest import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, MANIFEST_FILE
+from gateway.core.policies.manifest import ADAPTER_CONFIG_FILE, ADAPTER_TENSOR, ADAPTER_WEIGHTS_FILE, MANIFEST_FILE
 from gateway.errors import VersionRefused
 from policy.serve.manifest import read_complete
 from policy.serve.shape import Array, read_tensors
 
-TENSOR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 UNSUPPORTED = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern")
 
 
@@ -53,7 +51,7 @@ def merged(directory: Path, base: Mapping[str, Array]) -> dict[str, Array]:
     path = directory / ADAPTER_WEIGHTS_FILE
     pairs: dict[str, dict[str, Array]] = {}
     for name, tensor in read_tensors(path).items():
-        match = TENSOR.match(name)
+        match = ADAPTER_TENSOR.match(name)
         if not match:
             raise VersionRefused("engine", f"{path}: {name} is no LoRA tensor")
         pairs.setdefault(match["module"], {})[match["side"]] = tensor.astype(np.float32)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -16,6 +17,7 @@ MANIFEST_FILE = "manifest.json"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE)
+ADAPTER_TENSOR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 NEEDED: Mapping[str, tuple[str, ...]] = {"full": (CONFIG_FILE, WEIGHTS_FILE), "adapter": ADAPTER_FILES}
 PUBLIC_FIELDS = ("name", "version", "kind", "prompt_version", "prompt_hash", "pools", "params", "quality")
 FIX = "train or export this version again"
