@@ -14,7 +14,8 @@ pytest.importorskip("torch", reason="the train extra is not installed")
 from gateway.errors import BadRequest
 from policy.train.engines.cli import settings_of
 from policy.train.engines.rows import EngineRow, EngineSettings, order, prepare, read_rows, trained_tokens
-from policy.train.step.grpo import LossSettings, MissingLogprobs
+from policy.train.step.grpo import LossSettings
+from policy.train.step.rows import MissingLogprobs
 from tests.policy.engine_toys import write_export
 
 pytestmark = pytest.mark.train

@@ -30,9 +30,12 @@ from policy.serve.tokens import Tokens  # noqa: E402
 from policy.train.engines.rows import EngineRow, EngineSettings, of_training, prepare, read_rows  # noqa: E402
 from policy.train.engines.trl_trainer import Stopping, make_trainer, quiet, train_with_trl  # noqa: E402
 from policy.train.sources.conductor import Decoded, Sampler  # noqa: E402
-from policy.train.step.grpo import LossSettings, MissingLogprobs, grpo_loss  # noqa: E402
+from policy.train.step.grpo import LossSettings, grpo_loss  # noqa: E402
 from policy.train.step.masks import Masks  # noqa: E402
-from policy.train.step.rows import Row  # noqa: E402
+from policy.train.step.rows import (  # noqa: E402
+    MissingLogprobs,
+    TrainingRow,
+)
 from policy.train.weights.small import SmallWeights  # noqa: E402
 from tests.policy.engine_toys import load, logged, right_share, write_export  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
@@ -100,7 +103,7 @@ def test_the_ratio_is_one_on_plans_that_our_sampler_drew(tmp_path: Path, model_d
     drawn = [Decoded(prompts[n % 4], masks.root(schema), 1.0, 40, Random(n)) for n in range(32)]
     Sampler(SmallWeights.load(model_dir, shape), tokens, masks, 4096).decode(drawn)
     rows = [
-        Row(
+        TrainingRow(
             *(one.prompt_ids, tuple(one.ids), tuple(one.logprobs), (True,) * len(one.ids), schema, 1.0),
             reward=float(index % 3 == 0),
             episode=f"q{index % 4}/{index}",

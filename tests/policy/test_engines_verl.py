@@ -27,7 +27,8 @@ from gateway.errors import BadRequest, ConfigError  # noqa: E402
 from policy.__main__ import main  # noqa: E402
 from policy.train.engines.rows import EngineRow, EngineSettings, prepare  # noqa: E402
 from policy.train.engines.verl_run import AGENT, write_run  # noqa: E402
-from policy.train.step.grpo import LossSettings, MissingLogprobs, grpo_loss  # noqa: E402
+from policy.train.step.grpo import LossSettings, grpo_loss  # noqa: E402
+from policy.train.step.rows import MissingLogprobs  # noqa: E402
 from tests.policy.engine_toys import write_export  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
 

@@ -9,8 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the train extra is not installed")
 
-from policy.train.step import grpo  # noqa: E402
-from policy.train.step.grpo import LossSettings, MissingLogprobs, grpo_loss  # noqa: E402
+from policy.train.step import forward, grpo, measures  # noqa: E402
+from policy.train.step.grpo import LossSettings, grpo_loss  # noqa: E402
+from policy.train.step.rows import (  # noqa: E402
+    MissingLogprobs,
+    require_logprobs,
+)
 
 pytestmark = pytest.mark.train
 PLAIN = LossSettings()
@@ -32,16 +36,16 @@ def full(like: Any) -> Any:
 
 
 def test_rows_without_logprobs_are_refused_by_name() -> None:
-    grpo.require_logprobs(["a", "b"], [[1, 2], [3]], [[-0.5, 0.0005], [-2.0]])
-    grpo.require_logprobs([], [], [])
+    require_logprobs(["a", "b"], [[1, 2], [3]], [[-0.5, 0.0005], [-2.0]])
+    require_logprobs([], [], [])
     bad: list[list[float] | None] = [None, [], [-1.0], [-1.0, math.nan], [-1.0, -math.inf], [-1.0, 0.5], [-1.0, -1.0]]
     names = [f"rollout-{n}" for n in range(len(bad))]
     with pytest.raises(MissingLogprobs, match=r"in 6 of 7 rows \(rollout-0, .*rollout-4 and 1 more\)"):
-        grpo.require_logprobs(names, [[1, 2]] * len(bad), bad)
+        require_logprobs(names, [[1, 2]] * len(bad), bad)
     with pytest.raises(MissingLogprobs, match=r"1 of 1 rows \(empty\)"):
-        grpo.require_logprobs(["empty"], [[]], [[]])
+        require_logprobs(["empty"], [[]], [[]])
     with pytest.raises(ValueError, match="zip"):
-        grpo.require_logprobs(["a"], [], [])
+        require_logprobs(["a"], [], [])
 
 
 def test_a_stored_logprob_that_is_no_number_never_reaches_the_loss() -> None:
@@ -85,23 +89,23 @@ def test_dead_groups_are_counted_by_group_and_stay_dead_under_rounding() -> None
 def test_logprobs_and_entropy_follow_temperature_and_grammar() -> None:
     logits = torch.tensor([[[0.0, math.log(3.0), 5.0]]])
     only_two = torch.tensor([[[True, True, False]]])
-    assert close(grpo.token_logprobs(logits, torch.tensor([[1]]), allowed=only_two), [[math.log(0.75)]])
+    assert close(forward.token_logprobs(logits, torch.tensor([[1]]), allowed=only_two), [[math.log(0.75)]])
     halved = math.log(3**2 / (1 + 3**2))
-    assert close(grpo.token_logprobs(logits, torch.tensor([[1]]), temperature=0.5, allowed=only_two), [[halved]])
-    assert float(grpo.token_logprobs(logits, torch.tensor([[1]]))) < math.log(0.75)
+    assert close(forward.token_logprobs(logits, torch.tensor([[1]]), temperature=0.5, allowed=only_two), [[halved]])
+    assert float(forward.token_logprobs(logits, torch.tensor([[1]]))) < math.log(0.75)
     wanted = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
-    assert close(grpo.token_entropy(logits, allowed=only_two), [[wanted]])
-    assert close(grpo.token_entropy(torch.zeros(1, 1, 8)), [[math.log(8)]])
+    assert close(forward.token_entropy(logits, allowed=only_two), [[wanted]])
+    assert close(forward.token_entropy(torch.zeros(1, 1, 8)), [[math.log(8)]])
     forced = torch.tensor([[[False, True, False]]])
-    assert close(grpo.token_logprobs(logits, torch.tensor([[1]]), allowed=forced), [[0.0]])
-    assert close(grpo.token_entropy(logits, allowed=forced), [[0.0]])
+    assert close(forward.token_logprobs(logits, torch.tensor([[1]]), allowed=forced), [[0.0]])
+    assert close(forward.token_entropy(logits, allowed=forced), [[0.0]])
     with pytest.raises(ValueError, match="different schemas"):
-        grpo.token_logprobs(logits, torch.tensor([[2]]), allowed=only_two)
+        forward.token_logprobs(logits, torch.tensor([[2]]), allowed=only_two)
 
 
 def test_masked_entropy_has_a_finite_gradient() -> None:
     logits = torch.zeros(1, 1, 3, requires_grad=True)
-    grpo.token_entropy(logits, allowed=torch.tensor([[[True, True, False]]])).sum().backward()
+    forward.token_entropy(logits, allowed=torch.tensor([[[True, True, False]]])).sum().backward()
     assert torch.isfinite(logits.grad).all()
 
 
@@ -222,10 +226,10 @@ def test_at_the_logged_policy_the_gradient_is_the_policy_gradient() -> None:
     tokens = torch.randint(6, (4, 5), generator=generator)
     mask = torch.rand(4, 5, generator=generator) < 0.8
     advantages = torch.randn(4, generator=generator)
-    stored = grpo.token_logprobs(logits, tokens).detach()
-    loss = grpo_loss(grpo.token_logprobs(logits, tokens), stored, advantages, mask, PLAIN)
+    stored = forward.token_logprobs(logits, tokens).detach()
+    loss = grpo_loss(forward.token_logprobs(logits, tokens), stored, advantages, mask, PLAIN)
     (found,) = torch.autograd.grad(loss.value, logits)
-    plain = -(grpo.token_logprobs(logits, tokens) * advantages[:, None] * mask).sum() / mask.sum()
+    plain = -(forward.token_logprobs(logits, tokens) * advantages[:, None] * mask).sum() / mask.sum()
     (wanted,) = torch.autograd.grad(plain, logits)
     assert close(found, wanted)
     assert loss.metrics["ratio_mean"] == loss.metrics["weight_mean"] == pytest.approx(1)
@@ -282,7 +286,7 @@ def test_kl_pulls_towards_the_reference_and_entropy_spreads() -> None:
         assert loss.metrics["kl_reference"] == pytest.approx(math.exp(-x) + x - 1, rel=1e-4)
     logits = torch.tensor([[[2.0, 0.0]]], requires_grad=True)
     settings = LossSettings(entropy_weight=0.1)
-    entropy = grpo.token_entropy(logits)
+    entropy = forward.token_entropy(logits)
     loss = grpo_loss(behaviour, behaviour, advantages, full(behaviour), settings, entropy=entropy)
     loss.value.backward()
     assert float(logits.grad[0, 0, 0]) > 0 > float(logits.grad[0, 0, 1])  # descent lowers the likelier token
@@ -318,7 +322,7 @@ def test_settings_without_a_bound_are_refused(wrong: dict[str, float]) -> None:
 def test_metrics_by_hand() -> None:
     ratio_log = rows([math.log(2.0), 0.0], [math.log(0.5), math.log(0.5)], [3.0, 3.0])
     mask = torch.tensor([[True, True], [True, True], [False, False]])
-    found = grpo.ratio_metrics(ratio_log, mask)
+    found = measures.ratio_metrics(ratio_log, mask)
     two = math.log(2)
     assert found["ratio_mean"] == pytest.approx((2 + 1 + 0.5 + 0.5) / 4)
     assert found["ratio_max"] == pytest.approx(2)
@@ -326,12 +330,12 @@ def test_metrics_by_hand() -> None:
     assert found["kl_behaviour"] == pytest.approx((2 - 1 - two + 2 * (0.5 - 1 + two)) / 4)
     assert found["weight_mean"] == pytest.approx((2 + 0.25) / 2)
     assert found["ess_share"] == pytest.approx(2.25**2 / (4 + 0.0625) / 2)
-    assert set(grpo.ratio_metrics(ratio_log, torch.zeros_like(mask)).values()) == {0.0}
+    assert set(measures.ratio_metrics(ratio_log, torch.zeros_like(mask)).values()) == {0.0}
 
 
 def test_metrics_stay_finite_far_from_the_log() -> None:
     for shift in (-500.0, 500.0):
-        found = grpo.ratio_metrics(torch.full((3, 40), shift), torch.ones(3, 40, dtype=torch.bool))
+        found = measures.ratio_metrics(torch.full((3, 40), shift), torch.ones(3, 40, dtype=torch.bool))
         assert all(math.isfinite(value) for value in found.values())
         assert found["ess_share"] == pytest.approx(1)  # alone it sees nothing: the mean weight does
         assert not 0.85 < found["weight_mean"] < 1.15
@@ -347,7 +351,7 @@ def test_a_bandit_learns_off_policy_from_one_log() -> None:
     behaviour, advantages = propensity.log()[tokens], grpo.batch_advantages(rewards)
     logits = propensity.log().clone().requires_grad_()
     for _ in range(40):
-        logprobs = grpo.token_logprobs(logits.expand(2_000, 1, 3), tokens)
+        logprobs = forward.token_logprobs(logits.expand(2_000, 1, 3), tokens)
         loss = grpo_loss(logprobs, behaviour, advantages, full(behaviour), LossSettings(clip_low=1.0, clip_high=8.9))
         (step,) = torch.autograd.grad(loss.value, logits)
         logits = (logits - 2.0 * step).detach().requires_grad_()

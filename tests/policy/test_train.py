@@ -36,11 +36,11 @@ from policy.train.sources.logged import LoggedSource, of_dataset  # noqa: E402
 from policy.train.sources.sampled import SampledSource  # noqa: E402
 from policy.train.sources.scene import scene_of  # noqa: E402
 from policy.train.spec import TrainSpec  # noqa: E402
-from policy.train.step import grpo  # noqa: E402
-from policy.train.step.advantages import weighed  # noqa: E402
+from policy.train.step import forward  # noqa: E402
+from policy.train.step.forward import passes, score  # noqa: E402
+from policy.train.step.grpo import advantages_of  # noqa: E402
 from policy.train.step.masks import Masks  # noqa: E402
-from policy.train.step.rows import Row, rows_of  # noqa: E402
-from policy.train.step.update import pieces, scored  # noqa: E402
+from policy.train.step.rows import TrainingRow, rows_of  # noqa: E402
 from policy.train.weights import forked, lora  # noqa: E402
 from policy.train.weights.small import SmallWeights, trainable  # noqa: E402
 
@@ -71,8 +71,8 @@ class Bench:
         scene = await scene_of(self.spec)
         return SampledSource(scene, self.conductor, self.spec.settings, self.initial.profile)
 
-    def rows(self) -> list[Row]:
-        async def first() -> list[Row]:
+    def rows(self) -> list[TrainingRow]:
+        async def first() -> list[TrainingRow]:
             return (await (await self.source()).batch(0)).rows
 
         return asyncio.run(first())
@@ -102,9 +102,9 @@ def test_sampled_log_probs_are_the_trainer_s_and_the_same_in_any_company() -> No
     rows = bench.rows()
     assert {len(row.prompt_ids) for row in rows}
     for tokens_max, shared in ((400, True), (16_384, True), (16_384, False)):
-        for piece in pieces(rows, range(len(rows)), tokens_max, shared):
+        for piece in passes(rows, range(len(rows)), tokens_max, shared):
             with torch.no_grad():
-                found = scored(bench.initial.weights, bench.masks, piece, entropy=False)
+                found = score(bench.initial.weights, bench.masks, piece, entropy=False)
             for index, row in enumerate(piece.rows):
                 stored = torch.tensor(row.logprobs)
                 assert torch.allclose(found.logprobs[index, : len(row.plan_ids)], stored, atol=1e-4)
@@ -145,16 +145,16 @@ def test_a_failing_decoder_is_heard_of_by_all_who_wait() -> None:
 # ---------------------------------------------------------------- advantages
 
 
-def row(prompt: int, episode: str, reward: float, *, first: bool = True, category: str = "") -> Row:
+def row(prompt: int, episode: str, reward: float, *, first: bool = True, category: str = "") -> TrainingRow:
     question = episode.split("/")[0]
-    return Row((prompt,), (1,), (0.0,), (True,), {}, 1.0, reward, episode, question, category, first=first)
+    return TrainingRow((prompt,), (1,), (0.0,), (True,), {}, 1.0, reward, episode, question, category, first=first)
 
 
 def test_a_lone_later_round_is_measured_against_its_episode_s_group() -> None:
     rows = [row(1, "q/0", 1.0), row(1, "q/1", 0.0), row(2, "q/0", 1.0, first=False), row(3, "q/1", 0.0, first=False)]
-    found = weighed(rows, Settings(divide_by_std=False))
-    assert found.advantages.tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])
-    dead = weighed([replace(one, reward=0.4) for one in rows], Settings())
+    found = advantages_of(rows, Settings(divide_by_std=False))
+    assert found.values.tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])
+    dead = advantages_of([replace(one, reward=0.4) for one in rows], Settings())
     assert not dead.live.any()
     assert dead.dead_share == 1.0
 
@@ -165,12 +165,12 @@ def test_a_lone_later_round_is_measured_against_its_episode_s_group() -> None:
 )
 def test_baselines(mode: Any, expected: list[float]) -> None:
     rows = [row(1, "a/0", 1.0), row(1, "a/1", 0.0), row(2, "b/0", 1.0), row(2, "b/1", 1.0)]
-    assert weighed(rows, Settings(advantage=mode, divide_by_std=False)).advantages.tolist() == pytest.approx(expected)
+    assert advantages_of(rows, Settings(advantage=mode, divide_by_std=False)).values.tolist() == pytest.approx(expected)
 
 
 def test_small_spreads_are_not_blown_up() -> None:
     rows = [row(1, "a/0", 0.99), row(1, "a/1", 0.98), row(2, "b/0", 1.0), row(2, "b/1", 0.0)]
-    found = weighed(rows, Settings(std_floor=0.1)).advantages
+    found = advantages_of(rows, Settings(std_floor=0.1)).values
     assert found.tolist() == pytest.approx([0.05, -0.05, 1.0, -1.0], abs=1e-4)
 
 
@@ -217,7 +217,7 @@ def test_a_probe_is_what_the_weights_say(tmp_path: Path) -> None:
     weights = initial_weights(TrainSpec(env="arena", init=tmp_path / "out")).weights
     with torch.no_grad():
         logits = weights.scores([probe["prompt_ids"]], [0], [probe["token_ids"]])
-        said = grpo.token_logprobs(logits, torch.tensor([probe["token_ids"]]))[0]
+        said = forward.token_logprobs(logits, torch.tensor([probe["token_ids"]]))[0]
     assert said.tolist() == pytest.approx(probe["logprobs"], abs=1e-5)
 
 
@@ -292,12 +292,12 @@ def test_training_from_the_log_alone_makes_good_plans_likelier(tmp_path: Path) -
     assert told[1]["m2"] > told[0]["m2"]
 
 
-def gain(bench: Bench, rows: list[Row], settings: Settings) -> float:
+def gain(bench: Bench, rows: list[TrainingRow], settings: Settings) -> float:
     """Mean of advantage × log-prob: what training is to raise."""
-    advantages, total = weighed(rows, settings).advantages, 0.0
-    for piece in pieces(rows, range(len(rows)), 16_384, True):
+    advantages, total = advantages_of(rows, settings).values, 0.0
+    for piece in passes(rows, range(len(rows)), 16_384, True):
         with torch.no_grad():
-            found = scored(bench.initial.weights, bench.masks, piece, entropy=False)
+            found = score(bench.initial.weights, bench.masks, piece, entropy=False)
         total += float((found.logprobs.sum(1) * advantages[piece.numbers]).sum())
     return total / len(rows)
 
@@ -364,9 +364,9 @@ def test_transformers_gives_the_same_rows_and_scores() -> None:
     assert [row.plan_ids for row in left] == [row.plan_ids for row in right]
     for one, other in zip(left, right, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
-    for piece in pieces(right, range(len(right)), 4096, False):
+    for piece in passes(right, range(len(right)), 4096, False):
         with torch.no_grad():
-            found = scored(large.initial.weights, large.masks, piece, entropy=False)
+            found = score(large.initial.weights, large.masks, piece, entropy=False)
         for index, row in enumerate(piece.rows):
             assert found.logprobs[index, : len(row.plan_ids)].tolist() == pytest.approx(row.logprobs, abs=1e-3)
 

@@ -32,7 +32,7 @@ from policy.train.sources.curriculum import Curriculum
 from policy.train.spec import TrainSpec, chosen, plain_filters
 from policy.train.step.masks import Masks, OutsideGrammar
 from policy.train.step.parcels import parcels
-from policy.train.step.rows import Row, grouped, require_outcomes, row_of
+from policy.train.step.rows import TrainingRow, grouped, require_outcomes, row_of
 
 SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-3"
 
@@ -56,9 +56,9 @@ def record(rounds: list[RoundRecord]) -> RolloutRecord:
     return RolloutRecord("r", "k", "o", 0, "conductor", "p", "h", [], {}, {}, "c", rounds=rounds)
 
 
-def row(prompt: tuple[int, ...], episode: str, reward: float = 0.0, *, first: bool = True) -> Row:
+def row(prompt: tuple[int, ...], episode: str, reward: float = 0.0, *, first: bool = True) -> TrainingRow:
     question = episode.split("/")[0]
-    return Row(prompt, (8, 9), (0.0, 0.0), (True, True), {}, 1.0, reward, episode, question, first=first)
+    return TrainingRow(prompt, (8, 9), (0.0, 0.0), (True, True), {}, 1.0, reward, episode, question, first=first)
 
 
 # ---------------------------------------------------------------- rows

@@ -26,7 +26,7 @@ from policy.serve.shape import load_shape
 from policy.serve.tokens import Tokens
 from policy.train.engines.rows import EngineRow, EngineSettings, of_training, read_rows
 from policy.train.sources.logged import of_export
-from policy.train.step.grpo import MissingLogprobs
+from policy.train.step.rows import MissingLogprobs
 
 STOPPED = 143
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from gateway.errors import BadRequest
 from policy.serve.tokens import Tokens
-from policy.train.step.grpo import LossSettings, batch_advantages, group_advantages, require_logprobs
+from policy.train.step.grpo import LossSettings, batch_advantages, group_advantages
 from policy.train.step.masks import Masks
-from policy.train.step.rows import Row, grouped
+from policy.train.step.rows import TrainingRow, grouped, require_logprobs
 
 ROWS_MAX = 1_000_000
 COLUMNS = ("uid", "prompts", "responses", "rollout_log_probs", "decision_mask", "reward", "extra_info")
@@ -161,7 +161,7 @@ def read_rows(path: Path) -> list[EngineRow]:
     return rows
 
 
-def of_training(rows: Sequence[Row], tokens: Tokens, settings: EngineSettings) -> list[EngineRow]:
+def of_training(rows: Sequence[TrainingRow], tokens: Tokens, settings: EngineSettings) -> list[EngineRow]:
     """Our own trainer's rows, with the masks of their schemas. Raises BadRequest where they were sampled at another
     temperature than the settings say, since an engine scores all rows at one."""
     other = sorted({row.temperature for row in rows} - {settings.temperature})

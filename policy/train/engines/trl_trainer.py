@@ -26,7 +26,9 @@ from torch import Tensor
 
 from gateway.errors import BadRequest, ConfigError
 from policy.train.engines.rows import Bits, EngineRow, EngineSettings, Prepared, order, prepare
-from policy.train.step.grpo import log_ratio, ratio_metrics, token_entropy, token_logprobs
+from policy.train.step.forward import token_entropy, token_logprobs
+from policy.train.step.grpo import log_ratio
+from policy.train.step.measures import ratio_metrics
 
 try:
     with warnings.catch_warnings():

@@ -27,7 +27,7 @@ from policy.serve.tokens import Tokens
 from policy.train.run.initial import Initial
 from policy.train.settings import Settings
 from policy.train.sources.conductor import Decoded, Sampler
-from policy.train.step import grpo
+from policy.train.step.forward import token_logprobs
 from policy.train.step.masks import Masks
 from policy.train.weights.lora import plain_state, save_adapter
 from policy.train.weights.small import Weights
@@ -112,7 +112,7 @@ def probe_of(weights: Weights, tokens: Tokens, masks: Masks, profile: Profile) -
     Sampler(weights, tokens, masks, len(prompt_ids) + PROBE_TOKENS_MAX).decode([row])
     with torch.no_grad():
         logits = weights.scores([prompt_ids], [0], [row.ids])
-        logprobs = grpo.token_logprobs(logits, torch.tensor([row.ids], device=logits.device))
+        logprobs = token_logprobs(logits, torch.tensor([row.ids], device=logits.device))
     return {"prompt_ids": list(prompt_ids), "token_ids": row.ids, "logprobs": logprobs[0].tolist()}
 
 

@@ -2,7 +2,7 @@
 
 1. A batch is questions by learning value, posed anew, G episodes each (sampled.py), or rows of the log (logged.py).
 2. Rewards are measured against the rows that answered the same prompt; groups without a spread are dropped.
-3. Minibatches × epochs of `policy.train.step.grpo.grpo_loss` against the log-probs that the rows were sampled with.
+3. Minibatches × epochs of `policy.train.step.grpo` against the log-probs that the rows were sampled with.
 4. No random state: every draw is a hash of (seed, step, …), so a checkpoint and the step number are the whole run.
 """
 
@@ -25,9 +25,8 @@ from policy.train.run import checkpoint
 from policy.train.run.checkpoint import Progress
 from policy.train.settings import Settings
 from policy.train.sources.sampled import Batch, Source
-from policy.train.step.advantages import weighed
+from policy.train.step.grpo import learn
 from policy.train.step.masks import Masks
-from policy.train.step.update import learn
 from policy.train.weights.small import Weights, trainable
 
 METRICS_FILE = "metrics.jsonl"
@@ -105,16 +104,13 @@ class Trainer:
         self, batch: Batch, optimizer: torch.optim.Optimizer, step: int, reference: Weights | None
     ) -> dict[str, Value]:
         began_s = time.perf_counter()
-        found = weighed(batch.rows, self.settings)
-        learnt = learn(self.weights, self.masks, optimizer, batch.rows, found, self.settings, step, reference)
+        learnt = learn(self.weights, self.masks, optimizer, batch.rows, self.settings, step, reference)
         self.masks.forget()
         return {
             "step": step + 1,
             "steps": self.settings.steps,
             **batch.told,
             "rows": len(batch.rows),
-            "rows_live": int(found.live.sum()),
-            "dead_share": found.dead_share,
             **learnt,
             "lr": self.settings.rate(step),
             "spent_usd": metrics.usd(self.spend.spent_nano),

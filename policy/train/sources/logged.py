@@ -22,7 +22,7 @@ from policy.reward import RewardSettings
 from policy.train.metrics import Value
 from policy.train.sources.sampled import Batch
 from policy.train.spec import chosen
-from policy.train.step.rows import Row, checked, require_outcomes
+from policy.train.step.rows import TrainingRow, checked, require_outcomes
 
 EXPORT_ROWS_MAX = 1_000_000
 
@@ -31,7 +31,7 @@ EXPORT_ROWS_MAX = 1_000_000
 class Found:
     """Rows that can be trained on, the rollouts they are of, and why the others were left out."""
 
-    rows: list[Row]
+    rows: list[TrainingRow]
     rollouts: int
     refused: list[str]
 
@@ -90,7 +90,7 @@ def of_export(path: Path, prompt_hash: str, weights: RewardSettings) -> Found:
 def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSettings) -> Found:
     """Rows of policy.dataset: one each, with the outcome, cost and latency of the whole request."""
     refused_plans = unparsed(rows)
-    kept: list[Row] = []
+    kept: list[TrainingRow] = []
     refused: list[str] = []
     for row in rows:
         try:
@@ -103,7 +103,7 @@ def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSet
     return Found(kept, len({row.episode for row in kept}), refused)
 
 
-def _row(row: dataset.Row, value: float) -> Row:
+def _row(row: dataset.Row, value: float) -> TrainingRow:
     return checked(
         row,
         reward=value,

@@ -21,7 +21,7 @@ from policy.train.settings import Settings
 from policy.train.sources.conductor import BatchConductor
 from policy.train.sources.curriculum import Curriculum
 from policy.train.sources.scene import Scene
-from policy.train.step.rows import Row, rows_of
+from policy.train.step.rows import TrainingRow, rows_of
 
 PLAN_TIMEOUT_S = 3_600.0  # a batch is decoded together, and nobody waits for a reply
 
@@ -30,7 +30,7 @@ PLAN_TIMEOUT_S = 3_600.0  # a batch is decoded together, and nobody waits for a 
 class Batch:
     """Rows of one step, and what to tell of them. `capped`: money has run out, and no step follows."""
 
-    rows: list[Row]
+    rows: list[TrainingRow]
     rollouts: int
     told: dict[str, Value] = field(default_factory=dict)
     capped: bool = False
@@ -110,8 +110,8 @@ class SampledSource:
         if self._on_spent is not None:
             self._on_spent(now.spent_nano)
 
-    def _judged(self, posed: Sequence[Prompt], found: EpisodeGroups) -> tuple[list[Row], list[float]]:
-        rows: list[Row] = []
+    def _judged(self, posed: Sequence[Prompt], found: EpisodeGroups) -> tuple[list[TrainingRow], list[float]]:
+        rows: list[TrainingRow] = []
         rewards: list[float] = []
         for prompt, group in zip(posed, found.groups, strict=False):
             weights = at_quality(self._settings.reward, prompt.quality)

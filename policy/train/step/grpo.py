@@ -1,84 +1,147 @@
-"""Group-relative policy optimisation as pure functions over tensors: advantages, ratios, masks, the loss.
+"""The GRPO step in one file, from rewards to the gradient. Read `learn` first; what it calls follows in its order.
+
+1. Advantages: each row's reward against a baseline (`advantages_of`).
+2. Minibatches × epochs: log-probs of the plans under the weights (`forward.score`), the loss of their tokens
+   (`grpo_loss`: ratio, clip, weights, KL, entropy), its gradient, one step of the optimizer.
 
 Shapes: B rows (one sampled plan each), T plan tokens (padded behind), V vocabulary. Masks are bool, true where a token
-counts. Nothing here samples, steps an optimizer or reads a model; the trainer is algorithm-blind beyond these names.
+counts. Beside it: `rows` what a row is, `parcels` and `forward` the passes through the model, `masks` the grammar's
+masks, `measures` the metrics.
 
-Log-probs come in three kinds, kept apart on purpose. `logprobs`: the weights being trained, with gradient.
-`behaviour`: what the server stored when it sampled, after temperature and grammar mask; never recomputed, since logs
-without them destroyed a policy in one round. `proximal`: the weights at the start of the update, or None where one
-batch makes one pass.
+Log-probs come in three kinds. `logprobs`: the weights being trained, with gradient. `behaviour`: what the server stored
+when it sampled, after temperature and grammar mask; never recomputed, since logs without them destroyed a policy in one
+round. `proximal`: the weights at the start of the update, or None where one batch makes one pass.
 
 Sources: GRPO (Shao et al., arXiv:2402.03300); no division by std and its bias (Dr. GRPO, 2503.20783); token-level
-normalisation and clip-higher (DAPO, 2503.14476); decoupled clipping (Hilton et al., 2110.00641; AReaL, 2505.24298);
-truncated weights (Ionides 2008); dual clip (Ye et al., 1912.09729); second moment of the log-ratio (M2PO, 2510.01161);
-k3 (Schulman 2020, joschu.net/blog/kl-approx.html).
+normalisation and clip-higher (DAPO, 2503.14476); leave-one-out baseline (RLOO, 2402.14740); decoupled clipping (Hilton
+et al., 2110.00641; AReaL, 2505.24298); truncated weights (Ionides 2008); dual clip (Ye et al., 1912.09729); second
+moment of the log-ratio (M2PO, 2510.01161); k3 (Schulman 2020, joschu.net/blog/kl-approx.html).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
+from policy.environments.base import rng_for
+from policy.train.settings import Settings
+from policy.train.step.forward import ForwardPass, padded, passes, score
+from policy.train.step.masks import Masks
+from policy.train.step.measures import LOG_RATIO_MAX, Means, ratio_metrics, share
+from policy.train.step.rows import MissingLogprobs, TrainingRow, grouped
+from policy.train.weights.small import Weights, trainable
+
 DEAD_STD = 1e-6  # a group whose rewards spread less teaches nothing
-LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
-LOG_RATIO_MAX = 20.0  # beyond it exp() would overflow and 0 · inf poison the gradient; every clip is long active
 
 
-class MissingLogprobs(ValueError):
-    """Rows without usable behaviour log-probs; the message names them and the fix."""
+# ---------------------------------------------------------------- the step
+
+
+def learn(
+    weights: Weights,
+    masks: Masks,
+    optimizer: torch.optim.Optimizer,
+    rows: Sequence[TrainingRow],
+    settings: Settings,
+    step: int,
+    reference: Weights | None,
+) -> dict[str, float]:
+    """Train on the rows: `epochs` × `minibatches` optimizer steps. Returns metrics, means over tokens."""
+    advantages = advantages_of(rows, settings)
+    live = [number for number, alive in enumerate(advantages.live.tolist()) if alive]
+    metrics = Means()
+    if live:
+        batch_loss = _BatchLoss(weights, masks, rows, advantages, settings, reference)
+        if settings.decoupled:
+            batch_loss.store_proximal(live)
+        for epoch in range(settings.epochs):
+            for numbers in minibatches(rows, live, settings.minibatches, (settings.seed, "order", step, epoch)):
+                optimizer.param_groups[0]["lr"] = settings.rate(step)
+                optimizer.zero_grad(set_to_none=True)
+                batch_loss.backward(numbers, metrics)
+                parameters = list(trainable(weights.model).values())
+                norm = torch.nn.utils.clip_grad_norm_(parameters, settings.gradient_norm_max)
+                finite = bool(torch.isfinite(norm))
+                metrics.add({"gradient_norm": float(norm) if finite else 0.0, "skipped_share": float(not finite)}, 1.0)
+                if finite:  # one overflow must not end in weights that are no numbers
+                    optimizer.step()
+    return {"rows_live": len(live), "dead_share": advantages.dead_share, **metrics.read()}
+
+
+def minibatches(
+    rows: Sequence[TrainingRow], live: Sequence[int], count: int, key: tuple[object, ...]
+) -> Iterator[list[int]]:
+    """Yield the live rows in `count` parts of whole questions, in an order that is a function of `key`."""
+    questions = sorted({rows[number].question for number in live})
+    rng_for(*key).shuffle(questions)
+    part = {question: index * count // len(questions) for index, question in enumerate(questions)}
+    for which in range(count):
+        if batch := [number for number in live if part[rows[number].question] == which]:
+            yield batch
+
+
+# ---------------------------------------------------------------- advantages: how good a row is beside its group
 
 
 @dataclass(frozen=True, slots=True)
-class LossSettings:
-    """Knobs of `grpo_loss`. Raises ValueError on values that turn a bound off by accident."""
+class Advantages:
+    """`values` [B] and `live` [B], false where a row teaches nothing. `dead_share` is of groups."""
 
-    clip_low: float = 0.2  # no reward for a ratio below 1 − this; 1 turns the lower clip off
-    clip_high: float = 0.28  # nor for one above 1 + this (DAPO's clip-higher)
-    ratio_max: float = 10.0  # dual clip: bounds the loss of a bad plan the new weights now prefer
-    weight_max: float = 2.0  # truncation of proximal/behaviour weights
-    staleness_max: float | None = None  # M2PO's τ, mean squared log-ratio; the paper uses 0.04
-    kl_weight: float = 0.0  # β, against a reference policy
-    entropy_weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.clip_low <= 1 or not 0 < self.clip_high < self.ratio_max - 1:
-            raise ValueError("needs 0 < clip_low ≤ 1 and 0 < clip_high < ratio_max − 1")
-        if not self.weight_max >= 1 or (self.staleness_max is not None and not self.staleness_max > 0):
-            raise ValueError("needs weight_max ≥ 1 and staleness_max > 0 (or None)")
-        if not (self.kl_weight >= 0 and self.entropy_weight >= 0):
-            raise ValueError("needs kl_weight ≥ 0 and entropy_weight ≥ 0")
+    values: Tensor
+    live: Tensor
+    dead_share: float
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """`value`: scalar with gradient, to minimise. `metrics`: plain numbers by name, for the log."""
-
-    value: Tensor
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-def require_logprobs(
-    names: Sequence[str], tokens: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float] | None]
-) -> None:
-    """Check one stored log-prob for each sampled token of each row. Raises MissingLogprobs naming the rows."""
-    bad = [name for name, ids, row in zip(names, tokens, logprobs, strict=True) if not _usable(ids, row)]
-    if bad:
-        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        raise MissingLogprobs(
-            f"no usable behaviour log-probs in {len(bad)} of {len(names)} rows ({shown}): leave them out, or serve the "
-            "conductor with --logprobs-mode processed_logprobs and return_token_ids and collect anew"
-        )
+def advantages_of(rows: Sequence[TrainingRow], settings: Settings) -> Advantages:
+    """Rewards less a baseline (GRPO, eq. 3). A row whose prompt no other row answers (a later round that alone came to
+    its state) is measured against its episode's group, if that has more than one row."""
+    rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
+    groups, opening, means, spread = _baseline(rows, rewards, settings)
+    centred = rewards - means
+    if settings.advantage == "leave_one_out":  # RLOO: the mean of the others
+        counts = torch.bincount(groups)[groups]
+        centred = centred * counts / (counts - 1).clamp_min(1)
+    std_min = max(settings.std_min, DEAD_STD)
+    live = (spread > std_min) & (centred.abs() > DEAD_STD)
+    if settings.divide_by_std:
+        centred = centred / spread.clamp_min(max(settings.std_floor, DEAD_STD))
+    dead = dead_share(rewards[opening], groups[opening], std_min)
+    return Advantages(torch.where(live, centred, 0.0).float(), live, dead)
 
 
-def _usable(ids: Sequence[int], row: Sequence[float] | None) -> bool:
-    return bool(ids) and row is not None and len(row) == len(ids) and all(-math.inf < x <= LOGPROB_SLACK for x in row)
+def _baseline(
+    rows: Sequence[TrainingRow], rewards: Tensor, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Groups [B], which rows open an episode [B], and the mean and std that each row is measured by [B]."""
+    opening = torch.tensor([row.first for row in rows])
+    if settings.advantage == "batch":
+        groups = torch.zeros(len(rows), dtype=torch.long)
+    elif settings.advantage == "category":
+        number: dict[str, int] = {}
+        groups = torch.tensor([number.setdefault(row.category, len(number)) for row in rows])
+    else:
+        return _by_prompt(rows, rewards, opening)
+    return groups, opening, _means(rewards, groups), group_std(rewards, groups)
 
 
-# ---------------------------------------------------------------- advantages
+def _by_prompt(rows: Sequence[TrainingRow], rewards: Tensor, opening: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    own, episodes = (torch.tensor(numbers) for numbers in grouped(rows))
+    alone = torch.bincount(own)[own] < 2
+    means, spread = _means(rewards, own), group_std(rewards, own)
+    base_of = {group: index for index, group in enumerate(own.tolist()) if bool(opening[index])}
+    for index in torch.nonzero(alone & ~opening)[:, 0].tolist():
+        base = base_of.get(int(episodes[index]))
+        if base is not None:
+            means[index], spread[index] = means[base], spread[base]
+    return own, opening, means, spread
+
+
+def _means(values: Tensor, groups: Tensor) -> Tensor:
+    return values - group_advantages(values, groups) if len(values) else values
 
 
 def _group_means(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,34 +184,163 @@ def dead_share(rewards: Tensor, groups: Tensor, std_min: float = DEAD_STD) -> fl
     return float((dead / counts).sum() / (1 / counts).sum())
 
 
-# ---------------------------------------------------------------- tokens
+# ---------------------------------------------------------------- the loss of a minibatch
 
 
-def token_logprobs(
-    logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, allowed: Tensor | None = None
-) -> Tensor:
-    """Log-probs of the sampled tokens [B, T] under logits [B, T, V], after temperature and grammar mask.
+class _BatchLoss:
+    """The loss of a batch's rows, summed over the forward passes that it is computed in."""
 
-    `allowed` [B, T, V] bool is the mask the server decoded with; with it the numbers equal the stored behaviour's for
-    the same weights. Raises ValueError where a sampled token was not allowed: then mask and log do not belong together.
+    def __init__(
+        self,
+        weights: Weights,
+        masks: Masks,
+        rows: Sequence[TrainingRow],
+        advantages: Advantages,
+        settings: Settings,
+        reference: Weights | None,
+    ) -> None:
+        self._weights, self._masks, self._rows = weights, masks, rows
+        self._advantages, self._settings, self._reference = advantages, settings, reference
+        self._proximal: dict[int, Tensor] = {}
+        self._knobs = LossSettings(**{knob.name: getattr(settings, knob.name) for knob in fields(LossSettings)})
+
+    def store_proximal(self, numbers: Sequence[int]) -> None:
+        """Store the log-probs of the weights as they are now: the proximal policy of this step."""
+        with torch.no_grad():
+            for each in self._passes(numbers):
+                scores = score(self._weights, self._masks, each, entropy=False)
+                for number, logprobs in zip(each.numbers, scores.logprobs, strict=True):
+                    self._proximal[number] = logprobs
+
+    def backward(self, numbers: Sequence[int], metrics: Means) -> None:
+        """Gradients of one minibatch."""
+        count = sum(self._token_count(self._rows[number]) for number in numbers)
+        for each in self._passes(numbers):
+            scores = score(self._weights, self._masks, each, entropy=self._settings.entropy_weight > 0)
+            mask = self._mask_of(each, scores.present)
+            loss = grpo_loss(
+                scores.logprobs,
+                self._behaviour_of(each, scores.present),
+                self._advantages.values[each.numbers].to(mask.device),
+                mask,
+                self._knobs,
+                proximal=self._proximal_of(each, scores.present) if self._settings.decoupled else None,
+                reference=self._reference_of(each),
+                entropy=scores.entropy,
+                token_count=count,
+            )
+            loss.value.backward()
+            here = max(1.0, float(mask.sum()))
+            shown = {name: value for name, value in loss.metrics.items() if name not in ("loss", "tokens", "entropy")}
+            entropy = float((scores.entropy.detach() * mask).sum()) / here
+            metrics.add({**shown, "entropy": entropy}, here)
+            metrics.sum({"loss": loss.metrics["loss"]})
+
+    def _passes(self, numbers: Sequence[int]) -> list[ForwardPass]:
+        return passes(self._rows, numbers, self._settings.tokens_max, self._weights.shares_prompts)
+
+    def _token_count(self, row: TrainingRow) -> int:
+        return sum(row.decisions) if self._settings.decisions_only else len(row.plan_ids)
+
+    def _mask_of(self, each: ForwardPass, present: Tensor) -> Tensor:
+        decisions = padded([list(map(float, row.decisions)) for row in each.rows], present) > 0
+        live = torch.ones(len(each.rows), dtype=torch.bool, device=present.device)
+        return loss_mask(present, decisions, live, decisions_only=self._settings.decisions_only)
+
+    def _behaviour_of(self, each: ForwardPass, present: Tensor) -> Tensor:
+        return padded([row.logprobs for row in each.rows], present)
+
+    def _proximal_of(self, each: ForwardPass, present: Tensor) -> Tensor:
+        return padded([self._proximal[number][: present.shape[1]] for number in each.numbers], present)
+
+    def _reference_of(self, each: ForwardPass) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            return score(self._reference, self._masks, each, entropy=False).logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """Knobs of `grpo_loss`. Raises ValueError on values that turn a bound off by accident."""
+
+    clip_low: float = 0.2  # no reward for a ratio below 1 − this; 1 turns the lower clip off
+    clip_high: float = 0.28  # nor for one above 1 + this (DAPO's clip-higher)
+    ratio_max: float = 10.0  # dual clip: bounds the loss of a bad plan the new weights now prefer
+    weight_max: float = 2.0  # truncation of proximal/behaviour weights
+    staleness_max: float | None = None  # M2PO's τ, mean squared log-ratio; the paper uses 0.04
+    kl_weight: float = 0.0  # β, against a reference policy
+    entropy_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_low <= 1 or not 0 < self.clip_high < self.ratio_max - 1:
+            raise ValueError("needs 0 < clip_low ≤ 1 and 0 < clip_high < ratio_max − 1")
+        if not self.weight_max >= 1 or (self.staleness_max is not None and not self.staleness_max > 0):
+            raise ValueError("needs weight_max ≥ 1 and staleness_max > 0 (or None)")
+        if not (self.kl_weight >= 0 and self.entropy_weight >= 0):
+            raise ValueError("needs kl_weight ≥ 0 and entropy_weight ≥ 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """`value`: scalar with gradient, to minimise. `metrics`: plain numbers by name, for the log."""
+
+    value: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def grpo_loss(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    settings: LossSettings,
+    *,
+    proximal: Tensor | None = None,
+    reference: Tensor | None = None,
+    entropy: Tensor | None = None,
+    token_count: int | None = None,
+) -> Loss:
+    """The loss of B rows: −mean over tokens of weight·clipped − entropy_weight·H, + kl_weight·k3.
+
+    logprobs, behaviour, proximal, reference, entropy, mask: [B, T]; advantages: [B]. Without `proximal` the ratio is
+    taken against the stored behaviour itself; with it, against the proximal policy, and min(proximal/behaviour, cap)
+    weighs each token. The clip bounds the step, the weight corrects for the log. Raises ValueError where a
+    setting asks for a tensor that is not given, and MissingLogprobs on a stored log-prob that is not a number.
     """
-    spread = torch.log_softmax(_masked(logits, temperature, allowed), dim=-1)
-    chosen = spread.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    if allowed is not None and bool((chosen == -math.inf).any()):
-        raise ValueError("a sampled token is outside the grammar mask: rows and masks are of different schemas")
-    return chosen
+    _require(settings, reference, entropy)
+    if not bool(torch.isfinite(behaviour[mask]).all()):
+        raise MissingLogprobs("a stored behaviour log-prob is not a finite number: check rows with `require_logprobs`")
+    base = behaviour if proximal is None else proximal.detach()
+    ratio_log = log_ratio(logprobs, base, mask)
+    off_policy = log_ratio(logprobs, behaviour, mask).detach()
+    kept = mask if settings.staleness_max is None else fresh_mask(off_policy, mask, settings.staleness_max)
+    weights = truncated_weights(log_ratio(base, behaviour, mask), settings.weight_max)
+    objective, clipped = clipped_objective(ratio_log, advantages, settings)
+    value = -token_mean(weights * objective, kept, token_count)
+    metrics = ratio_metrics(off_policy, mask)
+    metrics["clip_share"] = share(clipped, kept)
+    metrics["stale_share"] = 1.0 - share(kept, mask)
+    metrics["weight_truncated_share"] = share(log_ratio(base, behaviour, mask) > math.log(settings.weight_max), mask)
+    if reference is not None:
+        kl = token_mean(k3_kl(logprobs, reference, mask), mask, token_count)
+        value = value + settings.kl_weight * kl
+        metrics["kl_reference"] = float(kl.detach())
+    if entropy is not None:
+        spread = token_mean(entropy, mask, token_count)
+        value = value - settings.entropy_weight * spread
+        metrics["entropy"] = float(spread.detach())
+    return Loss(value, metrics | {"loss": float(value.detach()), "tokens": float(mask.sum())})
 
 
-def token_entropy(logits: Tensor, *, temperature: float = 1.0, allowed: Tensor | None = None) -> Tensor:
-    """Entropy in nats of each next-token distribution [B, T] from logits [B, T, V], over allowed tokens only."""
-    scaled = _masked(logits, temperature, allowed)
-    spread = torch.log_softmax(scaled, dim=-1)
-    return -(spread.exp() * spread.masked_fill(scaled == -math.inf, 0.0)).sum(-1)
+def _require(settings: LossSettings, reference: Tensor | None, entropy: Tensor | None) -> None:
+    if settings.kl_weight and reference is None:
+        raise ValueError("kl_weight needs `reference` log-probs; set it to 0 or give them")
+    if settings.entropy_weight and entropy is None:
+        raise ValueError("entropy_weight needs `entropy` from `token_entropy`; set it to 0 or give it")
 
 
-def _masked(logits: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
-    scaled = logits.float() / temperature
-    return scaled if allowed is None else scaled.masked_fill(~allowed, -math.inf)
+# ---------------------------------------------------------------- its parts, a token each
 
 
 def loss_mask(present: Tensor, decisions: Tensor, live: Tensor, *, decisions_only: bool = False) -> Tensor:
@@ -206,81 +398,3 @@ def clipped_objective(ratio_log: Tensor, advantages: Tensor, settings: LossSetti
     pessimistic = torch.minimum(plain, clipped)
     chosen = torch.where(gain < 0, torch.maximum(pessimistic, settings.ratio_max * gain), pessimistic)
     return chosen, (chosen != plain).detach()
-
-
-# ---------------------------------------------------------------- the loss
-
-
-def grpo_loss(
-    logprobs: Tensor,
-    behaviour: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    settings: LossSettings,
-    *,
-    proximal: Tensor | None = None,
-    reference: Tensor | None = None,
-    entropy: Tensor | None = None,
-    token_count: int | None = None,
-) -> Loss:
-    """The loss of B rows: −mean over tokens of weight·clipped − entropy_weight·H, + kl_weight·k3.
-
-    logprobs, behaviour, proximal, reference, entropy, mask: [B, T]; advantages: [B]. Without `proximal` the ratio is
-    taken against the stored behaviour itself; with it, against the proximal policy, and min(proximal/behaviour, cap)
-    weighs each token. The clip bounds the step, the weight corrects for the log. Raises ValueError where a
-    setting asks for a tensor that is not given, and MissingLogprobs on a stored log-prob that is not a number.
-    """
-    _require(settings, reference, entropy)
-    if not bool(torch.isfinite(behaviour[mask]).all()):
-        raise MissingLogprobs("a stored behaviour log-prob is not a finite number: check rows with `require_logprobs`")
-    base = behaviour if proximal is None else proximal.detach()
-    ratio_log = log_ratio(logprobs, base, mask)
-    off_policy = log_ratio(logprobs, behaviour, mask).detach()
-    kept = mask if settings.staleness_max is None else fresh_mask(off_policy, mask, settings.staleness_max)
-    weights = truncated_weights(log_ratio(base, behaviour, mask), settings.weight_max)
-    objective, clipped = clipped_objective(ratio_log, advantages, settings)
-    value = -token_mean(weights * objective, kept, token_count)
-    metrics = ratio_metrics(off_policy, mask)
-    metrics["clip_share"] = _share(clipped, kept)
-    metrics["stale_share"] = 1.0 - _share(kept, mask)
-    metrics["weight_truncated_share"] = _share(log_ratio(base, behaviour, mask) > math.log(settings.weight_max), mask)
-    if reference is not None:
-        kl = token_mean(k3_kl(logprobs, reference, mask), mask, token_count)
-        value = value + settings.kl_weight * kl
-        metrics["kl_reference"] = float(kl.detach())
-    if entropy is not None:
-        spread = token_mean(entropy, mask, token_count)
-        value = value - settings.entropy_weight * spread
-        metrics["entropy"] = float(spread.detach())
-    return Loss(value, metrics | {"loss": float(value.detach()), "tokens": float(mask.sum())})
-
-
-def _require(settings: LossSettings, reference: Tensor | None, entropy: Tensor | None) -> None:
-    if settings.kl_weight and reference is None:
-        raise ValueError("kl_weight needs `reference` log-probs; set it to 0 or give them")
-    if settings.entropy_weight and entropy is None:
-        raise ValueError("entropy_weight needs `entropy` from `token_entropy`; set it to 0 or give it")
-
-
-def _share(hits: Tensor, mask: Tensor) -> float:
-    return float((hits & mask).sum() / mask.sum().clamp_min(1))
-
-
-def ratio_metrics(ratio_log: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far the weights have moved from the log [B, T]: per-token ratio mean and max, mean squared log-ratio (M2), k3
-    towards the log, and over whole rows the mean weight (far below 1: the weights have left what was logged) and ESS ÷
-    rows, which alone reads well even then. Zeros for an empty mask."""
-    tokens = torch.where(mask, ratio_log.detach().double(), 0.0).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
-    ratio = tokens[mask].exp()
-    weights_log = tokens.sum(-1)[mask.any(-1)]
-    if not len(weights_log):
-        return dict.fromkeys(("ratio_mean", "ratio_max", "m2", "kl_behaviour", "weight_mean", "ess_share"), 0.0)
-    ess_log = 2 * weights_log.logsumexp(0) - (2 * weights_log).logsumexp(0)
-    return {
-        "ratio_mean": float(ratio.mean()),
-        "ratio_max": float(ratio.max()),
-        "m2": float((tokens[mask] ** 2).mean()),
-        "kl_behaviour": float((ratio - 1 - tokens[mask]).mean()),
-        "weight_mean": float(weights_log.clamp_max(LOG_RATIO_MAX).exp().mean()),
-        "ess_share": float(ess_log.exp()) / len(weights_log),
-    }

@@ -6,6 +6,7 @@ whose grammar masked them. The schema follows from what the round was allowed an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,11 @@ from policy.dataset.rules import grammar_of, token_fault
 from policy.environments.base import Episode
 from policy.serve.sampling import GREEDY_BELOW
 
+LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
+
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """One plan. Token arrays have one element a plan token. `episode` and `question` are ids: of the request it was
     made for, and of what was asked; `reward` is the request's."""
 
@@ -38,7 +41,7 @@ class Row:
     first: bool = True  # of its episode: round 1 of the request's own loop
 
 
-def rows_of(episode: Episode, reward: float, question: str, category: str) -> list[Row]:
+def rows_of(episode: Episode, reward: float, question: str, category: str) -> list[TrainingRow]:
     """Every planning call of an episode that decoded anything, child loops included. Raises RowRefused."""
     name = f"{question}/{episode.sample}"
     return [
@@ -51,7 +54,7 @@ def rows_of(episode: Episode, reward: float, question: str, category: str) -> li
 
 def row_of(
     record: RolloutRecord, planned: RoundRecord, reward: float, episode: str, question: str, category: str
-) -> Row:
+) -> TrainingRow:
     """One planning call of a record. Raises RowRefused."""
     return checked(
         planned,
@@ -63,7 +66,7 @@ def row_of(
     )
 
 
-def checked(planned: RoundRecord | dataset.Row, **more: Any) -> Row:
+def checked(planned: RoundRecord | dataset.Row, **more: Any) -> TrainingRow:
     """The row of a planning call whose token arrays are complete, whose sampling can be repeated and whose schema is
     known. Raises RowRefused."""
     if fault := token_fault(planned):
@@ -74,7 +77,7 @@ def checked(planned: RoundRecord | dataset.Row, **more: Any) -> Row:
     if float(planned.sampling.get("top_p", 1.0)) < 1.0:
         raise RowRefused("nucleus")
     _, schema = grammar_of(planned)
-    return Row(
+    return TrainingRow(
         tuple(planned.prompt_token_ids),
         tuple(planned.plan_token_ids),
         tuple(planned.plan_logprobs),
@@ -86,7 +89,7 @@ def checked(planned: RoundRecord | dataset.Row, **more: Any) -> Row:
     )
 
 
-def grouped(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+def grouped(rows: Sequence[TrainingRow]) -> tuple[list[int], list[int]]:
     """Two group numbers for each row: of the rows that answered the very same prompt, and of its episode's group, which
     is the one that its first round is in (its question's, where an episode has none)."""
     same: dict[tuple[int, ...], int] = {}
@@ -107,3 +110,24 @@ def require_outcomes(rewards: Sequence[float]) -> None:
             f"all {len(rewards)} rollouts have the same reward ({rewards[0]:.3g}), so none is better than another: "
             "collect more traffic, or check the grader"
         )
+
+
+class MissingLogprobs(ValueError):
+    """Rows without usable behaviour log-probs; the message names them and the fix."""
+
+
+def require_logprobs(
+    names: Sequence[str], tokens: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float] | None]
+) -> None:
+    """Check one stored log-prob for each sampled token of each row. Raises MissingLogprobs naming the rows."""
+    bad = [name for name, ids, row in zip(names, tokens, logprobs, strict=True) if not _usable(ids, row)]
+    if bad:
+        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+        raise MissingLogprobs(
+            f"no usable behaviour log-probs in {len(bad)} of {len(names)} rows ({shown}): leave them out, or serve the "
+            "conductor with --logprobs-mode processed_logprobs and return_token_ids and collect anew"
+        )
+
+
+def _usable(ids: Sequence[int], row: Sequence[float] | None) -> bool:
+    return bool(ids) and row is not None and len(row) == len(ids) and all(-math.inf < x <= LOGPROB_SLACK for x in row)
