@@ -20,6 +20,8 @@ COMMANDS = {
     "engines": "policy.train.engines.cli",
     "gate": "policy.gate.command",
     "jobs": "policy.jobs.command",
+    "seal": "policy.start.pretrained.seal",
+    "import": "policy.start.pretrained.packaged",
 }
 USAGE = (
     f"usage: python -m policy COMMAND …; COMMAND is one of: {', '.join(COMMANDS)}; each explains itself with --help\n"

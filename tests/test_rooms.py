@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
     "policy": (
         "gateway.adapters.engines.sealed",
+        "gateway.adapters.engines.files",
         *(f"gateway.service.loop.{name}" for name in ("conducting", "routers", "state")),  # what planners are made of
         "gateway.service.ports.request",
     ),

@@ -24,6 +24,15 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+QUOTE_SCALE = 4.0  # random weights that end their strings at times, so that some of their plans run
 CORPUS = [
     '{"steps": [{"worker": "quill", "task": null, "see": []}, {"worker": "atlas", "task": "Check it.", "see": [0]}]}',
     "Plan for this request. Workers: atlas, quill, forge. Each is good for something: sums, dates, tables, lists.",
@@ -34,16 +43,9 @@ CORPUS = [
 def write_tiny_model(directory: Path, *, heads: int = 4, heads_kv: int = 2, layers: int = 2, seed: int = 0) -> Path:
     """Write a servable model directory, manifest included; head size 32, which vLLM's CPU kernels accept."""
     directory.mkdir(parents=True, exist_ok=True)
-    vocab = _write_tokenizer(directory)
-    config = _config(vocab, heads, heads_kv, layers)
+    config = _config(_write_tokenizer(directory), heads, heads_kv, layers)
     (directory / "config.json").write_text(json.dumps(config))
-    random = np.random.default_rng(seed)
-    weights = {
-        name: (
-            np.ones(dims) if name.endswith("norm.weight") else random.normal(0, 1 if "embed" in name else 0.1, dims)
-        ).astype(np.float32)
-        for name, dims in Shape.from_config(config).tensors()
-    }
+    weights = _random_weights(config, seed)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     write_graph(directory)
     params = sum(w.size for w in weights.values())
@@ -51,6 +53,32 @@ def write_tiny_model(directory: Path, *, heads: int = 4, heads_kv: int = 2, laye
     about = Manifest("tiny", "0", prompt, digest, seed, "random", "tests/tiny_model.py", "2026-01-01", params)
     write_manifest(directory, about)
     return directory
+
+
+def write_tiny_llama(directory: Path, *, seed: int = 0) -> Path:
+    """Write what a model hub gives: a Llama with tied embeddings and a context for the full prompt, no manifest."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = _config(_write_tokenizer(directory), 2, 1, 2) | LLAMA
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = _random_weights(config, seed)
+    quotes = [token for text, token in _words(directory).items() if text.startswith('"')]
+    weights["model.embed_tokens.weight"][quotes] *= QUOTE_SCALE
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def _words(directory: Path) -> dict[str, int]:
+    return dict(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
+
+
+def _random_weights(config: dict[str, Any], seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    return {
+        name: (
+            np.ones(dims) if name.endswith("norm.weight") else random.normal(0, 1 if "embed" in name else 0.1, dims)
+        ).astype(np.float32)
+        for name, dims in Shape.from_config(config).tensors()
+    }
 
 
 def _config(vocab: int, heads: int, heads_kv: int, layers: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.cli.admin import audit, keys, orgs, policy, pools
+from gateway.cli.admin import audit, keys, orgs, pools
 from gateway.cli.learn import programs, train
 from gateway.cli.process import check, serve, worker
 from gateway.errors import BadRequest, BatonError
@@ -36,7 +36,11 @@ COMMANDS = {
     "pools": Command("Show the pools of a gateway, and reload its pool file.", pools.add, pools.run),
     "audit": Command("List and verify the audit of every change.", audit.add_audit, audit.run_audit),
     "retention": Command("Delete rollouts that are over their time.", audit.add_retention, audit.run_retention),
-    "policy": Command("List, publish, shadow, canary, promote and roll back policy versions.", policy.add, policy.run),
+    "policy": Command(
+        "List, publish, shadow, canary, promote and roll back policy versions.",
+        programs.add_policy,
+        programs.run_policy,
+    ),
     "replay-workers": Command("Serve recorded answers as workers.", programs.add_replay, programs.run_replay),
     "traces": Command("Export the log as training data.", programs.add_traces, programs.run_traces),
     "evaluate": Command(

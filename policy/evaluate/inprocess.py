@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from gateway.adapters.engines.sealed import SealedPolicy
@@ -22,7 +23,7 @@ from policy.serve.runtime import Runtime
 from policy.serve.shape import load_shape, load_weights
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 
-FREE = Price()
+FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 TIMEOUT_S = 600.0  # of one plan: a busy machine must not change a figure
 
 
@@ -90,7 +91,7 @@ class ConductorDirectory:
 
     def load(self) -> tuple[Runtime, Tokens]:
         """The weights in memory, an adapter merged into its base's. Raises VersionRefused."""
-        home = (self.base or self.policy).directory
+        home = (self.base or self.policy).files
         weights = load_weights(home, load_shape(home))
         runtime = Runtime(home, weights=merged(self.policy.directory, weights) if self.base else weights)
         return runtime, Tokens(home, runtime.shape)

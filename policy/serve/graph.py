@@ -1,4 +1,4 @@
-"""Build the ONNX graph of a Qwen2 decoder from its shape: no weights in it, no torch needed.
+"""Build the ONNX graph of a Qwen2 or Llama decoder from its shape: no weights in it, no torch needed.
 
     python -m policy.serve.graph MODEL_DIR      # writes MODEL_DIR/graph.onnx
 
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from policy.serve.manifest import GRAPH_FILE
 from policy.serve.shape import Shape, load_shape
 
 OPSET = 23
 IR_VERSION = 11
+GRAPH_FILE = "graph.onnx"
 
 
 class _Builder:
@@ -49,13 +49,17 @@ class _Builder:
         """x [n, in] times a weight kept as [out, in], the checkpoint's own layout."""
         return self.op("Gemm", [x, weight, *([bias] if bias else [])], transB=1)
 
+    def bias(self, layer: str) -> str | None:
+        return f"{layer}.bias" if self.shape.bias else None
+
     def norm(self, x: str, weight: str) -> str:
         return self.op("RMSNormalization", [x, weight], axis=-1, epsilon=self.shape.norm_eps)
 
     def attention(self, x: str, layer: int) -> str:
         at, shape = f"model.layers.{layer}.self_attn.", self.shape
         q, k, v = (
-            self.op("Unsqueeze", [self.linear(x, f"{at}{n}_proj.weight", f"{at}{n}_proj.bias"), "axis0"]) for n in "qkv"
+            self.op("Unsqueeze", [self.linear(x, f"{at}{n}_proj.weight", self.bias(f"{at}{n}_proj")), "axis0"])
+            for n in "qkv"
         )
         q = self.op("RotaryEmbedding", [q, "cos", "sin", "positions"], num_heads=shape.heads)
         k = self.op("RotaryEmbedding", [k, "cos", "sin", "positions"], num_heads=shape.heads_kv)
@@ -98,7 +102,7 @@ def build_graph(shape: Shape) -> bytes:
     x = build.norm(build.op("Gather", [x, "last"]), "model.norm.weight")
     head = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
     build.op("Gemm", [x, head], ["logits"], transB=1)
-    graph = helper.make_graph(build.nodes, "qwen2", _inputs(shape), _outputs(shape), build.initializers)
+    graph = helper.make_graph(build.nodes, "decoder", _inputs(shape), _outputs(shape), build.initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     return bytes(model.SerializeToString(deterministic=True))
 
@@ -130,7 +134,7 @@ def _outputs(shape: Shape) -> list[Any]:
 
 
 def write_graph(directory: Path) -> Path:
-    """Write `graph.onnx` beside the config it was built from; raises VersionRefused when that is not a Qwen2."""
+    """Write `graph.onnx` beside the config it was built from; raises VersionRefused when that is neither."""
     path = directory / GRAPH_FILE
     path.write_bytes(build_graph(load_shape(directory)))
     return path

@@ -6,63 +6,89 @@ biases, ranks by module, whole modules) is refused, as vLLM or exactness would n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from gateway.adapters.engines.sealed import SealedPolicy, read_object
-from gateway.core.policies.manifest import ADAPTER_CONFIG_FILE, ADAPTER_TENSOR, ADAPTER_WEIGHTS_FILE, MANIFEST_FILE
+from gateway.adapters.engines.sealed import SealedPolicy, read_document, read_object
+from gateway.core.policies.manifest import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_WEIGHTS_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    manifest_of,
+)
 from gateway.errors import VersionRefused
 from policy.serve.manifest import read_complete
 from policy.serve.shape import Array, read_tensors
 
+TENSOR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
+SIBLINGS_MAX = 10_000  # directories looked at for a base
 UNSUPPORTED = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern")
 
 
 def base_of(adapter: SealedPolicy, known: Iterable[SealedPolicy]) -> SealedPolicy:
-    """The full weights under an adapter: one of `known`, else the directory beside it that has its base's name. Raises
-    VersionRefused(base)."""
+    """The weights under an adapter: one of `known`, else a directory beside it, of its base's name or with the same
+    weights, else where its base lay when it was trained. Raises VersionRefused(base)."""
     manifest, place = adapter.manifest, adapter.directory
     if not manifest.base_sha256:
         raise VersionRefused("base", f"{place}: an adapter must name its base's sha256; train it again")
     for one in known:
-        if _is_base(one, manifest.base_sha256):
+        if _is_base(one.manifest, manifest.base_sha256):
             return one
-    beside = place.parent / Path(manifest.base).name
-    if not manifest.base or not (beside / MANIFEST_FILE).is_file():
-        name = manifest.base or "a base without a name"
-        raise VersionRefused(
-            "base", f"{place}: an adapter of {name}, which is neither loaded nor beside it; put its base at {beside}"
-        )
-    base = read_complete(beside)
-    if not _is_base(base, manifest.base_sha256):
-        raise VersionRefused("base", f"{place}: {beside} is not the base it was made for; put its base there")
-    return base
+    named = place.parent / Path(manifest.base).name
+    for directory in _candidates(adapter, named):
+        if _is_base(manifest_of(read_document(directory)), manifest.base_sha256):
+            return read_complete(directory)
+    name = manifest.base or "a base without a name"
+    raise VersionRefused(
+        "base",
+        f"{place}: an adapter of {name} ({manifest.base_sha256[:12]}…), which is neither loaded nor beside it; put its "
+        f"base at {named}",
+    )
 
 
-def _is_base(policy: SealedPolicy, sha256: str) -> bool:
-    return policy.manifest.kind == "full" and policy.manifest.weights_sha256 == sha256
+def _candidates(adapter: SealedPolicy, named: Path) -> Iterator[Path]:
+    """Directories with a manifest in which an adapter's base may lie, the likeliest first."""
+    siblings = sorted(adapter.directory.parent.iterdir())[:SIBLINGS_MAX]
+    source = [Path(adapter.manifest.base_source)] if adapter.manifest.base_source else []
+    for directory in (named, *siblings, *source):
+        if directory != adapter.directory and (directory / MANIFEST_FILE).is_file():
+            yield directory
+
+
+def _is_base(manifest: Manifest, sha256: str) -> bool:
+    return manifest.kind != "adapter" and manifest.weights_sha256 == sha256
 
 
 def merged(directory: Path, base: Mapping[str, Array]) -> dict[str, Array]:
     """`base` (by name, float32) with the adapter in it; tensors it leaves alone are shared. Raises VersionRefused."""
-    rank, scale = _config(directory / ADAPTER_CONFIG_FILE)
+    rank, scale = read_config(directory)
     path = directory / ADAPTER_WEIGHTS_FILE
-    pairs: dict[str, dict[str, Array]] = {}
-    for name, tensor in read_tensors(path).items():
-        match = ADAPTER_TENSOR.match(name)
-        if not match:
-            raise VersionRefused("engine", f"{path}: {name} is no LoRA tensor")
-        pairs.setdefault(match["module"], {})[match["side"]] = tensor.astype(np.float32)
-    if not pairs:
-        raise VersionRefused("engine", f"{path}: it holds no tensor")
+    pairs = read_pairs(directory)
     changed = {f"{module}.weight": _merge(path, module, sides, base, rank, scale) for module, sides in pairs.items()}
     return {**base} | changed
 
 
-def _config(path: Path) -> tuple[int, float]:
-    """Rank and scale. Raises VersionRefused."""
+def read_pairs(directory: Path) -> dict[str, dict[str, Array]]:
+    """An adapter's matrices as float32: module → {"A": [rank, in], "B": [out, rank]}. Raises VersionRefused."""
+    path = directory / ADAPTER_WEIGHTS_FILE
+    pairs: dict[str, dict[str, Array]] = {}
+    for name, tensor in read_tensors(path).items():
+        match = TENSOR.match(name)
+        if not match:
+            raise VersionRefused("engine", f"{path}: {name} is no LoRA tensor")
+        pairs.setdefault(match["module"], {})[match["side"]] = tensor
+    if not pairs:
+        raise VersionRefused("engine", f"{path}: it holds no tensor")
+    return pairs
+
+
+def read_config(directory: Path) -> tuple[int, float]:
+    """An adapter's rank and scale. Raises VersionRefused."""
+    path = directory / ADAPTER_CONFIG_FILE
     config = read_object(path)
     try:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from gateway.errors import VersionRefused
-from policy.serve.manifest import GRAPH_FILE
 from policy.serve.shape import Array, load_shape, load_weights, rotary_tables
+
+GRAPH_FILE = "graph.onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,20 @@ def _session(directory: Path, attached: dict[str, Array], intra_threads: int) ->
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a waiting thread must not eat a core
     options.add_external_initializers(list(attached), [ort.OrtValue.ortvalue_from_numpy(a) for a in attached.values()])
     path = directory / GRAPH_FILE
-    if not path.is_file():
-        raise VersionRefused("engine", f"{path}: missing; build it with `python -m policy.serve.graph {directory}`")
+    graph = path.read_bytes() if path.is_file() else _built(directory)
     try:
-        session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # boundary: onnxruntime raises a dozen untyped errors for a bad graph
         raise VersionRefused("engine", f"{path}: {str(error).splitlines()[0]}") from error
     return session
+
+
+def _built(directory: Path) -> bytes:
+    """The graph of a checkpoint that brings none, as a base does. Raises VersionRefused."""
+    try:
+        from policy.serve.graph import build_graph
+    except ModuleNotFoundError:
+        raise VersionRefused(
+            "engine", f"{directory / GRAPH_FILE}: missing, and building it needs onnx: `pip install 'baton[embedded]'`"
+        ) from None
+    return build_graph(load_shape(directory))

@@ -1,7 +1,8 @@
-"""The shape of a Qwen2 checkpoint (`config.json`) and its weights (`model.safetensors`), read and checked."""
+"""The shape of a Qwen2 or Llama checkpoint (`config.json`) and its weights (`*.safetensors`), read and checked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +10,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file
 
+from gateway.adapters.engines.files import Tensor, read_header
 from gateway.adapters.engines.sealed import read_object
 from gateway.core.policies.manifest import CONFIG_FILE, WEIGHTS_FILE
 from gateway.errors import VersionRefused
 
 Array = npt.NDArray[np.float32]
+# model type → whether its query, key and value layers have a bias; else the two are one decoder
+ARCHITECTURES = {"qwen2": True, "llama": False}
+NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a Qwen2 decoder. `heads_kv` < `heads` is grouped-query attention; lengths are tokens."""
+    """Sizes of a decoder. `heads_kv` < `heads` is grouped-query attention; lengths are tokens."""
 
     layers: int
     hidden: int
@@ -34,15 +38,17 @@ class Shape:
     norm_eps: float
     tied: bool
     eos_ids: tuple[int, ...]
+    bias: bool = True  # of the query, key and value layers
 
     @classmethod
     def from_config(cls, config: dict[str, Any], place: object = CONFIG_FILE) -> Shape:
-        """Read Hugging Face's `config.json`. Raises VersionRefused(engine) where it is not a plain Qwen2."""
-        if config.get("model_type") != "qwen2" or config.get("hidden_act", "silu") != "silu":
-            what = f"model_type={config.get('model_type')!r}"
-            raise VersionRefused("engine", f"{place}: not a qwen2 model with silu ({what}); no other is served here")
-        if config.get("use_sliding_window"):
-            raise VersionRefused("engine", f"{place}: sliding windows are not supported")
+        """Read Hugging Face's `config.json`. Raises VersionRefused(engine) where it is not a plain Qwen2 or Llama."""
+        if config.get("model_type") not in ARCHITECTURES or config.get("hidden_act", "silu") != "silu":
+            what = f"model_type={config.get('model_type')!r}, hidden_act={config.get('hidden_act')!r}"
+            raise VersionRefused("engine", f"{place}: not a qwen2 or llama model with silu ({what}); serve it on vLLM")
+        odd = [name for name in ("use_sliding_window", "attention_bias", "mlp_bias") if config.get(name)]
+        if odd:
+            raise VersionRefused("engine", f"{place}: {', '.join(odd)} is not supported; serve it on vLLM")
         try:
             eos = config["eos_token_id"]
             heads = int(config["num_attention_heads"])
@@ -62,6 +68,7 @@ class Shape:
                 norm_eps=float(config["rms_norm_eps"]),
                 tied=bool(config.get("tie_word_embeddings", False)),
                 eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
+                bias=ARCHITECTURES[config["model_type"]],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise VersionRefused("engine", f"{place}: missing or bad field {error}") from error
@@ -75,7 +82,8 @@ class Shape:
             yield at + "input_layernorm.weight", (self.hidden,)
             for name, width in (("q", q), ("k", kv), ("v", kv)):
                 yield at + f"self_attn.{name}_proj.weight", (width, self.hidden)
-                yield at + f"self_attn.{name}_proj.bias", (width,)
+                if self.bias:
+                    yield at + f"self_attn.{name}_proj.bias", (width,)
             yield at + "self_attn.o_proj.weight", (self.hidden, q)
             yield at + "post_attention_layernorm.weight", (self.hidden,)
             yield at + "mlp.gate_proj.weight", (self.inner, self.hidden)
@@ -99,27 +107,42 @@ def load_shape(directory: Path) -> Shape:
 
 
 def load_weights(directory: Path, shape: Shape) -> dict[str, Array]:
-    """The checkpoint's tensors as float32 by name, each checked against `shape`. Raises VersionRefused."""
-    path = directory / WEIGHTS_FILE
-    stored = read_tensors(path)
+    """The checkpoint's tensors as float32 by name, over all its shards, each checked against `shape`. Raises
+    VersionRefused."""
+    stored = {name: (path, tensor) for path in shards(directory) for name, tensor in read_header(path).items()}
     weights: dict[str, Array] = {}
     for name, dims in shape.tensors():
-        if name not in stored or stored[name].shape != dims:
-            found = stored[name].shape if name in stored else "nothing"
-            raise VersionRefused("shape", f"{path}: {name} should be {dims}, found {found}")
-        weights[name] = np.ascontiguousarray(stored[name], dtype=np.float32)
+        path, tensor = stored.get(name, (directory / WEIGHTS_FILE, None))
+        if tensor is None or tensor.shape != dims:
+            has = tensor.shape if tensor else "no such tensor"
+            raise VersionRefused("shape", f"{path}: {name} should be {dims}, it has {has}")
+        weights[name] = read_tensor(path, tensor)
         if not np.isfinite(weights[name]).all():
             raise VersionRefused("not_finite", f"{path}: {name} holds a NaN or an infinity")
     return weights
 
 
-def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Every tensor of a safetensors file. Raises VersionRefused."""
+def shards(directory: Path) -> list[Path]:
+    """The files that hold the weights of a checkpoint. Raises VersionRefused(missing)."""
+    paths = sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise VersionRefused("missing", f"{directory / WEIGHTS_FILE}: there is no such file; give a policy directory")
+    return paths
+
+
+def read_tensors(path: Path) -> dict[str, Array]:
+    """Every tensor of a safetensors file as float32. Raises VersionRefused."""
+    return {name: read_tensor(path, tensor) for name, tensor in read_header(path).items()}
+
+
+def read_tensor(path: Path, tensor: Tensor) -> Array:
+    """One tensor of a safetensors file as float32. numpy has no bfloat16: it is the upper half of a float32."""
     try:
-        tensors: dict[str, npt.NDArray[Any]] = load_file(path)
-    except Exception as error:  # boundary: safetensors raises its own untyped errors for a torn file
+        stored = np.fromfile(path, NUMPY[tensor.dtype], math.prod(tensor.shape), offset=tensor.at_bytes)
+    except OSError as error:
         raise VersionRefused("engine", f"{path}: {error}") from error
-    return tensors
+    wide = (stored.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "BF16" else stored
+    return np.ascontiguousarray(wide.reshape(tensor.shape), dtype=np.float32)
 
 
 def rotary_tables(shape: Shape) -> dict[str, Array]:

@@ -45,7 +45,7 @@ class Tokens:
             raise VersionRefused("engine", f"{path}: {size} tokens, the model has {shape.vocab}")
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token: entry.content for token, entry in added.items() if entry.special}
-        self._template, self._names = _chat_template(directory)
+        self._template, self._names = chat_template(directory)
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -98,8 +98,9 @@ class TextStream:
         return self._decoder.decode(data, final)
 
 
-def _chat_template(directory: Path) -> tuple[Any, dict[str, str]]:
-    """The compiled template and the token names it may mention, as Hugging Face and vLLM read them."""
+def chat_template(directory: Path) -> tuple[Any, dict[str, str]]:
+    """The compiled template and the token names it may mention, as Hugging Face and vLLM read them. Raises
+    VersionRefused(engine) without one."""
     place = directory / "tokenizer_config.json"
     try:
         config = json.loads(place.read_text())

@@ -96,7 +96,7 @@ class Versions:
     def open(self, name: str, directory: Path) -> LoadedVersion:
         """Read, build, warm up and prove one version. Blocks. Raises VersionRefused."""
         policy = read_complete(directory)
-        home, weights = (directory, None) if policy.manifest.kind == "full" else self._merged(policy)
+        home, weights = self._merged(policy) if policy.manifest.kind == "adapter" else (policy.files, None)
         runtime = Runtime(home, weights=weights)
         engine = Engine(runtime, Tokens(home, runtime.shape), slots=self.slots)
         _warm_up(engine)
@@ -113,7 +113,7 @@ class Versions:
         """The base's directory, and its weights with the adapter in them; a base that is served is not read again."""
         base = base_of(policy, [version.policy for version in self.all()])
         loaded = next((version for version in self.all() if version.policy is base), None)
-        home = base.directory
+        home = base.files
         weights = loaded.engine.runtime.weights if loaded else load_weights(home, load_shape(home))
         return home, merged(policy.directory, weights)
 

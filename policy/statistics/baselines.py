@@ -6,7 +6,7 @@ All of them read what a conductor is shown, the question's text included, and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 
@@ -14,20 +14,13 @@ from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import content_text, embed, question_text
 from gateway.core.loop.plan import Plan, Step
-from gateway.core.money.amounts import cost_nano
+from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import WorkerSpec
-from gateway.service.loop.routers import (
-    SHIP,
-    USAGE_GUESS,
-    FixedPlanner,
-    cascade_plan,
-    models_of,
-    side_by_side,
-    single,
-    vote_plan,
-)
+from gateway.service.loop.routers import SHIP, FixedPlanner, cascade_plan, models_of, side_by_side, single, vote_plan
 from gateway.service.loop.state import EarlyStart, Planner, Situation
 from policy.environments.base import rng_for
+
+TYPICAL_CALL = Usage(400, 300)
 
 
 def by_name(situation: Situation, names: Sequence[str]) -> list[WorkerSpec]:
@@ -39,61 +32,61 @@ def by_name(situation: Situation, names: Sequence[str]) -> list[WorkerSpec]:
 
 def cheapest(models: Sequence[WorkerSpec]) -> WorkerSpec:
     """The lowest price of a typical call; ties to the name. A worker without a price counts as the dearest."""
-    return min(models, key=lambda spec: (spec.price is None, typical_nano(spec), spec.name))
+    return min(models, key=lambda spec: (spec.price is None, _typical_nano(spec), spec.name))
 
 
-def typical_nano(spec: WorkerSpec) -> int:
-    """Nano-dollars of a typical call; 0 without a price."""
-    return cost_nano(spec.price, USAGE_GUESS) if spec.price is not None else 0
+def _typical_nano(spec: WorkerSpec) -> int:
+    return cost_nano(spec.price, TYPICAL_CALL) if spec.price is not None else 0
 
 
 class OneRoundPlanner:
-    """A planner that decides by itself in round 1 and then ships the result. `choose` gives the plan of round 1; it
-    raises PlanRefused where the workers that it needs are not offered."""
+    """Another planner in round 1, and then whatever it gave is shipped: the gateway's routers plan every round anew."""
 
-    def __init__(self, name: str, choose: Callable[[Situation], Plan]) -> None:
-        self.name = name
-        self._choose = choose
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Raises PlanRefused as `choose`."""
-        return SHIP if situation.round > 1 else self._choose(situation)
-
-
-class RoutedOnce:
-    """A router of the gateway in round 1; then its result is shipped. Routers plan every round anew."""
-
-    def __init__(self, router: Planner) -> None:
-        self.name = router.name
-        self._router = router
+    def __init__(self, planner: Planner) -> None:
+        self.name = planner.name
+        self._planner = planner
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Raises PlanRefused as the router."""
-        return SHIP if situation.round > 1 else await self._router.plan(situation, record, meter, early)
+        """As the planner it wraps."""
+        return SHIP if situation.round > 1 else await self._planner.plan(situation, record, meter, early)
 
 
 def fixed(worker: str) -> Planner:
     """`fixed:<worker>`: one step, always the same worker."""
-    return RoutedOnce(FixedPlanner(worker))
+    return OneRoundPlanner(FixedPlanner(worker))
 
 
-def random_worker(seed: int = 0) -> Planner:
+class RandomPlanner:
     """`random`: one step on any model worker, by a hash of (seed, question, names offered)."""
 
-    def choose(situation: Situation) -> Plan:
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        if situation.round > 1:
+            return SHIP
         models = sorted(models_of(situation), key=lambda spec: spec.name)
-        return single(rng_for("random", seed, question_text(situation.conversation)).choice(models))
-
-    return OneRoundPlanner("random", choose)
+        return single(rng_for("random", self._seed, question_text(situation.conversation)).choice(models))
 
 
-def random_plan(seed: int = 0) -> Planner:
+class RandomPlanPlanner:
     """`random-plan`: a random valid plan: 1 to `steps_max` steps, any worker, any earlier steps seen. A child loop gets
-    one step. The choice is by a hash of (seed, conversation, handles offered)."""
+    one step."""
 
-    def choose(situation: Situation) -> Plan:
+    name = "random-plan"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """By a hash of (seed, conversation, handles offered)."""
+        if situation.round > 1:
+            return SHIP
         texts = [content_text(message.get("content")) for message in situation.conversation]
-        rng = rng_for("random plan", seed, *texts)
+        rng = rng_for("random plan", self._seed, *texts)
         handles = sorted(situation.allowed.handles)
         steps: list[Step] = []
         for index in range(rng.randint(1, situation.allowed.steps_max) if situation.rollout_id else 1):
@@ -101,12 +94,15 @@ def random_plan(seed: int = 0) -> Planner:
             steps.append(Step(rng.choice(handles), None, see))
         return Plan(tuple(steps))
 
-    return OneRoundPlanner("random-plan", choose)
 
-
-def cheapest_worker() -> Planner:
+class CheapestPlanner:
     """`cheapest`: one step on the model worker with the lowest price."""
-    return OneRoundPlanner("cheapest", lambda situation: single(cheapest(models_of(situation))))
+
+    name = "cheapest"
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        return SHIP if situation.round > 1 else single(cheapest(models_of(situation)))
 
 
 @dataclass(frozen=True)
@@ -156,26 +152,54 @@ def _unit(vector: Sequence[float]) -> list[float]:
     return [x / norm for x in vector] if norm else list(vector)
 
 
-def table(categories: Categories, best: Mapping[str, Sequence[str]]) -> Planner:
+class TablePlanner:
     """`table`: per category of question the worker that was best in training. `best`: workers by category, best first,
     for not all of them need to be offered."""
-    return OneRoundPlanner("table", lambda situation: single(by_name(situation, best[categories.of(situation)])[0]))
+
+    name = "table"
+
+    def __init__(self, categories: Categories, best: Mapping[str, Sequence[str]]) -> None:
+        self._categories = categories
+        self._best = best
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """The best of the category that is offered. Raises PlanRefused where no model worker is left."""
+        if situation.round > 1:
+            return SHIP
+        return single(by_name(situation, self._best[self._categories.of(situation)])[0])
 
 
-def vote(workers: Sequence[str]) -> Planner:
+class VotePlanner:
     """`vote`: the question to `workers` at once, and the majority of their answers; ties to the earliest named."""
-    return OneRoundPlanner("vote", lambda situation: vote_plan(situation, by_name(situation, workers)))
+
+    name = "vote"
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self._workers = tuple(workers)
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused on a pool without `vote`."""
+        if situation.round > 1:
+            return SHIP
+        return vote_plan(situation, by_name(situation, self._workers))
 
 
-def moa(drafters: Sequence[str], aggregator: str) -> Planner:
+class MoaPlanner:
     """`moa`: drafts side by side, and an aggregator that sees all of them and answers (Wang et al., arXiv:2406.04692,
     one layer)."""
 
-    def choose(situation: Situation) -> Plan:
-        drafts = by_name(situation, drafters)[: situation.allowed.steps_max - 1]
-        return side_by_side(situation, drafts, by_name(situation, [aggregator])[0])
+    name = "moa"
 
-    return OneRoundPlanner("moa", choose)
+    def __init__(self, drafters: Sequence[str], aggregator: str) -> None:
+        self._drafters = tuple(drafters)
+        self._aggregator = aggregator
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        if situation.round > 1:
+            return SHIP
+        drafters = by_name(situation, self._drafters)[: situation.allowed.steps_max - 1]
+        return side_by_side(situation, drafters, by_name(situation, [self._aggregator])[0])
 
 
 @dataclass(frozen=True, slots=True)

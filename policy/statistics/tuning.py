@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 from statistics import fmean
 
-import numpy as np
-
 from gateway.core.loop.digest import extract_answer, normalise
-from gateway.core.loop.experience import embed, question_text
-from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD
-from gateway.service.loop.state import Planner
-from gateway.service.ports.request import WorkerExperience
-from policy.environments.base import Environment, Prompt
+from gateway.core.loop.experience import question_text
+from gateway.core.pool.workers import NANO_PER_USD
+from policy.environments.base import MODEL_KINDS, Environment, Prompt
 from policy.environments.sampling import SamplingProgress, sample
-from policy.statistics import baselines
-from policy.statistics.baselines import CascadePlanner, Categories, Ladder, fixed
+from policy.statistics.baselines import (
+    CascadePlanner,
+    Categories,
+    Ladder,
+    MoaPlanner,
+    TablePlanner,
+    VotePlanner,
+    fixed,
+)
 
 VOTERS = (3, 4)
 
@@ -105,10 +108,10 @@ def categories(observed: Sequence[Observation]) -> Categories:
     return Categories.fitted([(each.question, each.category) for each in observed])
 
 
-def table(observed: Sequence[Observation], usd_weight: float = 0.0) -> Planner:
+def table(observed: Sequence[Observation], usd_weight: float = 0.0) -> TablePlanner:
     """Per category the workers by value."""
     best = {category: ranked(group, usd_weight) for category, group in by_category(observed).items()}
-    return baselines.table(categories(observed), best)
+    return TablePlanner(categories(observed), best)
 
 
 def voted(each: Observation, voters: Sequence[str]) -> WorkerResult:
@@ -119,14 +122,14 @@ def voted(each: Observation, voters: Sequence[str]) -> WorkerResult:
     return WorkerResult(chosen.outcome, sum(result.cost_nano for result in results), chosen.answer)
 
 
-def vote(observed: Sequence[Observation], usd_weight: float = 0.0, sizes: Sequence[int] = VOTERS) -> Planner:
+def vote(observed: Sequence[Observation], usd_weight: float = 0.0, sizes: Sequence[int] = VOTERS) -> VotePlanner:
     """The voters of the best value, the best of them first, for it decides ties. Raises ValueError on a pool with fewer
     workers than the smallest size."""
     order = ranked(observed)
     sets = [voters for size in sizes for voters in combinations(order, size)]
     if not sets:
         raise ValueError(f"{len(order)} workers are too few for a vote of {min(sizes)}")
-    return baselines.vote(max(sets, key=lambda voters: value((voted(each, voters) for each in observed), usd_weight)))
+    return VotePlanner(max(sets, key=lambda voters: value((voted(each, voters) for each in observed), usd_weight)))
 
 
 def climbed(each: Observation, ladder: Ladder) -> WorkerResult:
@@ -157,42 +160,7 @@ def cascade(observed: Sequence[Observation], usd_weight: float = 0.0) -> Cascade
     return CascadePlanner(categories(observed), best)
 
 
-def moa(observed: Sequence[Observation], usd_weight: float = 0.0, drafts: int = 3) -> Planner:
+def moa(observed: Sequence[Observation], usd_weight: float = 0.0, drafts: int = 3) -> MoaPlanner:
     """The best worker aggregates, the next best draft."""
     best, *others = ranked(observed, usd_weight)
-    return baselines.moa(others[:drafts] or [best], best)
-
-
-# ---------------------------------------------------------------- experience
-
-
-class Nearest:
-    """What every worker did on the `k` most similar of the observed questions (cosine of the gateway's embedding).
-
-    Every worker was observed on every question, at no time of its own: so nothing is forgotten, and nearness is rank.
-
-    A client's task type, which the store looks at first, is not used: replayed questions come without one.
-    """
-
-    def __init__(self, observed: Sequence[Observation], k: int) -> None:
-        """Raises ValueError on no questions, or a `k` below 1."""
-        if not observed or k < 1:
-            raise ValueError(f"needs questions to be near to and k ≥ 1, not {len(observed)} and {k}")
-        self._observed = observed
-        self._k = k
-        self._vectors = np.array([embed(each.question) for each in observed])
-
-    def of(self, question: str, without: str | None = None) -> Mapping[str, WorkerExperience]:
-        """By worker name. Of equally near questions the first observed count; those that read `without` do not."""
-        order = np.argsort(-(self._vectors @ np.array(embed(question))), kind="stable")[: 2 * self._k].tolist()
-        near = [index for index in order if self._observed[index].question != without][: self._k]
-        results: dict[str, list[tuple[float, int, float]]] = {}
-        for index in near:
-            for name, result in self._observed[index].results.items():
-                results.setdefault(name, []).append((result.outcome, result.cost_nano, result.latency_s * 1000))
-        return {name: _mean(name, found) for name, found in results.items()}
-
-
-def _mean(name: str, found: Sequence[tuple[float, int, float]]) -> WorkerExperience:
-    success, cost, latency_ms = (sum(column) / len(found) for column in zip(*found, strict=True))
-    return WorkerExperience(name, len(found), success, round(cost), round(latency_ms))
+    return MoaPlanner(others[:drafts] or [best], best)

@@ -22,9 +22,11 @@ from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.arena.__main__ import main, with_failures
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, grade, make_family_task, make_task
+from policy.simulators.arena.messages import read_prompt
+from policy.simulators.arena.poolfile import pool_yaml
 from policy.simulators.arena.server import ArenaSpeaker, pieces, salt_of
-from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, pool_yaml
-from policy.simulators.arena.world import count_tokens, read_prompt, run_step
+from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool
+from policy.simulators.arena.world import count_tokens, run_step
 from policy.simulators.server import CHOICES_MAX, WorkerServer, cut, serve
 from tests.waiting import BOUND_S, until
 
@@ -269,6 +271,17 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--fail", "x"]) == 2
     assert main(["serve", "--speed", "0"]) == 2
     capsys.readouterr()
+
+
+def test_measure_exits_nonzero_on_a_broken_promise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("policy.simulators.arena.__main__.STANDARD", STANDARD[:3])
+    assert main(["measure", "--tasks", "24", "--climbs", "0"]) == 1
+    assert "BROKEN" in capsys.readouterr().out
+    monkeypatch.setattr("policy.simulators.arena.__main__.HELD_OUT", HELD_OUT[:2])
+    assert main(["measure", "--tasks", "24", "--climbs", "0", "--pool", "heldout"]) == 1
+    assert "heron" in capsys.readouterr().out
 
 
 async def test_serve_ends_on_a_signal_and_gives_the_handler_back(tmp_path: Path) -> None:

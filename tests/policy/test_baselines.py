@@ -12,21 +12,21 @@ from gateway.core.loop.caps import Caps
 from gateway.core.loop.plan import validate
 from gateway.service.loop.state import Planner
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import Spend
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
+from policy.environments.spend import Spend
 from policy.statistics import tuning
 from policy.statistics.baselines import (
     CascadePlanner,
     Categories,
+    CheapestPlanner,
     Ladder,
-    cheapest_worker,
+    MoaPlanner,
+    RandomPlanner,
+    TablePlanner,
+    VotePlanner,
     fixed,
-    moa,
-    random_worker,
-    table,
-    vote,
 )
 from policy.statistics.tuning import Observation, WorkerResult
 from tests.policy.environments import ABSENT, RECORDED, SUMS, WORDS, lines, recorded
@@ -54,8 +54,8 @@ async def figures(env: ReplayEnvironment, planner: Planner) -> tuple[float, floa
 def all_of(observed: list[Observation]) -> list[Planner]:
     return [
         fixed("mid"),
-        random_worker(3),
-        cheapest_worker(),
+        RandomPlanner(3),
+        CheapestPlanner(),
         tuning.table(observed),
         tuning.vote(observed),
         tuning.cascade(observed),
@@ -101,7 +101,7 @@ async def test_parameters_follow_from_the_training_prompts(replay: ReplayEnviron
     assert cascade[1] < table[1]  # where the cheap ones agree, the dear one is not asked
     thrifty = await figures(replay, tuning.cascade(observed, usd_weight=1e6))
     assert thrifty[1] < cascade[1]
-    assert thrifty == await figures(replay, cheapest_worker())
+    assert thrifty == await figures(replay, CheapestPlanner())
     assert (await figures(replay, tuning.vote(observed)))[2] == 4.0
     assert (await figures(replay, tuning.moa(observed)))[2] == 3.0
 
@@ -116,7 +116,7 @@ async def test_what_is_computed_from_single_picks_is_what_running_gives(replay: 
             expected = tuning.climbed(each, ladder)
             assert (episode.outcome, episode.cost_nano) == (expected.outcome, expected.cost_nano)
         voters = ("dear", "cheap", "mid")
-        episode = await replay.episode(prompt, vote(voters))
+        episode = await replay.episode(prompt, VotePlanner(voters))
         expected = tuning.voted(each, voters)
         assert (episode.outcome, episode.cost_nano) == (expected.outcome, expected.cost_nano)
 
@@ -147,10 +147,10 @@ async def test_workers_that_are_not_offered_are_passed_over(replay: ReplayEnviro
     categories = Categories({SUMS: [1.0] + [0.0] * 255})
     prompt = replay.prompts("train", 1, 0)[0]
     planners: list[tuple[Planner, tuple[str, ...]]] = [
-        (table(categories, {SUMS: ["gone", "mid"]}), ("mid",)),
-        (table(categories, {SUMS: ["gone"]}), ("cheap",)),
-        (vote(["gone", "mid", "mid"]), ("mid",)),
-        (moa(["gone"], "dear"), ("cheap", "dear")),
+        (TablePlanner(categories, {SUMS: ["gone", "mid"]}), ("mid",)),
+        (TablePlanner(categories, {SUMS: ["gone"]}), ("cheap",)),
+        (VotePlanner(["gone", "mid", "mid"]), ("mid",)),
+        (MoaPlanner(["gone"], "dear"), ("cheap", "dear")),
         (CascadePlanner(categories, {SUMS: Ladder(("gone", "dear"), "mid")}), ("mid",)),
     ]
     for planner, workers in planners:
@@ -160,7 +160,7 @@ async def test_workers_that_are_not_offered_are_passed_over(replay: ReplayEnviro
 async def test_random_is_spread_and_the_same_every_time(replay: ReplayEnvironment) -> None:
     prompts = replay.prompts("train", 40, 0)
     found = await sample(
-        replay, [(prompt, [random_worker(1), random_worker(1), random_worker(2)]) for prompt in prompts]
+        replay, [(prompt, [RandomPlanner(1), RandomPlanner(1), RandomPlanner(2)]) for prompt in prompts]
     )
     first, again, other = ([group[i].workers for group in found.groups] for i in range(3))
     assert first == again != other

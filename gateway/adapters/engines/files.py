@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,18 +22,19 @@ from typing import IO, Any
 from gateway.adapters.engines.sealed import SealedPolicy, file_sha256, read_object, read_policy
 from gateway.core.policies.manifest import (
     ADAPTER_CONFIG_FILE,
-    ADAPTER_TENSOR,
+    ADAPTER_WEIGHTS_FILE,
     CONFIG_FILE,
     FIX,
-    NEEDED,
-    WEIGHTS_FILE,
     Manifest,
     check_prompt,
+    weights_digest,
 )
 from gateway.errors import VersionRefused
+from gateway.files import write_atomic
 
 # fields of config.json about how the weights were saved, not about the weights
 PASSING = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures"}
+LORA_NAME = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 # features of a PEFT adapter that a served low-rank update cannot have
 LORA_PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": (None, "none"),
@@ -42,6 +44,7 @@ LORA_PLAIN: dict[str, tuple[Any, ...]] = {
     "rank_pattern": (None, {}),
     "alpha_pattern": (None, {}),
 }
+NULL_LAYER = "q_proj.weight"
 HEADER_BYTES_MAX = 64 << 20
 BLOCK_BYTES = 4 << 20  # a multiple of every item's size
 # dtype: (bytes an item, how the item's last byte and the one before it show an exponent of all ones)
@@ -72,10 +75,18 @@ def check(directory: Path) -> PolicyFiles:
         raise VersionRefused("missing", f"{directory}: give an absolute path; the engine has a directory of its own")
     sealed = read_policy(directory)
     check_prompt(sealed.manifest, directory)
-    weights = directory / NEEDED[sealed.manifest.kind][1]
-    tensors = read_header(weights)
-    check_finite(weights, tensors)
+    tensors: dict[str, Tensor] = {}
+    for path in _weights(sealed):
+        header = read_header(path)
+        check_finite(path, header)
+        tensors |= header
     return PolicyFiles(sealed, tensors)
+
+
+def _weights(sealed: SealedPolicy) -> list[Path]:
+    if sealed.manifest.kind == "adapter":
+        return [sealed.files / ADAPTER_WEIGHTS_FILE]
+    return [sealed.files / name for name in sorted(sealed.manifest.sha256) if name.endswith(".safetensors")]
 
 
 @dataclass(frozen=True)
@@ -97,9 +108,42 @@ class BaseWeights:
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of model.safetensors; empty if the weights lie in shards."""
-        path = self.directory / WEIGHTS_FILE
-        return file_sha256(path) if path.is_file() else ""
+        """The digest that names the weights in a manifest; empty if there are none."""
+        return weights_digest({path.name: file_sha256(path) for path in self.directory.glob("*.safetensors")})
+
+
+def check_base(files: PolicyFiles, base: BaseWeights | None) -> None:
+    """Check that a base is the one that the engine was started with. Raises VersionRefused(base)."""
+    if base is not None and base.sha256 != files.manifest.weights_sha256:
+        place, ours = files.directory, base.sha256[:12] or "no weights"
+        raise VersionRefused("base", f"{place}: not the weights served here ({ours}…); start an engine on this base")
+
+
+def write_null_adapter(files: PolicyFiles, place: Path) -> None:
+    """Write a LoRA adapter into `place` that changes nothing: an engine of adapters serves a base under a version's
+    name by it. Rank 1 on one linear layer, all zeros. Raises VersionRefused(shape) for weights without such a layer."""
+    name = next((name for name in sorted(files.tensors) if name.endswith(NULL_LAYER)), None)
+    if name is None or len(files.tensors[name].shape) != 2:
+        raise VersionRefused("shape", f"{files.directory}: no *{NULL_LAYER}; only decoders with such layers are served")
+    outputs, inputs = files.tensors[name].shape
+    module = name.removesuffix(".weight")
+    header: dict[str, Any] = {}
+    end = 0
+    for side, shape in (("A", (1, inputs)), ("B", (outputs, 1))):
+        size = math.prod(shape) * FLOATS["F32"][0]
+        offsets = [end, end + size]
+        header[f"base_model.model.{module}.lora_{side}.weight"] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": offsets,
+        }
+        end += size
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(end)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 1, "bias": "none"}
+    config |= {"target_modules": [module.rpartition(".")[2]], "base_model_name_or_path": files.manifest.id}
+    write_atomic(place / ADAPTER_WEIGHTS_FILE, content)
+    write_atomic(place / ADAPTER_CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True))
 
 
 def check_adapter(files: PolicyFiles, base: BaseWeights | None, rank_max: int) -> None:
@@ -124,7 +168,7 @@ def _check_pairs(files: PolicyFiles, rank: int, shapes: Mapping[str, tuple[int, 
     """Check that each module has A [rank, in] and B [out, rank] for a weight [out, in] of the base."""
     pairs: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, tensor in files.tensors.items():
-        found = ADAPTER_TENSOR.match(name)
+        found = LORA_NAME.match(name)
         if not found:
             raise VersionRefused("shape", f"{files.directory}: {name} is not a LoRA tensor; {FIX}")
         pairs.setdefault(found["module"], {})[found["side"]] = tensor.shape
@@ -140,9 +184,9 @@ def _check_pairs(files: PolicyFiles, rank: int, shapes: Mapping[str, tuple[int, 
 def check_full(files: PolicyFiles, base: BaseWeights) -> None:
     """Check that the weights can replace those of `base`. Raises VersionRefused(kind | tied | shape)."""
     place = files.directory
-    if files.manifest.kind != "full":
+    if files.manifest.kind == "adapter":
         raise VersionRefused("kind", f"{place}: a LoRA adapter, and this engine takes full weights; use another engine")
-    config = read_object(place / CONFIG_FILE)
+    config = read_object(files.sealed.files / CONFIG_FILE)
     if config.get("tie_word_embeddings") or base.config.get("tie_word_embeddings"):
         raise VersionRefused("tied", f"{place}: tied embeddings; a reload in place would serve the old output layer")
     differ = {key for key in {*config, *base.config} - PASSING if config.get(key) != base.config.get(key)}

@@ -80,12 +80,12 @@ class VllmReload:
             files = await asyncio.to_thread(self._checked, directory)
             async with self.turns.closed(self._drain_s):
                 try:
-                    await self._swap(version, directory)
+                    await self._swap(version, files.sealed.files)
                     check_drift(version, await self._api.drift(self.model, files.manifest.probe), self._drift_max)
                 except BatonError:
                     await self._undo(before)
                     raise
-                self._directories[version] = directory
+                self._directories[version] = files.sealed.files
                 self.turns.version = version
 
     async def unload(self, version: str) -> None:

@@ -33,6 +33,11 @@ class SealedPolicy:
     manifest: Manifest
     document: Mapping[str, Any]
 
+    @property
+    def files(self) -> Path:
+        """The directory of the files: that of the manifest, or a base's source."""
+        return Path(self.manifest.source or self.directory)
+
 
 def read_policy(
     directory: Path, needed: Mapping[str, tuple[str, ...]] = NEEDED, *, complete: bool = False
@@ -49,8 +54,11 @@ def read_policy(
         raise VersionRefused("manifest", f"{place}: of kind {manifest.kind!r}, not {' or '.join(needed)}; {FIX}")
     if unlisted := [name for name in needed[manifest.kind] if name not in manifest.sha256]:
         raise VersionRefused("manifest", f"{place}: it lists no sha256 of {', '.join(unlisted)}; {FIX}")
-    _check_files(directory, manifest)
-    return SealedPolicy(directory, manifest, document)
+    if manifest.source and (manifest.kind != "base" or not Path(manifest.source).is_absolute()):
+        raise VersionRefused("manifest", f"{place}: `source` is the absolute directory of a base's files; {FIX}")
+    policy = SealedPolicy(directory, manifest, document)
+    _check_files(policy.files, manifest)
+    return policy
 
 
 def read_document(directory: Path) -> dict[str, Any]:

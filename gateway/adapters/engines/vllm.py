@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.adapters.engines.files import BaseWeights, PolicyFiles, check, check_adapter
+from gateway.adapters.engines.files import BaseWeights, PolicyFiles, check, check_adapter, check_base
 from gateway.adapters.engines.http import EngineApi
 from gateway.errors import VersionRefused
 from gateway.service.ports.policies import PolicyEngine
@@ -96,7 +96,10 @@ class VllmLora:
 
     def _checked(self, directory: Path) -> PolicyFiles:
         files = check(directory)
-        check_adapter(files, self._base, self._rank_max)
+        if files.manifest.kind == "base":  # served under the version's name, by the adapter that changes nothing
+            check_base(files, self._base)
+        else:
+            check_adapter(files, self._base, self._rank_max)
         return files
 
     async def _roots(self) -> dict[str, str]:

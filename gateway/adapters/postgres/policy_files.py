@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.adapters.engines.files import check
+from gateway.adapters.engines.files import check, write_null_adapter
 from gateway.adapters.engines.sealed import read_document
 from gateway.core.policies.manifest import MANIFEST_FILE
 from gateway.errors import Unavailable, VersionRefused
@@ -36,10 +36,13 @@ class Incoming:
 
 
 def take_in(source: Path, policies: Path) -> Incoming:
-    """Make a durable, checked copy of a policy directory: the files that its manifest lists, and the manifest. Raises
-    VersionRefused if no engine may load it, Unavailable if the disk cannot take it; then nothing is left of the
-    copy."""
+    """Make a durable, checked copy of a policy directory: the files that its manifest lists, and the manifest. The
+    files of a base stay where they lie: its manifest names that directory. Raises VersionRefused if no engine may load
+    it, Unavailable if the disk cannot take it; then nothing is left of the copy."""
     manifest = read_document(source)
+    is_base = manifest.get("kind") == "base"
+    if is_base:
+        manifest["source"] = manifest.get("source") or str(source.resolve())
     listed = manifest.get("sha256")
     if not isinstance(listed, dict) or not 0 < len(listed) <= LISTED_MAX:
         raise VersionRefused("manifest", f"{source}: its manifest lists no files; train or export this version again")
@@ -49,12 +52,15 @@ def take_in(source: Path, policies: Path) -> Incoming:
     except OSError as error:
         raise _disk(error, policies) from None
     try:
-        for name in sorted(listed):
+        for name in sorted(() if is_base else listed):
             if Path(str(name)).name != name:
                 raise VersionRefused("manifest", f"{source}: its manifest names `{name}`, which is not a file in it")
             _copy(source / name, place / name)
         write_manifest(place, manifest)
-        return Incoming(place, check(place).sealed.document)
+        files = check(place)
+        if is_base:
+            write_null_adapter(files, place)
+        return Incoming(place, files.sealed.document)
     except OSError as error:
         discard(place)
         raise _disk(error, policies) from None

@@ -35,8 +35,8 @@ SUMMARIES = {
 }
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Arguments: one action each."""
+def add(parser: argparse.ArgumentParser) -> Any:
+    """Arguments: one action each. Returns the group that further actions are added to."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, summary in SUMMARIES.items():
         action = actions.add_parser(name, help=summary)
@@ -53,6 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         if name not in ("list", "show"):
             add_why(action)
         add_admin(action)
+    return actions
 
 
 def run(options: argparse.Namespace) -> int:

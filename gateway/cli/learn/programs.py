@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gateway.adapters.host.servers import EmbeddedProgram
+from gateway.cli.admin import policy
 from gateway.cli.process.datadir import FACTS, DataDir
 from gateway.cli.process.services import database_of, output_of, require_policy
 from gateway.config import settings as config
@@ -28,15 +29,17 @@ def pass_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="…")
 
 
-def become(program: str, words: Sequence[str], *, python: str = sys.executable, more_help: str = "") -> NoReturn:
+def become(
+    program: str, words: Sequence[str], *, command: str = "", python: str = sys.executable, more_help: str = ""
+) -> NoReturn:
     """Become `python -m policy PROGRAM`, with its signals and exit status. Its help is printed as that of `baton
-    PROGRAM`, with `more_help` at the end. Raises ConfigError without the policy package."""
-    command = ["-m", "policy", program]
+    COMMAND` (default PROGRAM), with `more_help` at the end. Raises ConfigError without the policy package."""
+    module = ["-m", "policy", program]
     require_policy(program)
     if not asks_for_help(words):
-        os.execv(python, [python, *command, *words])  # noqa: S606 - our own program
-    done = subprocess.run([python, *command, *words], capture_output=True, text=True, check=False)  # noqa: S603 - same
-    print(done.stdout.replace(f"python {' '.join(command)}", f"baton {program}") + more_help, end="")
+        os.execv(python, [python, *module, *words])  # noqa: S606 - our own program
+    done = subprocess.run([python, *module, *words], capture_output=True, text=True, check=False)  # noqa: S603 - same
+    print(done.stdout.replace(f"python {' '.join(module)}", f"baton {command or program}") + more_help, end="")
     sys.stderr.write(done.stderr)
     raise SystemExit(done.returncode)
 
@@ -49,6 +52,28 @@ def asks_for_help(words: Sequence[str]) -> bool:
 def run_evaluate(options: argparse.Namespace) -> int:
     """Become the program that compares policies. Raises ConfigError without the policy package."""
     become("evaluate", options.rest)
+
+
+# ---------------------------------------------------------------- policy
+
+BASES = {
+    "seal": "name a Hugging Face directory by its hashes, as a base",
+    "import": "make a base of a model that a package carries",
+}
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """The actions of `baton policy`, and those that make a base, which ask no gateway."""
+    actions = policy.add(parser)
+    for name, summary in BASES.items():
+        pass_on(actions.add_parser(name, help=summary))
+
+
+def run_policy(options: argparse.Namespace) -> int:
+    """One action; its exit status. Raises ConfigError where one that makes a base lacks the policy package."""
+    if options.action in BASES:
+        become(options.action, options.rest, command=f"policy {options.action}")
+    return policy.run(options)
 
 
 # ---------------------------------------------------------------- traces

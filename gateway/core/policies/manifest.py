@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import re
+import hashlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -17,8 +17,12 @@ MANIFEST_FILE = "manifest.json"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE)
-ADAPTER_TENSOR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
-NEEDED: Mapping[str, tuple[str, ...]] = {"full": (CONFIG_FILE, WEIGHTS_FILE), "adapter": ADAPTER_FILES}
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "sealed": (CONFIG_FILE, WEIGHTS_FILE),  # weights of their own, beside the manifest
+    "base": (CONFIG_FILE,),  # a Hugging Face directory, sharded or not, at `source`
+    "adapter": ADAPTER_FILES,  # LoRA over one of the two
+}
+EARLIER_KINDS = {"full": "sealed"}
 PUBLIC_FIELDS = ("name", "version", "kind", "prompt_version", "prompt_hash", "pools", "params", "quality")
 FIX = "train or export this version again"
 
@@ -37,9 +41,11 @@ class Manifest:
     created: str  # ISO 8601, UTC
     params: int  # number of weights
     pools: tuple[str, ...] = ()  # pools whose handles it has seen; empty: reads any
-    kind: str = "full"  # full | adapter
+    kind: str = "sealed"  # sealed | base | adapter
+    source: str = ""  # of a base: the absolute directory with its files; empty: they lie beside the manifest
     base: str = ""  # of an adapter: the version whose weights it changes
-    base_sha256: str = ""  # of that version's model.safetensors
+    base_sha256: str = ""  # `weights_sha256` of that version
+    base_source: str = ""  # where that version lay when the adapter was trained; tried where it is not found by name
     parent: str = ""  # the version that training began with
     rollouts: int = 0  # trained on
     rounds: int = 1  # plans a request may take, as it was trained
@@ -61,8 +67,10 @@ class Manifest:
 
     @property
     def weights_sha256(self) -> str:
-        """Digest of the file that holds the weights, an adapter's own; empty where it lists none."""
-        return self.sha256.get(WEIGHTS_FILE if self.kind == "full" else ADAPTER_WEIGHTS_FILE, "")
+        """Digest of the weights, an adapter's own; empty where it lists none."""
+        if self.kind == "adapter":
+            return self.sha256.get(ADAPTER_WEIGHTS_FILE, "")
+        return weights_digest(self.sha256)
 
     def public(self) -> dict[str, Any]:
         """What a server shows of it under `baton` in /v1/models."""
@@ -83,7 +91,19 @@ def manifest_of(document: Mapping[str, Any]) -> Manifest:
     values = {name: document[name] for name, kind in _TYPES.items() if _fits(document.get(name), kind)}
     values |= {name: str(document["version"]) for name in ("version",) if isinstance(document.get(name), int)}
     empty = {name: _TYPES[name]() for name in _REQUIRED}
+    kind = str(values.get("kind", "sealed"))
+    values["kind"] = EARLIER_KINDS.get(kind, kind)
     return Manifest(**{**empty, **values, "pools": tuple(values.get("pools", ()))})
+
+
+def weights_digest(sha256: Mapping[str, str]) -> str:
+    """What names a checkpoint's weights: the digest of its one safetensors file, else that of all shards' names and
+    digests in order; empty without any. `sha256`: digests by file name."""
+    shards = sorted((name, digest) for name, digest in sha256.items() if name.endswith(".safetensors"))
+    if len(shards) < 2:
+        return shards[0][1] if shards else ""
+    lines = "".join(f"{digest}  {name}\n" for name, digest in shards)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _fits(value: object, kind: type) -> bool:
@@ -101,8 +121,11 @@ def check_complete(document: Mapping[str, Any], place: object) -> None:
 
 
 def known_profile(manifest: Manifest) -> Profile | None:
-    """The prompt profile that the weights were trained on; None where this code renders that prompt otherwise."""
+    """The prompt profile that the weights were trained on; None where this code renders that prompt otherwise. A base
+    was trained on none of ours and reads any."""
     profile = profile_of(manifest.prompt_version)
+    if manifest.kind == "base":
+        return profile
     ours = (f"{profile}-{PROMPT_VERSION}", prompt_hash(profile))
     return profile if (manifest.prompt_version, manifest.prompt_hash) == ours else None
 

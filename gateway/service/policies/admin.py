@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gateway.core.policies.manifest import manifest_of
 from gateway.core.policies.versions import Version
 from gateway.core.policies.watch import Figures
 from gateway.errors import BadRequest
@@ -100,7 +101,7 @@ class PolicyAdmin:
             "percent": version.percent,
             "parent": version.parent,
             "previous": None if version.previous is None else f"{version.name}@{version.previous}",
-            "kind": manifest.get("kind", "full"),
+            "kind": manifest_of(manifest).kind,
             "rollouts": manifest.get("rollouts", 0),
             "prompt_version": manifest.get("prompt_version"),
             "gated": None if version.gate is None else version.gate.get("passed") is True,

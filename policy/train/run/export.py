@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 
 from gateway import __version__
-from gateway.adapters.engines.sealed import file_sha256
 from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.core.loop.prompt import Profile, PromptInput, ShownWorker, render
 from gateway.core.policies.manifest import ADAPTER_FILES, Manifest
 from gateway.errors import VersionRefused
 from policy.environments.base import rng_for
-from policy.serve.manifest import GRAPH_FILE, REQUIRED_FILES, write_manifest
+from policy.serve.manifest import REQUIRED_FILES, write_manifest
+from policy.serve.runtime import GRAPH_FILE
 from policy.serve.tokens import Tokens
 from policy.train.run.initial import Initial
 from policy.train.settings import Settings
@@ -38,6 +38,7 @@ KEPT = (
     "graph.onnx",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
 )
 PROBE_TOKENS_MAX = 64
@@ -56,20 +57,18 @@ _PROBE = PromptInput(
 def write(directory: Path, initial: Initial, manifest: Manifest, settings: Settings) -> Manifest:
     """Write a policy directory: an adapter over what training began with, or full weights. Raises OSError."""
     directory.mkdir(parents=True)
-    if settings.lora_rank and not settings.lora_merge:
-        size = save_adapter(directory, initial.weights.model, initial.version, settings.lora_alpha)
-        weights_file = initial.directory / "model.safetensors"
-        base = file_sha256(weights_file) if weights_file.is_file() else ""
-        named = replace(manifest, kind="adapter", base=manifest.parent, base_sha256=base, params=size)
-        return write_manifest(directory, named, ADAPTER_FILES)
+    if initial.lora and not settings.lora_merge:
+        lineage = initial.lineage
+        size = save_adapter(directory, initial.weights.model, lineage["base"], initial.lora.alpha)
+        return write_manifest(directory, replace(manifest, kind="adapter", params=size, **lineage), ADAPTER_FILES)
     return _write_full(directory, initial, manifest)
 
 
 def _write_full(directory: Path, initial: Initial, manifest: Manifest) -> Manifest:
     """Tensors as they were stored, the rest as in `initial`; with our runtime's graph where that had one."""
     for name in KEPT:
-        if (initial.directory / name).is_file():
-            shutil.copyfile(initial.directory / name, directory / name)
+        if (initial.home / name).is_file():
+            shutil.copyfile(initial.home / name, directory / name)
     if not (directory / GRAPH_FILE).is_file():
         with suppress(ModuleNotFoundError, VersionRefused):  # the embedded server runs no other kind of model
             import_module("policy.serve.graph").write_graph(directory)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gateway.errors import ConfigError
+from policy.serve.shape import Array
 
 PEFT_PREFIX = "base_model.model."
 
@@ -60,6 +61,18 @@ def adapt(model: nn.Module, rank: int, alpha: float, targets: Sequence[str], see
         raise ConfigError(f"lora_targets: no linear layer is named {', '.join(targets)}")
     for parent, name, child in found:
         setattr(parent, name, LoraLinear(child, rank, alpha, generator))
+
+
+def load_adapter(model: nn.Module, pairs: Mapping[str, Mapping[str, Array]]) -> None:
+    """Set the adapters that `adapt` made to those of a policy directory. `pairs`: module → A and B. Raises ConfigError
+    where the two are not of the same layers."""
+    layers = dict(_layers(model))
+    if differ := sorted(set(layers) ^ set(pairs)):
+        raise ConfigError(f"the adapter and the model differ in {len(differ)} layers ({differ[0]}, …)")
+    for name, layer in layers.items():
+        with torch.no_grad():
+            layer.lora_A.copy_(torch.from_numpy(pairs[name]["A"]))
+            layer.lora_B.copy_(torch.from_numpy(pairs[name]["B"]))
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
