@@ -38,7 +38,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F5": (f"{FAULTS}/test_money.py::test_f5_without_redis_at_the_start_a_gateway_waits_and_serves_once_it_is_there",),
     "F6": (f"{FAULTS}/test_partition.py",),
     "F7": (f"{FAULTS}/test_conductor.py",),
-    "F8": (f"{FAULTS}/test_workers.py", "tests/integration/test_workers_bad.py"),
+    "F8": (f"{FAULTS}/test_workers.py", "tests/integration/test_worker_failures.py"),
     "F9": (f"{FAULTS}/test_clients.py",),
     "F10": ("tests/service/test_recover.py",),
     "F11": (f"{FAULTS}/test_disk.py", "tests/integration/test_spool_faults.py", "tests/integration/test_shipper.py"),
@@ -46,7 +46,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F13": ("tests/integration/test_idempotency.py",),
     "B1": ("tests/security/test_schema.py",),
     "B3": ("tests/contract/test_budgets_model.py",),
-    "B4": ("tests/unit/test_plan.py",),
+    "B4": ("tests/unit/loop/test_plan.py",),
 }
 
 

@@ -34,12 +34,12 @@ SUMMARY = ROOT / "build" / "mutants.json"
 SCORE_MIN = 0.9
 MUTANT_S = 120
 TESTS = {
-    "tests.models.ledger": ("tests/unit/test_ledger.py", "tests/contract/test_budgets.py"),
-    "gateway.core.money.amounts": ("tests/unit/test_money.py",),
+    "tests.models.ledger": ("tests/unit/money/test_ledger.py", "tests/contract/test_budgets.py"),
+    "gateway.core.money.amounts": ("tests/unit/money/test_money.py",),
     "gateway.core.loop.plan": (
-        "tests/unit/test_plan_reader.py",
-        "tests/unit/test_plan_schema.py",
-        "tests/unit/test_plan.py",
+        "tests/unit/loop/test_plan_reader.py",
+        "tests/unit/loop/test_plan_schema.py",
+        "tests/unit/loop/test_plan.py",
     ),
 }
 QUIET = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore::pytest.PytestAssertRewriteWarning")

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.sizes import sized
 
-pytest_plugins = ["tests.servers", "tests.servers_pg"]
+pytest_plugins = ["tests.redis_server", "tests.postgres_server"]
 
 # no deadline and no complaint of slowness: a busy machine is no failed property
 settings.register_profile(

@@ -23,7 +23,7 @@ from sqlalchemy import text
 
 from gateway.adapters.postgres.database import sync_engine
 from tests.acceptance.test_serve import ROOT, START_S, STOP_S
-from tests.servers import start_redis
+from tests.redis_server import start_redis
 from tests.upstreams.server import EVENTS, Reply, Request, Server, event
 from tests.waiting import PATIENT, until, wait_until
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.clients.conftest import Facts
-from tests.clients.said import ASK_BOTH, ASK_PLACE, BOTH_SAID, HELLO, HELLO_SAID, TOKYO, Place
+from tests.clients.questions import ASK_BOTH, ASK_PLACE, BOTH_SAID, HELLO, HELLO_SAID, TOKYO, Place
 
 MODELS = {"chat completions": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}
 

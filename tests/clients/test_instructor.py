@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from tests.clients.conftest import Facts
-from tests.clients.said import ASK_BOTH, ASK_PLACE, HELLO, HELLO_SAID, TOKYO, Place
+from tests.clients.questions import ASK_BOTH, ASK_PLACE, HELLO, HELLO_SAID, TOKYO, Place
 
 MODES = ["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "JSON"]
 

@@ -11,7 +11,7 @@ from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 from tests.clients.conftest import Facts
-from tests.clients.said import ASK_BOTH, ASK_PLACE, BOTH_SAID, HELLO, HELLO_SAID, TOKYO, Place
+from tests.clients.questions import ASK_BOTH, ASK_PLACE, BOTH_SAID, HELLO, HELLO_SAID, TOKYO, Place
 
 
 @pytest.fixture(params=["chat completions", "responses"])

@@ -12,7 +12,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
 from tests.clients.conftest import Facts
-from tests.clients.said import ASK_BOTH, ASK_PLACE, ASK_WEATHER, BOTH_SAID, HELLO, HELLO_SAID, TOKYO, Place
+from tests.clients.questions import ASK_BOTH, ASK_PLACE, ASK_WEATHER, BOTH_SAID, HELLO, HELLO_SAID, TOKYO, Place
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.clients.conftest import Facts
-from tests.clients.said import (
+from tests.clients.questions import (
     ASK_BOTH,
     ASK_PLACE,
     ASK_WEATHER,

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.clients.conftest import Facts
-from tests.clients.said import (
+from tests.clients.questions import (
     ASK_BOTH,
     ASK_PLACE,
     ASK_WEATHER,

@@ -11,7 +11,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.clients.conftest import Facts
-from tests.clients.said import (
+from tests.clients.questions import (
     ASK_BOTH,
     ASK_PLACE,
     ASK_WEATHER,

@@ -16,7 +16,7 @@ from openai.types.shared import ErrorObject
 from tests import openai_shapes as shapes
 from tests.clients import strict
 from tests.clients.conftest import Facts
-from tests.clients.said import ASK_BOTH, ASK_PLACE, HELLO, WEATHER_TOOL, Place
+from tests.clients.questions import ASK_BOTH, ASK_PLACE, HELLO, WEATHER_TOOL, Place
 
 PLACE = {"name": "place", "strict": True, "schema": {**Place.model_json_schema(), "additionalProperties": False}}
 CHATS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from gateway.core.money.ledger import Balance, Hold, Scope
 from gateway.errors import BudgetExceeded, Conflict, MoneyUnavailable, NotFound
 from gateway.service.ports.money import Budgets, Settlement
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
-from tests.servers import RedisServer
+from tests.redis_server import RedisServer
 
 ORG, KEY = Scope("org:o", 100), Scope("key:k", 50)
 LEASE_S = 60.0

@@ -21,7 +21,7 @@ from gateway.core.money.ledger import Hold, Scope, SettledState
 from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports.money import Settlement
 from tests.models.ledger import Entry, Ledger
-from tests.servers import RedisServer
+from tests.redis_server import RedisServer
 from tests.sizes import held, sized
 
 NAMES = ("org:o", "key:a", "key:b", "user:k:ü")

@@ -20,7 +20,7 @@ from gateway.errors import Unavailable
 from gateway.service.ports.turns import Conversations, TurnMarks
 from tests.fakes.replies import FakeConversations
 from tests.records import a_rollout, rollout_event
-from tests.servers import RedisServer
+from tests.redis_server import RedisServer
 from tests.waiting import BOUND_S, until
 
 NOWHERE = "redis://127.0.0.1:1/0"

@@ -12,7 +12,7 @@ from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.errors import RateLimited, TooLarge
 from gateway.service.ports.request import RateLimits, RateState
 from tests.fakes.ratelimits import FakeRateLimits
-from tests.servers import RedisServer
+from tests.redis_server import RedisServer
 from tests.waiting import at_some_pace
 
 Make = Callable[[float, float], RateLimits]

@@ -14,7 +14,7 @@ from gateway.adapters.postgres.turns import PostgresReplies
 from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
 from gateway.service.ports.turns import ReplyStore, Slot, StoredReply
 from tests.fakes.replies import FakeReplies
-from tests.servers_pg import PostgresServer
+from tests.postgres_server import PostgresServer
 from tests.waiting import BOUND_S
 
 REPLY = StoredReply(200, {"content-type": "application/json", "x-baton-rollout-id": "r1"}, b'{"a":"\xc3\xa9\x00"}')

@@ -15,7 +15,7 @@ import psycopg
 
 from tests.faults.proxy import FaultProxy, Toxics
 from tests.faults.site import Site
-from tests.servers_pg import PostgresServer
+from tests.postgres_server import PostgresServer
 from tests.sizes import SIZE, SLACK
 
 CONNECTIONS_MAX = 60  # more than three gateways take

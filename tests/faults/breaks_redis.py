@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from tests.faults.proxy import FaultProxy, Toxics
 from tests.faults.site import Site
-from tests.servers import start_redis
+from tests.redis_server import start_redis
 
 Break = Callable[[Site, FaultProxy, Path], Awaitable[Callable[[], Awaitable[None]]]]
 

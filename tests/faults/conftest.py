@@ -15,7 +15,7 @@ from gateway.adapters.postgres.migrate import upgrade
 from tests.faults.breaks_postgres import CONNECTIONS_MAX, World
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import Site, Zygote, site, socket_path
-from tests.servers_pg import PostgresServer, start, stop
+from tests.postgres_server import PostgresServer, start, stop
 
 Make = Callable[..., Any]
 

@@ -20,7 +20,7 @@ import aiohttp
 from sqlalchemy import make_url
 
 from tests.faults.upstream import CANARY, Upstream
-from tests.servers import RedisServer, start_redis
+from tests.redis_server import RedisServer, start_redis
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S, STOP_S = 120.0, 120.0

@@ -17,7 +17,7 @@ from tests.faults.client import QUESTION, Client, good
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import FLAT_NANO, Site
 from tests.faults.witness import look
-from tests.servers import RedisServer, start_redis
+from tests.redis_server import RedisServer, start_redis
 from tests.sizes import SLACK, held, sized
 
 AFFORDS, ASKED = 137, 1000

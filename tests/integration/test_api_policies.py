@@ -26,7 +26,7 @@ from tests.fakes.admin import FakeAdmin
 from tests.fakes.store import FakeStore
 from tests.kit import TestClock
 from tests.policies import write_policy
-from tests.service.following import LIVE, Following
+from tests.service.versions_kit import LIVE, Following
 
 GATE = {"passed": True, "refusals": []}
 REFUSED = {"passed": False, "refusals": [{"name": "price", "said": "dearer"}]}

@@ -21,7 +21,7 @@ from gateway.errors import BudgetExceeded
 from gateway.service.money.credits import Credits
 from gateway.service.ports.request import Clock
 from tests.records import hold_event, new_id, settle_event
-from tests.servers import RedisServer
+from tests.redis_server import RedisServer
 
 START = datetime(2026, 11, 27, 12, 0, tzinfo=UTC)
 WHO = Principal(

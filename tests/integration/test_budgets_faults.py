@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.money.ledger import Balance, Scope
 from gateway.errors import MoneyUnavailable
-from tests.servers import RedisServer, free_port, start_redis
+from tests.redis_server import RedisServer, free_port, start_redis
 from tests.sizes import SIZE, SLACK
 from tests.waiting import at_some_pace
 

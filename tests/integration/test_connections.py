@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.reports import REPORTS_MAX
+from tests.redis_server import RedisServer
 from tests.security.gateway import PROVIDER_KEY, Gateway, ask, running
-from tests.servers import RedisServer
 from tests.waiting import BOUND_S
 
 REQUESTS_MAX, BACKGROUND_MAX = 2, 3

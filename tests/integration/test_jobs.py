@@ -24,8 +24,8 @@ from gateway.core.policies.jobs import Job, JobSpec
 from gateway.errors import ConfigError, Conflict, NotFound
 from policy.jobs.worker import Worker, WorkerSettings
 from tests.jobs_kit import REFUSING, fake_python, in_state, runs
+from tests.postgres_server import PostgresServer
 from tests.records import a_rollout, an_outcome, rollout_event
-from tests.servers_pg import PostgresServer
 from tests.tiny_model import write_tiny_model
 from tests.waiting import BOUND_S, until
 

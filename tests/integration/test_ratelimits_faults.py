@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from gateway.adapters.redis.ratelimits import RedisRateLimits
 from gateway.errors import RateLimited, Unavailable
 from gateway.service.ports.request import RateState
-from tests.servers import RedisServer, free_port, start_redis
+from tests.redis_server import RedisServer, free_port, start_redis
 from tests.waiting import at_some_pace, until
 
 CALLS, DEADLINE_S = 100, 0.2

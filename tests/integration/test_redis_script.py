@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.adapters.redis.script import RedisAway, RedisScript
-from tests.servers import RedisServer
+from tests.redis_server import RedisServer
 from tests.waiting import BOUND_S
 
 BALANCE = (["{t}:epoch", "{t}:posted", "{t}:held", "{t}:open", "{t}:hold:x"], ["ping", "none"])

@@ -26,8 +26,8 @@ from gateway.adapters.postgres.store import PostgresStore
 from gateway.errors import BadRequest, Conflict, Unavailable, VersionRefused
 from gateway.service.loop.rounds import close_record
 from tests.policies import write_policy, write_weights
+from tests.postgres_server import PostgresServer
 from tests.records import T0_US, a_rollout, a_round, an_outcome, event, new_id, rollout_event
-from tests.servers_pg import PostgresServer
 
 PASSED = {"passed": True, "refusals": []}
 

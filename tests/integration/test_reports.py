@@ -17,8 +17,8 @@ from gateway.core.access.audit import Act
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports.admin import KeyRow, RolloutsQuery
+from tests.postgres_server import PostgresServer
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, new_id, rollout_event
-from tests.servers_pg import PostgresServer
 
 T0 = rows.EPOCH + timedelta(microseconds=T0_US)
 UNTIL = T0 + timedelta(minutes=5)

@@ -23,8 +23,8 @@ from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import dead_letters, ledger, rollouts, steps
 from gateway.adapters.postgres.writer import LogWriter
 from gateway.core.log.events import Event, canonical
+from tests.postgres_server import PostgresServer
 from tests.records import a_rollout, event, hold_event, new_id, rollout_event, settle_event
-from tests.servers_pg import PostgresServer
 from tests.waiting import BOUND_S
 
 FAST = ShipperLimits(backoff_first_s=0.02, backoff_max_s=0.1)

@@ -17,7 +17,7 @@ from gateway.config import settings as config
 from gateway.config.settings import Services
 from gateway.errors import ConfigError, Unavailable
 from tests.policies import write_policy
-from tests.servers import RedisServer
+from tests.redis_server import RedisServer
 from tests.waiting import until
 
 POOL = """

@@ -34,8 +34,8 @@ from policy.dataset.row import Row, StepRow
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
 from tests.policy.dataset_rows import read
+from tests.postgres_server import PostgresServer
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, event, new_id
-from tests.servers_pg import PostgresServer
 
 T0 = rows.EPOCH + timedelta(microseconds=T0_US)
 FEW_KEYS = Rules(key_share_max=1.0)

@@ -28,9 +28,9 @@ from policy.gate import injection, scoring, triage
 from policy.gate import run as gate_run
 from policy.gate.scene import GateScene
 from policy.serve.manifest import read_complete
+from tests.policy.broken_policies import fond_of, noisy, reworded_manifest, spoiled
 from tests.policy.environments import PRICES, lines
 from tests.policy.gate_rows import arena_rows, export
-from tests.policy.spoiled import fond_of, noisy, reworded_manifest, spoiled
 from tests.tiny_model import write_tiny_model
 
 Gate = Callable[..., int]

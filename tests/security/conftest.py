@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.postgres_server import TEMPLATE, PostgresServer
+from tests.redis_server import start_redis
 from tests.security.gateway import PROVIDER_KEY, Gateway, running
-from tests.servers import start_redis
-from tests.servers_pg import TEMPLATE, PostgresServer
 
 
 @pytest.fixture(scope="session")

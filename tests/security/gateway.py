@@ -23,7 +23,7 @@ from gateway.config import settings as config
 from gateway.config.settings import Services
 from gateway.service.admin.keys import KeyAdmin
 from gateway.wiring.build import Bundle, build
-from tests.servers import RedisServer
+from tests.redis_server import RedisServer
 from tests.upstreams.server import Reply, Request, Server, event, event_stream, json_reply
 
 PEPPER = b"pepper-for-tests-0123456789"

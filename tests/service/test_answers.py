@@ -18,7 +18,7 @@ from gateway.service.request.running import ProgressNote, Running
 from tests.fakes.media import FakeMedia
 from tests.fakes.workers import Says
 from tests.kit import PRICE, Kit, ask, model_worker, plan
-from tests.unit.test_chat import BESIDE, PNG, TOOL, VALUES, image, said
+from tests.unit.openai.test_chat import BESIDE, PNG, TOOL, VALUES, image, said
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 STRICT = {"type": "json_schema", "json_schema": {"name": "point", "strict": True, "schema": POINT}}

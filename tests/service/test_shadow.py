@@ -15,7 +15,7 @@ from gateway.core.loop.plan import Plan
 from gateway.errors import ConductorError
 from gateway.service.policies.shadow import SCOPE, ShadowLimits
 from tests.kit import KEY, PRICE, ask, plan
-from tests.service.following import LIVE, Following
+from tests.service.versions_kit import LIVE, Following
 from tests.waiting import BOUND_S, until
 
 

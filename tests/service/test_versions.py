@@ -13,7 +13,7 @@ from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from tests.fakes.registry import FakeRegistry
 from tests.kit import KEY, TestClock, ask
 from tests.policies import write_policy, write_weights
-from tests.service.following import CANARY, LIVE, Following
+from tests.service.versions_kit import CANARY, LIVE, Following
 from tests.sizes import SLACK
 from tests.waiting import until
 

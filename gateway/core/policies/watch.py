@@ -3,7 +3,8 @@
 Four figures, in this order: plan validity, failed requests, outcomes, dollars. A version is worse when the interval
 for the difference lies wholly beyond a margin: Newcombe's hybrid score interval for shares (Newcombe 1998, method 10),
 Welch's for means. The width is `z` = 3.3 standard errors on each side (one look: 1 in 2,000), because the look is
-repeated; the margins do the rest. `tests/unit/test_watch.py` measures how often two equal versions are told apart.
+repeated; the margins do the rest. `tests/unit/policies/test_watch.py` measures how often two equal versions are told
+apart.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A conductor must not know a kind of question by two sentences. Three things vary: some twenty sentences for each kind,
 other words for the plain ones in them (`reword`), and words that are lost (`add_noise`). The arena's workers cannot
 read these; labels come from the question as the arena wrote it. No sentence shares four words in a row with a held-out
-phrasing of the arena, before or after its words are exchanged (tests/policy/test_warmstart.py).
+phrasing of the arena, before or after its words are exchanged (tests/policy/test_start_synthetic.py).
 
 The sentences and words are data: `phrases/*.toml`.
 """

@@ -9,7 +9,7 @@ from gateway.adapters.upstream.tokens import Tokenizers, check
 from gateway.core.money.amounts import TOKENS_PER_REQUEST
 from gateway.core.openai.usage import TOKENS_PER_CHOICE, TOKENS_PER_TURN
 from gateway.core.pool.workers import PoolFile
-from tests.integration.test_workers_bad import EVENTS, chunk, completion, replies, sends
+from tests.integration.test_worker_failures import EVENTS, chunk, completion, replies, sends
 from tests.kit import Kit, ask, model_worker
 from tests.upstreams.server import Handler, Server
 

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from gateway.adapters.postgres.database import fragment, identifiers, query
 
-ROOM = Path(__file__).resolve().parents[2] / "gateway" / "adapters" / "postgres"
+ROOM = Path(__file__).resolve().parents[3] / "gateway" / "adapters" / "postgres"
 NAMES = re.findall(r"^-- name: (\w+)$", (ROOM / "queries.sql").read_text(), re.M)
 
 

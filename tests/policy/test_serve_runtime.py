@@ -21,8 +21,8 @@ from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime, causal_mask
 from policy.serve.shape import Shape, load_shape, load_weights
 from policy.serve.tokens import Tokens
+from tests.policy.qwen2_reference import reference_logits
 from tests.tiny_model import write_tiny_model
-from tests.unit.qwen2_reference import reference_logits
 
 IDS = np.random.default_rng(1).integers(3, 300, 40).tolist()
 

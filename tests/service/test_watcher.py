@@ -13,7 +13,7 @@ import pytest
 from gateway.core.policies.watch import Figures
 from gateway.errors import Conflict
 from gateway.service.policies.watcher import WatchLimits
-from tests.service.following import CANARY, LIVE, Following
+from tests.service.versions_kit import CANARY, LIVE, Following
 from tests.waiting import until
 
 GOOD = Figures("", 400, 396, 4, 200, 160.0, 160.0, 400 * 2_000_000, 400 * 5e12)

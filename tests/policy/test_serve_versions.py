@@ -23,8 +23,8 @@ from policy.serve.runtime import Runtime
 from policy.serve.server import create_app
 from policy.serve.shape import load_shape, load_weights
 from policy.serve.versions import Versions
+from tests.policy.qwen2_reference import reference_logits
 from tests.tiny_model import write_tiny_model
-from tests.unit.qwen2_reference import reference_logits
 
 KEY = "k" * 24
 IDS = [3, 50, 7, 120, 33, 9]

@@ -1,0 +1,1 @@
+"""Tests of keys, limits and who may do what."""

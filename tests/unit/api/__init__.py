@@ -1,0 +1,1 @@
+"""Tests of the edge of the API: bodies and pressure."""

@@ -1,0 +1,1 @@
+"""Tests of the loop: plans, prompts, caps and digests."""

@@ -1,0 +1,1 @@
+"""Tests of money: amounts, scopes and the ledger."""

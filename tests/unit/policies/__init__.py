@@ -1,0 +1,1 @@
+"""Tests of policies: manifests, versions, jobs and grading."""
