@@ -30,14 +30,14 @@ SIMULATOR = "Simulated workers and generated tasks (docs/arena.md): no figure he
 
 
 def questions(n: int, split: Split, seed: int) -> list[Question]:
-    """Arena tasks as questions. No task type is told: whatever a policy knows of a task it has read in its text."""
+    """Arena tasks as questions. A policy gets the text of a task and not its type."""
     tasks = [make_task(seed + index, split) for index in range(n)]
     return [Question(task.id, task.text, partial(grade, task)) for task in tasks]
 
 
 @contextmanager
 def served_at(facts: Path | None, conductor: str, pool: Path | None = None) -> Iterator[Gateway]:
-    """The gateway named, or one of our own for as long as the block lasts."""
+    """Use the gateway named on the command line, or run one while the block lasts."""
     if facts is not None:
         yield Gateway.read(facts)
         return
@@ -62,7 +62,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def check_common(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends the program with a message on values out of range."""
+    """End the program with a message if a value is out of range."""
     if not 1 <= options.n <= N_MAX or not 0 <= options.learn <= N_MAX or not 1 <= options.concurrency <= 256:
         parser.error(f"--n is 1 to {N_MAX}, --learn 0 to {N_MAX}, --concurrency 1 to 256")
 

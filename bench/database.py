@@ -1,4 +1,4 @@
-"""Questions to a gateway's PostgreSQL: the queries printed in docs/schema.md, and what the measurements count."""
+"""Queries of a gateway's PostgreSQL: those printed in docs/schema.md, and those of the measurements."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Database:
         self._engine: Engine = sync_engine(database_url, pool_size=1)
 
     def rows(self, query: str, **values: Any) -> list[Row]:
-        """What the query finds."""
+        """Run the query and return its rows."""
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(text(query), values).mappings()]
 
@@ -72,18 +72,18 @@ class Database:
         return str(self.rows(_NEWEST)[0]["id"])
 
     def steps_after(self, rollout_id: str) -> list[Row]:
-        """The steps of every rollout that is newer than that one."""
+        """Return the steps of every rollout newer than this one."""
         return self.rows(_STEPS_AFTER, before=rollout_id)
 
     def stored(self, key_id: str, expected: int, timeout_s: float = SHIPPED_S) -> int:
-        """Finished rollouts of that key, once there are `expected` of them or the time is over."""
+        """Wait for `expected` finished rollouts of a key, or the end of the time; return their number."""
         until_s = time.monotonic() + timeout_s
         while (found := int(self.rows(_STORED, key_id=key_id)[0]["n"])) < expected and time.monotonic() < until_s:
             time.sleep(0.1)
         return found
 
     def calls(self, key_id: str) -> dict[str, Row]:
-        """By rollout of that key: calls of model workers in its tree, and whether any plan was sampled at random."""
+        """Return, by rollout of a key, the model calls in its tree and whether a plan was sampled at random."""
         return {row["id"]: row for row in self.rows(_CALLS, key_id=key_id)}
 
     def close(self) -> None:

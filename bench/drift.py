@@ -56,13 +56,13 @@ ROLES: Mapping[str, Mapping[str, float]] = {
     "second other": {"dates": 0.85},
 }
 SETTINGS = {"BATON_RULE_W_LATENCY": "0", "BATON_EXPERIENCE_TIMEOUT_S": "5", "BATON_REDIS_TIMEOUT_S": "5"}
-TRIES, PAUSE_S = 20, 0.5  # of a request that a busy machine answers with 503
+TRIES, PAUSE_S = 20, 0.5  # for a request that gets 503 from a busy machine
 SPEED = 20.0  # workers answer in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run: a policy on a pool of its own, told apart by `name`."""
+    """One run: a policy on a pool of its own, with a unique `name`."""
 
     name: str
     policy: str
@@ -71,15 +71,15 @@ class Plan:
 
 
 class Changing(ArenaSpeaker):
-    """Workers that can become others of the same name while they serve."""
+    """Workers that can change their skills while they serve."""
 
     def become(self, worker: ArenaWorker) -> None:
-        """From the next call on. Raises KeyError on an unknown name."""
+        """Replace the worker of this name from its next call on. Raises KeyError on an unknown name."""
         self._pool[self._pool[worker.name].name] = worker
 
 
 def planned(seeds: int) -> list[Plan]:
-    """Every policy with every seed, no handle used twice: a pool file wants it so."""
+    """Return a plan for every policy and seed. A pool file needs unique handles, so no two share one."""
     runs = [(policy, seed) for seed in range(seeds) for policy in POLICIES]
     handles = Random("drift handles").sample(HANDLES, len(runs) * len(ROLES))
     found = []
@@ -95,7 +95,7 @@ def _worker(handle: str, role: str) -> ArenaWorker:
 
 
 def pool_file(plans: Sequence[Plan], base_url: str) -> str:
-    """Two pools a run: `NAME` without its newcomer, and `NAME-joined`."""
+    """Return a pool file with two pools a run: `NAME` without the new worker, and `NAME-joined` with it."""
     builtins = (VOTE_TOOL, SELF_WORKER)
     staff = [worker for plan in plans for worker in plan.staff.values()]
     pools = {}
@@ -111,7 +111,7 @@ def pool_file(plans: Sequence[Plan], base_url: str) -> str:
 
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[str]:
-    """The address of an application in this very loop, on a free port of loopback."""
+    """Serve an application in this event loop on a free port of loopback; yield its address."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -131,7 +131,7 @@ class Asking:
 
     @classmethod
     async def open(cls, served: Gateway, http: httpx.AsyncClient, plan: Plan) -> Asking:
-        """With a new key for the run's two pools."""
+        """Make a key for the two pools of the run."""
         headers = {"authorization": f"Bearer {served.admin_key}"}
         body = {"name": plan.name, "pools": [plan.name, f"{plan.name}-joined"]}
         made = await http.post(f"{served.admin_url}/admin/keys", json=body, headers=headers)
@@ -139,7 +139,7 @@ class Asking:
         return cls(served.base_url, http, made.json()["key"], plan)
 
     async def until(self, outcomes: int, pool: str) -> list[str]:
-        """Rollouts of the next `outcomes` requests on the skill, with one of three on the other in between."""
+        """Send requests until `outcomes` of them were on the skill (two of three are); return their rollouts."""
         found: list[str] = []
         while len(found) < outcomes:
             on_skill = self._asked % 3 != 2
@@ -185,7 +185,7 @@ async def run_one(
 
 
 async def run_all(directory: Path, plans: Sequence[Plan], explore: float, options: argparse.Namespace) -> list[Trial]:
-    """Every run at the same time on one gateway."""
+    """Carry out all runs in parallel on one gateway."""
     speaker = Changing(tuple(worker for plan in plans for worker in plan.staff.values()), seed=0)
     async with serving(WorkerServer(speaker, SPEED).app()) as address:
         pool = directory / "pool.yaml"
@@ -205,7 +205,7 @@ async def run_all(directory: Path, plans: Sequence[Plan], explore: float, option
 def _trials(
     served: Gateway, plans: Sequence[Plan], ran: Sequence[Mapping[Phase, Sequence[str]]], explore: float
 ) -> list[Trial]:
-    """Who worked on each rollout, as roles."""
+    """Return the roles that worked on each rollout."""
     database = Database(served.database_url)
     called = database.workers([rollout for phases in ran for rollouts in phases.values() for rollout in rollouts])
     found = []
@@ -220,7 +220,7 @@ def _trials(
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; ends the program on values out of range."""
+    """Parse the command line; end the program if a value is out of range."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.drift", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What came of `bench.drift`: shares, how many outcomes until they turn, a table and a picture. Pure."""
+"""The results of `bench.drift`: shares, outcomes until they change, a table and a picture. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Phase = Literal["warm", "fallen", "joined"]
 Called = frozenset[str]
 PHASES: tuple[Phase, ...] = ("warm", "fallen", "joined")
 WINDOW = 10  # outcomes over which a share is taken
-BEFORE = 30  # of the warm phase, the last so many say what the share was
+BEFORE = 30  # last outcomes of the warm phase, over which the first share is taken
 GOAL = 60
 WIDTH, PANEL, LEFT, TOP = 900, 170, 60, 46
 COLOURS = {"old": "#d4351c", "spare": "#8a8f98", "new": "#1d8a4c"}
@@ -30,7 +30,7 @@ class Trial:
 
 
 def share(called: Sequence[Called], role: str) -> float:
-    """Share of rollouts that the role worked on. Raises ValueError on none."""
+    """Return the share of rollouts that the role worked on. Raises ValueError if there are none."""
     if not called:
         raise ValueError("a share of no rollouts")
     return sum(role in who for who in called) / len(called)
@@ -56,7 +56,7 @@ def until_first(trial: Trial) -> int | None:
 
 
 def groups(trials: Sequence[Trial]) -> dict[tuple[str, float], list[Trial]]:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
     found: dict[tuple[str, float], list[Trial]] = {}
     for trial in trials:
         found.setdefault((trial.policy, trial.explore), []).append(trial)
@@ -64,7 +64,7 @@ def groups(trials: Sequence[Trial]) -> dict[tuple[str, float], list[Trial]]:
 
 
 def markdown(trials: Sequence[Trial]) -> str:
-    """A line a policy and exploring share: medians, and the figure of each seed."""
+    """Return a table with a line for each policy and exploring share: medians, and the figure of each seed."""
     lines = [
         "| policy | exploring | `old` before | after the fall, last 30 | outcomes until half | until `new` leads "
         "| share of `new`, last 30 |",
@@ -83,7 +83,7 @@ def markdown(trials: Sequence[Trial]) -> str:
 
 
 def _middle(found: Sequence[int | None]) -> str:
-    """The median, a run that never got there counting as endless, and every run's own figure."""
+    """Return the median (a run that never got there counts as infinite) and the figure of each run."""
     ranked = sorted(float("inf") if each is None else each for each in found)
     middle = ranked[(len(ranked) - 1) // 2] if len(ranked) % 2 else median(ranked)
     own = ", ".join("–" if each is None else str(each) for each in found)

@@ -49,12 +49,12 @@ class EngineProcess:
         self.key = secrets.token_urlsafe(24)
         self.log = directory / f"{kind}.log"
         self.versions_max = 16
-        self.options: list[str] = []  # more of its command line
+        self.options: list[str] = []  # added to its command line
         self._running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
         """Seconds until it answered; call it from the main thread, which the leash is tied to. Raises SystemExit with
-        its last words when it does not answer."""
+        the end of its log if it does not answer."""
         self.stop()
         command, environment = self._vllm() if self.kind == "vllm" else self._embedded()
         leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), str(int(signal.SIGTERM)), "-", *command]
@@ -74,14 +74,14 @@ class EngineProcess:
         return time.monotonic() - began_s
 
     def kill(self) -> None:
-        """The whole session it leads, at once."""
+        """Kill the process and its whole session."""
         if self._running is not None:
             os.killpg(self._running.pid, signal.SIGKILL)
             self._running.wait()
             self._running = None
 
     def stop(self) -> None:
-        """Ask it to end, then see that nothing of it is left."""
+        """Ask it to end, then kill what is left of it."""
         if self._running is not None:
             pid = self._running.pid
             end(self._running)
@@ -92,7 +92,7 @@ class EngineProcess:
                 return
 
     def alive(self) -> bool:
-        """Whether it says that it is healthy."""
+        """Return whether its health check passes."""
         return answers(f"{self.url}/health")
 
     def _embedded(self) -> tuple[list[str], Mapping[str, str]]:
@@ -128,7 +128,7 @@ def tokenizer_folder(base: Path, folder: Path) -> Path:
 
 
 def answers(url: str) -> bool:
-    """Whether a GET gets 200 at once."""
+    """Return whether a GET gets 200 now."""
     try:
         return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:
@@ -136,6 +136,6 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port nobody listens on just now."""
+    """Return a port that is free at this moment."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])

@@ -64,7 +64,7 @@ class Past:
 
 
 def learned(outcomes: int) -> Past:
-    """Tasks in training phrasings, each judged on one worker alone."""
+    """Tasks in training phrasings, each judged on a single worker."""
     rng = Random("bench experience")
     tasks = [make_task(seed) for seed in range(outcomes)]
     who = [rng.randrange(len(STANDARD)) for _ in tasks]
@@ -77,7 +77,7 @@ def _alone(worker: ArenaWorker, task: Task) -> float:
 
 
 def truth(worker: ArenaWorker, task: Task) -> float:
-    """How often this worker alone is right on such a task: never, where it takes more than one step."""
+    """Return how often this worker alone is right on such a task: 0 if the task needs more than one step."""
     return worker.skills.get(task.skills[0], 0.0) if task.shape in ("single", "vote") else 0.0
 
 
@@ -91,7 +91,7 @@ def weights_then(similar: Floats, past: Past) -> Floats:
 
 
 def weights_now(similar: Floats, past: Past) -> Floats:
-    """By nearness and freshness, as the store's query."""
+    """Weigh by nearness and freshness, as the query of the store does."""
     alike = np.array(likeness(similar.tolist()))
     found = np.zeros(len(similar))
     for worker in range(len(STANDARD)):
@@ -122,7 +122,7 @@ def figures(past: Past, split: Split, weigh: Any, least: float) -> tuple[float, 
 
 
 def table(outcomes: Sequence[int]) -> str:
-    """Then and now, in phrasings seen and not seen before."""
+    """Compare the old and the present look-up, on known and on new phrasings."""
     lines = ["| outcomes | phrasings | | kind | shown | error |", "|---:|---|---|---:|---:|---:|"]
     for n in outcomes:
         past = learned(n)
@@ -137,7 +137,7 @@ def table(outcomes: Sequence[int]) -> str:
 
 
 async def timed(database_url: str, rows: int) -> list[float]:
-    """Milliseconds of TIMED look-ups among `rows` judged steps of seven workers."""
+    """Time TIMED look-ups among `rows` judged steps of seven workers, in milliseconds."""
     store = PostgresStore(async_engine(database_url, statement_timeout_s=600.0))
     rng = Random("bench rows")
     workers = {f"worker-{n}": "1" for n in range(7)}

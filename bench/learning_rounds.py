@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
-WALL_S = 3_600.0  # many episodes are decoded side by side, and nobody waits for a reply
+WALL_S = 3_600.0  # many episodes are decoded in parallel, and no client waits
 AT_ONCE = 256
-COLD = 1e-6  # a temperature that draws the likeliest token, in a sampler that divides by it
+COLD = 1e-6  # a temperature at which a sampler that divides by it takes the likeliest token
 TASKS_APART = 1_000_000  # between the seeds of two rounds' questions
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a policy did on one set of questions."""
+    """The results of a policy on one set of questions."""
 
     accuracy: float
     usd_per_1k: float
@@ -61,7 +61,7 @@ class Score:
 
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> Score:
-        """Raises StatisticsError on none."""
+        """Return the mean of each figure. Raises StatisticsError if there are none."""
         mean = statistics.fmean
         return cls(
             mean(each.outcome for each in episodes),
@@ -96,7 +96,7 @@ class Questions:
         return self.environment.prompts(split, n, seed)
 
     async def ask(self, work: Sequence[tuple[Prompt, Any]]) -> list[Episode]:
-        """Each question once, with its planner."""
+        """Plan and run each question once."""
         found = await sample(self.environment, [(prompt, [one]) for prompt, one in work], concurrency=AT_ONCE)
         return found.episodes
 
@@ -124,7 +124,7 @@ class Learner:
         self._conductor: BatchConductor = BatchConductor(sampler, tokens, self.masks, weights.context, "rounds@1")
 
     def plan(self, prompts: Sequence[Prompt], temperature: float, key: str) -> list[Episode]:
-        """One plan for each question, at that temperature; equal keys draw equal numbers."""
+        """Sample a plan for each question at a temperature; equal keys draw equal numbers."""
         tokens_max = self.settings.plan_tokens
         asking = ConductorSettings(self.initial.profile, FREE, WALL_S, tokens_max=tokens_max, temperature=temperature)
         planners = [ConductorPlanner(self._conductor.of(self.seed, key, prompt.id), asking) for prompt in prompts]
@@ -151,7 +151,7 @@ class Learner:
         return dict(json.loads(last))
 
     def _judged(self, episode: Episode) -> Episode:
-        """The episode with what a served conductor's end would have told."""
+        """Add to the episode what the end message of a served conductor holds."""
         for loop in (episode.record, *episode.children):
             for planned in loop.rounds:
                 planned.prompt_token_ids = planned.prompt_token_ids or list(
@@ -163,7 +163,7 @@ class Learner:
 def rounds_of(
     learner: Learner, questions: Questions, rounds: int, rollouts: int, held: Sequence[Prompt], train: Sequence[Prompt]
 ) -> list[Round]:
-    """The curve of one seed; the first entry is the cold start."""
+    """Return the curve of one seed; its first entry is the cold start."""
 
     def scored(number: int, cpu_s: float, traffic: Sequence[Episode], learnt: dict[str, Any]) -> Round:
         held_out = Score.of(learner.plan(held, COLD, "score"))

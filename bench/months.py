@@ -1,4 +1,4 @@
-"""What it costs and saves that the log is cut by months. `python -m bench.months --rollouts 20000`
+"""The cost and the gain of a log in months. `python -m bench.months --rollouts 20000`
 
 A real PostgreSQL of its own (`--socket DIRECTORY`: one that runs already, to be filled with databases), with the log as
 one table each (revision 0006) beside the log by months, both filled as the shipper fills them:
@@ -96,7 +96,7 @@ def record(at: datetime, chance: Random, key: str = "bench") -> RolloutRecord:
 
 
 def batches(count: int, at: datetime, over: timedelta, seed: int) -> Iterator[rows.Rows]:
-    """The rows of that many rollouts, evenly over a time."""
+    """Return the rows of `n` rollouts, spread evenly over a time."""
     chance = Random(seed)
     for first in range(0, count, BATCH):
         new = rows.Rows()
@@ -107,7 +107,7 @@ def batches(count: int, at: datetime, over: timedelta, seed: int) -> Iterator[ro
 
 
 def store(engine: Engine, new: rows.Rows) -> float:
-    """Seconds for one batch."""
+    """Insert one batch; return the seconds it took."""
     began_s = time.perf_counter()
     with engine.begin() as connection:
         insert_rows(connection, new)
@@ -115,7 +115,7 @@ def store(engine: Engine, new: rows.Rows) -> float:
 
 
 def inserting(plain: Engine, months: Engine, count: int, at: datetime) -> dict[str, Any]:
-    """The same batches into both, in turn, the one first and then the other."""
+    """Insert the same batches into both, taking turns in who is first."""
     engines = {"plain": plain, "months": months}
     took: dict[str, list[float]] = {name: [] for name in engines}
     before = {name: cpu_s(engine) for name, engine in engines.items()}
@@ -151,7 +151,7 @@ def migrating(url: str, plain: Engine, count: int) -> dict[str, Any]:
 
 
 async def waiting(engine: AsyncEngine, rollout_id: str, found: list[float]) -> None:
-    """Reads a rollout for ever, as a client does who asks for its own."""
+    """Read rollouts in a loop, as a client reads its own."""
     while True:
         began_s = time.perf_counter()
         async with engine.begin() as connection:
@@ -209,7 +209,7 @@ async def letting_go(url: str, months: Engine, count: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def server(sockets: str | None) -> AsyncIterator[str]:
-    """The URL of a PostgreSQL: that one, or a new one for as long as the block lasts."""
+    """Yield the URL of a PostgreSQL: the one given, or a new one while the block lasts."""
     if sockets:
         yield f"postgresql://postgres@/postgres?host={sockets}"
         return
@@ -223,7 +223,7 @@ async def server(sockets: str | None) -> AsyncIterator[str]:
 
 
 def database(url: str, revision: str) -> str:
-    """A new database of that revision."""
+    """Make a database at this revision."""
     name = f"bench_{uuid.uuid4().hex}"
     engine = create_engine(driver_url(url), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -247,7 +247,7 @@ async def measure(count: int, sockets: str | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints what it found as JSON."""
+    """Print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=20_000)
     parser.add_argument("--socket", default=None)

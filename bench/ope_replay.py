@@ -1,4 +1,4 @@
-"""How far off-policy estimates may be trusted: each estimator against the truth, on recorded answers.
+"""The error of off-policy estimates: each estimator against the truth, on recorded answers.
 
 `python -m bench.ope_replay FILE --workers a,b,c` prints a Markdown table. A recording tells what *every* worker does
 on every question, so the value of any policy is known exactly, while the estimators are shown only one logged worker a
@@ -145,7 +145,7 @@ def cases(world: World, made_on: NDArray[np.bool_]) -> list[Case]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """How one estimator did for one new policy over all repeats."""
+    """The errors of one estimator for one new policy over all repeats."""
 
     policy: str
     truth: float
@@ -217,7 +217,7 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; returns the exit status (2: a file or argument that cannot be used)."""
+    """Print the table; returns the exit status (2: a bad file or argument)."""
     top = argparse.ArgumentParser(prog="python -m bench.ope_replay", description="Off-policy estimates against truth.")
     top.add_argument("file", type=Path)
     top.add_argument("--workers", required=True, help="comma-separated models, at least two")

@@ -33,7 +33,7 @@ QUESTION = "How many grams are there in 51 kilograms? Give the amount as a plain
 WARM_UP = 20
 REQUEST_S = 30.0
 DIRECT, PASS_THROUGH, FIXED = "direct", WORKER, f"baton/fixed:{WORKER}"
-NO_CONDUCTOR = {  # none is asked for anything here: both ways through the gateway do without
+NO_CONDUCTOR = {  # both ways through the gateway work without one
     "BATON_CONDUCTOR_INPUT_USD_PER_MTOK": "0",
     "BATON_CONDUCTOR_OUTPUT_USD_PER_MTOK": "0",
 }
@@ -51,7 +51,7 @@ class Way:
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured of one way: per round, the median latency and the gateway's CPU per request; and refusals."""
+    """The samples of one way: per round, the median latency and the gateway's CPU per request; and refusals."""
 
     latency_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
@@ -90,13 +90,13 @@ def figures(samples: Mapping[str, Samples], direct: str = DIRECT) -> list[Figure
 
 
 def cpu_ms(pid: int) -> float:
-    """User and system time of a process so far, its threads included (proc(5), fields 14 and 15)."""
+    """Return the user and system seconds of a process and its threads (proc(5), fields 14 and 15)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
 
 async def one_round(client: httpx.AsyncClient, way: Way, requests: int, concurrency: int) -> list[float]:
-    """Latencies in milliseconds of that many requests; those refused are left out."""
+    """Send `n` requests; return the latencies in milliseconds of those not refused."""
     headers = {"authorization": f"Bearer {way.key}"} if way.key else {}
     body = {"model": way.model, "messages": [{"role": "user", "content": QUESTION}]}
     slots = asyncio.Semaphore(concurrency)
@@ -116,7 +116,7 @@ async def one_round(client: httpx.AsyncClient, way: Way, requests: int, concurre
 
 
 async def measure(ways: Sequence[Way], pid: int, options: argparse.Namespace) -> dict[str, Samples]:
-    """All rounds, after a warm-up of each way."""
+    """Measure all rounds, after a warm-up of each way."""
     samples = {way.name: Samples() for way in ways}
     async with httpx.AsyncClient(timeout=REQUEST_S) as client:
         for way in ways:
@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> list[Figure]:
         with program("arena", directory, *serve) as arena:
             pool = directory / "pool.yaml"
             pool.write_text(output_of("policy.simulators.arena", "pool", "--base-url", arena.url))
-            conductor = f"{arena.url}/w/{WORKER}/v1#{WORKER}"  # an address that answers; it is never asked
+            conductor = f"{arena.url}/w/{WORKER}/v1#{WORKER}"  # an address that answers and gets no calls
             with gateway(directory, conductor=conductor, pool=pool, settings=NO_CONDUCTOR) as served:
                 samples = asyncio.run(measure(ways(served, arena.url), served.pid, options))
     return figures(samples)

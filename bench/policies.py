@@ -57,7 +57,7 @@ def write_adapter(base: Path, directory: Path, seed: int, rank: int = 1, scale: 
 
 
 def write_full(base: Path, directory: Path, seed: int) -> Path:
-    """All of the base's weights with noise."""
+    """Write all weights of the base, with noise."""
     random, shape = np.random.default_rng(seed), load_shape(base)
     weights = {
         name: (array + random.normal(0, NOISE, array.shape)).astype(np.float32)
@@ -86,7 +86,7 @@ def seal(directory: Path, manifest: Manifest) -> None:
 
 
 def manifest_of(directory: Path) -> dict[str, Any]:
-    """The manifest as it is written."""
+    """Return the manifest as JSON."""
     manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
     return manifest
 
@@ -95,7 +95,7 @@ def manifest_of(directory: Path) -> dict[str, Any]:
 
 
 def reseal(directory: Path, **changes: Any) -> None:
-    """Changed fields and true checksums: only what is inside can still give it away."""
+    """Change fields and renew the checksums, so that only the content can reveal it."""
     manifest = manifest_of(directory) | changes
     manifest["sha256"] = {name: file_sha256(directory / name) for name in manifest["sha256"]}
     (directory / "manifest.json").write_text(json.dumps(manifest))
@@ -158,7 +158,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def spoil(directory: Path, how: str) -> str:
-    """Spoil a good directory; the reason an engine must give for refusing it."""
+    """Spoil a good directory; return the reason with which an engine must refuse it."""
     change, reason = SPOILS[how]
     change(directory)
     return reason

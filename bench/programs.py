@@ -1,4 +1,4 @@
-"""Which of a gain is routing, which voting, which stopping: programs of each family on recorded questions.
+"""How much of a gain comes from routing, from voting and from stopping: programs of each family on recorded questions.
 
     python -m bench.programs --data FILE --prices FILE [--workers a,b,…] [--splits 20]
 
@@ -23,7 +23,7 @@ from policy.start.recorded.programs import Program, Worth, gives, search
 from policy.statistics import tuning
 from policy.statistics.tuning import Observation
 
-SHOWN = (2, 4, 6, 7, 8, 9)  # places of the dial
+SHOWN = (2, 4, 6, 7, 8, 9)  # positions of the dial
 TAUGHT = "as it is taught: all three, a budget at one place"
 Chosen = Callable[[str], Program]  # by category
 

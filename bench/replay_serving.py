@@ -44,7 +44,7 @@ RECORDED = (
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One question with its gold answer and, by model, what it said and whether that was right."""
+    """A question, its gold answer and, by model, the reply and whether it was right."""
 
     id: str
     domain: str
@@ -86,13 +86,13 @@ def drawn(recorded: Sequence[Recorded], n: int, learn: int, seed: int) -> tuple[
 
 
 def asked(recorded: Sequence[Recorded]) -> list[Question]:
-    """As questions of a serving run. The domain is not told."""
+    """Turn recorded questions into those of a serving run, which do not name their domain."""
     return [Question(each.id, each.question, each.grade) for each in recorded]
 
 
 @contextmanager
 def replaying(options: argparse.Namespace, workers: Sequence[str]) -> Iterator[Gateway]:
-    """The replay workers, and a gateway whose pool they are."""
+    """Run the replay workers, and a gateway with them as its pool."""
     if options.gateway is not None:
         yield Gateway.read(options.gateway)
         return
@@ -112,7 +112,7 @@ def recorded_row(worker: str, questions: Sequence[Recorded]) -> float:
 
 
 def checks(outcome: Outcome, workers: Sequence[str], questions: Sequence[Recorded]) -> list[str]:
-    """Sentences that hold the measurement against the file it was replayed from."""
+    """Return sentences that compare the measurement with its recording."""
     rows: dict[str, Row] = {row.policy: row for row in outcome.rows}
     lines = [
         f"`baton/fixed:{worker}` measured {row.accuracy:.1%}, its recording says {truth:.1%}."

@@ -1,4 +1,4 @@
-"""The stage of `bench.show`: a gateway on simulated workers whose conductor is a script, and how it is looked at."""
+"""The stage of `bench.show`: a gateway on simulated workers whose conductor is a script, and ways to observe it."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ class Scene:
     client: httpx.Client
 
     def script(self, plan: Mapping[str, Any], gap_s: float = 0.0, pause_s: float = 0.0) -> None:
-        """What the conductor says from now on."""
+        """Set the script of the conductor for later calls."""
         body = {"plan": plan, "gap_s": gap_s, "pause_s": pause_s}
         self.client.put(f"{self.conductor.url}/script", json=body).raise_for_status()
 
     def ask(self, task: Task, **headers: str) -> httpx.Response:
-        """One request planned by the conductor."""
+        """Send a request that the conductor plans."""
         sent = authorized(self.gateway) | {name.replace("_", "-"): value for name, value in headers.items()}
         return self.client.post(f"{self.gateway.base_url}/chat/completions", json=body_of(task), headers=sent)
 
     def rollout(self, rollout_id: str) -> Facts:
-        """The whole rollout, as its owner may read it."""
+        """Return the whole rollout, as its owner may read it."""
         reply = self.client.get(f"{self.gateway.base_url}/rollouts/{rollout_id}", headers=authorized(self.gateway))
         reply.raise_for_status()
         return dict(reply.json())
 
     def worker_calls(self) -> dict[str, int]:
-        """The arena's own count of its calls: open, done, cancelled."""
+        """Return the arena's own count of its calls: open, done, cancelled."""
         return dict(self.client.get(f"{self.arena.url}/healthz").json()["calls"])
 
     def planning_calls(self) -> dict[str, int]:
-        """The same of the conductor."""
+        """Return the conductor's own count of its calls: open, done, cancelled."""
         return dict(self.client.get(f"{self.conductor.url}/script").json()["calls"])
 
 
@@ -106,7 +106,7 @@ def task_of(shape: str) -> Task:
 
 
 def must(what: str, shown: bool) -> None:
-    """Say whether it was shown. Raises NotShown."""
+    """Print the claim if the condition holds. Raises NotShown otherwise."""
     print(f"  {'ok' if shown else 'NOT SHOWN'}: {what}", flush=True)
     if not shown:
         raise NotShown(what)

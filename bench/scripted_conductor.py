@@ -1,4 +1,4 @@
-"""A scripted stand-in for the conductor: it answers every planning call with the plan it was last given.
+"""A scripted stand-in for the conductor: it answers every planning call with its present script.
 
 It exists to show the executor (overlap, depth caps, cancellation, loss of the conductor) with plans one can read. It is
 no model, plans nothing, and nothing measured with it says anything about planning. It speaks vLLM's shape, streamed:
@@ -36,7 +36,7 @@ class Scripted:
         self.calls = {"open": 0, "done": 0, "cancelled": 0}
 
     def answer(self, request: Request) -> Reply:
-        """The routes."""
+        """Answer a request by its route."""
         if request.path == "/v1/models":
             model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "script"}
             return json_reply({"object": "list", "data": [model]})

@@ -1,4 +1,4 @@
-"""Questions through a running gateway, policy by policy, and what came of them. Shared by the two serving benches.
+"""Questions through a running gateway, policy by policy, and the results. The two serving benches share it.
 
 Every figure comes from outside the gateway (the reply and its headers) except worker calls and exploration, which its
 log knows. Intervals are 95 % percentile bootstraps over questions (Efron 1979), 2,000 resamples, seeded.
@@ -56,7 +56,7 @@ class Client:
 
     def __init__(self, served: Gateway, http: httpx.AsyncClient, key: str, key_id: str, concurrency: int) -> None:
         self.key_id = key_id
-        self.sent = 0  # that got as far as a rollout
+        self.sent = 0  # requests that became a rollout
         self._url = served.base_url
         self._http = http
         self._key = key
@@ -64,7 +64,7 @@ class Client:
 
     @classmethod
     async def open(cls, served: Gateway, http: httpx.AsyncClient, name: str, concurrency: int) -> Client:
-        """With a new data key of that name, so that the log's rollouts of this run can be told from all others."""
+        """With a new data key of that name, which identifies the rollouts of this run in the log."""
         headers = {"authorization": f"Bearer {served.admin_key}"}
         made = await http.post(f"{served.admin_url}/admin/keys", json={"name": name}, headers=headers)
         made.raise_for_status()
@@ -77,7 +77,7 @@ class Client:
         return [model["id"] for model in reply.json()["data"]]
 
     async def ask_all(self, policy: str, questions: Sequence[Question], *, learn: bool = False) -> list[Answer]:
-        """Each question once. `learn`: tell the gateway of each how right its answer was."""
+        """Ask each question once. `learn`: report how right each answer was as its outcome."""
         slots, progress = asyncio.Semaphore(self._concurrency), Progress(policy, len(questions))
 
         async def one(question: Question) -> Answer:
@@ -116,14 +116,14 @@ class Client:
 
 
 class Progress:
-    """A line on stderr, now and then."""
+    """Progress on stderr."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total = what, total
         self._done, self._right, self._said_s = 0, 0.0, time.monotonic()
 
     def count(self, answer: Answer) -> None:
-        """One more is done."""
+        """Count one request, and print a line now and then."""
         self._done += 1
         self._right += answer.right
         if time.monotonic() - self._said_s > PROGRESS_S:
@@ -131,7 +131,7 @@ class Progress:
             self._say()
 
     def end(self) -> None:
-        """The last line."""
+        """Print the last line."""
         self._say()
 
     def _say(self) -> None:
@@ -143,7 +143,7 @@ class Progress:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile; 0 of nothing."""
+    """Return the nearest-rank percentile; 0 if there are no values."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else 0.0
 
@@ -200,7 +200,7 @@ def report(rows: Sequence[Row], notes: Sequence[str], out: Path | None, about: d
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one bench asks: `learning` first, of `baton/rule`, with outcomes; then `questions` of every policy."""
+    """The questions of one bench: `learning` to `baton/rule`, with outcomes; then `questions` to every policy."""
 
     name: str
     learning: Sequence[Question]
@@ -211,7 +211,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it. `sent` and `stored` must be equal: every rollout is in PostgreSQL."""
+    """The results of a bench. `sent` and `stored` must be equal: every rollout is in PostgreSQL."""
 
     rows: list[Row]
     fallbacks: dict[str, int]
@@ -228,7 +228,7 @@ class Outcome:
 
 
 async def run(served: Gateway, wanted: Run) -> Outcome:
-    """Ask everything, policy after policy, and look all of it up in the log."""
+    """Ask all questions, policy after policy, and read the results from the log."""
     limits = httpx.Limits(max_connections=wanted.concurrency, max_keepalive_connections=wanted.concurrency)
     async with httpx.AsyncClient(timeout=REQUEST_S, limits=limits) as http:
         client = await Client.open(served, http, wanted.name, wanted.concurrency)

@@ -50,7 +50,7 @@ from policy.recipes.stack import gateway, program, temporary_directory
 from policy.simulators.arena.families.tasks import grade
 
 REQUESTS, KILLED_AFTER, AT_ONCE = 50, 15, 8
-CANCELLED_S = 1.0  # what the project promises
+CANCELLED_S = 1.0  # as promised in docs/guarantees/
 PATIENCE_S = 30.0
 TEXT_CHARS_MAX = 640
 TOKENS_SHOWN = 40
@@ -106,7 +106,7 @@ def trimmed(rollout: Mapping[str, Any]) -> Facts:
 
 
 def short(value: Any) -> Any:
-    """Texts longer than TEXT_CHARS_MAX are cut; it is said how long they were."""
+    """Cut texts longer than TEXT_CHARS_MAX, and name their length."""
     if isinstance(value, Mapping):
         return {name: short(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -212,7 +212,7 @@ async def _until(ready: Callable[[], bool], otherwise: str) -> None:
 
 
 async def _held(on: Scene) -> list[str]:
-    """Dollars held by each key, once nothing is under way."""
+    """Return the dollars held by each key, once no request is in flight."""
     headers = {"authorization": f"Bearer {on.gateway.admin_key}"}
     keys = on.client.get(f"{on.gateway.admin_url}/admin/keys", headers=headers).json()["data"]
     return [key["held_usd"] for key in keys]
@@ -238,7 +238,7 @@ def killed_conductor(on: Scene) -> Facts:
 
 
 async def _traffic(on: Scene) -> list[tuple[int, str | None]]:
-    """(status, fallback) of each request, in the order they were answered."""
+    """Return (status, fallback) of each request, in the order of the replies."""
     answers: list[tuple[int, str | None]] = []
     slots, task = asyncio.Semaphore(AT_ONCE), task_of("single")
 
@@ -257,7 +257,7 @@ async def _traffic(on: Scene) -> list[tuple[int, str | None]]:
 
 
 def _comes_back(on: Scene) -> float:
-    """Start the conductor anew where it was; seconds until a request is planned by it."""
+    """Start the conductor again on its port; return the seconds until it plans a request."""
     port = int(on.conductor.url.rpartition(":")[2])
     with program("conductor-again", on.directory, "bench.scripted_conductor", port=port):
         began_s = time.monotonic()
@@ -303,12 +303,12 @@ SCRIPTED: dict[str, Callable[[Scene], Facts]] = {
     "parallel": parallel,
     "child": child,
     "client-leaves": client_leaves,
-    "killed-conductor": killed_conductor,  # the last: it leaves the scene without its conductor
+    "killed-conductor": killed_conductor,  # last, since the scene has no conductor afterwards
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases; 1 when one of them does not show what it should."""
+    """Run the cases; return 1 if one does not show its promise."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.show", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

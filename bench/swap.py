@@ -41,11 +41,11 @@ from gateway.service.ports.request import Conductor, ConductorCall, ConductorEnd
 from policy.recipes.stack import ROOT
 
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
-SEEDS = 6  # different directories; a version is a directory under a name of its own
+SEEDS = 6  # different directories; a version is a directory under a unique name
 KEPT = 3  # versions loaded at once: now, the one before, and one that its last requests leave
-PLANS = 2  # of a rollout
+PLANS = 2  # per rollout
 PATIENCE_S = 300.0
-PLAN_S = 300.0  # a busy machine is no failed swap
+PLAN_S = 300.0  # a busy machine must not fail a swap
 SCHEMA = {
     "type": "object",
     "properties": {"text": {"type": "string", "minLength": 100, "maxLength": 200}},
@@ -98,7 +98,7 @@ class Figures:
 
     @property
     def good(self) -> bool:
-        """Whether every promise was kept."""
+        """Return whether every promise holds."""
         refused = all(self.refused.get(how) == reason for how, (_, reason) in SPOILS.items())
         slow = max([*self.rollback_s, 0.0]) > 10 or max([*self.flip_s, 0.0]) > 1
         return bool(self.rollouts) and not self.failed and refused and not slow
@@ -114,11 +114,11 @@ class Trial:
         self.directories: dict[str, Path] = {}
         self._conductor = conductor
         self._make = make
-        self._pinned = pinned  # a rollout may name its version
+        self._pinned = pinned  # rollouts name their version
         self._made: list[Path] = []
-        self._running: Counter[str | None] = Counter()  # rollouts by the version they were given
-        self._name = f"trial-{secrets.token_hex(3)}"  # an engine that goes on after us knows other names
-        self._first: dict[str, float] = {}  # when the first plan of a version had begun to arrive
+        self._running: Counter[str | None] = Counter()  # rollouts by their version
+        self._name = f"trial-{secrets.token_hex(3)}"  # unique, since an engine may outlive a trial
+        self._first: dict[str, float] = {}  # when the first plan of a version began to arrive
         self._flipped_s = 0.0
         self._asked: list[asyncio.Task[Rollout]] = []
         self._stop = False
@@ -127,7 +127,7 @@ class Trial:
 
     @asynccontextmanager
     async def traffic(self, streams: int) -> AsyncIterator[None]:
-        """That many rollouts at all times."""
+        """Keep this number of rollouts in flight."""
         self._stop = False
         running = [asyncio.create_task(self._stream(number)) for number in range(streams)]
         try:
@@ -145,7 +145,7 @@ class Trial:
             index += 1
 
     async def rollout(self, seed: int) -> Rollout:
-        """Plans one after the other, all on the version that the pointer names now."""
+        """Plan one round after the other, all on the version that the pointer names now."""
         given, began_s = (self.pointer.version if self._pinned else None), time.monotonic()
         echoed: list[str] = []
         self._running[given] += 1
@@ -175,7 +175,7 @@ class Trial:
     # ------------------------------------------------------------ what is measured
 
     def directory(self, index: int) -> Path:
-        """One of a few directories, made when first asked for."""
+        """Return one of a few directories; make it on its first use."""
         while len(self._made) <= min(index, SEEDS - 1):
             self._made.append(self._make(len(self._made) + 1))
         return self._made[index % len(self._made)]
@@ -205,14 +205,16 @@ class Trial:
         began_s = self._flipped_s = time.monotonic()
         self.pointer.version = version
         self.figures.flip_s.append(time.monotonic() - began_s)
-        self._asked.append(asyncio.create_task(self.rollout(len(self.figures.flip_s))))  # somebody asks at once
+        self._asked.append(
+            asyncio.create_task(self.rollout(len(self.figures.flip_s)))
+        )  # a request right after the flip
         while version not in self._first:
             if time.monotonic() - began_s > PATIENCE_S:
                 raise SystemExit(f"{version} answered nothing within {PATIENCE_S:g} s")
             await asyncio.sleep(0.001)
 
     async def refuse(self, how: str) -> None:
-        """Offer a version spoiled so; note why it was refused, or that it was not."""
+        """Offer a spoiled version; record the reason of its refusal, or that there was none."""
         directory = self._make(99)
         spoil(directory, how)
         before = await self.engine.loaded()
@@ -225,7 +227,7 @@ class Trial:
             self.figures.refused[how] = f"{type(error).__name__}: {error}"
 
     async def run(self, swaps: int, rollbacks: int, streams: int, bad: Sequence[str]) -> None:
-        """All of it but the kill, with traffic the whole time."""
+        """Carry out all parts but the kill, under traffic all the time."""
         first = self.pointer.version = f"{self._name}@1"
         await self.engine.load(first, self.directory(0))
         self.directories[first] = self.directory(0)
@@ -241,7 +243,7 @@ class Trial:
                 await self.refuse(how)
 
     async def restart(self, process: EngineProcess) -> None:
-        """kill -9, start, and everything that was loaded again."""
+        """Kill the engine with SIGKILL, start it, and load all versions again."""
         process.kill()
         began_s = time.monotonic()
         self.figures.restart_s = process.start()
@@ -293,7 +295,7 @@ async def trial(process: EngineProcess, kind: str, work: Path) -> AsyncIterator[
         for version in one.directories if pinned else ():
             with suppress(BatonError):
                 await engine.unload(version)
-        if not pinned:  # leave the engine with the weights it was started with
+        if not pinned:  # leave the engine with its first weights
             with suppress(BatonError):
                 await engine.load(f"base-{secrets.token_hex(3)}", process.base)
         await conductor.close()
@@ -338,7 +340,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 async def measure(options: argparse.Namespace, process: EngineProcess, work: Path) -> Figures:
-    """The whole trial; the kill only of an engine that was started here."""
+    """Carry out the whole trial; kill only an engine that it started itself."""
     async with trial(process, options.kind, work) as one:
         await one.run(options.swaps, options.rollbacks, options.streams, tuple(SPOILS))
         if options.url is None:
@@ -347,14 +349,14 @@ async def measure(options: argparse.Namespace, process: EngineProcess, work: Pat
 
 
 def as_json(figures: Figures) -> dict[str, Any]:
-    """For programs."""
+    """Return the figures as JSON."""
     plain = ("load_s", "flip_s", "answered_s", "rollback_s", "refused", "restart_s", "restored_s")
     counts = {"rollouts": len(figures.rollouts), "failed": len(figures.failed), "versions": len(figures.versions)}
     return {name: getattr(figures, name) for name in plain} | counts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every promise was kept."""
+    """Run the trial; return 0 if every promise holds."""
     options = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="baton-swap-") as directory:
         process = EngineProcess(options.engine, options.base.resolve(), Path(directory), options.name)

@@ -1,4 +1,4 @@
-"""A real browser for tests: Debian's chromium, driven over the DevTools protocol. What it complains of is kept."""
+"""A real browser for tests: Debian's chromium, driven over the DevTools protocol. It keeps the complaints of pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Page:
             self.do(f"{domain}.enable")
 
     def do(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command and its result; events that come before it are noted."""
+        """Send a command and return its result; note the events that come before it."""
         number = next(self._ids)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
@@ -56,13 +56,13 @@ class Page:
             self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
 
     def js(self, expression: str) -> Any:
-        """The value of an expression in the page; a promise is awaited."""
+        """Evaluate an expression in the page, await it if it is a promise, and return its value."""
         got = self.do("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in got, got
         return got["result"].get("value")
 
     def until(self, expression: str, limit_s: float = 60.0) -> Any:
-        """Wait for a truthy value."""
+        """Wait until an expression has a truthy value, and return that. Raises AssertionError after `limit_s`."""
         stop_s = time.monotonic() + limit_s
         while not (value := self.js(expression)):
             assert time.monotonic() < stop_s, f"not within {limit_s} s: {expression}\n{self.text()}\n{self.complaints}"
@@ -74,11 +74,11 @@ class Page:
         self.until("document.readyState === 'complete'")
 
     def text(self) -> str:
-        """What a person reads."""
+        """Return the visible text of the page."""
         return str(self.js("document.body ? document.body.innerText : ''"))
 
     def looks(self, width_px: int, height_px: int, scheme: str = "light") -> None:
-        """The size of the window, and whether the person likes it dark."""
+        """Set the size of the window and the preference for dark colours."""
         size = {"width": width_px, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
         self.do("Emulation.setDeviceMetricsOverride", **size)
         self.do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])

@@ -9,7 +9,7 @@ from tests.sizes import sized
 
 pytest_plugins = ["tests.redis_server", "tests.postgres_server"]
 
-# no deadline and no complaint of slowness: a busy machine is no failed property
+# No deadline and no health check of speed: a busy machine must not fail a property.
 settings.register_profile(
     "baton",
     max_examples=sized(small=40, ci=100, long=1000),

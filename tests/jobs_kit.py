@@ -1,4 +1,4 @@
-"""A trainer and a gate of a few lines, run as the programs that a job runs; the rest of a job is the real thing.
+"""A trainer and a gate of a few lines, run as the programs of a job; everything else about the job is real.
 
 `fake_python` is started as Python is. `-m policy train` reads its spec, counts steps slowly, keeps a checkpoint, stops
 at SIGTERM, and leaves its parent's files as the candidate. The spec's `name` gives it orders: `hold=FILE` waits after
@@ -74,13 +74,13 @@ def fake_python(directory: Path) -> str:
 
 
 def runs(place: Path) -> list[dict[str, Any]]:
-    """Each start of the trainer in a job's directory: its words, process id and niceness."""
+    """Each start of the trainer in a job's directory: its arguments, process id and niceness."""
     path = place / "train" / "runs"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 async def in_state(look: Callable[[], Awaitable[Job]], *states: str, bound_s: float = 120.0) -> Job:
-    """The job once it is in one of the states."""
+    """Wait until the job is in one of the states, and return it."""
 
     async def reached() -> Job | None:
         job = await look()

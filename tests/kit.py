@@ -1,4 +1,4 @@
-"""A whole gateway over the shipped fakes: what the tests of the request path stand on."""
+"""A whole gateway over the shipped fakes: for tests of the request path."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KEY = Principal("keyAAAAAAAAA", "data", "tests", "default", ())
 
 
 class TestClock(Clock):
-    """Real time: the loop's own waits cannot be faked away."""
+    """Real time, since the loop really waits."""
 
     __test__ = False
 
@@ -56,7 +56,7 @@ class TestClock(Clock):
 
 @dataclass
 class SpyMetrics:
-    """Counts what the request path says of itself."""
+    """Counts what the request path reports."""
 
     records: list[RolloutRecord] = field(default_factory=list)
     degradations: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Plans for tests: valid ones, and the ways in which a policy can get one wrong. All drawn from one `Random`."""
+"""Plans for tests: valid ones, and the ways in which a policy can get one wrong. One `Random` draws them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy directories for tests: tiny, sealed, and good enough for every check that is made before an engine."""
+"""Policy directories for tests: tiny and sealed; they pass every check that comes before an engine."""
 
 from __future__ import annotations
 

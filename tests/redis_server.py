@@ -62,7 +62,7 @@ def start_redis(directory: Path, *, port: int | None = None, args: tuple[str, ..
 
 
 def free_port() -> int:
-    """A loopback port that was free just now."""
+    """Return a loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""How much of itself a test runs, and where the rows of the fault matrix write what they measure.
+"""The size of a test, and where the rows of the fault matrix write what they measure.
 
 TEST_SIZE: `small` in `make test`, `ci` in `make test-all` and in CI, `long` in `make faults`.
 """
@@ -23,10 +23,10 @@ def sized(*, ci: T, long: T, small: T | None = None) -> T:
     return values[SIZE]
 
 
-SLACK = sized(ci=10, long=1)  # times a promised duration, as a machine that does other things is no bug of the gateway
+SLACK = sized(ci=10, long=1)  # allow a busy machine this many times the promised duration
 
 
-def held(row: str, **numbers: object) -> None:
+def report_row(row: str, **numbers: object) -> None:
     """Report that a row of the matrix holds, with these numbers: a line on standard output and a line in RESULTS."""
     line = {"row": row, "size": SIZE, "at_s": round(time.time()), **numbers}
     print(f"{row}: " + ", ".join(f"{name} {value}" for name, value in numbers.items()))  # noqa: T201

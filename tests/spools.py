@@ -1,4 +1,4 @@
-"""What the tests of the spool share: events, a watch that remembers, readers, and system calls that misbehave."""
+"""Helpers for tests of the spool: events, a watch that records, readers, and system calls that fail."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def then(function: Callable[..., Any], after: Callable[..., None]) -> Callable[.
 
 
 def failing(code: int) -> Callable[..., Any]:
-    """A function of the operating system's that fails."""
+    """Return a system call that raises this error."""
 
     def fail(*_: Any) -> None:
         raise OSError(code, os.strerror(code))

@@ -1,4 +1,4 @@
-"""A store to hold to its contract: the fake or PostgreSQL, and what fills it with events as the shipper would."""
+"""The store under contract, the fake or PostgreSQL, and a way to fill it with events as the shipper does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = datetime(2026, 3, 4, 5, 6, 7, 123456, tzinfo=UTC)
 
 @dataclass(slots=True)
 class World:
-    """A store, and what fills it with events as the shipper would."""
+    """A store, and `ingest`, which adds an event as the shipper does."""
 
     store: Any  # Store, and the queries of boot and admin
     ingest: Callable[[Event], Awaitable[None]]

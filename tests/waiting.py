@@ -18,7 +18,7 @@ from gateway.errors import BatonError
 BOUND_S = 60.0
 PAUSE_S = 0.01
 PACES = (1, 4, 16)
-PATIENT = {"BATON_REDIS_TIMEOUT_S": "5"}  # for gateways of which no request may fail where the machine stalls
+PATIENT = {"BATON_REDIS_TIMEOUT_S": "5"}  # for gateways that must not fail a request when the machine stalls
 FAILURES = (AssertionError, pytest.fail.Exception, BatonError, TimeoutError)
 
 
@@ -49,9 +49,9 @@ def wait_until(condition: Callable[[], Any], bound_s: float = BOUND_S) -> Any:
 
 
 async def at_some_pace(story: Callable[[int], Awaitable[None]]) -> None:
-    """Run a story in which time has to pass. Its argument says how many times more slowly than usual to tell it.
+    """Run a story in which time has to pass. Its argument is the factor by which to stretch its times.
 
-    A machine that cannot keep up with one pace gets the next, slower one. A fault in the code fails at every pace.
+    If the story fails at one pace it runs again at the next, slower one. A fault in the code fails at every pace.
     """
     for pace in PACES[:-1]:
         try:

@@ -22,7 +22,7 @@ from gateway.errors import BatonError, MoneyUnavailable
 from gateway.service.ports.money import Settlement
 from tests.models.ledger import Entry, Ledger
 from tests.redis_server import RedisServer
-from tests.sizes import held, sized
+from tests.sizes import report_row, sized
 
 NAMES = ("org:o", "key:a", "key:b", "user:k:ü")
 LONG_MS = 10**9
@@ -195,4 +195,4 @@ def test_lua_agrees_with_the_ledger(redis_server: RedisServer, part: int) -> Non
             ),
         )
     agreed.append(-(-EXAMPLES // PARTS))
-    held("B3", runs=sum(agreed), steps_max=STEPS, differences=0)
+    report_row("B3", runs=sum(agreed), steps_max=STEPS, differences=0)

@@ -17,7 +17,7 @@ SECRETS = {"digest", "previous_digest", "organisation"}
 
 
 class FakeAdmin:
-    """Organisations and keys are in `store`, where requests find them."""
+    """Organisations and keys live in `store`, which requests read."""
 
     def __init__(self, store: FakeStore) -> None:
         self.store = store

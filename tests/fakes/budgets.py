@@ -16,7 +16,7 @@ def monotonic_ms() -> int:
 
 
 class FakeBudgetStore:
-    """What several gateways share: stands for one Redis. `flush` empties it, `away` makes it stop answering."""
+    """The state that gateways share, as in one Redis. `flush` empties it; `away` makes it stop answering."""
 
     def __init__(self, now_ms: Callable[[], int] = monotonic_ms) -> None:
         self.now_ms = now_ms
@@ -152,7 +152,7 @@ class FakeBudgets:
         return True
 
     async def close(self) -> None:
-        """Nothing to close; here because the real one has it."""
+        """Do nothing: there is no connection to close."""
 
     def _settle(self, hold_id: str, state: SettledState, actual_nano: int = 0) -> int:
         hold = self._open.pop(hold_id, None)

@@ -1,4 +1,4 @@
-"""A conductor that says what it is told to: texts, errors and pauses from a script. It passes the contract suite."""
+"""A conductor that plays a script of texts, errors and pauses. It passes the contract suite."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScriptedConductor(Conductor):
         self.down = False
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids that this fake has handed out."""
+        """Decode token ids that this fake gave out."""
         texts = list(self._pieces)
         return "".join(texts[token] for token in token_ids if token)
 

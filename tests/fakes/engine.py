@@ -23,7 +23,7 @@ DRIFT_MAX = 0.005
 
 
 def fake_logprobs(weights_sha256: str, token_ids: Sequence[int]) -> list[float]:
-    """What weights with that checksum "give" the tokens: in [-5, 0), a function of both."""
+    """The log-probs that weights with this checksum give to the tokens: in [-5, 0), a function of both."""
     digests = (hashlib.sha256(f"{weights_sha256}{at}{token}".encode()).digest() for at, token in enumerate(token_ids))
     return [-5 * (digest[0] + 1) / 256 for digest in digests]
 
@@ -49,7 +49,7 @@ class FakeEngine(PolicyEngine):
         self._base = BaseWeights(base) if base else None
 
     def restart(self) -> None:
-        """As after a crash: up, and everything forgotten."""
+        """Start again after a crash: up, and empty."""
         self.held.clear()
         self.down = False
 

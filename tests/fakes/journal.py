@@ -26,7 +26,7 @@ class FakeJournal:
                 self._sink(kept)
 
     async def shipped(self) -> None:
-        """All is where it should be already."""
+        """Return at once: every event is in its sink already."""
 
     def of_kind(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]

@@ -13,7 +13,7 @@ from tests.fakes.admin import FakeAdmin
 
 
 class FakePools:
-    """`PoolRevisions`; what it keeps is audited in the chain of `admin`."""
+    """`PoolRevisions`; each change is audited in the chain of `admin`."""
 
     def __init__(self, admin: FakeAdmin) -> None:
         self.admin = admin
@@ -46,7 +46,7 @@ class FakePools:
 
 @dataclass
 class FakeSource:
-    """`PoolSource`: what the file says now, or the mistake in it."""
+    """`PoolSource`: the present file, or the mistake in it."""
 
     now: LoadedPool | BatonError
 
@@ -58,7 +58,7 @@ class FakeSource:
 
 @dataclass
 class FakePoolWorkers:
-    """`PoolWorkers`: `taken` are the revisions it took; `refuses` what preparing raises."""
+    """`PoolWorkers`: `taken` lists the revisions in use, in order; `refuses` is the error that preparing raises."""
 
     taken: list[str] = field(default_factory=list)
     refuses: BatonError | None = None
@@ -71,7 +71,7 @@ class FakePoolWorkers:
 
 @dataclass
 class SpyPoolMetrics:
-    """Counts what the pools say of themselves."""
+    """Counts the reports of the pools."""
 
     in_use: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)

@@ -55,7 +55,7 @@ class FakeRateLimits:
             key.window[request_id] = (key.window[request_id][0], tokens_used)
 
     async def close(self) -> None:
-        """Nothing to close; here because the real one has it."""
+        """Do nothing: there is no connection to close."""
 
     def _waits(self, key: _Key, now_s: float, tokens: int, rpm: int | None, tpm: int | None) -> tuple[float, float]:
         entries = list(key.window.values())

@@ -1,4 +1,4 @@
-"""`Reports` over a `FakeStore`: enough for tests of routes. The sums themselves are tested on PostgreSQL only."""
+"""`Reports` over a `FakeStore`: enough for tests of routes. Only tests on PostgreSQL check the sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes.store import FakeStore
 
 
 class FakeReports:
-    """Remembers what it was asked, in `asked`."""
+    """Keeps the arguments of its calls in `asked`."""
 
     def __init__(self, store: FakeStore) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""`Store` in memory: the same answers as PostgreSQL's (tests/contract/test_store.py holds it to that)."""
+"""`Store` in memory: the same answers as PostgreSQL's, by tests/contract/test_store.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FakeStore:
         self.half_life = HALF_LIFE
 
     def ingest(self, event: Event) -> None:
-        """What the shipper does: store an event's rows once."""
+        """Store the rows of an event once, as the shipper does."""
         new = rows.event_rows(event)
         for name, key in (("rollouts", "id"), ("ledger", "event_id")):
             have = {row[key] for row in getattr(self.rows, name)}

@@ -1,4 +1,4 @@
-"""vLLM's routes for weights, as vLLM 0.32 answers them, in memory: for what a real one cannot be made to do on cue.
+"""vLLM's routes for weights, as vLLM 0.32 answers them, in memory: it fails on cue, as a real one cannot.
 
 Weights are directories; what a probe gets is the log-probs in the manifest of the directory that is loaded.
 """
@@ -31,13 +31,13 @@ class FakeVllm:
         self.restart()
 
     def restart(self) -> None:
-        """Up, with what it was started with and nothing else."""
+        """Start again, with the base weights and no adapters."""
         self.dead = self.paused = False
         self.label, self.weights = "default", self.base
         self.loras: dict[str, str] = {}
 
     def client(self) -> httpx.AsyncClient:
-        """Talks to it without a socket."""
+        """Return a client that calls it without a socket."""
         return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
@@ -93,7 +93,7 @@ class FakeVllm:
 
 
 def unread(response: httpx.Response) -> httpx.Response:
-    """The same, to be streamed as one from a socket is."""
+    """Return the same response unread, as from a socket."""
     return httpx.Response(response.status_code, stream=httpx.ByteStream(response.content))
 
 

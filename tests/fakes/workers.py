@@ -93,7 +93,7 @@ class FakeWorkers:
 
 
 def completion(call: WorkerCall, says: Says) -> dict[str, Any]:
-    """The OpenAI body of a scripted reply; an embedding begins with its text's place."""
+    """The OpenAI body of a scripted reply; an embedding begins with the position of its text."""
     if call.endpoint == "embeddings":
         data = [{"index": n, "embedding": [n + 0.5, -1.0]} for n in range(inputs_of(call.body["input"]))]
         return {"object": "list", "data": data, "usage": usage_body(says.usage)}

@@ -57,7 +57,7 @@ async def no_usage(upstream: Upstream, bill: Bill) -> Reply:
 
 
 async def over_the_bound(upstream: Upstream, bill: Bill) -> Reply:
-    """It bills more than `max_tokens`: charged in full, and seen."""
+    """It bills more than `max_tokens`. The gateway charges that in full and reports it."""
     bill.completion_tokens = 500
     return json_reply(completion("one two", usage(bill)))
 

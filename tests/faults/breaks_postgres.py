@@ -1,4 +1,4 @@
-"""The ways in which PostgreSQL breaks: a server that a test may break, behind a proxy, and what is done to it."""
+"""The ways in which PostgreSQL breaks: a server of the test's own behind a proxy, and its faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.faults.site import Site
 from tests.postgres_server import PostgresServer
 from tests.sizes import SIZE, SLACK
 
-CONNECTIONS_MAX = 60  # more than three gateways take
+CONNECTIONS_MAX = 60  # more than three gateways use
 DISK_FULL = """
 CREATE FUNCTION no_space() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$;
@@ -42,12 +42,12 @@ class World:
     def processes(self) -> list[int]:
         """The postmaster and all of its children."""
         postmaster = int(self.server.handle.get_pid())
-        found = [postmaster]
+        pids = [postmaster]
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 fields = path.read_text().rpartition(")")[2].split()
-                found += [int(path.parent.name)] if int(fields[1]) == postmaster else []
-        return found
+                pids += [int(path.parent.name)] if int(fields[1]) == postmaster else []
+        return pids
 
     def signal_all(self, number: int) -> None:
         for pid in self.processes():
@@ -69,7 +69,7 @@ async def _frozen(world: World) -> Heal:
 
 
 async def _too_many_clients(world: World) -> Heal:
-    """Every connection is taken; the gateway's own are ended."""
+    """Use up all connections, and end those of the gateway."""
     await asyncio.to_thread(_take_all, world)
 
     def back() -> None:
@@ -117,7 +117,7 @@ FAULTS: dict[str, Callable[[World], Awaitable[Heal]]] = {
 
 @asynccontextmanager
 async def healed(heal: Heal) -> AsyncIterator[None]:
-    """The fault ends with the block, whatever happens in it."""
+    """Break it for the time of the block; heal it whatever happens."""
     try:
         yield
     finally:
@@ -125,7 +125,7 @@ async def healed(heal: Heal) -> AsyncIterator[None]:
 
 
 async def shipped(here: Site, limit_s: float = 30.0 * SLACK) -> float:
-    """Seconds until what was in the journals at the call is in PostgreSQL."""
+    """Wait until PostgreSQL has all that is in the journals now; return how many seconds it took."""
     began_s = time.monotonic()
     wanted = {one.pid: await here.metric(one, "baton_log_records_total") for one in here.gateways}
     async with asyncio.timeout(limit_s):
@@ -136,7 +136,7 @@ async def shipped(here: Site, limit_s: float = 30.0 * SLACK) -> float:
 
 
 async def capture_rate(here: Site) -> float:
-    """The lowest of all gateways, once nothing is under way any more."""
+    """Return the lowest capture rate of all gateways, once no request is in flight."""
     async with asyncio.timeout(20 * SLACK):
         while (rate := min([await here.metric(one, "baton_capture_rate") for one in here.gateways])) < 1.0:
             await asyncio.sleep(0.05)

@@ -34,11 +34,11 @@ async def _hung(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awai
 
 
 async def _last_second_lost(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awaitable[None]]:
-    """Killed, and back with the snapshot of a while ago."""
+    """Kill it, and start it again with an old snapshot."""
     redis: Redis = Redis.from_url(here.redis.url)
     await redis.save()
     await redis.aclose()
-    await asyncio.sleep(0.5)  # what is spent now, Redis will not remember
+    await asyncio.sleep(0.5)  # the snapshot does not hold what is spent now
     here.redis.stop()
 
     async def back() -> None:
@@ -65,7 +65,7 @@ def _configured(**settings: str) -> Break:
 
 
 async def _read_only(here: Site, proxy: FaultProxy, place: Path) -> Callable[[], Awaitable[None]]:
-    """It became the replica of a primary that is not there."""
+    """Make it the replica of a primary that does not exist."""
     redis: Redis = Redis.from_url(here.redis.url)
     await redis.replicaof("127.0.0.1", "1")
 

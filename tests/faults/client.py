@@ -1,4 +1,4 @@
-"""Clients that keep every reply, so that what they were told can be compared with what was done."""
+"""Clients that keep every reply, to compare them with the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTION = {"model": "alpha", "messages": [{"role": "user", "content": "Say some
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a client saw. `status` 0: the connection broke; `whole`: its last byte came."""
+    """The end of a request at the client. `status` 0: the connection broke; `whole`: the last byte came."""
 
     status: int
     code: str | None
@@ -39,7 +39,7 @@ class Client:
     body: dict[str, Any] = field(default_factory=lambda: dict(QUESTION))
     history: list[Reply] = field(default_factory=list)
     serving: list[Gateway] | None = None  # None: all that live
-    slim: bool = False  # of good replies keeps no headers and no text: for very many
+    slim: bool = False  # keep no headers and no text of good replies, to bound memory
     _turn: int = 0
 
     async def ask(self, gateway: Gateway | None = None, **changes: Any) -> Reply:
@@ -64,7 +64,7 @@ class Client:
         return seen
 
     async def many(self, n: int, at_once: int, **changes: Any) -> Sequence[Reply]:
-        """That many requests, at most so many at a time."""
+        """Send `n` requests, at most `at_once` at a time."""
         slots = asyncio.Semaphore(at_once)
 
         async def one() -> Reply:
@@ -74,11 +74,11 @@ class Client:
         return await asyncio.gather(*(one() for _ in range(n)))
 
     def load(self, at_once: int, pause_s: float = 0.0) -> Load:
-        """Requests for as long as the block lasts."""
+        """Send requests for as long as the block lasts."""
         return Load(self, at_once, pause_s)
 
     def statuses(self, replies: Sequence[Reply] | None = None) -> Counter[str]:
-        """How many replies of each kind: the status, and the code of what is not 200."""
+        """Count replies by status, and by error code where that is not 200."""
         shown = self.history if replies is None else replies
         return Counter(f"{reply.status}{' ' + reply.code if reply.code else ''}" for reply in shown)
 
@@ -108,7 +108,7 @@ class Load:
         await asyncio.gather(*self._tasks)
 
     async def until(self, done: Callable[[Sequence[Reply]], bool], limit_s: float = 30.0 * SLACK) -> Sequence[Reply]:
-        """Wait until `done` is true of the replies from now on, and return those."""
+        """Wait until `done` is true of the replies since this call, and return them."""
         first = len(self.client.history)
         until_s = time.monotonic() + limit_s
         while not done(seen := self.client.history[first:]):

@@ -22,7 +22,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """What forks the gateways of this run."""
+    """The process that forks the gateways of this run."""
     one = Zygote(tmp_path_factory.mktemp("zygote") / "zygote.log")
     yield one
     one.close()
@@ -47,7 +47,7 @@ def own_server() -> Iterator[PostgresServer]:
     server = start()
     try:
         server.admin(f"ALTER SYSTEM SET max_connections = {CONNECTIONS_MAX}")
-        server.admin("ALTER SYSTEM SET synchronous_commit = on")  # here what it has confirmed must outlive it
+        server.admin("ALTER SYSTEM SET synchronous_commit = on")  # what it confirms must survive its crash
         server.handle.stop()
         server.handle.ensure_postgres_running()
         yield server

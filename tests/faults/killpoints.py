@@ -39,7 +39,7 @@ KILLED = "killed by the test at: "
 
 
 def arm(point: str, nth: int) -> None:
-    """Die the `nth` time (from 1) that this process comes to the point. Its last words say so in its log."""
+    """Die the `nth` time (from 1) that this process comes to the point. Its log says so."""
     left = nth
 
     def here() -> None:

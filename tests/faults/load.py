@@ -1,4 +1,4 @@
-"""Load on a site: the client and the worker in processes of their own, and who took how much of the machine."""
+"""Load on a site: the client and the worker in processes of their own, and the processor time of each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from tests.faults.client import Client, Reply
 from tests.faults.processes import Shares, parent
 from tests.faults.site import ROOT, Gateway, Site
 from tests.faults.upstream import PROMPT_TOKENS, Bill
-from tests.sizes import SIZE, held
+from tests.sizes import SIZE, report_row
 
-CALM = {"BATON_MONEY_LEASE_S": "10", "BATON_MONEY_SWEEP_S": "2"}  # nobody is killed here; a stall is no death
+CALM = {
+    "BATON_MONEY_LEASE_S": "10",
+    "BATON_MONEY_SWEEP_S": "2",
+}  # no gateway dies in these tests, so a stall must not count as a death
 if SIZE != "long":
     CALM["BATON_REDIS_TIMEOUT_S"] = "5"  # whatever else the machine does meanwhile
 WORKER = """
@@ -44,8 +47,8 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the clients were told. Milliseconds by status; `shares`: percent of one processor, by process."""
+class LoadReport:
+    """The replies of a run. Milliseconds by status; `shares`: percent of one processor, by process."""
 
     statuses: dict[str, int]
     took_ms: dict[str, list[float]]
@@ -65,15 +68,15 @@ class Told:
         return self.good_in_time / self.seconds
 
     def errors(self, *allowed: str) -> int:
-        """Replies of other statuses than 200 and those."""
+        """Count replies with a status other than 200 and `allowed`."""
         return sum(n for status, n in self.statuses.items() if status not in ("200", *allowed))
 
     def ms(self, share: float, *statuses: str) -> float:
-        """A percentile of the time that replies of these statuses took; 0 without any."""
+        """Return a percentile of the durations of replies with these statuses; 0 if there are none."""
         return percentile([ms for status in statuses for ms in self.took_ms.get(status, [])], share)
 
     def client(self, here: Site) -> Client:
-        """As the checker wants it."""
+        """Return these replies as a `Client`, for the checker."""
         history = [Reply(200, None, rollout_id, 0.0, True, 0.0) for rollout_id in self.ids]
         return Client(here, history=history)
 
@@ -85,7 +88,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @asynccontextmanager
 async def worker(plan: str = "") -> AsyncIterator[Worker]:
-    """A worker that takes little of the processor. Its bill is the site's once `settle` has been called."""
+    """Start a worker that needs little processor time. `settle` adds its bill to the site's."""
     command = (sys.executable, "-m", "tests.faults.load_upstream", "--plan", plan)
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -97,7 +100,7 @@ async def worker(plan: str = "") -> AsyncIterator[Worker]:
 
 
 async def gateways(here: Site, n: int, settings: Mapping[str, Any] | None = None) -> list[Gateway]:
-    """So many, serving; the first has made the keys before the others start."""
+    """Start `n` gateways and wait until they serve. The first makes the keys before the others start."""
     given: dict[str, Any] = {**CALM, **(settings or {})}
     made = [await here.gateway(**given)]
     made += [await here.gateway(start=False, **given) for _ in range(n - 1)]
@@ -108,19 +111,19 @@ async def gateways(here: Site, n: int, settings: Mapping[str, Any] | None = None
     return made
 
 
-async def drive(here: Site, upstream: Worker, **order: Any) -> Told:
-    """Give the client its order and wait for what it was told."""
+async def drive(here: Site, upstream: Worker, **order: Any) -> LoadReport:
+    """Give the client its order and wait for its report."""
     targets = [("127.0.0.1", urlsplit(one.facts["base_url"]).port) for one in here.gateways]
     whole = {"bodies": [question()], **order, "targets": targets, "key": here.key}
     pids = {"gateways": [one.pid for one in here.gateways], "worker": [upstream.pid]}
     shares = Shares({**pids, "redis": [here.redis.process.pid], "postgres": [await postmaster(here)]})
     command, pipe = (sys.executable, "-m", "tests.faults.load_client"), asyncio.subprocess.PIPE
     client = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
-    said, _ = await client.communicate(json.dumps(whole).encode())
+    output, _ = await client.communicate(json.dumps(whole).encode())
     assert client.returncode == 0
-    told = json.loads(said)
-    shown = shares.percent({"client": told.pop("cpu_s")})
-    return Told(**told, shares=shown)
+    result = json.loads(output)
+    shown = shares.percent({"client": result.pop("cpu_s")})
+    return LoadReport(**result, shares=shown)
 
 
 def lasts_s(otherwise_s: float) -> float:
@@ -129,22 +132,26 @@ def lasts_s(otherwise_s: float) -> float:
 
 
 def pool(here: Site, *workers: Mapping[str, object]) -> None:
-    """The site's pool, instead of its own. To be called before its first gateway starts."""
+    """Replace the pool of the site. Call this before its first gateway starts."""
     usual = {"kind": "openai", "tokens": 16, "timeout_s": 20, "url": here.worker_url}
     lines = [WORKER.format(**{**usual, "handle": each["name"], **each}) for each in workers]
     names = ", ".join(str(each["name"]) for each in workers)
     (here.place / "pool.yaml").write_text(f"workers:{''.join(lines)}\npools: {{main: [{names}]}}\ndefault: main\n")
 
 
-def report(row: str, told: Told, *allowed: str, **numbers: object) -> None:
-    """What a row has measured, and what it was measured beside: percent of one processor, by who took it."""
-    shares = {f"cpu_percent_{name}": share for name, share in told.shares.items()}
-    every = {"seconds": round(told.seconds), "requests": sum(told.statuses.values()), "errors": told.errors(*allowed)}
-    held(row, **every, **numbers, **shares)
+def report(row: str, result: LoadReport, *allowed: str, **numbers: object) -> None:
+    """Report the numbers of a row, and percent of one processor by process."""
+    shares = {f"cpu_percent_{name}": share for name, share in result.shares.items()}
+    every = {
+        "seconds": round(result.seconds),
+        "requests": sum(result.statuses.values()),
+        "errors": result.errors(*allowed),
+    }
+    report_row(row, **every, **numbers, **shares)
 
 
 async def most_mib(serving: Sequence[Gateway], every_s: float = 0.5) -> int:
-    """The most memory that all of them had together until it was cancelled."""
+    """Sample until cancelled; return the peak of their memory together, in MiB."""
     most = 0.0
     with suppress(asyncio.CancelledError):
         while True:
@@ -181,7 +188,7 @@ async def postmaster(here: Site) -> int:
 
 
 async def settle(here: Site, upstream: Worker, priced: str = "") -> int:
-    """Make the worker's bill the site's, that of models beginning so; the calls of all."""
+    """Add the worker's bill for models with this prefix to the site's; return the calls of all models."""
     async with here.http.get(f"http://127.0.0.1:{upstream.port}/bill") as reply:
         rows = (await reply.json())["rows"]
     for model, tokens, calls in rows:

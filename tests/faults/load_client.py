@@ -1,4 +1,4 @@
-"""A client for load: its own process, little processor time a request, every reply counted.
+"""A client for load: its own process, little processor time a request, and a count of every reply.
 
     python -m tests.faults.load_client < ORDER.json   →   what came, as one JSON object on standard output
 
@@ -21,8 +21,8 @@ from typing import Any, cast
 
 import uvloop
 
-IDLE_S = 10.0  # a connection that lay longer is not used again: the gateway may be closing it
-GRACE_S = 60.0  # for what is under way when the time is over
+IDLE_S = 10.0  # after this a connection is not used again: the gateway may be closing it
+GRACE_S = 60.0  # for requests in flight at the end
 ROLLOUT, RETRY, OVERHEAD = b"x-baton-rollout-id: ", b"retry-after: ", b"x-baton-overhead-ms: "
 Done = Callable[["Connection"], None]
 
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
 
 
 class Crowd:
-    """Everybody who asks, and what they were told."""
+    """All clients, and their replies."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
@@ -164,7 +164,7 @@ class Crowd:
             await asyncio.sleep(0.002)
 
     def _rested(self, target: int) -> Connection | None:
-        """The connection that was used last, and no other: those below it rest until they are too old."""
+        """Return the connection used last, so that those below it grow old and close."""
         idle, fresh_s = self._idle[target], time.monotonic() - IDLE_S
         while idle and (not idle[0].open or idle[0].idle_since_s < fresh_s):
             old = idle.popleft()
@@ -214,7 +214,7 @@ class Crowd:
             self.no_retry_after += 1
 
     async def _quiet(self) -> None:
-        """Return once nothing is under way. What is not answered then has status "never"."""
+        """Wait until no request is in flight. One without a reply by then has status "never"."""
         late_s = time.monotonic() + GRACE_S
         while (self.under_way or self._tasks) and time.monotonic() < late_s:
             await asyncio.sleep(0.01)
@@ -233,7 +233,7 @@ class Crowd:
         await asyncio.gather(*(one(number) for number in range(streams)))
 
     async def _stream(self, target: int) -> str:
-        """Its status, and what was wrong with it where it did not say what it had to."""
+        """Return the status of a stream, or a word for its fault."""
         request = next(self._requests[target])
         reader, writer = await asyncio.open_connection(*self.targets[target])
         try:

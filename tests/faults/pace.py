@@ -1,4 +1,4 @@
-"""Load that does not wait for its answers: so many requests a second, whatever becomes of those before."""
+"""Open load: a fixed number of requests a second, without waiting for replies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ UNDER_WAY_MAX = 400  # below what the gateways serve at a time, so that a stall 
 
 
 class Paced:
-    """Calls `ask` so often for as long as the block lasts, and waits for the last reply. `skipped`: turns that were let
-    pass because too many were under way."""
+    """Calls `ask` at this rate while the block lasts, and waits for the last reply. `skipped`: turns without a call
+    because too many requests were in flight."""
 
     def __init__(self, ask: Callable[[], Awaitable[object]], per_s: float) -> None:
         self._ask, self._every_s = ask, 1 / per_s

@@ -1,4 +1,4 @@
-"""What processor time processes take, from /proc."""
+"""Processor time of processes, from /proc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAMILIES = ("postgres",)  # a process a connection
 
 
 def cpu_s(pid: int, *, family: bool = False) -> float:
-    """Processor time of a process; with its `family`, that of its children too, those that have ended among them."""
+    """Return the processor seconds of a process; with `family`, of its children too, including those that ended."""
     spent = 0.0
     for path in Path("/proc").glob("[0-9]*/stat") if family else [Path(f"/proc/{pid}/stat")]:
         fields = _stat(path)
@@ -27,13 +27,13 @@ def parent(pid: int) -> int:
 
 
 def busy_s() -> float:
-    """Processor time of the whole machine so far, but for idling and waiting for disks."""
+    """Return the processor seconds of the machine since boot, without idling and waiting for disks."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / TICKS_S
 
 
 class Shares:
-    """Who took how much processor time since it was made; a whole processor is 100 %."""
+    """Processor time by process since this object exists; a whole processor is 100 %."""
 
     def __init__(self, pids: Mapping[str, list[int]]) -> None:
         self._pids = pids

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks what passes through it. Its faults have the names of toxiproxy's toxics."""
+"""A TCP proxy with faults, which have the names of toxiproxy's toxics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINGER_OFF = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Toxics:
-    """What happens to the bytes of one direction. All may be changed while connections are open."""
+    """Faults of one direction. All may change while connections are open."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0  # added to the latency, evenly drawn
@@ -69,7 +69,7 @@ class FaultProxy:
         self.up = self.down = replace(Toxics(), **both)  # type: ignore[arg-type]
 
     def heal(self) -> None:
-        """No toxics any more. Connections whose bytes were swallowed are reset: nothing can make them whole."""
+        """Remove all toxics. Reset connections that lost bytes, since those cannot go on."""
         holed = self.up.black_hole or self.down.black_hole
         self.up, self.down, self.refuse = Toxics(), Toxics(), False
         if holed:
@@ -162,7 +162,7 @@ class FaultProxy:
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """Close, and return once the socket is gone: what is left to the collector is a warning."""
+    """Close, and return once the socket is closed, so that the collector finds none to warn of."""
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()

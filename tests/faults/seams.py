@@ -1,4 +1,4 @@
-"""Faults that no network has, made inside the gateway's process that is to suffer them."""
+"""Faults that no network has, made inside the process of the gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def _failing_write(code: int, switch: Path) -> None:
-    """`os.write` to the journal fails with `code` for as long as the switch is there."""
+    """`os.write` to the journal fails with `code` while the switch file exists."""
     real = os.write
 
     def write(fd: int, data: Any) -> int:
@@ -33,7 +33,7 @@ def _failing_sync(switch: Path) -> None:
 
 
 def switch() -> Path:
-    """The file whose being there turns the fault on."""
+    """The file that turns the fault on while it exists."""
     return Path(os.environ["FAULT_SWITCH"])
 
 

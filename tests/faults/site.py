@@ -25,8 +25,8 @@ from tests.redis_server import RedisServer, start_redis
 ROOT = Path(__file__).resolve().parents[2]
 START_S, STOP_S = 120.0, 120.0
 LEASE_S = 1.0
-INPUT_NANO, OUTPUT_NANO = 1_000, 2_000  # a token's price, but of `flat`
-FLAT_NANO = 1_000_000  # a call's price of `flat`, whatever its size
+INPUT_NANO, OUTPUT_NANO = 1_000, 2_000  # price of a token at every worker but `flat`
+FLAT_NANO = 1_000_000  # price of a call at `flat`
 POOL = """
 workers:
   - {{name: alpha, handle: atlas, kind: openai, model: m, url: "{url}", api_key: "env:UPSTREAM_KEY",
@@ -50,7 +50,7 @@ SETTINGS = {
 
 
 class Zygote:
-    """Forks gateways that need not import themselves. One for a whole run."""
+    """Forks gateways from one process with all imports done. One for a whole run."""
 
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:
@@ -104,24 +104,24 @@ class Gateway:
 
     @property
     def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.facts_file.read_text())
-        return found
+        facts: dict[str, Any] = json.loads(self.facts_file.read_text())
+        return facts
 
     @property
     def alive(self) -> bool:
         return self.fd >= 0 and not select.select([self.fd], [], [], 0)[0]
 
     def rss_mib(self) -> float:
-        """Of its memory, what is in RAM."""
+        """Return its resident memory."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 
     async def serving(self) -> None:
-        """Return once it listens. Raises AssertionError with its last words."""
+        """Return once it listens. Raises AssertionError with the end of its log."""
         assert await self.came_up(), self.log.read_text()[-3000:]
 
     async def came_up(self) -> bool:
-        """Whether it came to listen before it ended."""
+        """Return whether it listened before it ended."""
         until_s = time.monotonic() + START_S
         while not self.facts_file.exists():
             if not self.alive:
@@ -131,7 +131,7 @@ class Gateway:
         return True
 
     async def ended(self, limit_s: float = STOP_S) -> None:
-        """Return once it is no more."""
+        """Wait for the end of the process."""
         async with asyncio.timeout(limit_s):
             while self.alive:
                 await asyncio.sleep(0.01)
@@ -141,12 +141,12 @@ class Gateway:
             signal.pidfd_send_signal(self.fd, number)
 
     async def kill(self) -> None:
-        """As a crash would."""
+        """Kill it, as a crash does."""
         self.signal(signal.SIGKILL)
         await self.ended()
 
     async def stop(self) -> float:
-        """As an operator would; how many seconds it took."""
+        """Stop it, as an operator does; return how many seconds it took."""
         began_s = time.monotonic()
         self.signal(signal.SIGTERM)
         await self.ended()
@@ -167,12 +167,12 @@ class Site:
     gateways: list[Gateway] = field(default_factory=list)
     key: str = ""
     key_id: str = ""
-    keys: list[str] = field(default_factory=list)  # all that were ever made
+    keys: list[str] = field(default_factory=list)  # all keys of this site
     worker_url: str = ""
     worker_timeout_s: float = 20.0
 
     async def gateway(self, *, start: bool = True, **settings: str) -> Gateway:
-        """One more, serving (unless `start` is false)."""
+        """Add a gateway and wait until it serves (unless `start` is false)."""
         pool, pepper = self.place / "pool.yaml", self.place / "pepper"
         if not pool.exists():
             pool.write_text(POOL.format(url=self.worker_url or self.upstream.base, timeout_s=self.worker_timeout_s))
@@ -188,7 +188,7 @@ class Site:
         return one
 
     async def new_key(self, budget_nano: int | None = None, **limits: Any) -> tuple[str, str]:
-        """(key, id) of a new data key, which is also the one used from now on."""
+        """Make a data key for all later requests; return (key, id)."""
         facts = self.gateways[0].facts
         usd = {} if budget_nano is None else {"budget_usd": f"{budget_nano / 1e9:.9f}"}
         headers = {"authorization": f"Bearer {facts['admin_key']}"}
@@ -223,13 +223,13 @@ class Site:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def complaints(self) -> str:
-        """What the gateways' logs say of errors nobody raised on purpose."""
+        """Return the last unexpected error of each gateway's log."""
         logs = [one.log.read_text() for one in self.gateways if one.log.exists()]
-        told = [log[log.rindex("Traceback") :].partition("\n20")[0] for log in logs if "Traceback" in log]
-        return "\n".join(trace[-2000:] for trace in told)
+        traces = [log[log.rindex("Traceback") :].partition("\n20")[0] for log in logs if "Traceback" in log]
+        return "\n".join(trace[-2000:] for trace in traces)
 
     async def stop(self) -> None:
-        """Every gateway, gently; what resists is killed."""
+        """Stop every gateway; kill those that do not end."""
         for one in self.gateways:
             one.signal(signal.SIGCONT)
             one.signal(signal.SIGTERM)

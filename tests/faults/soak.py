@@ -1,4 +1,4 @@
-"""Everything of the kit that breaks, to be drawn from while traffic flows; and what a process takes meanwhile."""
+"""All faults of the kit, to draw from while traffic flows, and the memory and files of a process meanwhile."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ BAD_WORKERS = tuple(
     name
     for name in bad_workers.WAYS
     if name
-    not in ("no usage", "bills over the bound", "100 MiB", "gzip bomb")  # no comparing with its bill; F8 has them
+    not in ("no usage", "bills over the bound", "100 MiB", "gzip bomb")  # their bills cannot be compared; F8 has them
 )
 Way = Callable[[], Awaitable[Callable[[], Awaitable[None]]]]
 
 
 @dataclass
-class Soaked:
+class SoakSite:
     """The installation: three gateways. The first lives all the time, the last has a way to Redis of its own."""
 
     here: Site
@@ -41,18 +41,18 @@ class Soaked:
     redis: FaultProxy
     redis_alone: FaultProxy
     worker: FaultProxy
-    switch: Path  # its being there fills the journals' disk
+    switch: Path  # while it exists, the disk of the journals is full
     draw: random.Random
 
     @property
     def mortal(self) -> Gateway:
-        """One of those that may be ended."""
+        """Draw a gateway that may be killed."""
         return self.draw.choice(self.here.gateways[1:])
 
     def ways(self) -> dict[str, Way]:
-        """By name: what breaks something and gives what mends it."""
+        """Faults by name: each breaks something and returns the function that heals it."""
         place = self.here.place / "redis"
-        found: dict[str, Way] = {
+        ways: dict[str, Way] = {
             "gateway: killed": self._killed,
             "gateway: killed on its way": self._killed_on_its_way,
             "gateway: stopped": self._stopped,
@@ -62,12 +62,12 @@ class Soaked:
             "clients: leave": self._clients_leave,
         }
         for name, redis_way in breaks_redis.FAULTS.items():
-            found[f"redis: {name}"] = partial(redis_way, self.here, self.redis, place)
+            ways[f"redis: {name}"] = partial(redis_way, self.here, self.redis, place)
         for name, postgres_way in breaks_postgres.FAULTS.items():
-            found[f"postgres: {name}"] = partial(self._postgres, postgres_way)
+            ways[f"postgres: {name}"] = partial(self._postgres, postgres_way)
         for name in BAD_WORKERS:
-            found[f"worker: {name}"] = partial(self._bad_worker, name)
-        return found
+            ways[f"worker: {name}"] = partial(self._bad_worker, name)
+        return ways
 
     async def _postgres(self, way: Callable[[World], Awaitable[breaks_postgres.Heal]]) -> Callable[[], Awaitable[None]]:
         heal = await way(self.world)
@@ -84,7 +84,7 @@ class Soaked:
 
         async def back() -> None:
             self.here.upstream.behave, self.worker.refuse = None, False
-            self.worker.cut()  # what hangs would go on
+            self.worker.cut()  # else a hanging call goes on
 
         return back
 
@@ -94,7 +94,7 @@ class Soaked:
         return partial(self._started, one)
 
     async def _killed_on_its_way(self) -> Callable[[], Awaitable[None]]:
-        """At a drawn point; one that it does not come to in time is not waited for."""
+        """Kill it at a point drawn at random; do not wait if it does not get there."""
         one = self.mortal
         await one.stop()
         one.start(kill=(self.draw.choice(POINTS), self.draw.randint(1, 3)), seam="disk full")
@@ -112,7 +112,7 @@ class Soaked:
         return partial(self._started, one)
 
     async def _frozen(self) -> Callable[[], Awaitable[None]]:
-        """Longer than a hold's lease: the others decide what it holds, and then it goes on."""
+        """Freeze it longer than the lease of a hold: the others settle its holds, and then it goes on."""
         one = self.mortal
         one.signal(signal.SIGSTOP)
 
@@ -138,7 +138,7 @@ class Soaked:
         return back
 
     async def _clients_leave(self) -> Callable[[], Awaitable[None]]:
-        """Forty, each a little later in its stream than the one before."""
+        """Forty clients leave, each a little later in its stream than the one before."""
         self.here.upstream.word_s = 0.05
         leaving = [asyncio.wait_for(self.client.ask(stream=True), 0.01 * n) for n in range(1, 41)]
         await asyncio.gather(*leaving, return_exceptions=True)
@@ -153,7 +153,7 @@ class Soaked:
         await one.serving()
 
     async def answers(self, limit_s: float, in_a_row: int = 3) -> None:
-        """Return once every gateway has answered so many times in a row. Raises TimeoutError."""
+        """Wait until every gateway has answered `in_a_row` times in a row. Raises TimeoutError."""
         async with asyncio.timeout(limit_s):
             for one in self.here.gateways:
                 good = 0
@@ -163,7 +163,7 @@ class Soaked:
 
 @asynccontextmanager
 async def broken(way: Way) -> AsyncIterator[None]:
-    """The fault ends with the block, whatever happens in it."""
+    """Break it for the time of the block; heal it whatever happens."""
     heal = await way()
     try:
         yield
@@ -173,8 +173,8 @@ async def broken(way: Way) -> AsyncIterator[None]:
 
 
 @dataclass
-class Taken:
-    """What a process took at the moments when nothing was broken: (seconds, MiB in RAM, open files)."""
+class Samples:
+    """Samples of a process at moments without a fault: (seconds, resident MiB, open files)."""
 
     gateway: Gateway
     began_s: float = field(default_factory=time.monotonic)

@@ -15,7 +15,7 @@ from tests.faults.checker import check
 from tests.faults.client import QUESTION, Client
 from tests.faults.proxy import closed
 from tests.faults.site import Gateway, Site
-from tests.sizes import SLACK, held
+from tests.sizes import SLACK, report_row
 
 pytestmark = pytest.mark.long
 
@@ -77,11 +77,11 @@ async def test_f9_a_client_leaves_at_forty_points(here: Site) -> None:
     slow = await _slowly(one, request(here.key, stream=True))
     half = await _half_closed(one, request(here.key, stream=False))
     assert slow.rstrip().endswith(b"[DONE]\n\n0") or b"[DONE]" in slow
-    found = await check(here, [client])
-    statuses = {rollout["status"] for rollout in found.rollouts}
+    evidence = await check(here, [client])
+    statuses = {rollout["status"] for rollout in evidence.rollouts}
     assert statuses <= {"done", "aborted"}
-    assert len(found.rollouts) == len(found.of_kind("hold"))
-    held("F9", points=len(ways), cancelled_s_max=round(longest_s, 2), calls_cut=gone, half_close=half)
+    assert len(evidence.rollouts) == len(evidence.of_kind("hold"))
+    report_row("F9", points=len(ways), cancelled_s_max=round(longest_s, 2), calls_cut=gone, half_close=half)
 
 
 async def _slowly(one: Gateway, content: bytes) -> bytes:

@@ -14,7 +14,7 @@ from tests.faults.client import Client
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import Site
 from tests.faults.upstream import Behaviour, Bill, Upstream, chunk
-from tests.sizes import SLACK, held
+from tests.sizes import SLACK, report_row
 from tests.upstreams.server import Reply, event, event_stream, json_reply
 
 pytestmark = pytest.mark.long
@@ -93,4 +93,4 @@ async def test_f7_a_conductor_that_fails_in_six_ways_is_replaced_by_a_router(
         asked_most = max(asked_most, len(conductor.bills) - before)
     assert slowest_s < DEADLINE_S * SLACK
     await check(here, [client])
-    held("F7", ways=len(WAYS), answered=len(client.history), failed=0, slowest_s=round(slowest_s, 2))
+    report_row("F7", ways=len(WAYS), answered=len(client.history), failed=0, slowest_s=round(slowest_s, 2))

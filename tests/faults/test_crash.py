@@ -10,7 +10,7 @@ from tests.faults.checker import check
 from tests.faults.client import Client, good
 from tests.faults.killpoints import KILLED, POINTS
 from tests.faults.site import Site
-from tests.sizes import SLACK, held, sized
+from tests.sizes import SLACK, report_row, sized
 from tests.waiting import PATIENT
 
 SEEDS = sized(small=1, ci=3, long=50)
@@ -39,10 +39,10 @@ async def test_f1_a_gateway_killed_anywhere_loses_doubles_and_overspends_nothing
     gateway.start()
     await gateway.serving()
     assert len(good(await client.many(4, at_once=4))) == 4
-    found = await check(here, [client], limit_nano=limit_nano)
-    assert found.of_kind("uncertain")  # the kills did hit what they were to hit
+    evidence = await check(here, [client], limit_nano=limit_nano)
+    assert evidence.of_kind("uncertain")  # the kills did hit what they were to hit
     numbers = {"kills": kills, "points": len(KILLED_AT), "while_recovering": recovering, "replies": len(client.history)}
-    held("F1", **numbers, uncertain=len(found.of_kind("uncertain")), violations=0)
+    report_row("F1", **numbers, uncertain=len(evidence.of_kind("uncertain")), violations=0)
 
 
 @pytest.mark.long
@@ -66,8 +66,8 @@ async def test_f2_a_rolling_restart_fails_no_request_and_loses_no_row(here: Site
             await load.until(lambda seen: len(good(seen)) >= 12)
     failed = [reply for reply in client.history if reply.status != 200]
     assert failed == []
-    found = await check(here, [client])
-    assert len(found.rollouts) == len(client.history)
+    evidence = await check(here, [client])
+    assert len(evidence.rollouts) == len(client.history)
     assert max(drains) <= 30 * SLACK
     rounds = {"rounds": ROUNDS, "requests": len(client.history)}
-    held("F2", **rounds, failed=len(failed), drain_s_max=round(max(drains), 2))
+    report_row("F2", **rounds, failed=len(failed), drain_s_max=round(max(drains), 2))

@@ -14,7 +14,7 @@ from gateway.wiring.requests import EXIT_JOURNAL_BROKEN
 from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.site import ROOT, Site
-from tests.sizes import held
+from tests.sizes import report_row
 
 FORK = "import json, sys; from tests.faults.zygote import child; child(json.loads(sys.argv[1]))"
 
@@ -35,7 +35,7 @@ async def test_f11_a_full_disk_refuses_before_anything_is_spent_and_recovers(her
     switch.unlink()
     assert (await client.ask()).whole
     await check(here, [client])
-    held("F11 disk full", refused=len(refused), calls_meanwhile=0)
+    report_row("F11 disk full", refused=len(refused), calls_meanwhile=0)
 
 
 @pytest.mark.long
@@ -51,8 +51,8 @@ async def test_f11_a_failed_fsync_ends_the_gateway_and_what_was_acknowledged_is_
             await asyncio.sleep(0.05)
         await here.new_key()
         client = Client(here)
-        told = [await client.ask(gateway=one) for _ in range(3)]
-        assert all(reply.whole for reply in told)
+        replies = [await client.ask(gateway=one) for _ in range(3)]
+        assert all(reply.whole for reply in replies)
         switch.touch()
         last = await client.ask(gateway=one)
         assert not last.whole
@@ -65,4 +65,4 @@ async def test_f11_a_failed_fsync_ends_the_gateway_and_what_was_acknowledged_is_
     one.start()
     await one.serving()
     await check(here, [client])
-    held("F11 fsync", exit_status=status, acknowledged=len(told), lost=0)
+    report_row("F11 fsync", exit_status=status, acknowledged=len(replies), lost=0)

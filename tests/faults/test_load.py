@@ -13,9 +13,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.faults.checker import Found, check
+from tests.faults.checker import Evidence, check
 from tests.faults.load import (
-    Told,
+    LoadReport,
     Worker,
     drive,
     gateways,
@@ -51,11 +51,11 @@ TICK_MS = sized(ci=100, long=500)
 OPENED_S = 50.0  # streams a second
 
 
-def all_answered(here: Site, told: Told, found: Found, calls: int, calls_each: int = 1) -> None:
+def all_answered(here: Site, result: LoadReport, evidence: Evidence, calls: int, calls_each: int = 1) -> None:
     """Every request had its reply, every reply its rollout, every call its request."""
-    assert told.errors() == 0, (told.statuses, told.examples, here.complaints())
-    assert len(found.rollouts) == len(told.ids) == told.statuses["200"]
-    assert calls == len(told.ids) * calls_each
+    assert result.errors() == 0, (result.statuses, result.examples, here.complaints())
+    assert len(evidence.rollouts) == len(result.ids) == result.statuses["200"]
+    assert calls == len(result.ids) * calls_each
 
 
 # ---------------------------------------------------------------- L1, L3
@@ -66,10 +66,10 @@ async def test_l1_single_steps_under_budgets_of_four_scopes(here: Site) -> None:
     async with worker() as upstream:
         here.worker_url = upstream.url
         pool(here, {"name": "alpha", "model": "m"})
-        told, found, calls, mib = await _single_steps(here, upstream, 2)
-    report("L1", told, rps=round(told.rps), ms_p50=told.ms(50, "200"), ms_p99=told.ms(99, "200"), **mib)
-    all_answered(here, told, found, calls)
-    assert not LONG or told.rps >= 300
+        result, evidence, calls, mib = await _single_steps(here, upstream, 2)
+    report("L1", result, rps=round(result.rps), ms_p50=result.ms(50, "200"), ms_p99=result.ms(99, "200"), **mib)
+    all_answered(here, result, evidence, calls)
+    assert not LONG or result.rps >= 300
 
 
 @pytest.mark.litellm
@@ -81,23 +81,23 @@ async def test_l3_single_steps_through_litellm(here: Site) -> None:
     async with worker() as upstream:
         here.worker_url = f"http://127.0.0.1:{upstream.port}"
         pool(here, {"name": "alpha", "kind": "litellm", "model": "anthropic/claude-haiku-4-5"})
-        told, found, calls, mib = await _single_steps(here, upstream, 2)
-    report("L3", told, rps=round(told.rps), ms_p50=told.ms(50, "200"), ms_p99=told.ms(99, "200"), **mib)
-    all_answered(here, told, found, calls)
-    assert not LONG or told.rps >= 120
+        result, evidence, calls, mib = await _single_steps(here, upstream, 2)
+    report("L3", result, rps=round(result.rps), ms_p50=result.ms(50, "200"), ms_p99=result.ms(99, "200"), **mib)
+    all_answered(here, result, evidence, calls)
+    assert not LONG or result.rps >= 120
 
 
-async def _single_steps(here: Site, upstream: Worker, n: int) -> tuple[Told, Found, int, dict[str, object]]:
-    """What the clients were told, what the witnesses say, the worker's calls, and the memory of the gateways."""
+async def _single_steps(here: Site, upstream: Worker, n: int) -> tuple[LoadReport, Evidence, int, dict[str, object]]:
+    """The report of the clients, the evidence, the worker's calls, and the memory of the gateways."""
     serving = await gateways(here, n)
     await limited_key(here)
     rest = [round(one.rss_mib()) for one in serving]
     bodies = [question(user=f"user-{number}") for number in range(USERS)]
-    told = await drive(here, upstream, in_flight=IN_FLIGHT, seconds=lasts_s(SECONDS), bodies=bodies)
+    result = await drive(here, upstream, in_flight=IN_FLIGHT, seconds=lasts_s(SECONDS), bodies=bodies)
     after = [round(one.rss_mib()) for one in serving]
     calls = await settle(here, upstream)
-    found = await check(here, [told.client(here)])
-    return told, found, calls, {"rss_mib_at_rest": max(rest), "rss_mib_after": max(after)}
+    evidence = await check(here, [result.client(here)])
+    return result, evidence, calls, {"rss_mib_at_rest": max(rest), "rss_mib_after": max(after)}
 
 
 # ---------------------------------------------------------------- L4
@@ -116,21 +116,21 @@ async def test_l4_a_plan_of_three_steps_and_a_merge(here: Site) -> None:
         }
         await gateways(here, 2 if LONG else 1, conductor)
         await limited_key(here)
-        told = await drive(
+        result = await drive(
             here, upstream, rate=PLANS_S, seconds=lasts_s(SECONDS), bodies=[question(model="baton/conductor")]
         )
         calls = await settle(here, upstream, priced="wait-")
-        found = await check(here, [told.client(here)])
-    added_ms = [ms - CRITICAL_MS for ms in told.took_ms.get("200", [])]
+        evidence = await check(here, [result.client(here)])
+    added_ms = [ms - CRITICAL_MS for ms in result.took_ms.get("200", [])]
     spread = {f"over_slowest_ms_p{share}": percentile(added_ms, share) for share in (50, 95, 99)}
-    own_ms = percentile(told.overhead_ms, 99)
-    calls_s = round(calls / told.seconds)
-    report("L4", told, plans_s=round(told.rps, 1), upstream_calls_s=calls_s, **spread, own_overhead_ms_p99=own_ms)
-    all_answered(here, told, found, calls, calls_each=len(PLAN) + 1)
-    for rollout in found.rollouts:
+    own_ms = percentile(result.overhead_ms, 99)
+    calls_s = round(calls / result.seconds)
+    report("L4", result, plans_s=round(result.rps, 1), upstream_calls_s=calls_s, **spread, own_overhead_ms_p99=own_ms)
+    all_answered(here, result, evidence, calls, calls_each=len(PLAN) + 1)
+    for rollout in evidence.rollouts:
         assert rollout["policy_used"] == "conductor", rollout
         assert len(rollout["workers"]) == len(PLAN), rollout
-    assert not LONG or (told.rps >= 40 and spread["over_slowest_ms_p99"] <= 80)
+    assert not LONG or (result.rps >= 40 and spread["over_slowest_ms_p99"] <= 80)
 
 
 # ---------------------------------------------------------------- L5
@@ -149,14 +149,14 @@ async def test_l5_open_streams_lose_and_reorder_nothing(here: Site) -> None:
         watch = asyncio.create_task(most_mib(serving))
         streams = {"streams": STREAMS, "opening_s": opening_s, "tokens": tokens}
         bodies = [question(stream=True, max_tokens=tokens)]
-        told = await drive(here, upstream, **streams, seconds=open_s, bodies=bodies)
+        result = await drive(here, upstream, **streams, seconds=open_s, bodies=bodies)
         watch.cancel()
         calls = await settle(here, upstream)
-        found = await check(here, [told.client(here)])
+        evidence = await check(here, [result.client(here)])
     rss_mib = await watch
-    numbers = {"streams": STREAMS, "open_at_once": told.most_under_way, "chunks": told.chunks, "rss_mib": rss_mib}
-    report("L5", told, **numbers)
-    all_answered(here, told, found, calls)
-    assert told.most_under_way == STREAMS
-    assert told.chunks == STREAMS * tokens
+    numbers = {"streams": STREAMS, "open_at_once": result.most_under_way, "chunks": result.chunks, "rss_mib": rss_mib}
+    report("L5", result, **numbers)
+    all_answered(here, result, evidence, calls)
+    assert result.most_under_way == STREAMS
+    assert result.chunks == STREAMS * tokens
     assert not LONG or rss_mib <= 600

@@ -18,7 +18,7 @@ from tests.faults.proxy import FaultProxy
 from tests.faults.site import FLAT_NANO, Site
 from tests.faults.witness import look
 from tests.redis_server import RedisServer, start_redis
-from tests.sizes import SLACK, held, sized
+from tests.sizes import SLACK, report_row, sized
 
 AFFORDS, ASKED = 137, 1000
 SEEDS = sized(ci=20, long=200)
@@ -49,7 +49,7 @@ async def test_l7_a_hot_budget_is_exact_over_three_clients_of_redis(redis_server
         exact += 1
         for gateway in gateways:
             await gateway.close()
-    held("L7 holds", seeds=SEEDS, exact=exact, admitted=AFFORDS, asked=ASKED)
+    report_row("L7 holds", seeds=SEEDS, exact=exact, admitted=AFFORDS, asked=ASKED)
 
 
 async def test_l7_a_hot_budget_is_exact_over_three_gateway_processes(here: Site) -> None:
@@ -65,11 +65,11 @@ async def test_l7_a_hot_budget_is_exact_over_three_gateway_processes(here: Site)
         statuses = client.statuses()
         assert statuses == {"200": AFFORDS, "429 insufficient_quota": ASKED - AFFORDS}, statuses
         assert len(here.upstream.bills) == AFFORDS
-        found = await look(here)
-        assert found.redis_posted[f"key:{here.key_id}"] == AFFORDS * FLAT_NANO
+        evidence = await look(here)
+        assert evidence.redis_posted[f"key:{here.key_id}"] == AFFORDS * FLAT_NANO
         exact += 1
     await here.ready(READY_S)
-    held("L7", processes=3, seeds=PROCESS_SEEDS, exact=exact, admitted=AFFORDS, asked=ASKED)
+    report_row("L7", processes=3, seeds=PROCESS_SEEDS, exact=exact, admitted=AFFORDS, asked=ASKED)
 
 
 # ---------------------------------------------------------------- F4, F5
@@ -97,7 +97,7 @@ async def test_f4_redis_breaks_in_seven_ways_and_nobody_overspends(here: Site) -
         await check(here, [client], limit_nano=limit_nano)
         took_ms = sorted(reply.took_s * 1000 for reply in refusals)
         median_ms, p95_ms = took_ms[len(took_ms) // 2], took_ms[len(took_ms) * 95 // 100]
-        held(
+        report_row(
             "F4",
             faults=len(FAULTS),
             refused=len(refusals),
@@ -127,7 +127,7 @@ async def test_f5_without_redis_at_the_start_a_gateway_waits_and_serves_once_it_
     back_s = await here.ready(READY_S)
     assert len(good(await client.many(60, at_once=6))) == affords  # once, and not once a gateway
     await check(here, [client], limit_nano=affords * FLAT_NANO)
-    held("F5", ready_s=round(back_s, 2), gateways=2, affords=affords, admitted=affords)
+    report_row("F5", ready_s=round(back_s, 2), gateways=2, affords=affords, admitted=affords)
 
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

@@ -17,7 +17,7 @@ from tests.faults.client import Client
 from tests.faults.pace import Paced
 from tests.faults.site import Site, Zygote, site, through
 from tests.faults.witness import connected
-from tests.sizes import SLACK, held, sized
+from tests.sizes import SLACK, report_row, sized
 from tests.waiting import PATIENT
 
 pytestmark = pytest.mark.long
@@ -54,9 +54,9 @@ async def test_l9_postgres_is_away_and_no_request_fails_and_nothing_is_lost(
         statuses = client.statuses()
         assert set(statuses) == {"200"}, statuses
         assert SLACK > 1 or meanwhile >= 0.9 * PER_S * lasted_s, f"the load was too little: {load.skipped} turns passed"
-        found = await check(here, [client])
-        assert len(found.rollouts) == len(client.history)
-        held(
+        evidence = await check(here, [client])
+        assert len(evidence.rollouts) == len(client.history)
+        report_row(
             "L9",
             away_s=round(lasted_s),
             per_s=round(meanwhile / lasted_s, 1),
@@ -65,7 +65,7 @@ async def test_l9_postgres_is_away_and_no_request_fails_and_nothing_is_lost(
             failed=len(client.history) - statuses["200"],
             backlog_gone_s=round(gone_s, 1),
             rows_per_s=round(rows_per_s),
-            lost=len(client.history) - len(found.rollouts),
+            lost=len(client.history) - len(evidence.rollouts),
             capture_rate=await capture_rate(here),
         )
         assert gone_s <= GONE_WITHIN_S * SLACK

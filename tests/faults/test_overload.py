@@ -94,29 +94,29 @@ async def test_l6_overload_is_refused_at_once_and_what_is_taken_is_served(here: 
         watching = asyncio.create_task(most_mib(serving))
         probes = Probes(here, capacity.ids[0])
         async with meanwhile(probes.run()):
-            told = await drive(here, upstream, rate=TIMES * capacity.rps, seconds=lasts_s(SECONDS))
+            result = await drive(here, upstream, rate=TIMES * capacity.rps, seconds=lasts_s(SECONDS))
         watching.cancel()
         calls, rss_mib = await settle(here, upstream), await watching
-        found = await check(here, [capacity.client(here), told.client(here)])
-    goodput, refused_ms = told.rps / capacity.rps, told.ms(99, "503")
+        evidence = await check(here, [capacity.client(here), result.client(here)])
+    goodput, refused_ms = result.rps / capacity.rps, result.ms(99, "503")
     numbers = {
         "capacity_rps": round(capacity.rps),
         "asked_rps": round(TIMES * capacity.rps),
         "goodput": f"{goodput:.0%}",
     }
     numbers |= {
-        "refused": told.statuses.get("503", 0),
-        "refused_ms_p50": told.ms(50, "503"),
+        "refused": result.statuses.get("503", 0),
+        "refused_ms_p50": result.ms(50, "503"),
         "refused_ms_p99": refused_ms,
     }
-    numbers |= {"served_ms_p50": told.ms(50, "200"), "served_ms_p99": told.ms(99, "200")}
+    numbers |= {"served_ms_p50": result.ms(50, "200"), "served_ms_p99": result.ms(99, "200")}
     numbers |= {"probes": len(probes.took_ms), "probes_failed": probes.wrong.total()}
-    report("L6", told, "503", **numbers, probes_ms_p99=percentile(probes.took_ms, 99), rss_mib=rss_mib)
-    assert told.errors("503") == 0, (told.statuses, told.examples, here.complaints())
-    assert "overloaded" in told.examples["503"], told.examples
-    assert told.no_retry_after == 0
+    report("L6", result, "503", **numbers, probes_ms_p99=percentile(probes.took_ms, 99), rss_mib=rss_mib)
+    assert result.errors("503") == 0, (result.statuses, result.examples, here.complaints())
+    assert "overloaded" in result.examples["503"], result.examples
+    assert result.no_retry_after == 0
     assert probes.wrong == {}
-    told_of = {"rollouts": len(found.rollouts), "replies": len(capacity.ids) + len(told.ids), "calls": calls}
-    assert len(set(told_of.values())) == 1, (told_of, Counter(one["status"] for one in found.rollouts))
+    counts = {"rollouts": len(evidence.rollouts), "replies": len(capacity.ids) + len(result.ids), "calls": calls}
+    assert len(set(counts.values())) == 1, (counts, Counter(one["status"] for one in evidence.rollouts))
     assert rss_mib <= RSS_MIB_MAX
     assert not LONG or (goodput >= 0.9 and refused_ms <= 50)

@@ -11,7 +11,7 @@ from tests.faults.checker import READY_S, check
 from tests.faults.client import QUESTION, Client, Reply
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import FLAT_NANO, Site
-from tests.sizes import SLACK, held, sized
+from tests.sizes import SLACK, report_row, sized
 
 pytestmark = pytest.mark.long
 
@@ -57,11 +57,11 @@ async def test_f6_a_gateway_cut_off_from_redis_refuses_while_the_others_go_on(he
             asks_alone.serving = None
             for _ in range(2):  # to the budget's end, of all three; then what a refusal had left held, if one did
                 await asks_alone.many(affords, at_once=16)
-                found = await check(here, [asks_alone, asks_others], limit_nano=affords * FLAT_NANO)
-            assert found.posted(f"key:{here.key_id}") == affords * FLAT_NANO
+                evidence = await check(here, [asks_alone, asks_others], limit_nano=affords * FLAT_NANO)
+            assert evidence.posted(f"key:{here.key_id}") == affords * FLAT_NANO
     ranked = sorted(refused_s)
     assert ranked[len(ranked) // 2] <= REFUSED_S * SLACK
-    held(
+    report_row(
         "F6",
         seeds=SEEDS,
         away_s=AWAY_S,

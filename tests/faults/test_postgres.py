@@ -13,7 +13,7 @@ from tests.faults.breaks_postgres import FAULTS, World, capture_rate, healed, sh
 from tests.faults.checker import check
 from tests.faults.client import Client, good
 from tests.faults.site import Zygote, site, through
-from tests.sizes import held, sized
+from tests.sizes import report_row, sized
 from tests.waiting import PATIENT
 
 pytestmark = pytest.mark.long
@@ -37,15 +37,15 @@ async def test_f3_postgres_breaks_in_six_ways_and_no_request_notices(world: Worl
                 shipped_s.append(await shipped(here))
         statuses = client.statuses()
         assert set(statuses) == {"200"}, statuses
-        found = await check(here, [client])
-        assert len(found.rollouts) == len(client.history)
+        evidence = await check(here, [client])
+        assert len(evidence.rollouts) == len(client.history)
         rate = await capture_rate(here)
-        held(
+        report_row(
             "F3",
             faults=len(FAULTS),
             requests=len(client.history),
             failed=len(client.history) - statuses["200"],
-            stored=len(found.rollouts),
+            stored=len(evidence.rollouts),
             backlog_gone_s_max=round(max(shipped_s), 2),
             capture_rate=rate,
         )

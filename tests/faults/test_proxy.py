@@ -28,67 +28,67 @@ async def proxy() -> AsyncIterator[FaultProxy]:
     await asyncio.sleep(0.01)
 
 
-async def said(proxy: FaultProxy, content: bytes, *, limit_s: float = 5.0) -> tuple[bytes, str]:
-    """What comes back, and how it ended: whole, reset or silent."""
+async def read(proxy: FaultProxy, content: bytes, *, limit_s: float = 5.0) -> tuple[bytes, str]:
+    """Send `content`; return the reply and its end: whole, reset or silent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-    found = b""
+    data = b""
     try:
         async with asyncio.timeout(limit_s):
             writer.write(content)
             writer.write_eof()
             while piece := await reader.read(1000):
-                found += piece
-        return found, "whole"
+                data += piece
+        return data, "whole"
     except TimeoutError:
-        return found, "silent"
+        return data, "silent"
     except ConnectionError:
-        return found, "reset"
+        return data, "reset"
     finally:
         writer.transport.abort()
         await closed(writer)
 
 
 async def test_without_toxics_it_is_not_there(proxy: FaultProxy) -> None:
-    assert await said(proxy, b"x" * 5_000) == (b"x" * 5_000, "whole")
+    assert await read(proxy, b"x" * 5_000) == (b"x" * 5_000, "whole")
 
 
 async def test_latency_and_bandwidth_take_their_time(proxy: FaultProxy) -> None:
     for toxics in (Toxics(latency_s=0.2), Toxics(latency_s=0.1, jitter_s=0.1), Toxics(bytes_per_s=500, slice_bytes=20)):
         proxy.up = toxics
         began_s = time.monotonic()
-        assert await said(proxy, b"x" * 100) == (b"x" * 100, "whole")
+        assert await read(proxy, b"x" * 100) == (b"x" * 100, "whole")
         assert time.monotonic() - began_s > 0.09
 
 
 async def test_slices_arrive_whole_in_the_end(proxy: FaultProxy) -> None:
     proxy.set(slice_bytes=7)
-    assert await said(proxy, bytes(range(256))) == (bytes(range(256)), "whole")
+    assert await read(proxy, bytes(range(256))) == (bytes(range(256)), "whole")
 
 
 async def test_a_reset_comes_after_so_many_bytes_or_on_a_word(proxy: FaultProxy) -> None:
     proxy.down = Toxics(reset_after=10)
-    found, how = await said(proxy, b"x" * 100)
+    data, how = await read(proxy, b"x" * 100)
     assert how == "reset"
-    assert len(found) <= 10
+    assert len(data) <= 10
     proxy.heal()
     proxy.up = Toxics(reset_on=b"COMMIT")
-    assert await said(proxy, b"begin; COMMIT") == (b"", "reset")
-    assert await said(proxy, b"begin") == (b"begin", "whole")
+    assert await read(proxy, b"begin; COMMIT") == (b"", "reset")
+    assert await read(proxy, b"begin") == (b"begin", "whole")
 
 
 async def test_a_black_hole_is_silent_and_healing_resets_what_fell_in(proxy: FaultProxy) -> None:
     proxy.up = Toxics(black_hole=True)
-    asking = asyncio.create_task(said(proxy, b"hello"))
+    asking = asyncio.create_task(read(proxy, b"hello"))
     await asyncio.sleep(0.1)
     assert not asking.done()
     proxy.heal()
     assert await asking == (b"", "reset")
-    assert await said(proxy, b"hello") == (b"hello", "whole")
+    assert await read(proxy, b"hello") == (b"hello", "whole")
 
 
 async def test_half_closed_and_refused(proxy: FaultProxy) -> None:
     proxy.up = Toxics(half_close=True)
-    assert await said(proxy, b"hello") == (b"", "whole")
+    assert await read(proxy, b"hello") == (b"", "whole")
     proxy.heal()
     proxy.refuse = True
-    assert (await said(proxy, b"hello"))[1] == "reset"
+    assert (await read(proxy, b"hello"))[1] == "reset"

@@ -22,9 +22,9 @@ from tests.faults.client import QUESTION, Client
 from tests.faults.pace import Paced
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import FLAT_NANO, Site, Zygote, site, through
-from tests.faults.soak import Soaked, Taken, broken
+from tests.faults.soak import Samples, SoakSite, broken
 from tests.faults.witness import balances
-from tests.sizes import RESULTS, held, sized
+from tests.sizes import RESULTS, report_row, sized
 
 pytestmark = pytest.mark.long
 
@@ -42,7 +42,7 @@ PROGRESS = RESULTS.with_name("soak.log")
 
 
 @pytest.fixture
-async def soaked(world: World, place: Path, zygote: Zygote) -> AsyncIterator[Soaked]:
+async def soaked(world: World, place: Path, zygote: Zygote) -> AsyncIterator[SoakSite]:
     async with AsyncExitStack() as stack:
         here: Site = await stack.enter_async_context(site(place, zygote, world.url))
         ways = [("127.0.0.1", here.redis.port)] * 2 + [("127.0.0.1", here.upstream.port)]
@@ -55,11 +55,11 @@ async def soaked(world: World, place: Path, zygote: Zygote) -> AsyncIterator[Soa
             one = await here.gateway(start=False, REDIS_URL=f"redis://127.0.0.1:{way.port}")
             one.start(seam="disk full")
             await one.serving()
-        yield Soaked(here, world, client, redis, alone, worker, switch, random.Random(SEED))
+        yield SoakSite(here, world, client, redis, alone, worker, switch, random.Random(SEED))
 
 
 @pytest.mark.timeout(2 * SOAK_S + 600)
-async def test_l8_a_soak_under_faults_drawn_from_the_whole_kit(soaked: Soaked) -> None:
+async def test_l8_a_soak_under_faults_drawn_from_the_whole_kit(soaked: SoakSite) -> None:
     here, client, kinds = soaked.here, soaked.client, random.Random(SEED)
     hot_key, hot_id = await here.new_key(HOT_CALLS * FLAT_NANO)
     await here.new_key()
@@ -67,7 +67,7 @@ async def test_l8_a_soak_under_faults_drawn_from_the_whole_kit(soaked: Soaked) -
     async with broken(soaked.ways()["clients: leave"]):
         pass  # what counts the tokens of cut streams is loaded once
     per_s = min(PER_S_MAX, LOAD_SHARE * await _capacity(client))
-    taken, began_s = Taken(here.gateways[0]), time.monotonic()
+    taken, began_s = Samples(here.gateways[0]), time.monotonic()
     ask_hot = lambda: hot.ask(headers={"authorization": f"Bearer {hot_key}"})  # noqa: E731
     async with Paced(lambda: client.ask(**kinds.choice(KINDS)), per_s) as load, Paced(ask_hot, HOT_PER_S):
         while time.monotonic() - began_s < SOAK_S:
@@ -83,11 +83,11 @@ async def test_l8_a_soak_under_faults_drawn_from_the_whole_kit(soaked: Soaked) -
             _, mib, files = taken.sample()
             seen = dict(client.statuses(client.history[at:]))
             _tell(f"{turn_s - began_s:6.0f} s {name}: back in {back_s[-1]:.1f} s, {mib:.0f} MiB, {files} files, {seen}")
-    found = await check(here, [client, hot])
+    evidence = await check(here, [client, hot])
     posted, _ = await balances(here)
-    assert found.posted(f"key:{hot_id}") == posted[f"key:{hot_id}"] <= HOT_CALLS * FLAT_NANO, "I1: the hot key"
+    assert evidence.posted(f"key:{hot_id}") == posted[f"key:{hot_id}"] <= HOT_CALLS * FLAT_NANO, "I1: the hot key"
     statuses = client.statuses()
-    held(
+    report_row(
         "L8",
         seconds=round(time.monotonic() - began_s),
         seed=SEED,
@@ -98,7 +98,7 @@ async def test_l8_a_soak_under_faults_drawn_from_the_whole_kit(soaked: Soaked) -
         good=statuses["200"],
         skipped=load.skipped,
         back_s_max=round(max(back_s), 1),
-        hot_key_posted=found.posted(f"key:{hot_id}") // FLAT_NANO,
+        hot_key_posted=evidence.posted(f"key:{hot_id}") // FLAT_NANO,
         rss_mib=round(taken.samples[-1][1]),
         rss_mib_per_min=round(taken.mib_per_min(), 2),
         files_grown=taken.files_grown(),
@@ -108,7 +108,7 @@ async def test_l8_a_soak_under_faults_drawn_from_the_whole_kit(soaked: Soaked) -
     assert taken.files_grown() <= FILES_GROWN_MAX
 
 
-def _drawn(soaked: Soaked) -> str:
+def _drawn(soaked: SoakSite) -> str:
     return soaked.draw.choice(list(soaked.ways()))
 
 

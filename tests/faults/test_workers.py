@@ -12,7 +12,7 @@ from tests.faults.client import Client
 from tests.faults.proxy import FaultProxy
 from tests.faults.site import Site
 from tests.faults.upstream import good
-from tests.sizes import held
+from tests.sizes import report_row
 
 pytestmark = pytest.mark.long
 
@@ -50,12 +50,12 @@ async def test_f8_a_worker_in_fourteen_bad_ways(proxied: tuple[Site, FaultProxy]
         assert all(reply.status for reply in replies), (name, client.statuses(replies))
     here.upstream.behave, proxy.refuse = None, False
     assert all(reply.whole for reply in await client.many(4, at_once=2))
-    found = await check(here, [client], bounded=False)
+    evidence = await check(here, [client], bounded=False)
     calls, asked = len(here.upstream.bills) - calls_before, len(client.history)
-    retries = len(found.of_kind("dispatched")) - asked
+    retries = len(evidence.of_kind("dispatched")) - asked
     beyond_two = round((retries - RETRIES_TO_BEGIN_WITH) / asked, 3)
     assert beyond_two <= RETRIES_SHARE_MAX
     assert most_mib - before_mib <= RSS_MIB_MAX
     grown = round(most_mib - before_mib)
     spread = {"calls": calls, "asked": asked, "retries": retries, "retries_beyond_two_per_asked": beyond_two}
-    held("F8", ways=len(WAYS), **spread, rss_grown_mib=grown)
+    report_row("F8", ways=len(WAYS), **spread, rss_grown_mib=grown)

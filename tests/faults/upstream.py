@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from tests.upstreams.server import EVENTS, Reply, Request, Server, event, json_reply
 
 PROMPT_TOKENS, REPLY_WORDS = 12, ("one", "two", "three", "four", "five", "six")
-CANARY = "sk-canary-4f1d0c2b9a8e7d6c5b4a3f2e1d0c9b8a"  # the provider's key, to be found nowhere
+CANARY = "sk-canary-4f1d0c2b9a8e7d6c5b4a3f2e1d0c9b8a"  # the provider's key, which must show up nowhere
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What the witnesses say after a run: PostgreSQL, Redis, and the worker's own bill. Nothing here judges."""
+"""The evidence after a run: PostgreSQL, Redis, and the worker's own bill. The checker judges it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.faults.site import INPUT_NANO, OUTPUT_NANO, Site
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Evidence:
     """Rows of the ledger; whole trees by their roots; nano-dollars by scope."""
 
     ledger: Sequence[dict[str, Any]]
@@ -26,25 +26,25 @@ class Found:
     bill_nano: int
 
     def posted(self, scope: str) -> int:
-        """By the ledger."""
+        """Sum the nano-dollars of a scope in the ledger."""
         return sum(row["amount_nano"] for row in self.of_kind("posted", "uncertain") if scope in _names(row))
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         return [row for row in self.ledger if row["kind"] in kinds]
 
 
-async def look(site: Site) -> Found:
-    """What they say now."""
+async def look(site: Site) -> Evidence:
+    """Collect the evidence as it is now."""
     async with connected(site) as connection:
         ledger = (await connection.execute(text(LEDGER))).mappings().all()
         rollouts = (await connection.execute(text(TREES))).mappings().all()
     posted, held = await balances(site)
     bill_nano = site.upstream.total_nano(INPUT_NANO, OUTPUT_NANO)
-    return Found([dict(row) for row in ledger], [dict(row) for row in rollouts], posted, held, bill_nano)
+    return Evidence([dict(row) for row in ledger], [dict(row) for row in rollouts], posted, held, bill_nano)
 
 
 async def at_rest(site: Site) -> bool:
-    """Whether every hold has ended, in the ledger and in Redis, and both have counted the same."""
+    """Return whether every hold has ended in the ledger and in Redis, with equal balances."""
     posted, held = await balances(site)
     async with connected(site) as connection:
         open_holds = await connection.scalar(text(OPEN_HOLDS))
@@ -64,20 +64,20 @@ async def balances(site: Site) -> tuple[dict[str, int], dict[str, int]]:
 
 
 async def tables_with(site: Site, secrets: Sequence[str]) -> list[str]:
-    """The tables, of all there are, in which one of the secrets stands."""
+    """Return the names of all tables that hold one of the secrets."""
     async with connected(site) as connection:
         names = (await connection.execute(text(TABLES))).scalars().all()
         given = {"secrets": [f"%{secret}%" for secret in secrets]}
-        found = {}
+        evidence = {}
         for name in names:
             query = text(f'SELECT EXISTS (SELECT FROM "{name}" t WHERE t::text LIKE ANY (:secrets))')  # noqa: S608
-            found[name] = bool(await connection.scalar(query, given))
-    return [name for name, hit in found.items() if hit]
+            evidence[name] = bool(await connection.scalar(query, given))
+    return [name for name, hit in evidence.items() if hit]
 
 
 @asynccontextmanager
 async def connected(site: Site) -> AsyncIterator[AsyncConnection]:
-    """A connection to the site's database, not by the way that a test may break."""
+    """Connect to the site's database directly, not through a proxy that a test may break."""
     engine = async_engine(site.database_url, pool_size=1, statement_timeout_s=300.0)
     try:
         async with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""How past steps count by their questions: the model that the database's query of experience is held to."""
+"""Weights of past steps by their questions: the model that the database's query of experience must match."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gateway.core.loop.experience import NEAR, NEAREST, SPREAD_MIN
 
 
 def likeness(similarities: Sequence[float]) -> list[float]:
-    """Where past tasks stand by their similarities to the question: 0 no nearer than their mean, 1 the nearest of all.
-    Free of the embedding's scale and offset; all alike, all are nearest."""
+    """Scale similarities to the question: 0 is their mean or less, 1 the nearest task.
+    The embedding's scale and offset cancel out. If all are equal, all are nearest."""
     if not similarities:
         return []
     mean = math.fsum(similarities) / len(similarities)
@@ -21,10 +21,10 @@ def likeness(similarities: Sequence[float]) -> list[float]:
 
 
 def nearness(alike: float) -> float:
-    """What a step counts for by the likeness of its task: nothing up to NEAR, in full from NEAREST on."""
+    """Weight of a step by the likeness of its task: 0 up to NEAR, 1 from NEAREST on."""
     return min(1.0, max(0.0, (alike - NEAR) / (NEAREST - NEAR)))
 
 
 def freshness(newer: float, half_life: float) -> float:
-    """What a step counts for, in (0, 1], after newer ones of the same worker whose likeness adds up to `newer`."""
+    """Weight of a step, in (0, 1], when the newer steps of its worker have likenesses that sum to `newer`."""
     return float(0.5 ** (newer / half_life))

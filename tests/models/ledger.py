@@ -1,4 +1,4 @@
-"""Two-phase money as a pure state machine: the model that the budget store is held to."""
+"""Two-phase money as a pure state machine: the model that the budget store must match."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Ledger:
         return granted
 
     def restore(self, hold_id: str, granted_nano: int, scopes: Sequence[str], lease_until_ms: int) -> None:
-        """Put back a hold granted before a rebuild, whatever the headroom is now. A known id is left alone."""
+        """Restore a hold granted before a rebuild, whatever the headroom is now. Ignore a known id."""
         if hold_id in self.holds:
             return
         self.holds[hold_id] = Entry(granted_nano, tuple(scopes), lease_until_ms)
@@ -88,14 +88,14 @@ class Ledger:
         return entry.charged_nano
 
     def count(self, hold_id: str, charged_nano: int, scopes: Sequence[str]) -> None:
-        """A hold that ended elsewhere at this charge: settled if it is open here, posted if it was never heard of,
-        and left alone if it is settled already."""
+        """Apply a settlement from elsewhere: settle an open hold at this charge, post an unknown one, ignore a
+        settled one."""
         self.restore(hold_id, 0, scopes, 0)
         self.settle(hold_id, "posted", charged_nano)
 
     def correct(self, hold_id: str, charged_nano: int) -> bool:
-        """Two have settled this hold, and in the book of record it is at this charge: the balances follow. False where
-        they have it so already; an open or unknown hold is left alone."""
+        """Adopt the charge of the book of record for a hold that two gateways settled. Return False if the balances
+        have that charge already, or if the hold is open or unknown."""
         check_nano(charged_nano)
         entry = self.holds.get(hold_id)
         if entry is None or entry.state == "open" or entry.charged_nano == charged_nano:
@@ -116,18 +116,18 @@ class Ledger:
         return True
 
     def expired(self, now_ms: int, limit: int) -> list[str]:
-        """Open holds whose lease ran out, longest ago first."""
+        """Return open holds with an expired lease, the oldest expiry first."""
         ids = [(e.lease_until_ms, i) for i, e in self.holds.items() if e.state == "open" and e.lease_until_ms <= now_ms]
         return [hold_id for _, hold_id in sorted(ids)[:limit]]
 
     def credit(self, amount_nano: int, scopes: Sequence[str]) -> None:
-        """Give money back to each of the scopes; below zero it is room beyond the limit."""
+        """Credit each scope; a balance below zero is headroom beyond the limit."""
         check_nano(amount_nano)
         for name in scopes:
             self.posted[name] = max(-NANO_MAX, self.posted.get(name, 0) - amount_nano)
 
     def forget(self, scopes: Sequence[str]) -> int:
-        """Drop the posted balances of scopes in which nothing is held; how many."""
+        """Drop the posted balances of scopes without holds; return how many."""
         free = [name for name in scopes if name in self.posted and not self.held.get(name)]
         for name in free:
             del self.posted[name]

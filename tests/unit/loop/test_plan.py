@@ -27,7 +27,7 @@ from gateway.core.loop.plan import (
 )
 from gateway.errors import PlanRefused
 from tests.plans import FIRST, LATER, SINGLE, TASKS, adversarial, valid_plan
-from tests.sizes import held, sized
+from tests.sizes import report_row, sized
 
 PLANS = sized(ci=12_000, long=100_000)
 
@@ -78,7 +78,7 @@ def test_thousands_of_adversarial_plans_are_run_as_allowed_or_refused_by_name() 
         seen[outcome(adversarial(rng, allowed), allowed)] += 1
     assert set(seen) == REASONS | {"plan"}  # none of the ways to be wrong was missed
     assert seen["plan"] > PLANS // 20
-    held("B4", plans=PLANS, run=seen["plan"], refused=PLANS - seen["plan"], outside_caps=0)
+    report_row("B4", plans=PLANS, run=seen["plan"], refused=PLANS - seen["plan"], outside_caps=0)
 
 
 @settings(max_examples=200, deadline=None)
