@@ -8,15 +8,15 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
+from policy.evaluate.plot import Panel, panels
+
 Phase = Literal["warm", "fallen", "joined"]
 Called = frozenset[str]
 PHASES: tuple[Phase, ...] = ("warm", "fallen", "joined")
 WINDOW = 10  # outcomes over which a share is taken
 BEFORE = 30  # last outcomes of the warm phase, over which the first share is taken
 GOAL = 60
-WIDTH, PANEL, LEFT, TOP = 900, 170, 60, 46
-COLOURS = {"old": "#d4351c", "spare": "#8a8f98", "new": "#1d8a4c"}
-STYLE = "text{font:12px system-ui,sans-serif;fill:#1f2430}.t{font-weight:600}.s{fill:#5b6270}.g{stroke:#e4e6eb}"
+ROLES = ("old", "spare", "new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,36 +92,14 @@ def _middle(found: Sequence[int | None]) -> str:
 
 def drawn(trials: Sequence[Trial]) -> str:
     """Shares per WINDOW outcomes on the skill, medians over seeds; a panel a policy and exploring share."""
-    found = groups(trials)
-    parts = [f'<text class="t" x="{LEFT}" y="22">Share of the skill’s requests per {WINDOW} outcomes (medians)</text>']
-    for index, ((policy, explore), own) in enumerate(found.items()):
-        parts += _panel(TOP + index * PANEL, f"{policy}, exploring {explore:.0%}", own)
-    height = TOP + len(found) * PANEL + 10
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><style>{STYLE}</style>'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>', *parts, "</svg>", ""])
+    every = [_panel(f"{policy}, exploring {explore:.0%}", own) for (policy, explore), own in groups(trials).items()]
+    return panels(f"Share of the skill’s requests per {WINDOW} outcomes (medians)", every)
 
 
-def _panel(top: int, title: str, own: Sequence[Trial]) -> list[str]:
-    bottom, height = top + PANEL - 36, PANEL - 62
-    lengths = [len(own[0].by_phase[phase]) for phase in PHASES]
-    step = (WIDTH - LEFT - 90) / max(1, sum(lengths))
-    parts = [f'<text class="s" x="{LEFT}" y="{top + 12}">{title}</text>']
-    for tick in (0.0, 0.5, 1.0):
-        y = bottom - tick * height
-        parts.append(f'<line class="g" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 90}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="s" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:.0%}</text>')
-    for name, start in (("old falls to 0.4", lengths[0]), ("new joins", lengths[0] + lengths[1])):
-        x = LEFT + start * step
-        parts.append(f'<line x1="{x:.1f}" y1="{bottom - height}" x2="{x:.1f}" y2="{bottom}" stroke="#5b6270"/>')
-        parts.append(f'<text class="s" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{name}</text>')
-    for row, (role, colour) in enumerate(COLOURS.items()):
-        points = [(LEFT + at * step, bottom - value * height) for at, value in curve(own, role)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        label = f'<text x="{WIDTH - 80}" y="{bottom - height + 14 + 16 * row}" style="fill:{colour}">{role}</text>'
-        parts.append(label)
-    return parts
+def _panel(title: str, own: Sequence[Trial]) -> Panel:
+    warm, fallen, joined = (len(own[0].by_phase[phase]) for phase in PHASES)
+    marks = {"old falls to 0.4": warm, "new joins": warm + fallen}
+    return Panel(title, warm + fallen + joined, {role: curve(own, role) for role in ROLES}, marks)
 
 
 def curve(own: Sequence[Trial], role: str) -> list[tuple[float, float]]:

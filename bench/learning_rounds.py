@@ -31,9 +31,9 @@ from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import MODEL_KINDS, Episode, Prompt, Split, rng_for
 from policy.environments.executor import CAPS, Executor
 from policy.environments.sampling import sample
+from policy.evaluate import plot
 from policy.evaluate.entrants import RULE
 from policy.evaluate.inprocess import FREE
-from policy.recipes.picture import picture
 from policy.recipes.stack import ROOT
 from policy.recipes.traffic import Score as Shown
 from policy.statistics.baselines import fixed
@@ -243,7 +243,7 @@ def drawn(curves: Sequence[Sequence[Round]], base: dict[str, Score]) -> str:
     others = {name: one for name, one in base.items() if not name.startswith("fixed:") or name == fixed_best}
     title = f"Rounds of learning from the log alone: medians of {len(curves)} seeds"
     levels = {name: _shown([one.accuracy], one.usd_per_1k) for name, one in others.items()}
-    return picture(curve, levels, title, bars="the lowest and the highest")
+    return plot.rounds(curve, levels, title, bars="the lowest and the highest")
 
 
 def _shown(accuracies: Sequence[float], usd_per_1k: float) -> Shown:

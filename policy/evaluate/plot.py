@@ -1,11 +1,14 @@
-"""Two pictures of a comparison as SVG, made here: accuracy over dollars, and who was called. Pure."""
+"""Every picture of the project as SVG: accuracy over dollars, shares of workers, rounds of learning, lines in panels.
+
+Pure. A picture is a list of SVG elements that `_svg` puts on a white ground; positions are pixels, y points down.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 1000, 560
@@ -13,12 +16,19 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 400, 40, 56  # margins; the list of names stands 
 USD_FLOOR = 1e-3  # a logarithm has no zero: cheaper points stand at the left edge
 COLOURS = {"fixed": "#8a8f98", "router": "#2f6fde", "tuned": "#8f4bd8", "conductor": "#d4351c", "oracle": "#1d8a4c"}
 WORKER_COLOURS = ("#2f6fde", "#d4351c", "#1d8a4c", "#c98a00", "#8f4bd8", "#0e8f9c", "#d0559a", "#6b7280", "#7a5230")
-LINE_PX = 19
+LINE_COLOURS = ("#d4351c", "#8a8f98", "#1d8a4c")
+DASHES = {"oracle": "2 4", "router": "7 4", "fixed": "1 3"}
+LINE_PX, LABEL_PX, PANEL_PX = 19, 15, 170  # heights: a line of the list, a name beside rounds, one panel
+ROUND_HEIGHT, ROUND_WIDTH, ROUND_LEFT, ROUND_TOP, ROUND_GAP = 400, 360, 60, 52, 90
+ROUND_NAMES_X = ROUND_LEFT + 2 * ROUND_WIDTH + ROUND_GAP + 8
 NAME_CHARS_MAX = 34
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1f2430}.t{font-size:15px;font-weight:600}.s{fill:#5b6270}"
     ".g{stroke:#e4e6eb}.n{font-size:11px;font-weight:600}.c{fill:none;stroke:#1f2430;stroke-dasharray:4 3;opacity:.45}"
 )
+
+
+# ---------------------------------------------------------------- accuracy over dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,7 @@ def scatter(points: Sequence[Point], curves: Mapping[str, Sequence[str]], title:
     where = {point.name: (axes.x(point.usd), axes.y(point.accuracy)) for point in ranked}
     parts = [*_grid(axes), *(_curve(members, where) for members in curves.values() if len(members) > 1)]
     for point in ranked:
-        x = where[point.name][0]
+        x, _ = where[point.name]
         parts.append(_bar(x, axes.y(point.low), axes.y(point.high), COLOURS[point.kind]))
     taken: list[tuple[float, float]] = []
     for number, point in enumerate(ranked, 1):
@@ -84,12 +94,12 @@ def _grid(axes: _Axes) -> list[str]:
         for tick in (10.0**exponent, 3 * 10.0**exponent):
             if axes.usd[0] <= tick <= axes.usd[1]:
                 x = axes.x(tick)
-                parts.append(f'<line class="g" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}"/>')
+                parts.append(_line((x, TOP), (x, bottom), 'class="g"'))
                 parts.append(_text(x, bottom + 18, f"${tick:g}", anchor="middle", css="s"))
     step = _step(axes.accuracy[1] - axes.accuracy[0])
     for index in range(math.ceil(axes.accuracy[0] / step), math.floor(axes.accuracy[1] / step) + 1):
         y = axes.y(index * step)
-        parts.append(f'<line class="g" x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
+        parts.append(_line((LEFT, y), (right, y), 'class="g"'))
         parts.append(_text(LEFT - 8, y + 4, f"{index * step:.2f}", anchor="end", css="s"))
     middle = (LEFT + right) / 2
     return [*parts, _text(middle, HEIGHT - 14, "dollars per 1,000 questions (logarithmic)", anchor="middle", css="s")]
@@ -100,8 +110,7 @@ def _step(span: float) -> float:
 
 
 def _curve(members: Sequence[str], where: Mapping[str, tuple[float, float]]) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(where[name] for name in members if name in where))
-    return f'<polyline class="c" points="{path}"/>'
+    return _path(sorted(where[name] for name in members if name in where), 'class="c"')
 
 
 def _free(x: float, y: float, taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -123,6 +132,17 @@ def _marker(number: int, point: Point, x: float, y: float, label: tuple[float, f
         _text(WIDTH - 62, list_y, f"{point.accuracy:.3f}", anchor="end", css="s"),
         _text(WIDTH - 8, list_y, f"${point.usd:.3g}", anchor="end", css="s"),
     ]
+
+
+def points_of(report: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Point]:
+    """The points of a report's policies, the oracle among them."""
+    every = {"oracle": report["oracle"], **report["policies"]}
+    return [
+        Point(name, kinds[name], row["usd_per_1k"], row["accuracy"], *row["accuracy_ci"]) for name, row in every.items()
+    ]
+
+
+# ---------------------------------------------------------------- who was called
 
 
 def shares(by_policy: Mapping[str, Mapping[str, float]], title: str) -> str:
@@ -153,6 +173,159 @@ def _colour(index: int) -> str:
     return WORKER_COLOURS[index] if index < len(WORKER_COLOURS) else f"hsl({round(index * 137.5) % 360} 55% 50%)"
 
 
+# ---------------------------------------------------------------- rounds of learning
+
+
+class Score(Protocol):
+    """What a policy scored after a round: the share right with its interval, and dollars per 1,000 requests."""
+
+    @property
+    def accuracy(self) -> float:
+        """Share right, in [0, 1]."""
+        ...
+
+    @property
+    def low(self) -> float:
+        """Lower end of its interval."""
+        ...
+
+    @property
+    def high(self) -> float:
+        """Upper end."""
+        ...
+
+    @property
+    def usd_per_1k(self) -> float:
+        """Dollars per 1,000 requests."""
+        ...
+
+
+def rounds(
+    curve: Sequence[Score],
+    others: Mapping[str, Score],
+    title: str,
+    tries: Sequence[str] = (),
+    bars: str = "95 % intervals",
+) -> str:
+    """Accuracy and dollars over rounds, beside policies that do not learn. `curve`: the live version after each round,
+    the cold start first; `others`: by name. `tries`: the end of each round's job, shown under its point. `bars`: what
+    the intervals of the scores are."""
+    most = max(score.usd_per_1k for score in (*curve, *others.values())) * 1.15 or 1.0
+    right = _RoundPanel(ROUND_LEFT, 1.0, 0.2, len(curve), "{:.1f}")
+    spent = _RoundPanel(ROUND_LEFT + ROUND_WIDTH + ROUND_GAP, most, _usd_step(most), len(curve), "${:.2f}")
+    parts = [
+        *right.frame(f"right, of 1, with {bars}", tries),
+        *spent.frame("dollars per 1,000 requests", tries),
+        *right.levels(others, lambda score: score.accuracy),
+        *spent.levels(others, lambda score: score.usd_per_1k, named=False),
+        *(_bar(right.x(at), right.y(one.low), right.y(one.high), COLOURS["conductor"]) for at, one in enumerate(curve)),
+        *right.line([score.accuracy for score in curve]),
+        *spent.line([score.usd_per_1k for score in curve]),
+    ]
+    return _svg(ROUND_HEIGHT, title, parts)
+
+
+def kind_of(name: str) -> str:
+    """The kind of a baseline, which gives its colour."""
+    return "oracle" if name == "oracle" else "fixed" if name.startswith("fixed:") else "router"
+
+
+def _usd_step(most: float) -> float:
+    power: float = 10.0 ** math.floor(math.log10(most))
+    return next(step * power for step in (0.2, 0.5, 1.0, 2.0) if most / (step * power) <= 6)
+
+
+class _RoundPanel:
+    """One plane: rounds to the right, a quantity from 0 to `most` upwards."""
+
+    def __init__(self, left: float, most: float, step: float, points: int, label: str) -> None:
+        self._left, self._most, self._step, self._points, self._label = left, most, step, points, label
+        self._bottom = ROUND_HEIGHT - BOTTOM
+
+    def x(self, index: int) -> float:
+        return self._left + ROUND_WIDTH * (index + 0.5) / self._points
+
+    def y(self, value: float) -> float:
+        return self._bottom - value / self._most * (self._bottom - ROUND_TOP)
+
+    def frame(self, name: str, tries: Sequence[str]) -> list[str]:
+        """Grid, numbers, names of both axes."""
+        end, parts = self._left + ROUND_WIDTH, [_text(self._left, ROUND_TOP - 12, name, css="s")]
+        for index in range(math.floor(self._most / self._step + 1e-9) + 1):
+            y = self.y(index * self._step)
+            parts.append(_line((self._left, y), (end, y), 'class="g"'))
+            parts.append(_text(self._left - 6, y + 4, self._label.format(index * self._step), anchor="end", css="s"))
+        for index in range(self._points):
+            number = "cold" if index == 0 else str(index)
+            parts.append(_text(self.x(index), self._bottom + 16, number, anchor="middle", css="s"))
+            if 0 < index <= len(tries) and tries[index - 1] != "done":
+                parts.append(_text(self.x(index), self._bottom + 29, tries[index - 1], anchor="middle", css="s"))
+        return [*parts, _text(self._left + ROUND_WIDTH / 2, ROUND_HEIGHT - 10, "rounds", anchor="middle", css="s")]
+
+    def levels(self, others: Mapping[str, Score], of: Callable[[Score], float], *, named: bool = True) -> list[str]:
+        """Lines across for policies that do not learn; names at the right of both panels, none on another."""
+        parts, free_y = [], math.inf
+        for name, score in sorted(others.items(), key=lambda item: of(item[1])):
+            y, kind = self.y(of(score)), kind_of(name)
+            dash = f'stroke="{COLOURS[kind]}" stroke-dasharray="{DASHES[kind]}" stroke-width="1.6"'
+            parts.append(_line((self._left, y), (self._left + ROUND_WIDTH, y), dash, name))
+            if named:
+                free_y = min(y + 4, free_y - LABEL_PX)
+                parts.append(_line((ROUND_NAMES_X, free_y - 4), (ROUND_NAMES_X + 18, free_y - 4), dash))
+                parts.append(_text(ROUND_NAMES_X + 24, free_y, name))
+        return parts
+
+    def line(self, values: Sequence[float]) -> list[str]:
+        """The learner, with its last value."""
+        colour = COLOURS["conductor"]
+        where = [(self.x(index), self.y(value)) for index, value in enumerate(values)]
+        dots = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in where]
+        x, y = where[-1]
+        return [_trace(where, colour), *dots, _text(x + 8, y - 8, self._label.replace(".1f", ".2f").format(values[-1]))]
+
+
+# ---------------------------------------------------------------- shares over time
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Shares in [0, 1] over a count that runs from 0 to `end`. `lines`: points (count, share) by name; `marks`: counts
+    at which something happened, by its name."""
+
+    title: str
+    end: float
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    marks: Mapping[str, float]
+
+
+def panels(title: str, every: Sequence[Panel]) -> str:
+    """The panels one under the other. Lines of one name have the same colour in all."""
+    parts = [part for index, panel in enumerate(every) for part in _panel(TOP + index * PANEL_PX, panel)]
+    return _svg(TOP + len(every) * PANEL_PX + 10, title, parts)
+
+
+def _panel(top: int, panel: Panel) -> list[str]:
+    bottom, height, right = top + PANEL_PX - 36, PANEL_PX - 62, WIDTH - 90
+    x_step = (right - LEFT) / max(1.0, panel.end)
+    parts = [_text(LEFT, top + 12, panel.title, css="s")]
+    for tick in (0.0, 0.5, 1.0):
+        y = bottom - tick * height
+        parts.append(_line((LEFT, y), (right, y), 'class="g"'))
+        parts.append(_text(LEFT - 8, y + 4, f"{tick:.0%}", anchor="end", css="s"))
+    for name, at in panel.marks.items():
+        x = LEFT + at * x_step
+        parts.append(_line((x, bottom - height), (x, bottom), 'stroke="#5b6270"'))
+        parts.append(_text(x, bottom + 16, name, anchor="middle", css="s"))
+    for row, (name, points) in enumerate(panel.lines.items()):
+        colour = LINE_COLOURS[row]
+        parts.append(_trace([(LEFT + at * x_step, bottom - share * height) for at, share in points], colour))
+        parts.append(_text(right + 10, bottom - height + 14 + 16 * row, name, fill=colour))
+    return parts
+
+
+# ---------------------------------------------------------------- SVG elements
+
+
 def _svg(height: int, title: str, parts: Sequence[str]) -> str:
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><style>{STYLE}</style>'
@@ -165,19 +338,22 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", css: str = ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
 
 
+def _line(start: tuple[float, float], end: tuple[float, float], style: str, title: str = "") -> str:
+    ends = f'x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"'
+    return f"<line {ends} {style}><title>{escape(title)}</title></line>" if title else f"<line {ends} {style}/>"
+
+
+def _path(points: Sequence[tuple[float, float]], style: str) -> str:
+    return f'<polyline {style} points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
+
+
+def _trace(points: Sequence[tuple[float, float]], colour: str) -> str:
+    return _path(points, f'fill="none" stroke="{colour}" stroke-width="2"')
+
+
 def _bar(x: float, low: float, high: float, colour: str) -> str:
-    ends = f'x1="{x:.1f}" y1="{low:.1f}" x2="{x:.1f}" y2="{high:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="1.2" opacity="0.55"/>'
+    return _line((x, low), (x, high), f'stroke="{colour}" stroke-width="1.2" opacity="0.55"')
 
 
 def _short(name: str) -> str:
     return name if len(name) <= NAME_CHARS_MAX else f"…{name[1 - NAME_CHARS_MAX :]}"
-
-
-def points_of(report: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Point]:
-    """The points of a report's policies, the oracle among them."""
-    every = {"oracle": report["oracle"], **report["policies"]}
-    return [
-        Point(name, kinds[name], found["usd_per_1k"], found["accuracy"], *found["accuracy_ci"])
-        for name, found in every.items()
-    ]

@@ -34,8 +34,8 @@ from gateway.files import write_atomic
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
+from policy.evaluate import plot
 from policy.recipes.operator import Gradings, LearningRound, Operator, RecipeFailed
-from policy.recipes.picture import picture
 from policy.recipes.stack import Gateway, gateway, program, temporary_directory
 from policy.recipes.traffic import Questions, Score, Traffic
 from policy.simulators.arena.poolfile import pool_yaml
@@ -121,7 +121,7 @@ class LearningReport:
         body |= {"baselines": {name: asdict(score) for name, score in self.baselines.items()}}
         curve, jobs = [told.held_out for told in self.rounds], [told.job for told in self.rounds[1:]]
         title = "What the live version does with held-out questions"
-        texts = [json.dumps(body, indent=2) + "\n", self.page(), picture(curve, self.shown(), title, jobs)]
+        texts = [json.dumps(body, indent=2) + "\n", self.page(), plot.rounds(curve, self.shown(), title, jobs)]
         for name, text in zip(FILES, texts, strict=True):
             write_atomic(out / name, text)
 

@@ -10,9 +10,9 @@ import pytest
 
 from bench import learning_rounds
 from policy.environments.arena import ArenaEnvironment
+from policy.evaluate.plot import kind_of, rounds
 from policy.recipes.learning import FILES, NO_TORCH, LearningReport, main
 from policy.recipes.operator import LearningRound
-from policy.recipes.picture import kind_of, picture
 from policy.recipes.traffic import Answer, Questions, Score, Tally
 
 
@@ -62,7 +62,7 @@ def test_the_report_is_written_as_json_page_and_picture(report: LearningReport, 
 
 def test_the_picture_is_svg_with_a_point_for_every_round_in_both_panels(report: LearningReport) -> None:
     curve = [told.held_out for told in report.rounds]
-    drawn = picture(curve, report.shown(), "a <title>", ["refused", "done"])
+    drawn = rounds(curve, report.shown(), "a <title>", ["refused", "done"])
     root = ElementTree.fromstring(drawn)  # noqa: S314 (our own text)
     circles = [each for each in root.iter() if each.tag.endswith("circle")]
     assert len(circles) == 2 * len(curve)
@@ -75,7 +75,7 @@ def test_the_picture_is_svg_with_a_point_for_every_round_in_both_panels(report: 
 
 def test_names_at_the_right_never_cover_each_other() -> None:
     close = {f"fixed:{name}": score(0.2) for name in "abcdef"}
-    root = ElementTree.fromstring(picture([score(0.2)], close, "t"))  # noqa: S314 (our own text)
+    root = ElementTree.fromstring(rounds([score(0.2)], close, "t"))  # noqa: S314 (our own text)
     named = [float(e.attrib["y"]) for e in root.iter() if e.tag.endswith("text") and str(e.text).startswith("fixed:")]
     assert len(named) == 6
     assert all(abs(a - b) >= 15 for index, a in enumerate(named) for b in named[:index])
