@@ -37,11 +37,10 @@ from gateway.core.pool.workers import PoolFile
 from gateway.files import write_atomic
 from policy.recipes.stack import Gateway, gateway, temporary_directory
 from policy.recipes.traffic import REQUEST_S
+from policy.simulators import HANDLES
 from policy.simulators.arena.families.tasks import Task, grade, make_family_task
-from policy.simulators.arena.poolfile import worker_entry
 from policy.simulators.arena.server import ArenaSpeaker
-from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, ArenaWorker
-from policy.simulators.handles import HANDLES
+from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, ArenaWorker, worker_entry
 from policy.simulators.server import WorkerServer
 
 POLICIES = ("baton/rule", "baton/conductor")

@@ -132,7 +132,7 @@ class Learner:
 
     def learn(self, episodes: Sequence[Episode], number: int) -> dict[str, Any]:
         """`train --env logged` on these rollouts; the last pass's metrics."""
-        from policy.environments.spend import Spend
+        from policy.environments.base import Spend
         from policy.train.run.loop import Trainer
         from policy.train.sources.logged import Found, LoggedSource
         from policy.train.sources.sampled import reward_of

@@ -17,19 +17,23 @@ from gateway.core.loop.experience import content_text
 from gateway.core.loop.plan import Plan, validate
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.loop.state import EarlyStart, Planner, Situation
-from policy.environments.base import Prompt, Split, rng_for
-from policy.environments.executed import ExecutedEnvironment
-from policy.environments.executor import Executor, TimedWorkers
+from policy.environments.base import Prompt, Spend, Split, rng_for
+from policy.environments.executor import ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import SpeakerWorkers
-from policy.environments.spend import Spend
 from policy.simulators.arena.families.tasks import Task, grade, make_task
-from policy.simulators.arena.messages import read_prompt
 from policy.simulators.arena.oracle import oracle_plan
-from policy.simulators.arena.poolfile import worker_entry
 from policy.simulators.arena.server import ArenaSpeaker
-from policy.simulators.arena.workers import HELD_OUT, STANDARD, ArenaWorker, Pool, random_pool, with_builtins
-from policy.simulators.arena.world import Run, run_plan
+from policy.simulators.arena.workers import (
+    HELD_OUT,
+    STANDARD,
+    ArenaWorker,
+    Pool,
+    random_pool,
+    with_builtins,
+    worker_entry,
+)
+from policy.simulators.arena.world import Run, read_prompt, run_plan
 
 Staff = Literal["standard", "held_out", "fresh", "untold"]
 FRESH_MODELS = (4, 8)

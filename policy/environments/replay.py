@@ -16,12 +16,10 @@ from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import PoolFile, Price
 from gateway.service.ports.request import WorkerExperience
-from policy.environments.base import MODEL_KINDS, Prompt, Split, fraction, rng_for, split_of
-from policy.environments.executed import ExecutedEnvironment
-from policy.environments.executor import Executor, TimedWorkers
+from policy.environments.base import MODEL_KINDS, Prompt, Spend, Split, fraction, rng_for, split_of
+from policy.environments.executor import ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import SpeakerWorkers
-from policy.environments.spend import Spend
 from policy.simulators.replay import BadRecording, Recording, Recordings, ReplaySpeaker, load, pool_file
 
 VALIDATION_SHARE = 0.25

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from policy.environments.sampling import SamplingProgress
-from policy.evaluate.contest import PartialResults, ProgressPrinter, contest, facts_of
+from policy.evaluate.contest import PartialResults, ProgressPrinter, contest, facts_of, write_whole
 from policy.evaluate.entrants import Entrant, entrants, train_files
 from policy.evaluate.figures import check_ends, curves, report
 from policy.evaluate.options import EvaluationOptions, read
 from policy.evaluate.options import add as add
-from policy.evaluate.pages import SIMULATED, write
+from policy.evaluate.plot import points_of, scatter, shares
 from policy.evaluate.stages import EvaluationScene
+
+SIMULATED = {
+    "replay": "Latency is assumed (one speed for every model), for nobody recorded it. A plan that rewrites the "
+    "question finds no recording and counts as wrong.",
+    "arena": "Simulator figures: they say nothing about real models.",
+}
+SCORES = ("aiq", "apgr", "cpt_50", "cpt_80", "routerarena", "usd_per_1k_at_best_single")
+SCORE_HEAD = ("AIQ", "APGR", "CPT 50 %", "CPT 80 %", "RouterArena", "$ per 1,000 at the best single's accuracy")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,7 +63,7 @@ async def _evaluated(options: EvaluationOptions, kept: PartialResults, say: Prog
         **report(options, found, results),
     }
     kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in found}}
-    files = write(options.out, body, kinds, curves(options, found))
+    files = write_report(options.out, body, kinds, curves(options, found))
     return _summary(body, found) + "".join(f"{path}\n" for path in files)
 
 
@@ -82,3 +93,141 @@ def _summary(body: dict[str, Any], found: list[Entrant]) -> str:
     single = "" if best is None else f"best single {best}; "
     lines.append(f"{single}oracle {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.3f}")
     return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------- the files of a report
+
+
+def write_report(
+    out: Path, report: Mapping[str, Any], kinds: Mapping[str, str], curves: Mapping[str, Sequence[str]]
+) -> list[Path]:
+    """The report last, so that it is there only when all of it is. Raises ConfigError."""
+    base = out.with_suffix("") if out.suffix == ".json" else out
+    plane, workers, page = (base.with_name(base.name + end) for end in (".svg", "-workers.svg", ".md"))
+    evaluated = report["evaluated"]
+    where = f"{evaluated['environment']}, {evaluated['split']} split, {evaluated['questions']} questions"
+    called = {name: found["worker_share"] for name, found in report["policies"].items() if kinds[name] != "fixed"}
+    drawn = {name: members for name, members in curves.items() if name != "fixed workers"}
+    write_whole(plane, scatter(points_of(report, kinds), drawn, f"Accuracy over dollars ({where})"))
+    if called:
+        write_whole(workers, shares(called, f"Who was called, as a share of steps ({where})"))
+    write_whole(page, markdown(report, kinds, plane.name, workers.name if called else None))
+    write_whole(out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    return [out, page, plane, *([workers] if called else [])]
+
+
+def markdown(report: Mapping[str, Any], kinds: Mapping[str, str], plane: str, workers: str | None) -> str:
+    """The report as a page."""
+    best = report["best_single"]
+    rows = sorted(report["policies"].items(), key=lambda item: (-item[1]["accuracy"], item[1]["usd_per_1k"]))
+    parts = ["# Evaluation", _about(report), f"![accuracy over dollars]({plane})"]
+    parts += [_policies(report, rows), _scores(report, rows), _curves(report), _categories(rows)]
+    if workers is not None:
+        parts.append(f"## Who was called\n\n![share of steps by worker]({workers})")
+    parts.append(_shapes([(name, found) for name, found in rows if kinds[name] not in ("fixed", "oracle")]))
+    notes = [] if best is None else [f"- best single worker: `{best}`, by accuracy"]
+    notes += [f"- `{name}`: {text}" for name, text in report["formulas"].items()]
+    parts.append("## How the figures are made\n\n" + "\n".join(notes))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _about(report: Mapping[str, Any]) -> str:
+    evaluated, oracle = report["evaluated"], report["oracle"]
+    where = evaluated.get("file", f"arena, {evaluated.get('staff')} workers")
+    lines = [
+        f"Evaluated on {evaluated['questions']} questions: {where}, split {evaluated['split']}, "
+        f"seed {evaluated['seed']}. {SIMULATED[evaluated['environment']]}",
+        *(_learnt(each) for each in report["tuned_on"]),
+        f"Oracle ({oracle['kind']}): {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.3g} per 1,000.",
+    ]
+    if not report["tuned_on"]:
+        lines.insert(1, "Nothing was learnt for this report: no table, no cascade, no experience.")
+    return "\n\n".join(lines)
+
+
+def _learnt(each: Mapping[str, Any]) -> str:
+    absent = f"; it says nothing of {', '.join(each['workers_absent'])}" if each["workers_absent"] else ""
+    left_out = each["left_out_because_evaluated"]
+    return (
+        f"Tuned, and experience taken, on {each['questions']} other questions: {each['source']} "
+        f"({left_out} of it are evaluated and were left out{absent})."
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _policies(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    head = (
+        "policy",
+        "accuracy",
+        "95 %",
+        "$ per 1,000",
+        "calls",
+        "plans valid",
+        "gain on best single",
+        "p",
+        "of oracle",
+    )
+    top = report["oracle"]["accuracy"]
+    body = []
+    for name, found in rows:
+        paired = found["vs_best_single"]
+        low, high = found["accuracy_ci"]
+        against = paired is not None and name != report["best_single"]
+        gain = f"{paired['accuracy_gain']:+.3f}" if against else ""
+        p = _p(paired["p"]) if against else ""
+        share = f"{found['accuracy'] / top:.2f}" if top else "–"
+        cells = (f"`{name}`", _number(found["accuracy"]), f"{low:.3f}…{high:.3f}", f"{found['usd_per_1k']:.3g}")
+        body.append((*cells, _number(found["calls_per_task"], 2), _number(found["parse_rate"]), gain, p, share))
+    return "## Policies\n\n" + _table(head, body)
+
+
+def _scores(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    low, high = report["settings"]["cost_range"]
+    ends = f"AIQ over ${low:g} to ${high:g}."
+    if report["weak"] is not None:
+        ends = f"Weak worker `{report['weak']}`, strong worker `{report['strong']}`; {ends}"
+    body = [(f"`{name}`", *(_number(found[key]) for key in SCORES)) for name, found in rows]
+    return f"## Quality for cost\n\n{ends}\n\n" + _table(("policy", *SCORE_HEAD), body)
+
+
+def _curves(report: Mapping[str, Any]) -> str:
+    body = [
+        (f"`{name}`", str(len(found["points"])), *(_number(found[key]) for key in SCORES))
+        for name, found in report["curves"].items()
+    ]
+    return "## Curves\n\n" + _table(("dial", "points", *SCORE_HEAD), body)
+
+
+def _categories(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    names = sorted({category for _, found in rows for category in found["by_category"]})
+    body = [
+        (f"`{name}`", *(_number(found["by_category"].get(each, {}).get("accuracy")) for each in names))
+        for name, found in rows
+    ]
+    counts = {each: rows[0][1]["by_category"][each]["n"] for each in names}
+    return "## By category\n\n" + _table(("policy", *(f"{each or 'none'} ({counts[each]})" for each in names)), body)
+
+
+def _shapes(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    if not rows:
+        return ""
+    shapes = ("one call", "several calls", "several rounds")
+    body = []
+    for name, found in rows:
+        cells = [found["by_shape"].get(shape) for shape in shapes]
+        body.append((f"`{name}`", *("–" if cell is None else f"{cell['n']}: {cell['accuracy']:.3f}" for cell in cells)))
+    return "## What was done\n\nQuestions, and accuracy on them, by what their plans came to.\n\n" + _table(
+        ("policy", *shapes), body
+    )

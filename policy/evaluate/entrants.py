@@ -18,7 +18,7 @@ from gateway.service.loop.routers import SHIP, CascadeRouter, RulePlanner, VoteR
 from gateway.service.loop.state import EarlyStart, Planner, Situation
 from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.stages import digest_of
-from policy.simulators.arena.messages import read_prompt
+from policy.simulators.arena.world import read_prompt
 from policy.start.synthetic.label import arena_label
 from policy.statistics import tuning
 from policy.statistics.baselines import CheapestPlanner, OneRoundPlanner, RandomPlanner, RandomPlanPlanner

@@ -19,16 +19,15 @@ from gateway.service.loop.state import Planner
 from gateway.service.ports.request import WorkerExperience
 from policy.environments.arena import ArenaEnvironment, truth_of
 from policy.environments.base import MODEL_KINDS, Prompt, Split, fraction
-from policy.environments.executed import ExecutedEnvironment
-from policy.environments.executor import Executor
+from policy.environments.executor import ExecutedEnvironment, Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import SamplingProgress
-from policy.evaluate.nearest import Nearest
 from policy.evaluate.options import ARENA_QUESTIONS, EvaluationOptions
-from policy.simulators.handles import HANDLES
+from policy.simulators import HANDLES
 from policy.simulators.replay import BadRecording, Recordings, load, models_in, question_key, read_prices
 from policy.start.synthetic.label import needed_skills
 from policy.statistics import tuning
+from policy.statistics.tuning import Nearest
 
 SPLITS: tuple[Split, ...] = ("train", "validation")
 TRUE_OUTCOMES, TRUE_COST_NANO, TRUE_LATENCY_MS = 20, 400_000, 300  # shown beside a true success

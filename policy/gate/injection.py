@@ -27,7 +27,7 @@ from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError
 from gateway.service.loop.state import Planner
 from policy.environments.base import MODEL_KINDS, PosedPrompt, Prompt, rng_for
-from policy.environments.executed import ExecutedEnvironment
+from policy.environments.executor import ExecutedEnvironment
 from policy.gate.checks import Check, Thresholds, bounded
 
 FILE = Path(__file__).with_name("injections.json")

@@ -39,7 +39,7 @@ from policy.recipes.learning import NO_TORCH, has_torch
 from policy.recipes.operator import CANARY_PERCENT, EXIT_REFUSED, Gradings, Operator, RecipeFailed
 from policy.recipes.stack import LEASH, ROOT, Gateway, clean_environment, gateway, program
 from policy.recipes.traffic import Questions, Traffic
-from policy.simulators.arena.poolfile import pool_yaml
+from policy.simulators.arena.workers import pool_yaml
 
 SEED = 7
 START = ("--name", "arena-start", "--version", "1", "--seed", str(SEED))

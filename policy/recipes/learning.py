@@ -38,8 +38,7 @@ from policy.evaluate import plot
 from policy.recipes.operator import Gradings, LearningRound, Operator, RecipeFailed
 from policy.recipes.stack import Gateway, gateway, program, temporary_directory
 from policy.recipes.traffic import Questions, Score, Traffic
-from policy.simulators.arena.poolfile import pool_yaml
-from policy.simulators.arena.workers import STANDARD
+from policy.simulators.arena.workers import STANDARD, pool_yaml
 
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
 SETTINGS = {

@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from gateway.core.pool.workers import PoolFile
-from policy.simulators.handles import HANDLES
+from policy.simulators import HANDLES
 from policy.simulators.server import RequestRefusal, SimulatedReply, WorkerServer, choices_of, last_user_text, serve
 
 LINE_BYTES_MAX = 4 * 2**20

@@ -22,11 +22,9 @@ from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.arena.__main__ import main, with_failures
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, grade, make_family_task, make_task
-from policy.simulators.arena.messages import read_prompt
-from policy.simulators.arena.poolfile import pool_yaml
 from policy.simulators.arena.server import ArenaSpeaker, pieces, salt_of
-from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool
-from policy.simulators.arena.world import count_tokens, run_step
+from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, pool_yaml
+from policy.simulators.arena.world import count_tokens, read_prompt, run_step
 from policy.simulators.server import CHOICES_MAX, WorkerServer, cut, serve
 from tests.waiting import BOUND_S, until
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from policy.simulators import HANDLES
 from policy.simulators.arena.families.family import SKILLS
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Task, grade, make_family_task, make_task
 from policy.simulators.arena.workers import (
@@ -20,7 +21,6 @@ from policy.simulators.arena.workers import (
     with_builtins,
 )
 from policy.simulators.arena.world import chance, count_tokens, run_plan, run_step, solve_rate, wrong
-from policy.simulators.handles import HANDLES
 
 Plan = dict[str, Any]
 

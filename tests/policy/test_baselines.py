@@ -12,10 +12,10 @@ from gateway.core.loop.caps import Caps
 from gateway.core.loop.plan import validate
 from gateway.service.loop.state import Planner
 from policy.environments.arena import ArenaEnvironment
+from policy.environments.base import Spend
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
-from policy.environments.spend import Spend
 from policy.statistics import tuning
 from policy.statistics.baselines import (
     CascadePlanner,

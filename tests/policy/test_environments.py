@@ -15,11 +15,10 @@ from gateway.core.loop.prompt import render
 from gateway.errors import ConductorError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.arena import ArenaEnvironment, Staff, Truth
-from policy.environments.base import MODEL_KINDS, Episode, PlanSource, Prompt, split_of
+from policy.environments.base import MODEL_KINDS, Episode, PlanSource, Prompt, Spend, SpendCapped, split_of
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import SamplingProgress, sample
-from policy.environments.spend import Spend, SpendCapped
 from policy.simulators.arena.server import salt_of
 from policy.simulators.arena.world import run_plan
 from policy.simulators.replay import BadRecording

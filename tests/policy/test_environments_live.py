@@ -16,13 +16,12 @@ from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall
-from policy.environments.base import Episode
+from policy.environments.base import Episode, Spend, SpendCapped
 from policy.environments.executor import Executor
 from policy.environments.live import GatewayWorkers, LiveEnvironment
 from policy.environments.replay import FIRST_S, TOKENS_PER_S, ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.environments.simulated import SpeakerWorkers
-from policy.environments.spend import Spend, SpendCapped
 from policy.simulators.replay import ReplaySpeaker, load
 from policy.statistics.baselines import fixed
 from tests.integration.test_api import Served, served

@@ -16,10 +16,9 @@ from policy.__main__ import main
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.contest import PartialResults, ProgressPrinter
 from policy.evaluate.inprocess import EngineConductor, read_conductors
-from policy.evaluate.nearest import Nearest
 from policy.evaluate.plot import Point, scatter
 from policy.serve.engine import Engine
-from policy.statistics.tuning import Observation, WorkerResult
+from policy.statistics.tuning import Nearest, Observation, WorkerResult
 from tests.policy.environments import PRICES, SUMS, line, lines
 from tests.tiny_model import write_tiny_model
 

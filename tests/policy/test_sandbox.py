@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from policy.graders import BadReference, Grade, GraderFailed, Tools, grade, jail
-from policy.graders import sandbox as sandbox_module
+from policy.graders import programs as programs_module
 from policy.graders.base import Limits
 from policy.graders.jail import ALLOW, ARCHES, EPERM, ERRNO, program, run_schema, run_search, run_tests
-from policy.graders.programs import code_in
-from policy.graders.sandbox import run
+from policy.graders.programs import code_in, run
 from tests.waiting import BOUND_S, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox's locks are Linux's")
@@ -190,10 +189,10 @@ async def test_every_lock_holds_here_and_is_named() -> None:
 
 
 def weaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    source = sandbox_module.JAIL.read_text()
+    source = programs_module.JAIL.read_text()
     assert old in source
     (tmp_path / "jail.py").write_text(source.replace(old, new))
-    monkeypatch.setattr(sandbox_module, "JAIL", tmp_path / "jail.py")
+    monkeypatch.setattr(programs_module, "JAIL", tmp_path / "jail.py")
 
 
 async def test_without_seccomp_code_does_not_run_unless_told_to(
@@ -222,7 +221,7 @@ async def test_the_network_stays_shut_when_one_lock_is_missing(
 
 async def test_a_jail_that_does_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jail.py").write_text("raise SystemExit(3)")
-    monkeypatch.setattr(sandbox_module, "JAIL", tmp_path / "jail.py")
+    monkeypatch.setattr(programs_module, "JAIL", tmp_path / "jail.py")
     with pytest.raises(GraderFailed, match=r"did not start \(exit 3\)"):
         await judged("x = 1")
 

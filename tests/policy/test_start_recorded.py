@@ -12,12 +12,11 @@ from gateway.core.loop.prompt import QUALITY_MAX
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
-from policy.evaluate.nearest import Nearest
 from policy.reward import DIAL
 from policy.start.recorded.lessons import lessons
 from policy.start.recorded.planner import ProgramPlanner
 from policy.start.recorded.programs import Program, Worth, gives, search
-from policy.statistics.tuning import Observation, WorkerResult, observe
+from policy.statistics.tuning import Nearest, Observation, WorkerResult, observe
 from tests.policy.environments import SUMS, WORDS, lines, recorded
 from tests.sizes import sized
 

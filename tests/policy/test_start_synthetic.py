@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from gateway.core.loop.plan import plan_schema, validate
 from gateway.core.loop.prompt import PROMPT_VERSION, ShownExperience, ShownWorker, prompt_hash
 from policy.serve.tokens import JSON_STYLE
+from policy.simulators import HANDLES
 from policy.simulators.arena.families.family import SKILLS, Family
 from policy.simulators.arena.families.tasks import FAMILIES, INSTRUCTIONS, make_task
-from policy.simulators.handles import HANDLES
 from policy.start.synthetic.__main__ import command, parse, tokenizer_for
 from policy.start.synthetic.config import WORKERS_MAX, ModelConfig, TrainConfig
 from policy.start.synthetic.export import hf_config

@@ -18,8 +18,7 @@ import pytest
 from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.errors import ConfigError, Unavailable, VersionRefused
 from policy.dataset import row as dataset
-from policy.environments.base import Episode, Prompt, rng_for
-from policy.environments.spend import Spend
+from policy.environments.base import Episode, Prompt, Spend, rng_for
 from policy.serve.manifest import read_complete
 from tests.policy.environments import PRICES, lines
 from tests.policy.gate_rows import rows_of as logged_rows

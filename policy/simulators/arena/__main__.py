@@ -12,9 +12,8 @@ from pathlib import Path
 
 from policy.simulators.arena.families.tasks import Task, make_task
 from policy.simulators.arena.measure import measure, table
-from policy.simulators.arena.poolfile import pool_yaml
 from policy.simulators.arena.server import ArenaSpeaker
-from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, with_builtins
+from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, pool_yaml, with_builtins
 from policy.simulators.server import WorkerServer, serve
 
 TASKS_MAX = 1_000_000

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policy.simulators.arena.messages import read_prompt
 from policy.simulators.arena.workers import ArenaWorker, Pool
-from policy.simulators.arena.world import chance, prompt_tokens, run_step
+from policy.simulators.arena.world import chance, prompt_tokens, read_prompt, run_step
 from policy.simulators.server import RequestRefusal, SimulatedReply, choices_of, content_text
 
 _PIECE = re.compile(r"\s*\w{1,6}|\s*[^\w\s]|\s+$")

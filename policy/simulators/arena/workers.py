@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 from random import Random
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.pool.workers import Price
+from gateway.core.pool.workers import PoolFile, Price
+from policy.simulators import HANDLES
 from policy.simulators.arena.families.family import SKILLS
-from policy.simulators.handles import HANDLES
 
 Level = Literal["expert", "good", "fair"]
 
@@ -23,6 +25,9 @@ HARD_LEVEL_ESTIMATE: Mapping[Level, float] = {"expert": 0.76, "good": 0.67, "fai
 HARD_SKILLS = ("logic", "format")  # nobody is near perfect at these: they want a vote, or a review of the draft
 PRICE_TIERS_USD_PER_MTOK = ("0.2", "0.6", "2", "6", "20")  # output tokens; input costs a quarter
 TYPICAL_CALL = Usage(prompt_tokens=150, completion_tokens=40)
+TYPICAL_REPLY_TOKENS = 30
+OUTPUT_TOKENS_MAX = 512
+UNTOLD = "a language model"
 VOTE = "vote"
 SELF = "self"
 
@@ -182,3 +187,50 @@ def random_pool(rng: Random, n: int, *, builtins: bool = True) -> Pool:
         pool += [VOTE_TOOL, SELF_WORKER]
     rng.shuffle(pool)
     return tuple(pool)
+
+
+# ---------------------------------------------------------------- the pool file of `make serve`
+
+
+def worker_entry(worker: ArenaWorker, base_url: str, *, told: bool = True) -> dict[str, Any]:
+    """One worker as it stands in pool.yaml; `vote` is built into the gateway and `self` is the conductor. `told`: what
+    a model is good at is said; else it has no tags and the same description as every other."""
+    told = told or worker.kind != "openai"
+    entry: dict[str, Any] = {
+        "name": worker.name,
+        "handle": worker.handle,
+        "kind": worker.kind,
+        "description": worker.description if told else UNTOLD,
+        "tags": list(worker.tags) if told else [],
+        "price": {
+            "input_usd_per_mtok": f"{worker.price.input_usd_per_mtok}",
+            "output_usd_per_mtok": f"{worker.price.output_usd_per_mtok}",
+        },
+    }
+    if worker.kind == "tool":
+        return {**entry, "url": "builtin:vote"}
+    if worker.kind == "self":
+        return entry
+    return {
+        **entry,
+        "model": worker.name,
+        "url": f"{base_url.rstrip('/')}/w/{worker.name}/v1",
+        "output_tokens_max": OUTPUT_TOKENS_MAX,
+        "timeout_s": 20.0,
+        "latency_hint_s": round(worker.latency_s(TYPICAL_REPLY_TOKENS), 3),
+    }
+
+
+def pool_yaml(base_url: str, standard: Pool = STANDARD, held_out: Pool = HELD_OUT, *, told: bool = True) -> str:
+    """pool.yaml with the pools `arena` (the default) and `heldout`. Raises ValueError if it would not be valid."""
+    builtins = (VOTE_TOOL, SELF_WORKER)
+    document = {
+        "workers": [worker_entry(worker, base_url, told=told) for worker in (*standard, *held_out, *builtins)],
+        "pools": {
+            "arena": [worker.name for worker in (*standard, *builtins)],
+            "heldout": [worker.name for worker in (*held_out, *builtins)],
+        },
+        "default": "arena",
+    }
+    PoolFile.model_validate(document)
+    return "# The arena's simulated workers (docs/arena.md).\n" + yaml.safe_dump(document, sort_keys=False, width=120)

@@ -3,6 +3,10 @@
 Rules every worker keeps (docs/arena.md): one part of a question a call; a wrong reply is a pure function of (worker,
 question, salt), so asking twice in other words changes nothing; without the skill it is confidently wrong, and six
 times in ten falls for the same tempting error as others, which is why a vote of the unskilled does not help.
+
+A worker reads its prompt back. The gateway renders seen steps as `<step …><task>…</task><reply>…</reply></step>` blocks
+in a user message and, for a step with a task of its own, the client's conversation as a `<request>` block. Anything
+else is a plain question.
 """
 
 from __future__ import annotations
@@ -19,12 +23,17 @@ from typing import Any
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.loop.digest import extract_answer, majority, normalise
 from gateway.core.money.amounts import Usage
-from policy.simulators.arena.families.family import GOODS, Kind
-from policy.simulators.arena.families.phrasing import split_words
+from policy.simulators.arena.families.family import GOODS, Kind, split_words
 from policy.simulators.arena.families.tasks import JOIN_SKILL, Problem, Task, focus, grade, ordinal
-from policy.simulators.arena.messages import read_prompt
 from policy.simulators.arena.oracle import oracle_plan
 from policy.simulators.arena.workers import ArenaWorker, Pool, cost_of
+
+_STEP = re.compile(
+    r"<step\b[^>]*>\s*(?:<task>(?P<task>.*?)</task>)?\s*<reply>(?P<reply>.*?)</reply>\s*</step>", re.DOTALL
+)
+_REQUEST = re.compile(r"<request>(.*?)</request>", re.DOTALL)
+_JOINER = "\u200d"  # the gateway splits our tag names with it inside quoted text
+_NO_TASK = "(the request)"
 
 Seen = Sequence[tuple[str | None, str]]  # (task, reply) of the steps a step may see, oldest first
 Planner = Callable[[str, str | None, Pool], Mapping[str, Any]]  # (question, task) of a child loop → its plan
@@ -42,6 +51,42 @@ _REASONS = (
     "Each value was taken from the text as given and the work was done in order.",
     "I went through it again and the result stayed the same.",
 )
+
+
+# ---------------------------------------------------------------- what a worker is sent
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPrompt:
+    """What one call holds. `task` None: only the question. `seen`: (task, reply), oldest first."""
+
+    question: str
+    task: str | None
+    seen: tuple[tuple[str | None, str], ...]
+
+
+def read_prompt(messages: Sequence[Mapping[str, object]], text_of: Sequence[str]) -> WorkerPrompt:
+    """The prompt in `messages`, whose texts are `text_of`. Raises ValueError where there is no user message."""
+    users = [text for message, text in zip(messages, text_of, strict=True) if message.get("role") == "user"]
+    if not users:
+        raise ValueError("no user message")
+    earlier, last = users[:-1], users[-1]
+    seen = tuple(
+        (None if hit["task"] in (None, _NO_TASK) else _plain(hit["task"]), _plain(hit["reply"]))
+        for text in earlier
+        for hit in _STEP.finditer(text)
+    )
+    requests = [hit[1] for text in earlier for hit in _REQUEST.finditer(text)]
+    if requests:
+        return WorkerPrompt(_plain("\n".join(requests)), last, seen)
+    return WorkerPrompt(last, None, seen)
+
+
+def _plain(text: str) -> str:
+    return text.replace(_JOINER, "").strip()
+
+
+# ---------------------------------------------------------------- what it replies
 
 
 @dataclass

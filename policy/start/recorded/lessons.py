@@ -18,9 +18,9 @@ from gateway.core.loop.prompt import Profile, PromptInput, render
 from gateway.service.loop.conducting import prompt_input
 from policy.environments.base import Environment, Prompt
 from policy.environments.sampling import SamplingProgress, sample
-from policy.evaluate.nearest import Nearest
 from policy.start.recorded.planner import ProgramPlanner
 from policy.start.recorded.programs import Program, Worth
+from policy.statistics.tuning import Nearest
 
 PROFILE: Profile = "dial"
 STRAY_SHARE = 0.2  # of episodes begin otherwise than the best program does

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from gateway.errors import ConfigError
 from policy.environments.base import Prompt
-from policy.environments.executed import ExecutedEnvironment
+from policy.environments.executor import ExecutedEnvironment
 from policy.environments.sampling import SamplingProgress
-from policy.evaluate.nearest import Nearest
 from policy.start.recorded.lessons import PROFILE, lessons
 from policy.start.recorded.programs import Worth, search
 from policy.start.recorded.school import SHAPE, Report, Schooling, teach
 from policy.start.synthetic.export import About, export
-from policy.statistics.tuning import Observation, observe
+from policy.statistics.tuning import Nearest, Observation, observe
 
 ROUNDS = 3  # ask, escalate or settle, ship
 NEIGHBOURS = 50  # as the gateway's `experience_neighbours`

@@ -8,8 +8,8 @@ from random import Random
 from string import ascii_lowercase, digits
 
 from gateway.core.loop.prompt import ShownExperience, ShownWorker, price_tier
+from policy.simulators import HANDLES
 from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, ArenaWorker, Pool, random_pool
-from policy.simulators.handles import HANDLES
 from policy.start.synthetic.label import MAJORITY, PLANNER
 
 OTHER_TAGS = ("general", "writing", "code", "math", "reasoning", "vision", "chat", "translation", "cheap", "search")

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from gateway.errors import BatonError
-from policy.environments.spend import Spend
+from policy.environments.base import Spend
 from policy.train import metrics
 from policy.train.metrics import MetricsFile, Value
 from policy.train.run import checkpoint

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from gateway.core.policies.manifest import Manifest
 from gateway.errors import ConfigError, Unavailable
+from policy.environments.base import Spend
 from policy.environments.live import LiveEnvironment
-from policy.environments.spend import Spend
 from policy.reward import taught_dial
 from policy.spec import first_of
 from policy.start.recorded.school import Schooling

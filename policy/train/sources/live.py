@@ -17,10 +17,9 @@ from gateway.core.money.amounts import usd_to_nano
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import ConfigError
 from policy import graders
-from policy.environments.base import Prompt
+from policy.environments.base import Prompt, Spend
 from policy.environments.executor import Executor
 from policy.environments.live import LiveEnvironment
-from policy.environments.spend import Spend
 from policy.graders.base import GraderError
 from policy.spec import first_of
 from policy.train.spec import TrainSpec

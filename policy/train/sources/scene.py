@@ -17,11 +17,11 @@ from policy.environments.arena import ArenaEnvironment, Truth
 from policy.environments.base import MODEL_KINDS, Environment, PosedPrompt, Prompt, fraction, rng_for
 from policy.environments.executor import CAPS, Executor
 from policy.environments.replay import ReplayEnvironment
-from policy.evaluate.nearest import Nearest
 from policy.simulators.replay import BadRecording, read_prices
 from policy.spec import first_of
 from policy.start.synthetic.label import needed_skills
 from policy.statistics import tuning
+from policy.statistics.tuning import Nearest
 from policy.train.settings import Settings
 from policy.train.sources.live import open_live
 from policy.train.spec import TrainSpec

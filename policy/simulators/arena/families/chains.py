@@ -10,6 +10,7 @@ from policy.simulators.arena.families.family import (
     WORDS,
     Family,
     Part,
+    Values,
     as_date,
     draw_date,
     draw_rows,
@@ -18,7 +19,6 @@ from policy.simulators.arena.families.family import (
     rows,
     spoken,
 )
-from policy.simulators.arena.families.phrasing import Values
 
 
 def _lookup(v: Values, _before: str) -> str:

@@ -12,12 +12,12 @@ from policy.simulators.arena.families.family import (
     SURNAMES,
     Family,
     Part,
+    Values,
     as_date,
     draw_date,
     phrasings,
     spoken,
 )
-from policy.simulators.arena.families.phrasing import Values
 
 
 def _race(rng: Random) -> dict[str, str]:

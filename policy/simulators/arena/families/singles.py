@@ -14,6 +14,7 @@ from policy.simulators.arena.families.family import (
     Family,
     Kind,
     Part,
+    Values,
     as_date,
     draw_date,
     draw_rows,
@@ -23,7 +24,6 @@ from policy.simulators.arena.families.family import (
     rows,
     spoken,
 )
-from policy.simulators.arena.families.phrasing import Values
 
 
 def _crates(rng: Random) -> dict[str, str]:

@@ -13,8 +13,7 @@ from typing import Literal
 
 from gateway.core.loop.digest import extract_answer, normalise
 from policy.simulators.arena.families import chains, hard, singles
-from policy.simulators.arena.families.family import Family, Shape
-from policy.simulators.arena.families.phrasing import Values, squeeze
+from policy.simulators.arena.families.family import Family, Shape, Values, squeeze
 
 Split = Literal["train", "held_out"]
 Grader = Literal["exact", "number"]
