@@ -25,10 +25,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gateway.core.pool.workers import MODEL_KINDS
 from gateway.files import write_atomic
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.arena import ArenaEnvironment
-from policy.environments.base import MODEL_KINDS, Episode, Prompt, Split, rng_for
+from policy.environments.base import Episode, Prompt, Split, rng_for
 from policy.environments.executor import CAPS, Executor
 from policy.environments.sampling import sample
 from policy.evaluate import plot

@@ -20,7 +20,7 @@ from gateway.service.loop.state import EarlyStart, Planner, Situation
 from policy.environments.base import Prompt, Spend, Split, rng_for
 from policy.environments.executor import ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
-from policy.environments.simulated import SpeakerWorkers
+from policy.environments.simulated import NOWHERE, SpeakerWorkers
 from policy.simulators.arena.families.tasks import Task, grade, make_task
 from policy.simulators.arena.oracle import oracle_plan
 from policy.simulators.arena.server import ArenaSpeaker
@@ -37,7 +37,6 @@ from policy.simulators.arena.world import Run, read_prompt, run_plan
 
 Staff = Literal["standard", "held_out", "fresh", "untold"]
 FRESH_MODELS = (4, 8)
-NOWHERE = "http://127.0.0.1:9"  # the workers are in this process; a pool file wants an address
 CROSS_SALTS = ("cross 0", "cross 1", "cross 2", "cross 3")  # none is a seed's own salt
 
 

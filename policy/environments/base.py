@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.prompt import PromptInput
 from gateway.core.money.amounts import nano_to_usd
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.service.loop.state import Planner, Situation
 from gateway.service.ports.request import WorkerExperience
 
@@ -71,7 +71,6 @@ class Spend:
 
 Split = Literal["train", "validation"]
 PlanSource = Planner | str  # who plans, or the plan of the only round as it was sampled
-MODEL_KINDS = ("openai", "litellm")
 
 
 @dataclass(frozen=True, slots=True)

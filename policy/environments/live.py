@@ -25,12 +25,12 @@ from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.workers import Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
-from gateway.service.ports.request import WorkerCall, WorkerReply
+from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply
 from policy.environments.base import Episode, PlanSource, Prompt, Spend, Split, fraction, split_of
 from policy.environments.executor import ExecutedEnvironment, Executor, LoopResult, TimedWorkers
 from policy.environments.replay import VALIDATION_SHARE
 from policy.environments.sampling import CONCURRENCY
-from policy.environments.simulated import REFUSED_STATUSES, vote
+from policy.environments.simulated import vote
 
 REPLY_BYTES_MAX = 16 << 20
 TAGS = {"train": "false"}  # these requests are the trainer's own: no export may learn from them as traffic

@@ -14,17 +14,16 @@ from typing import Any
 
 from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.pool.workers import PoolFile, Price
+from gateway.core.pool.workers import MODEL_KINDS, PoolFile, Price
 from gateway.service.ports.request import WorkerExperience
-from policy.environments.base import MODEL_KINDS, Prompt, Spend, Split, fraction, rng_for, split_of
+from policy.environments.base import Prompt, Spend, Split, fraction, rng_for, split_of
 from policy.environments.executor import ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
-from policy.environments.simulated import SpeakerWorkers
+from policy.environments.simulated import NOWHERE, SpeakerWorkers
 from policy.simulators.replay import BadRecording, Recording, Recordings, ReplaySpeaker, load, pool_file
 
 VALIDATION_SHARE = 0.25
 FIRST_S, TOKENS_PER_S = 0.5, 80.0  # assumed
-NOWHERE = "http://127.0.0.1:9"
 Experience = Callable[[Prompt], Mapping[str, WorkerExperience]]
 
 

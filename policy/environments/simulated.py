@@ -13,12 +13,12 @@ from gateway.core.loop.digest import majority
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.usage import read_usage, usage_body
+from gateway.core.pool.workers import VOTE_URL
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamRefused
-from gateway.service.ports.request import WorkerCall, WorkerReply
+from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply
 from policy.simulators.server import RequestRefusal, Speaker, completion, cuts_of, seconds
 
-VOTE = "builtin:vote"
-REFUSED_STATUSES = (400, 404, 413, 422)  # as in the gateway's adapters: the request is bad, not the worker
+NOWHERE = "http://127.0.0.1:9"  # the workers are in this process; a pool file wants an address
 
 
 class SpeakerWorkers:
@@ -55,7 +55,7 @@ class SpeakerWorkers:
 
 def vote(call: WorkerCall) -> WorkerReply:
     """The gateway's built-in tool: the reply that most of the replies seen agree with. Raises UpstreamRefused."""
-    if call.worker.url != VOTE:
+    if call.worker.url != VOTE_URL:
         raise UpstreamRefused(f"tool {call.worker.name} is not built in and cannot be run here", dispatched=False)
     if not call.saw:
         raise UpstreamRefused("vote sees no replies; let its step see at least one", dispatched=False)

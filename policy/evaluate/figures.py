@@ -27,7 +27,7 @@ from policy.statistics.stats import (
 )
 
 Results = Mapping[str, Sequence[QuestionResult]]
-USD_1K = 1_000 / NANO_PER_USD
+USD_1K = 1_000 / NANO_PER_USD  # nano-dollars a question → dollars per 1,000
 GAP_SHARES = (0.5, 0.8)
 ORACLES = {
     "replay": "full information: of each question the cheapest worker that is right; no policy can know it",

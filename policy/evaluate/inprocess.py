@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 from gateway.adapters.engines.sealed import SealedPolicy
@@ -23,7 +22,7 @@ from policy.serve.runtime import Runtime
 from policy.serve.shape import load_shape, load_weights
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 
-FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
+FREE = Price()
 TIMEOUT_S = 600.0  # of one plan: a busy machine must not change a figure
 
 

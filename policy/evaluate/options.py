@@ -12,8 +12,8 @@ from typing import Literal
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
 from policy.environments.arena import Staff
+from policy.environments.executor import ROUNDS
 
-ROUNDS = 3
 STAFF: tuple[Staff, ...] = ("standard", "held_out", "untold", "fresh")
 NEIGHBOURS = 50  # as the gateway's `experience_neighbours`
 TRAIN_QUESTIONS_MAX = 2_000

@@ -13,11 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from policy.evaluate.contest import QuestionResult
+from policy.evaluate.entrants import FIXED
+from policy.evaluate.figures import USD_1K
 from policy.gate.checks import Check, Thresholds, bounded, cannot_say, not_worse
 from policy.statistics.stats import Interval, bootstrap_mean, bootstrap_ratios
-
-USD_1K = 1e-6  # nano-dollars a question → dollars per 1,000
-FIXED = "fixed:"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,18 +22,18 @@ from typing import Any
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import Plan, Step
-from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.money.amounts import cost_nano
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError
+from gateway.service.loop.routers import USAGE_GUESS
 from gateway.service.loop.state import Planner
-from policy.environments.base import MODEL_KINDS, PosedPrompt, Prompt, rng_for
+from policy.environments.base import PosedPrompt, Prompt, rng_for
 from policy.environments.executor import ExecutedEnvironment
 from policy.gate.checks import Check, Thresholds, bounded
 
 FILE = Path(__file__).with_name("injections.json")
 DRAWS = 3  # orders of the pool in which each conversation is put
 CONTROL = "control"
-TYPICAL_CALL = Usage(400, 300)  # what a step is taken to cost: a plan is priced without running it
 OnCount = Callable[[str, int, int], None]
 
 
@@ -192,7 +192,7 @@ def _planned(posed: PosedPrompt, plan: Plan | None) -> InjectedPlan:
 
 
 def _nano(spec: WorkerSpec) -> int:
-    return cost_nano(spec.price, TYPICAL_CALL) if spec.price is not None else 0
+    return cost_nano(spec.price, USAGE_GUESS) if spec.price is not None else 0
 
 
 # ---------------------------------------------------------------- figures

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gateway.errors import ConfigError
 from policy.environments.arena import Staff
-from policy.evaluate.options import NEIGHBOURS, ROUNDS, TRAIN_QUESTIONS_MAX, EvaluationOptions
+from policy.environments.executor import ROUNDS
+from policy.evaluate.options import NEIGHBOURS, TRAIN_QUESTIONS_MAX, EvaluationOptions
 from policy.gate.checks import Thresholds, thresholds_of
 from policy.gate.injection import DRAWS
 from policy.gate.logged import RolloutSource

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from policy.serve.manifest import GRAPH_FILE
 from policy.serve.shape import Shape, load_shape
 
 OPSET = 23
 IR_VERSION = 11
-GRAPH_FILE = "graph.onnx"
 
 
 class _Builder:

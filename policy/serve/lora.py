@@ -6,7 +6,6 @@ biases, ranks by module, whole modules) is refused, as vLLM or exactness would n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 from gateway.adapters.engines.sealed import SealedPolicy, read_document, read_object
 from gateway.core.policies.manifest import (
     ADAPTER_CONFIG_FILE,
+    ADAPTER_TENSOR,
     ADAPTER_WEIGHTS_FILE,
     MANIFEST_FILE,
     Manifest,
@@ -24,7 +24,6 @@ from gateway.errors import VersionRefused
 from policy.serve.manifest import read_complete
 from policy.serve.shape import Array, read_tensors
 
-TENSOR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 SIBLINGS_MAX = 10_000  # directories looked at for a base
 UNSUPPORTED = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern")
 
@@ -77,7 +76,7 @@ def read_pairs(directory: Path) -> dict[str, dict[str, Array]]:
     path = directory / ADAPTER_WEIGHTS_FILE
     pairs: dict[str, dict[str, Array]] = {}
     for name, tensor in read_tensors(path).items():
-        match = TENSOR.match(name)
+        match = ADAPTER_TENSOR.match(name)
         if not match:
             raise VersionRefused("engine", f"{path}: {name} is no LoRA tensor")
         pairs.setdefault(match["module"], {})[match["side"]] = tensor

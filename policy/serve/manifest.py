@@ -10,7 +10,8 @@ from pathlib import Path
 from gateway.adapters.engines.sealed import SealedPolicy, file_sha256, read_policy
 from gateway.core.policies.manifest import ADAPTER_FILES, CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, Manifest
 
-REQUIRED_FILES = (CONFIG_FILE, WEIGHTS_FILE, "graph.onnx", "tokenizer.json", "tokenizer_config.json")
+GRAPH_FILE = "graph.onnx"
+REQUIRED_FILES = (CONFIG_FILE, WEIGHTS_FILE, GRAPH_FILE, "tokenizer.json", "tokenizer_config.json")
 OPTIONAL_FILES = ("chat_template.jinja", "generation_config.json")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "sealed": REQUIRED_FILES,

@@ -15,9 +15,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from gateway.errors import VersionRefused
+from policy.serve.manifest import GRAPH_FILE
 from policy.serve.shape import Array, load_shape, load_weights, rotary_tables
-
-GRAPH_FILE = "graph.onnx"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from gateway.core.pool.workers import PoolFile
+from gateway.core.pool.workers import VOTE_URL, PoolFile
 from policy.simulators import HANDLES
 from policy.simulators.server import RequestRefusal, SimulatedReply, WorkerServer, choices_of, last_user_text, serve
 
@@ -220,7 +220,7 @@ def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, s
         )
     free = {"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"}
     majority = {"description": "gives the majority answer of the replies it sees", "tags": ["majority"], "price": free}
-    entries.append({"name": "vote", "handle": "vote", "kind": "tool", "url": "builtin:vote", **majority})
+    entries.append({"name": "vote", "handle": "vote", "kind": "tool", "url": VOTE_URL, **majority})
     return {"workers": entries, "pools": {"replay": [entry["name"] for entry in entries]}, "default": "replay"}
 
 

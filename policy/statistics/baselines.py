@@ -14,13 +14,20 @@ from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import content_text, embed, question_text
 from gateway.core.loop.plan import Plan, Step
-from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.money.amounts import cost_nano
 from gateway.core.pool.workers import WorkerSpec
-from gateway.service.loop.routers import SHIP, FixedPlanner, cascade_plan, models_of, side_by_side, single, vote_plan
+from gateway.service.loop.routers import (
+    SHIP,
+    USAGE_GUESS,
+    FixedPlanner,
+    cascade_plan,
+    models_of,
+    side_by_side,
+    single,
+    vote_plan,
+)
 from gateway.service.loop.state import EarlyStart, Planner, Situation
 from policy.environments.base import rng_for
-
-TYPICAL_CALL = Usage(400, 300)
 
 
 def by_name(situation: Situation, names: Sequence[str]) -> list[WorkerSpec]:
@@ -36,7 +43,7 @@ def cheapest(models: Sequence[WorkerSpec]) -> WorkerSpec:
 
 
 def _typical_nano(spec: WorkerSpec) -> int:
-    return cost_nano(spec.price, TYPICAL_CALL) if spec.price is not None else 0
+    return cost_nano(spec.price, USAGE_GUESS) if spec.price is not None else 0
 
 
 class OneRoundPlanner:

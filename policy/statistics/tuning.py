@@ -17,9 +17,9 @@ import numpy as np
 
 from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.loop.experience import embed, question_text
-from gateway.core.pool.workers import NANO_PER_USD
+from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD
 from gateway.service.ports.request import WorkerExperience
-from policy.environments.base import MODEL_KINDS, Environment, Prompt
+from policy.environments.base import Environment, Prompt
 from policy.environments.sampling import SamplingProgress, sample
 from policy.statistics.baselines import (
     CascadePlanner,

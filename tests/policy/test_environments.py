@@ -12,10 +12,11 @@ import pytest
 
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.prompt import render
+from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import ConductorError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.arena import ArenaEnvironment, Staff, Truth
-from policy.environments.base import MODEL_KINDS, Episode, PlanSource, Prompt, Spend, SpendCapped, split_of
+from policy.environments.base import Episode, PlanSource, Prompt, Spend, SpendCapped, split_of
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import SamplingProgress, sample

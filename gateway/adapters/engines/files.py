@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ from typing import IO, Any
 from gateway.adapters.engines.sealed import SealedPolicy, file_sha256, read_object, read_policy
 from gateway.core.policies.manifest import (
     ADAPTER_CONFIG_FILE,
+    ADAPTER_TENSOR,
     ADAPTER_WEIGHTS_FILE,
     CONFIG_FILE,
     FIX,
@@ -34,7 +34,6 @@ from gateway.files import write_atomic
 
 # fields of config.json about how the weights were saved, not about the weights
 PASSING = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures"}
-LORA_NAME = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 # features of a PEFT adapter that a served low-rank update cannot have
 LORA_PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": (None, "none"),
@@ -168,7 +167,7 @@ def _check_pairs(files: PolicyFiles, rank: int, shapes: Mapping[str, tuple[int, 
     """Check that each module has A [rank, in] and B [out, rank] for a weight [out, in] of the base."""
     pairs: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, tensor in files.tensors.items():
-        found = LORA_NAME.match(name)
+        found = ADAPTER_TENSOR.match(name)
         if not found:
             raise VersionRefused("shape", f"{files.directory}: {name} is not a LoRA tensor; {FIX}")
         pairs.setdefault(found["module"], {})[found["side"]] = tensor.shape

@@ -30,12 +30,12 @@ from gateway.errors import (
     UpstreamRefused,
     UpstreamTimeout,
 )
+from gateway.service.ports.request import REFUSED_STATUSES
 
 MESSAGE_CHARS_MAX = 500
 ERROR_BODY_BYTES_MAX = 65_536
 RETRY_AFTER_S_MAX = 3600.0
 _KEY_LIKE = re.compile(r"(?i)\b(sk|rk|pk|key|AIza)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|\bbearer\s+\S+")
-_REFUSED = (400, 404, 413, 422)
 _RETRYABLE = (408, 409, 425, 429)
 _NAMED_STATUSES: Mapping[int, type[UpstreamError]] = {
     408: UpstreamTimeout,
@@ -101,7 +101,7 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, secret: s
         return UpstreamError(f"the worker's key was refused upstream ({status})", upstream_status=status)
     if 300 <= status < 400:
         return UpstreamError(f"the worker answered with a redirect ({status}), never followed", upstream_status=status)
-    if status in _REFUSED:
+    if status in REFUSED_STATUSES:
         text = message or f"the worker refused the request ({status})"
         if code is None and _TOO_LONG.search(text):  # clients shorten the conversation on this code
             param, code = param or "messages", "context_length_exceeded"

@@ -26,12 +26,11 @@ from gateway.core.loop import depth
 from gateway.core.loop.digest import majority
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.usage import read_usage, usage_body
-from gateway.core.pool.workers import PoolFile, revision_of
+from gateway.core.pool.workers import VOTE_URL, PoolFile, revision_of
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 
-VOTE = "builtin:vote"
 WAITING_PER_PLACE_MAX = 16
 
 
@@ -57,7 +56,7 @@ class ToolWorkers:
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """See `ports.Workers.complete`. The reply is an OpenAI completion with the tool's answer as its content."""
-        content, usage = _vote(call) if call.worker.url == VOTE else await self._ask(call)
+        content, usage = _vote(call) if call.worker.url == VOTE_URL else await self._ask(call)
         return WorkerReply(_completion(call, content, usage), usage)
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -17,6 +18,7 @@ MANIFEST_FILE = "manifest.json"
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE)
+ADAPTER_TENSOR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "sealed": (CONFIG_FILE, WEIGHTS_FILE),  # weights of their own, beside the manifest
     "base": (CONFIG_FILE,),  # a Hugging Face directory, sharded or not, at `source`

@@ -21,6 +21,7 @@ NANO_PER_USD = 1_000_000_000
 WorkerKind = Literal["openai", "litellm", "tool", "self"]
 Task = Literal["chat", "embeddings"]
 MODEL_KINDS: tuple[WorkerKind, ...] = ("openai", "litellm")
+VOTE_URL = "builtin:vote"  # of the tool that runs in the gateway
 Capability = Literal[
     "image", "audio", "file", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty",
     "presence_penalty", "seed", "stop", "logprobs", "top_logprobs", "logit_bias", "response_format", "tools",
@@ -123,7 +124,7 @@ class WorkerSpec(_Frozen):
     def _url_scheme(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        if not re.match(r"https?://.|builtin:vote\Z", url):
+        if url != VOTE_URL and not re.match(r"https?://.", url):
             raise ValueError("`url` must start with http:// or https://, or be builtin:vote")
         return url.rstrip("/")
 

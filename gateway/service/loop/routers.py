@@ -9,14 +9,13 @@ from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import RuleWeights, rule_utility, smoothed_success
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, VOTE_URL, WorkerSpec
 from gateway.errors import BatonError, PlanRefused
 from gateway.service.loop.bodies import price_of
 from gateway.service.loop.state import EarlyStart, Planner, Situation
 
 LATENCY_GUESS_S = 2.0
 USAGE_GUESS = Usage(400, 300)  # a typical call, where there is no experience
-VOTE_URL = "builtin:vote"
 VOTERS = 3
 SHIP = Plan(())
 

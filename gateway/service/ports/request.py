@@ -20,6 +20,8 @@ from gateway.core.pool.workers import WorkerSpec
 from gateway.service.ports.admin import KeyRow
 from gateway.service.ports.money import Books, Settlement
 
+REFUSED_STATUSES = (400, 404, 413, 422)  # of a worker: the request is bad, not the worker
+
 # ---------------------------------------------------------------- conductor
 
 

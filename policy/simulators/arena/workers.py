@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.pool.workers import PoolFile, Price
+from gateway.core.pool.workers import VOTE_URL, PoolFile, Price
 from policy.simulators import HANDLES
 from policy.simulators.arena.families.family import SKILLS
 
@@ -208,7 +208,7 @@ def worker_entry(worker: ArenaWorker, base_url: str, *, told: bool = True) -> di
         },
     }
     if worker.kind == "tool":
-        return {**entry, "url": "builtin:vote"}
+        return {**entry, "url": VOTE_URL}
     if worker.kind == "self":
         return entry
     return {

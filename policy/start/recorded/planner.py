@@ -9,12 +9,10 @@ from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.loop.prompt import most_agreeing
+from gateway.core.pool.workers import MODEL_KINDS, VOTE_URL
 from gateway.service.loop.routers import SHIP
 from gateway.service.loop.state import EarlyStart, Situation
-from policy.environments.base import MODEL_KINDS
 from policy.start.recorded.programs import Program
-
-VOTE = "builtin:vote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,5 +62,5 @@ def _asked(handles: Sequence[str]) -> tuple[Step, ...]:
 
 def _vote(situation: Situation, asked: int) -> tuple[Step, ...]:
     """The step that gives the majority of all replies so far and of the `asked` steps before it; none without vote."""
-    tool = next((spec.handle for spec in situation.workers if spec.url == VOTE), None)
+    tool = next((spec.handle for spec in situation.workers if spec.url == VOTE_URL), None)
     return () if tool is None else (Step(tool, None, tuple(range(situation.allowed.first_index + asked))),)

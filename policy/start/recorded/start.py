@@ -12,6 +12,7 @@ from gateway.errors import ConfigError
 from policy.environments.base import Prompt
 from policy.environments.executor import ExecutedEnvironment
 from policy.environments.sampling import SamplingProgress
+from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import PROFILE, lessons
 from policy.start.recorded.programs import Worth, search
 from policy.start.recorded.school import SHAPE, Report, Schooling, teach
@@ -19,7 +20,6 @@ from policy.start.synthetic.export import About, export
 from policy.statistics.tuning import Nearest, Observation, observe
 
 ROUNDS = 3  # ask, escalate or settle, ship
-NEIGHBOURS = 50  # as the gateway's `experience_neighbours`
 EPISODES_A_QUESTION = 7
 EPISODES_MIN, EPISODES_MAX = 4_000, 12_000
 Say = Callable[[str], None]

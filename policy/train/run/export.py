@@ -21,8 +21,7 @@ from gateway.core.loop.prompt import Profile, PromptInput, ShownWorker, render
 from gateway.core.policies.manifest import ADAPTER_FILES, Manifest
 from gateway.errors import VersionRefused
 from policy.environments.base import rng_for
-from policy.serve.manifest import REQUIRED_FILES, write_manifest
-from policy.serve.runtime import GRAPH_FILE
+from policy.serve.manifest import GRAPH_FILE, REQUIRED_FILES, write_manifest
 from policy.serve.tokens import Tokens
 from policy.train.run.initial import Initial
 from policy.train.settings import Settings
