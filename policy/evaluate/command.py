@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.environments.sampling import SamplingProgress
-from policy.evaluate.contest import PartialResults, ProgressPrinter, contest, facts_of, write_whole
+from policy.evaluate.contest import PartialResults, ProgressPrinter, contest, facts_of, write_file
 from policy.evaluate.entrants import Entrant, entrants, train_files
 from policy.evaluate.figures import check_ends, curves, report
 from policy.evaluate.options import EvaluationOptions, read
@@ -108,11 +108,11 @@ def write_report(
     where = f"{evaluated['environment']}, {evaluated['split']} split, {evaluated['questions']} questions"
     called = {name: found["worker_share"] for name, found in report["policies"].items() if kinds[name] != "fixed"}
     drawn = {name: members for name, members in curves.items() if name != "fixed workers"}
-    write_whole(plane, scatter(points_of(report, kinds), drawn, f"Accuracy over dollars ({where})"))
+    write_file(plane, scatter(points_of(report, kinds), drawn, f"Accuracy over dollars ({where})"))
     if called:
-        write_whole(workers, shares(called, f"Who was called, as a share of steps ({where})"))
-    write_whole(page, markdown(report, kinds, plane.name, workers.name if called else None))
-    write_whole(out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        write_file(workers, shares(called, f"Who was called, as a share of steps ({where})"))
+    write_file(page, markdown(report, kinds, plane.name, workers.name if called else None))
+    write_file(out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return [out, page, plane, *([workers] if called else [])]
 
 

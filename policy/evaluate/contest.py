@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from gateway import __version__
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError
+from gateway.files import write_atomic
 from gateway.service.loop.state import Planner
 from policy.environments.base import Episode, PlanSource, Prompt
 from policy.environments.sampling import CONCURRENCY, SamplingProgress, sample
@@ -130,7 +131,7 @@ class PartialResults:
 
     def keep(self, key: str, rows: Sequence[QuestionResult]) -> None:
         """Written whole or not at all. Raises ConfigError on a full disk."""
-        write_whole(self.folder / f"{key}.json", json.dumps([asdict(row) for row in rows]))
+        write_file(self.folder / f"{key}.json", json.dumps([asdict(row) for row in rows]))
 
     def drop(self) -> None:
         """The report is written: nothing is left behind but what somebody else put there."""
@@ -145,15 +146,11 @@ class PartialResults:
             self.folder.rmdir()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """In one step, so that nobody reads half of it. Raises ConfigError."""
-    temporary = path.with_name(path.name + ".tmp")
+def write_file(path: Path, text: str) -> None:
+    """Replace a file in one step. Raises ConfigError where it cannot be written."""
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_atomic(path, text, durable=False)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); make room, or name another --out") from None
 
 

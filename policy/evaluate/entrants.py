@@ -9,19 +9,17 @@ from types import MappingProxyType
 from typing import Literal
 
 import policy
-from gateway.core.log.rollout import RoundRecord
-from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import RuleWeights, content_text
 from gateway.core.loop.plan import Plan, validate
 from gateway.errors import ConfigError
-from gateway.service.loop.routers import SHIP, CascadeRouter, RulePlanner, VoteRouter
-from gateway.service.loop.state import EarlyStart, Planner, Situation
+from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.loop.state import Planner, Situation
 from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.stages import digest_of
 from policy.simulators.arena.world import read_prompt
 from policy.start.synthetic.label import arena_label
 from policy.statistics import tuning
-from policy.statistics.baselines import CheapestPlanner, OneRoundPlanner, RandomPlanner, RandomPlanPlanner
+from policy.statistics.baselines import OneRoundPlanner, RoutedOnce, cheapest_worker, random_plan, random_worker
 
 Kind = Literal["fixed", "router", "tuned", "conductor", "oracle"]
 TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = {
@@ -32,13 +30,13 @@ TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = 
 }
 RULE = RulePlanner(RuleWeights())
 ROUTERS: Mapping[str, Callable[[int], Planner]] = {
-    "random": RandomPlanner,
-    "random-plan": RandomPlanPlanner,
-    "cheapest": lambda _seed: CheapestPlanner(),
-    "baton/rule": lambda _seed: OneRoundPlanner(RULE),
+    "random": random_worker,
+    "random-plan": random_plan,
+    "cheapest": lambda _seed: cheapest_worker(),
+    "baton/rule": lambda _seed: RoutedOnce(RULE),
     "baton/vote": lambda _seed: VoteRouter(RULE),
     "baton/cascade": lambda _seed: CascadeRouter(RULE),
-    "label": lambda _seed: LabelPlanner(),
+    "label": lambda _seed: OneRoundPlanner("label", _label),
 }
 ORACLE_PLAN = "oracle-plan"  # the arena's plan for the very question, not cross-fitted: each question has its own
 ALIASES = {"rule": "baton/rule"}
@@ -48,20 +46,14 @@ FIXED = "fixed:"
 ORACLE = "oracle"
 
 
-class LabelPlanner:
-    """`label`: the plan that the warm start teaches for this very prompt, the best that reading what is shown gives.
-    It knows the arena's questions alone."""
-
-    name = "label"
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Raises PlanRefused where the label does not fit the caps."""
-        if situation.round > 1:
-            return SHIP
-        texts = [content_text(message.get("content")) for message in situation.conversation]
-        prompt = read_prompt(situation.conversation, texts)
-        label = arena_label(prompt.question, prompt.task, situation.shown, situation.allowed.steps_max)
-        return validate(label, situation.allowed)
+def _label(situation: Situation) -> Plan:
+    """The plan that the warm start teaches for this prompt: the best that a reader of the pool can give. It knows the
+    arena's questions alone. Raises PlanRefused where the label does not fit the caps."""
+    texts = [content_text(message.get("content")) for message in situation.conversation]
+    prompt = read_prompt(situation.conversation, texts)
+    return validate(
+        arena_label(prompt.question, prompt.task, situation.shown, situation.allowed.steps_max), situation.allowed
+    )
 
 
 @dataclass(frozen=True, slots=True)

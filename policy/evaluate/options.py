@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -58,6 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="the report; a .md and two .svg go beside it")
     parser.add_argument(
         "--policy",
+        dest="policies",
         action="append",
         default=[],
         metavar="NAME",
@@ -101,6 +102,7 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
 def _add_judgement(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--usd-weight",
+        dest="usd_weights",
         type=float,
         action="append",
         default=[],
@@ -109,6 +111,7 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--quality",
+        dest="qualities",
         type=int,
         action="append",
         default=[],
@@ -116,13 +119,16 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
         help=f"place of the dial, 0 to {QUALITY_MAX}, for policy directories that read one; several give each a curve "
         "(default the manifest's)",
     )
-    group.add_argument("--curve", action="append", default=[], metavar="NAME=A,B,…", help="policies that are one dial")
+    group.add_argument(
+        "--curve", dest="curves", action="append", default=[], metavar="NAME=A,B,…", help="policies that are one dial"
+    )
     group.add_argument("--weak", metavar="WORKER", help="for APGR and CPT (default the cheapest as measured)")
     group.add_argument("--strong", metavar="WORKER", help="the same (default the dearest as measured)")
     group.add_argument("--cost-range", default="0.05,10", metavar="LO,HI", help="of AIQ, $ per 1,000; default 0.05,10")
     group.add_argument("--rounds", type=int, default=ROUNDS, metavar="R", help=f"plans a question; default {ROUNDS}")
     group.add_argument(
         "--experience",
+        dest="neighbours",
         type=int,
         default=NEIGHBOURS,
         metavar="K",
@@ -140,30 +146,15 @@ def read(options: argparse.Namespace) -> EvaluationOptions:
     """The arguments as one value. Raises ConfigError with the fix."""
     if options.out is None:
         raise ConfigError("no --out FILE.json: where should the report go?")
-    return EvaluationOptions(
-        out=options.out,
-        policies=tuple(options.policy),
-        env=options.env,
-        data=options.data,
-        prices=options.prices,
-        workers=_names("--workers", options.workers),
-        staff=options.staff,
-        split=options.split,
-        train=options.train,
-        n=options.n,
-        train_n=options.train_n,
-        seed=options.seed,
-        usd_weights=tuple(options.usd_weight) or (0.0,),
-        qualities=tuple(options.quality),
-        curves=_curves(options.curve),
-        weak=options.weak,
-        strong=options.strong,
-        cost_range=_range(options.cost_range),
-        rounds=options.rounds,
-        neighbours=options.experience,
-        true_experience=options.true_experience,
-        threads=options.threads,
-    )
+    given = vars(options) | {
+        "policies": tuple(options.policies),
+        "workers": _names("--workers", options.workers),
+        "usd_weights": tuple(options.usd_weights) or (0.0,),
+        "qualities": tuple(options.qualities),
+        "curves": _curves(options.curves),
+        "cost_range": _range(options.cost_range),
+    }
+    return EvaluationOptions(**{one.name: given[one.name] for one in fields(EvaluationOptions)})
 
 
 def _check(options: EvaluationOptions) -> None:

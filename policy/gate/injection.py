@@ -22,19 +22,18 @@ from typing import Any
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import Plan, Step
-from gateway.core.money.amounts import cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError
-from gateway.service.loop.routers import USAGE_GUESS
 from gateway.service.loop.state import Planner
 from policy.environments.base import PosedPrompt, Prompt, rng_for
 from policy.environments.executor import ExecutedEnvironment
 from policy.gate.checks import Check, Thresholds, bounded
+from policy.statistics.baselines import typical_nano
 
 FILE = Path(__file__).with_name("injections.json")
 DRAWS = 3  # orders of the pool in which each conversation is put
 CONTROL = "control"
-OnCount = Callable[[str, int, int], None]
+OnCount = Callable[[str, int, int], None]  # what, done, of how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,9 @@ async def _pair(
     environment: ExecutedEnvironment, pool: Sequence[WorkerSpec], planner: Planner, one: Attack, rng: Random
 ) -> AttackPair:
     order = rng.sample(list(pool), len(pool))
-    models = sorted((spec for spec in order if spec.kind in MODEL_KINDS), key=lambda spec: (_nano(spec), spec.name))
+    models = sorted(
+        (spec for spec in order if spec.kind in MODEL_KINDS), key=lambda spec: (typical_nano(spec), spec.name)
+    )
     dear, target = models[-1].handle, rng.choice(models[:-1] or models).handle
     question = injections().questions[one.question]
     names = {"@question@": question, "@dear@": dear, "@target@": target}
@@ -184,15 +185,13 @@ def _planned(posed: PosedPrompt, plan: Plan | None) -> InjectedPlan:
         return InjectedPlan()
     offered = {spec.handle: spec for spec in posed.situation.workers}
     specs = [offered[step.worker] for step in plan.steps]
-    dearest = max(map(_nano, offered.values()))
-    nano = sum(dearest if spec.kind == "self" else _nano(spec) for spec in specs)  # who a child loop calls is not known
+    dearest = max(map(typical_nano, offered.values()))
+    nano = sum(
+        dearest if spec.kind == "self" else typical_nano(spec) for spec in specs
+    )  # who a child loop calls is not known
     loops = sum(spec.kind == "self" for spec in specs)
     full = len(specs) == posed.situation.allowed.steps_max
     return InjectedPlan(tuple(step.worker for step in plan.steps), nano, full, loops)
-
-
-def _nano(spec: WorkerSpec) -> int:
-    return cost_nano(spec.price, USAGE_GUESS) if spec.price is not None else 0
 
 
 # ---------------------------------------------------------------- figures

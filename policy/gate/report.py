@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policy.evaluate.contest import write_whole
+from policy.evaluate.contest import write_file
 from policy.evaluate.plot import points_of, scatter
 from policy.gate.checks import Check, GatePart, Thresholds
 
@@ -118,9 +118,9 @@ def write(report: GateReport, out: Path) -> list[Path]:
     drawn = bool(report.evaluation)
     if drawn:
         title = f"{report.candidate} beside the others ({report.evaluation['policies']['candidate']['n']} questions)"
-        write_whole(plane, scatter(points_of(report.evaluation, report.kinds), {}, title))
-    write_whole(page, report.markdown(plane.name if drawn else None))
-    write_whole(out, json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n")
+        write_file(plane, scatter(points_of(report.evaluation, report.kinds), {}, title))
+    write_file(page, report.markdown(plane.name if drawn else None))
+    write_file(out, json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n")
     return [out, page, *([plane] if drawn else [])]
 
 

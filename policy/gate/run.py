@@ -24,7 +24,7 @@ from policy.evaluate.contest import (
     QuestionResult,
     contest,
     facts_of,
-    write_whole,
+    write_file,
 )
 from policy.evaluate.entrants import ORACLE, RULE, Entrant, entrants
 from policy.evaluate.figures import report as evaluation_report
@@ -120,7 +120,7 @@ async def _once(kept: PartialResults, key: Sequence[object], make: Callable[[], 
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = await make()
-        write_whole(path, json.dumps(found))
+        write_file(path, json.dumps(found))
         return found
 
 

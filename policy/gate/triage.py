@@ -16,6 +16,7 @@ import numpy as np
 
 from gateway.core.loop.plan import Plan
 from policy.gate.checks import Check, Thresholds, Verdict, bounded, cannot_say, not_worse
+from policy.gate.injection import OnCount
 from policy.gate.logged import Log, LoggedRequest, PlanningCall
 from policy.gate.scoring import LoggedPlan, Scorer, spread
 from policy.statistics.ope import LoggedSample, OffPolicyReport, OpeSettings, RewardTable, estimate, fold_of, terms
@@ -31,7 +32,6 @@ AFTER_VALIDITY = (
     "doubly_robust",
     "price",
 )
-OnCount = Callable[[str, int, int], None]  # what, done, of how many
 T = TypeVar("T")
 R = TypeVar("R")
 

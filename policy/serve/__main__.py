@@ -14,6 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from gateway.errors import BatonError, ConfigError
+from gateway.files import write_atomic
 from policy.serve.engine import Slots
 from policy.serve.server import create_app
 from policy.serve.versions import VERSIONS_MAX, Versions
@@ -74,17 +75,10 @@ def main(arguments: list[str]) -> int:
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     if options.port_file:
-        _announce(options.port_file, listener.getsockname()[1])
+        write_atomic(options.port_file, f"{listener.getsockname()[1]}\n")  # the socket listens already
     uvicorn.Server(config).run(sockets=[listener])
     versions.close()
     return 0
-
-
-def _announce(path: Path, port: int) -> None:
-    """Write the port in one step, so that no reader sees half of it. The socket listens already."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(f"{port}\n")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gateway.core.openai.reply import DONE, sse
+from gateway.files import write_atomic
 
 BODY_BYTES_MAX = 4 * 2**20
 CHOICES_MAX = 16
@@ -299,7 +300,7 @@ async def serve(app: web.Application, host: str, port: int, port_file: Path | No
         await site.start()
         bound = int(runner.addresses[0][1])
         if port_file is not None:
-            await asyncio.to_thread(_write_whole, port_file, f"{bound}\n")
+            await asyncio.to_thread(write_atomic, port_file, f"{bound}\n")
         stop = asyncio.Event()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, stop.set)
@@ -308,9 +309,3 @@ async def serve(app: web.Application, host: str, port: int, port_file: Path | No
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
         await runner.cleanup()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)

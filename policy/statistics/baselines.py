@@ -6,7 +6,7 @@ All of them read what a conductor is shown, the question's text included, and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 
@@ -39,61 +39,61 @@ def by_name(situation: Situation, names: Sequence[str]) -> list[WorkerSpec]:
 
 def cheapest(models: Sequence[WorkerSpec]) -> WorkerSpec:
     """The lowest price of a typical call; ties to the name. A worker without a price counts as the dearest."""
-    return min(models, key=lambda spec: (spec.price is None, _typical_nano(spec), spec.name))
+    return min(models, key=lambda spec: (spec.price is None, typical_nano(spec), spec.name))
 
 
-def _typical_nano(spec: WorkerSpec) -> int:
+def typical_nano(spec: WorkerSpec) -> int:
+    """Nano-dollars of a typical call; 0 without a price."""
     return cost_nano(spec.price, USAGE_GUESS) if spec.price is not None else 0
 
 
 class OneRoundPlanner:
-    """Another planner in round 1, and then whatever it gave is shipped: the gateway's routers plan every round anew."""
+    """A planner that decides by itself in round 1 and then ships the result. `choose` gives the plan of round 1; it
+    raises PlanRefused where the workers that it needs are not offered."""
 
-    def __init__(self, planner: Planner) -> None:
-        self.name = planner.name
-        self._planner = planner
+    def __init__(self, name: str, choose: Callable[[Situation], Plan]) -> None:
+        self.name = name
+        self._choose = choose
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """As the planner it wraps."""
-        return SHIP if situation.round > 1 else await self._planner.plan(situation, record, meter, early)
+        """Raises PlanRefused as `choose`."""
+        return SHIP if situation.round > 1 else self._choose(situation)
+
+
+class RoutedOnce:
+    """A router of the gateway in round 1; then its result is shipped. Routers plan every round anew."""
+
+    def __init__(self, router: Planner) -> None:
+        self.name = router.name
+        self._router = router
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused as the router."""
+        return SHIP if situation.round > 1 else await self._router.plan(situation, record, meter, early)
 
 
 def fixed(worker: str) -> Planner:
     """`fixed:<worker>`: one step, always the same worker."""
-    return OneRoundPlanner(FixedPlanner(worker))
+    return RoutedOnce(FixedPlanner(worker))
 
 
-class RandomPlanner:
+def random_worker(seed: int = 0) -> Planner:
     """`random`: one step on any model worker, by a hash of (seed, question, names offered)."""
 
-    name = "random"
-
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Raises PlanRefused where no model worker is left."""
-        if situation.round > 1:
-            return SHIP
+    def choose(situation: Situation) -> Plan:
         models = sorted(models_of(situation), key=lambda spec: spec.name)
-        return single(rng_for("random", self._seed, question_text(situation.conversation)).choice(models))
+        return single(rng_for("random", seed, question_text(situation.conversation)).choice(models))
+
+    return OneRoundPlanner("random", choose)
 
 
-class RandomPlanPlanner:
+def random_plan(seed: int = 0) -> Planner:
     """`random-plan`: a random valid plan: 1 to `steps_max` steps, any worker, any earlier steps seen. A child loop gets
-    one step."""
+    one step. The choice is by a hash of (seed, conversation, handles offered)."""
 
-    name = "random-plan"
-
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """By a hash of (seed, conversation, handles offered)."""
-        if situation.round > 1:
-            return SHIP
+    def choose(situation: Situation) -> Plan:
         texts = [content_text(message.get("content")) for message in situation.conversation]
-        rng = rng_for("random plan", self._seed, *texts)
+        rng = rng_for("random plan", seed, *texts)
         handles = sorted(situation.allowed.handles)
         steps: list[Step] = []
         for index in range(rng.randint(1, situation.allowed.steps_max) if situation.rollout_id else 1):
@@ -101,15 +101,12 @@ class RandomPlanPlanner:
             steps.append(Step(rng.choice(handles), None, see))
         return Plan(tuple(steps))
 
+    return OneRoundPlanner("random-plan", choose)
 
-class CheapestPlanner:
+
+def cheapest_worker() -> Planner:
     """`cheapest`: one step on the model worker with the lowest price."""
-
-    name = "cheapest"
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Raises PlanRefused where no model worker is left."""
-        return SHIP if situation.round > 1 else single(cheapest(models_of(situation)))
+    return OneRoundPlanner("cheapest", lambda situation: single(cheapest(models_of(situation))))
 
 
 @dataclass(frozen=True)
@@ -159,54 +156,26 @@ def _unit(vector: Sequence[float]) -> list[float]:
     return [x / norm for x in vector] if norm else list(vector)
 
 
-class TablePlanner:
+def table(categories: Categories, best: Mapping[str, Sequence[str]]) -> Planner:
     """`table`: per category of question the worker that was best in training. `best`: workers by category, best first,
     for not all of them need to be offered."""
-
-    name = "table"
-
-    def __init__(self, categories: Categories, best: Mapping[str, Sequence[str]]) -> None:
-        self._categories = categories
-        self._best = best
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """The best of the category that is offered. Raises PlanRefused where no model worker is left."""
-        if situation.round > 1:
-            return SHIP
-        return single(by_name(situation, self._best[self._categories.of(situation)])[0])
+    return OneRoundPlanner("table", lambda situation: single(by_name(situation, best[categories.of(situation)])[0]))
 
 
-class VotePlanner:
+def vote(workers: Sequence[str]) -> Planner:
     """`vote`: the question to `workers` at once, and the majority of their answers; ties to the earliest named."""
-
-    name = "vote"
-
-    def __init__(self, workers: Sequence[str]) -> None:
-        self._workers = tuple(workers)
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Raises PlanRefused on a pool without `vote`."""
-        if situation.round > 1:
-            return SHIP
-        return vote_plan(situation, by_name(situation, self._workers))
+    return OneRoundPlanner("vote", lambda situation: vote_plan(situation, by_name(situation, workers)))
 
 
-class MoaPlanner:
+def moa(drafters: Sequence[str], aggregator: str) -> Planner:
     """`moa`: drafts side by side, and an aggregator that sees all of them and answers (Wang et al., arXiv:2406.04692,
     one layer)."""
 
-    name = "moa"
+    def choose(situation: Situation) -> Plan:
+        drafts = by_name(situation, drafters)[: situation.allowed.steps_max - 1]
+        return side_by_side(situation, drafts, by_name(situation, [aggregator])[0])
 
-    def __init__(self, drafters: Sequence[str], aggregator: str) -> None:
-        self._drafters = tuple(drafters)
-        self._aggregator = aggregator
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Raises PlanRefused where no model worker is left."""
-        if situation.round > 1:
-            return SHIP
-        drafters = by_name(situation, self._drafters)[: situation.allowed.steps_max - 1]
-        return side_by_side(situation, drafters, by_name(situation, [self._aggregator])[0])
+    return OneRoundPlanner("moa", choose)
 
 
 @dataclass(frozen=True, slots=True)

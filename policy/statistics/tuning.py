@@ -18,18 +18,12 @@ import numpy as np
 from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.loop.experience import embed, question_text
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD
+from gateway.service.loop.state import Planner
 from gateway.service.ports.request import WorkerExperience
 from policy.environments.base import Environment, Prompt
 from policy.environments.sampling import SamplingProgress, sample
-from policy.statistics.baselines import (
-    CascadePlanner,
-    Categories,
-    Ladder,
-    MoaPlanner,
-    TablePlanner,
-    VotePlanner,
-    fixed,
-)
+from policy.statistics import baselines
+from policy.statistics.baselines import CascadePlanner, Categories, Ladder, fixed
 
 VOTERS = (3, 4)
 
@@ -111,10 +105,10 @@ def categories(observed: Sequence[Observation]) -> Categories:
     return Categories.fitted([(each.question, each.category) for each in observed])
 
 
-def table(observed: Sequence[Observation], usd_weight: float = 0.0) -> TablePlanner:
+def table(observed: Sequence[Observation], usd_weight: float = 0.0) -> Planner:
     """Per category the workers by value."""
     best = {category: ranked(group, usd_weight) for category, group in by_category(observed).items()}
-    return TablePlanner(categories(observed), best)
+    return baselines.table(categories(observed), best)
 
 
 def voted(each: Observation, voters: Sequence[str]) -> WorkerResult:
@@ -125,14 +119,14 @@ def voted(each: Observation, voters: Sequence[str]) -> WorkerResult:
     return WorkerResult(chosen.outcome, sum(result.cost_nano for result in results), chosen.answer)
 
 
-def vote(observed: Sequence[Observation], usd_weight: float = 0.0, sizes: Sequence[int] = VOTERS) -> VotePlanner:
+def vote(observed: Sequence[Observation], usd_weight: float = 0.0, sizes: Sequence[int] = VOTERS) -> Planner:
     """The voters of the best value, the best of them first, for it decides ties. Raises ValueError on a pool with fewer
     workers than the smallest size."""
     order = ranked(observed)
     sets = [voters for size in sizes for voters in combinations(order, size)]
     if not sets:
         raise ValueError(f"{len(order)} workers are too few for a vote of {min(sizes)}")
-    return VotePlanner(max(sets, key=lambda voters: value((voted(each, voters) for each in observed), usd_weight)))
+    return baselines.vote(max(sets, key=lambda voters: value((voted(each, voters) for each in observed), usd_weight)))
 
 
 def climbed(each: Observation, ladder: Ladder) -> WorkerResult:
@@ -163,10 +157,10 @@ def cascade(observed: Sequence[Observation], usd_weight: float = 0.0) -> Cascade
     return CascadePlanner(categories(observed), best)
 
 
-def moa(observed: Sequence[Observation], usd_weight: float = 0.0, drafts: int = 3) -> MoaPlanner:
+def moa(observed: Sequence[Observation], usd_weight: float = 0.0, drafts: int = 3) -> Planner:
     """The best worker aggregates, the next best draft."""
     best, *others = ranked(observed, usd_weight)
-    return MoaPlanner(others[:drafts] or [best], best)
+    return baselines.moa(others[:drafts] or [best], best)
 
 
 # ---------------------------------------------------------------- experience

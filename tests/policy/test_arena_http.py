@@ -271,17 +271,6 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
 
 
-def test_measure_exits_nonzero_on_a_broken_promise(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("policy.simulators.arena.__main__.STANDARD", STANDARD[:3])
-    assert main(["measure", "--tasks", "24", "--climbs", "0"]) == 1
-    assert "BROKEN" in capsys.readouterr().out
-    monkeypatch.setattr("policy.simulators.arena.__main__.HELD_OUT", HELD_OUT[:2])
-    assert main(["measure", "--tasks", "24", "--climbs", "0", "--pool", "heldout"]) == 1
-    assert "heron" in capsys.readouterr().out
-
-
 async def test_serve_ends_on_a_signal_and_gives_the_handler_back(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     app = WorkerServer(ArenaSpeaker(STANDARD, 0)).app()

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
+from bench.arena import chain, main, measure, mutate, systematic, table, vote
 from gateway.core.loop.plan import PlanLimits, validate
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Split, Task, make_family_task, make_task
-from policy.simulators.arena.measure import chain, measure, mutate, systematic, table, vote
 from policy.simulators.arena.oracle import STEPS_MAX, majority_success, oracle_plan
 from policy.simulators.arena.workers import (
     HELD_OUT,
@@ -160,3 +160,14 @@ def test_the_search_covers_what_it_says() -> None:
         plan = mutate(plan, STANDARD_POOL, rng)
         assert validate(dict(plan), pool)
     assert validate(dict(vote(STANDARD[:3], VOTE_TOOL)), pool)
+
+
+def test_measure_exits_nonzero_on_a_broken_promise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.arena.STANDARD", STANDARD[:3])
+    assert main(["--tasks", "24", "--climbs", "0"]) == 1
+    assert "BROKEN" in capsys.readouterr().out
+    monkeypatch.setattr("bench.arena.HELD_OUT", HELD_OUT[:2])
+    assert main(["--tasks", "24", "--climbs", "0", "--pool", "heldout"]) == 1
+    assert "heron" in capsys.readouterr().out

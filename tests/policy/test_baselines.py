@@ -20,13 +20,13 @@ from policy.statistics import tuning
 from policy.statistics.baselines import (
     CascadePlanner,
     Categories,
-    CheapestPlanner,
     Ladder,
-    MoaPlanner,
-    RandomPlanner,
-    TablePlanner,
-    VotePlanner,
+    cheapest_worker,
     fixed,
+    moa,
+    random_worker,
+    table,
+    vote,
 )
 from policy.statistics.tuning import Observation, WorkerResult
 from tests.policy.environments import ABSENT, RECORDED, SUMS, WORDS, lines, recorded
@@ -54,8 +54,8 @@ async def figures(env: ReplayEnvironment, planner: Planner) -> tuple[float, floa
 def all_of(observed: list[Observation]) -> list[Planner]:
     return [
         fixed("mid"),
-        RandomPlanner(3),
-        CheapestPlanner(),
+        random_worker(3),
+        cheapest_worker(),
         tuning.table(observed),
         tuning.vote(observed),
         tuning.cascade(observed),
@@ -101,7 +101,7 @@ async def test_parameters_follow_from_the_training_prompts(replay: ReplayEnviron
     assert cascade[1] < table[1]  # where the cheap ones agree, the dear one is not asked
     thrifty = await figures(replay, tuning.cascade(observed, usd_weight=1e6))
     assert thrifty[1] < cascade[1]
-    assert thrifty == await figures(replay, CheapestPlanner())
+    assert thrifty == await figures(replay, cheapest_worker())
     assert (await figures(replay, tuning.vote(observed)))[2] == 4.0
     assert (await figures(replay, tuning.moa(observed)))[2] == 3.0
 
@@ -116,7 +116,7 @@ async def test_what_is_computed_from_single_picks_is_what_running_gives(replay: 
             expected = tuning.climbed(each, ladder)
             assert (episode.outcome, episode.cost_nano) == (expected.outcome, expected.cost_nano)
         voters = ("dear", "cheap", "mid")
-        episode = await replay.episode(prompt, VotePlanner(voters))
+        episode = await replay.episode(prompt, vote(voters))
         expected = tuning.voted(each, voters)
         assert (episode.outcome, episode.cost_nano) == (expected.outcome, expected.cost_nano)
 
@@ -147,10 +147,10 @@ async def test_workers_that_are_not_offered_are_passed_over(replay: ReplayEnviro
     categories = Categories({SUMS: [1.0] + [0.0] * 255})
     prompt = replay.prompts("train", 1, 0)[0]
     planners: list[tuple[Planner, tuple[str, ...]]] = [
-        (TablePlanner(categories, {SUMS: ["gone", "mid"]}), ("mid",)),
-        (TablePlanner(categories, {SUMS: ["gone"]}), ("cheap",)),
-        (VotePlanner(["gone", "mid", "mid"]), ("mid",)),
-        (MoaPlanner(["gone"], "dear"), ("cheap", "dear")),
+        (table(categories, {SUMS: ["gone", "mid"]}), ("mid",)),
+        (table(categories, {SUMS: ["gone"]}), ("cheap",)),
+        (vote(["gone", "mid", "mid"]), ("mid",)),
+        (moa(["gone"], "dear"), ("cheap", "dear")),
         (CascadePlanner(categories, {SUMS: Ladder(("gone", "dear"), "mid")}), ("mid",)),
     ]
     for planner, workers in planners:
@@ -160,7 +160,7 @@ async def test_workers_that_are_not_offered_are_passed_over(replay: ReplayEnviro
 async def test_random_is_spread_and_the_same_every_time(replay: ReplayEnvironment) -> None:
     prompts = replay.prompts("train", 40, 0)
     found = await sample(
-        replay, [(prompt, [RandomPlanner(1), RandomPlanner(1), RandomPlanner(2)]) for prompt in prompts]
+        replay, [(prompt, [random_worker(1), random_worker(1), random_worker(2)]) for prompt in prompts]
     )
     first, again, other = ([group[i].workers for group in found.groups] for i in range(3))
     assert first == again != other

@@ -23,7 +23,7 @@ from policy.environments.sampling import SamplingProgress, sample
 from policy.simulators.arena.server import salt_of
 from policy.simulators.arena.world import run_plan
 from policy.simulators.replay import BadRecording
-from policy.statistics.baselines import RandomPlanner, fixed
+from policy.statistics.baselines import fixed, random_worker
 from tests.fakes.conductor import ScriptedConductor
 from tests.kit import PRICE
 from tests.policy.environments import ABSENT, PRICES, RECORDED, handle, line, lines, recorded, text
@@ -278,7 +278,7 @@ async def test_the_order_of_episodes_changes_nothing(replay: ReplayEnvironment, 
         work: list[tuple[Prompt, list[PlanSource]]] = []
         for p in prompts:
             texts = [text(p, (spec.name, None, [])) for spec in p.pool[:2]]
-            work.append((p, [RandomPlanner(1), RandomPlanner(2), *texts]))
+            work.append((p, [random_worker(1), random_worker(2), *texts]))
         found = await sample(env, work, concurrency=concurrency)
         alone = [[await env.episode(prompt, source, i) for i, source in enumerate(sources)] for prompt, sources in work]
         assert [[told(e) for e in group] for group in found.groups] == [[told(e) for e in group] for group in alone]

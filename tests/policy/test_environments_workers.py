@@ -22,7 +22,7 @@ from policy.environments.simulated import SpeakerWorkers
 from policy.simulators.arena.server import ArenaSpeaker
 from policy.simulators.arena.workers import STANDARD, with_builtins
 from policy.simulators.server import RequestRefusal, SimulatedReply
-from policy.statistics.baselines import VotePlanner, fixed
+from policy.statistics.baselines import fixed, vote
 
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 MODEL = WorkerSpec(name="m", handle="maple", kind="openai", model="m", url="http://127.0.0.1:9/v1", price=FREE)
@@ -121,7 +121,7 @@ async def test_a_pool_that_cannot_carry_a_baseline_out_refuses_by_name() -> None
         posed = env.executor.posed(replace(prompt, pool=pool))
         record, meter = None, None
         with pytest.raises(PlanRefused, match=words):
-            await VotePlanner(["cedar", "comet"]).plan(posed.situation, record, meter, None)  # type: ignore[arg-type]
+            await vote(["cedar", "comet"]).plan(posed.situation, record, meter, None)  # type: ignore[arg-type]
 
 
 async def test_a_prompt_that_is_only_posed_calls_nobody() -> None:

@@ -1,4 +1,4 @@
-"""Command line of the arena: `python -m policy.simulators.arena serve | pool | tasks | measure`."""
+"""Command line of the arena: `python -m policy.simulators.arena serve | pool | tasks`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from policy.simulators.arena.families.tasks import Task, make_task
-from policy.simulators.arena.measure import measure, table
 from policy.simulators.arena.server import ArenaSpeaker
-from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, pool_yaml, with_builtins
+from policy.simulators.arena.workers import HELD_OUT, STANDARD, Pool, pool_yaml
 from policy.simulators.server import WorkerServer, serve
 
 TASKS_MAX = 1_000_000
@@ -62,18 +61,14 @@ def parser() -> argparse.ArgumentParser:
     pool.add_argument("--base-url", required=True, help="where `serve` listens, e.g. http://127.0.0.1:8400")
     pool.add_argument("--untold", action="store_true", help="nothing said of what the models are good at")
     tasks = commands.add_parser("tasks", help="print tasks as JSON lines")
-    measured = commands.add_parser("measure", help="print what single workers, fixed workflows and the oracle solve")
-    measured.add_argument("--pool", choices=("arena", "heldout"), default="arena")
-    measured.add_argument("--climbs", type=int, default=400, help="steps of the search for fixed workflows")
-    for command, n in ((tasks, 300), (measured, 400)):
-        command.add_argument("--n", "--tasks", type=int, default=n, dest="n")
-        command.add_argument("--split", choices=("train", "held_out"), default="train")
-        command.add_argument("--seed", type=int, default=0)
+    tasks.add_argument("--n", "--tasks", type=int, default=300, dest="n")
+    tasks.add_argument("--split", choices=("train", "held_out"), default="train")
+    tasks.add_argument("--seed", type=int, default=0)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status (1: a promise of the arena is broken; 2: bad arguments)."""
+    """Run one command; return the exit status (2: bad arguments)."""
     args = parser().parse_args(argv)
     if args.command == "pool":
         sys.stdout.write(pool_yaml(args.base_url, told=not args.untold))
@@ -83,14 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 1 <= args.n <= TASKS_MAX:
         sys.stderr.write(f"--n must be between 1 and {TASKS_MAX}\n")
         return 2
-    if args.command == "tasks":
-        for index in range(args.n):
-            sys.stdout.write(task_line(make_task(args.seed + index, args.split)))
-        return 0
-    base = STANDARD if args.pool == "arena" else HELD_OUT
-    result = measure(with_builtins(base), args.n, args.split, args.seed, args.climbs)
-    sys.stdout.write(table(result))
-    return 1 if result.broken else 0
+    for index in range(args.n):
+        sys.stdout.write(task_line(make_task(args.seed + index, args.split)))
+    return 0
 
 
 def _serve(args: argparse.Namespace) -> int:

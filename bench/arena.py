@@ -1,5 +1,7 @@
 """Is the arena what it claims to be? Every single worker, a searched family of fixed workflows, and the oracle.
 
+    python -m bench.arena --tasks 400          # exit status 1 when a promise of docs/arena.md is broken
+
 The family: plans of up to five steps over the pool's workers, the `vote` tool and nothing else, the same plan for every
 task. Searched exhaustively: all single workers; all ordered pairs and triples in a chain, each step seeing all before
 it; all votes of three and four workers led by each. Then hill climbing from the best of those over general plans: any
@@ -8,6 +10,8 @@ worker, any `see`, any task text the arena knows. A workflow with a `self` step 
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
@@ -16,11 +20,12 @@ from typing import Any
 
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Split, Task, grade, make_task
 from policy.simulators.arena.oracle import STEPS_MAX, oracle_plan
-from policy.simulators.arena.workers import ArenaWorker, Pool
+from policy.simulators.arena.workers import HELD_OUT, STANDARD, ArenaWorker, Pool, with_builtins
 from policy.simulators.arena.world import Run, run_plan
 
 SINGLE_MAX, WORKFLOW_MAX, ORACLE_MIN, MULTI_STEP_MIN = 0.60, 0.75, 0.95, 0.40
 KEEP = 12
+TASKS_MAX = 1_000_000
 Plan = Mapping[str, Any]
 
 
@@ -172,3 +177,24 @@ def table(result: Measure) -> str:
         lines.append(f"{row.name:<56} {row.right:>7.1%} {1000 * row.usd_per_task:>12.3f}")
     lines += [f"BROKEN: {words}" for words in result.broken] or ["all promises hold"]
     return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the figures; 1 where a promise of the arena is broken."""
+    parser = argparse.ArgumentParser(prog="python -m bench.arena", description="What the arena promises, measured.")
+    parser.add_argument("--pool", choices=("arena", "heldout"), default="arena")
+    parser.add_argument("--climbs", type=int, default=400, help="steps of the search for fixed workflows")
+    parser.add_argument("--tasks", type=int, default=400)
+    parser.add_argument("--split", choices=("train", "held_out"), default="train")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    if not 1 <= options.tasks <= TASKS_MAX:
+        parser.error(f"--tasks must be between 1 and {TASKS_MAX}")
+    pool = with_builtins(STANDARD if options.pool == "arena" else HELD_OUT)
+    result = measure(pool, options.tasks, options.split, options.seed, options.climbs)
+    sys.stdout.write(table(result))
+    return 1 if result.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
