@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from gateway.adapters.engines.sealed import file_sha256
 from gateway.core.policies.manifest import ADAPTER_FILES, NEEDED, Manifest
 from policy.serve.engine import Engine
-from policy.serve.lora import merged
+from policy.serve.lora import merge_adapter
 from policy.serve.manifest import REQUIRED_FILES, read_complete, write_manifest
 from policy.serve.runtime import Runtime
 from policy.serve.shape import Array, load_shape, load_weights
@@ -45,7 +45,7 @@ def write_adapter(base: Path, directory: Path, seed: int, rank: int = 1, scale: 
     config |= {"target_modules": list(MODULES), "base_model_name_or_path": str(base), "inference_mode": True}
     (directory / ADAPTER_FILES[0]).write_text(json.dumps(config))
     save_file(tensors, directory / ADAPTER_FILES[1])
-    weights = merged(directory, load_weights(base, shape))
+    weights = merge_adapter(directory, load_weights(base, shape))
     about = read_complete(base).manifest
     params = sum(tensor.size for tensor in tensors.values())
     seal(

@@ -159,18 +159,18 @@ def split_of(prompt_id: str, validation_share: float) -> Split:
     return "validation" if fraction("split", prompt_id) < validation_share else "train"
 
 
-def drawn(prompt: Prompt, rng: Random, k_of_n: int | None, handles: Sequence[str] | None) -> Prompt:
+def draw_pool(prompt: Prompt, rng: Random, k_of_n: int | None, handles: Sequence[str] | None) -> Prompt:
     """The prompt with a fresh pool: `k_of_n` of its model workers beside every tool and `self`, in random order, the
     models under handles from `handles` where given. Raises ValueError on a `k_of_n` below 1."""
     if k_of_n is not None and k_of_n < 1:
         raise ValueError(f"k_of_n is {k_of_n}: a pool needs at least one model worker")
     models = [spec for spec in prompt.pool if spec.kind in MODEL_KINDS]
     rest = [spec for spec in prompt.pool if spec.kind not in MODEL_KINDS]
-    kept = rng.sample(models, min(k_of_n or len(models), len(models)))
+    offer = rng.sample(models, min(k_of_n or len(models), len(models)))
     if handles is not None:
         free = [handle for handle in handles if handle not in {spec.handle for spec in rest}]
-        names = rng.sample(free, len(kept))
-        kept = [spec.model_copy(update={"handle": name}) for spec, name in zip(kept, names, strict=True)]
-    pool = [*kept, *rest]
+        names = rng.sample(free, len(offer))
+        offer = [spec.model_copy(update={"handle": name}) for spec, name in zip(offer, names, strict=True)]
+    pool = [*offer, *rest]
     rng.shuffle(pool)
     return replace(prompt, pool=tuple(pool))

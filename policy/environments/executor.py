@@ -27,7 +27,7 @@ from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.rounds import Rounds, close_record, pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree
 from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
-from policy.environments.base import Episode, PlanSource, PosedPrompt, Prompt, Spend, SpendCapped, Split, drawn
+from policy.environments.base import Episode, PlanSource, PosedPrompt, Prompt, Spend, SpendCapped, Split, draw_pool
 from policy.environments.sampling import CONCURRENCY, sample
 from policy.simulators import HANDLES
 
@@ -116,7 +116,7 @@ class Executor:
     fallback: Planner | None = None
     attempts_max: int = ATTEMPTS_MAX
 
-    def posed(self, prompt: Prompt) -> PosedPrompt:
+    def pose(self, prompt: Prompt) -> PosedPrompt:
         """What a policy is shown of the prompt in round 1."""
         loop = self._loop(prompt, TextPlanner("", 0, None), 1)
         situation = self._rounds(_NoWorkers()).situation(loop, 1)
@@ -165,9 +165,9 @@ class Executor:
         )
 
 
-def episode_of(prompt: Prompt, ran: LoopResult, sample: int, outcome: float, seconds: Seconds) -> Episode:
+def episode_of(prompt: Prompt, result: LoopResult, sample: int, outcome: float, seconds: Seconds) -> Episode:
     """What is kept of a loop that has ended; its records get their simulated times."""
-    record, children = ran.loop.record, tuple(ran.loop.tree.children)
+    record, children = result.loop.record, tuple(result.loop.tree.children)
     latency_s = stamp(record, children, seconds)
     steps = [*record.steps, *(step for child in children for step in child.steps)]
     refusals = {planned.refusal for loop in (record, *children) for planned in loop.rounds} - {None}
@@ -179,13 +179,13 @@ def episode_of(prompt: Prompt, ran: LoopResult, sample: int, outcome: float, sec
         outcome=outcome,
         cost_nano=record.cost_nano,
         latency_s=latency_s,
-        calls=ran.loop.tree.meter.calls,
+        calls=result.loop.tree.meter.calls,
         steps=len(steps),
         workers=tuple(step.worker for step in steps),
         record=record,
         children=children,
-        reply=ran.reply,
-        error=None if ran.error is None else ran.error.code,
+        reply=result.reply,
+        error=None if result.error is None else result.error.code,
     )
 
 
@@ -301,9 +301,9 @@ class ExecutedEnvironment(ABC):
     def grade(self, prompt: Prompt, reply: str) -> float:
         """Outcome of a reply, in [0, 1]."""
 
-    def spent_nano(self, ran: LoopResult, workers: TimedWorkers) -> int:
+    def spent_nano(self, result: LoopResult, workers: TimedWorkers) -> int:
         """What an episode takes from the meter."""
-        return ran.loop.tree.meter.spent_nano
+        return result.loop.tree.meter.spent_nano
 
     def children(self, prompt: Prompt) -> Planner | None:
         """Who plans the child loops of a plan that was given as text; None: they are refused."""
@@ -313,7 +313,7 @@ class ExecutedEnvironment(ABC):
         self, prompt: Prompt, rng: Random, k_of_n: int | None = None, redraw_handles: bool = False
     ) -> PosedPrompt:
         """As in the port."""
-        return self.executor.posed(drawn(prompt, rng, k_of_n, HANDLES if redraw_handles else None))
+        return self.executor.pose(draw_pool(prompt, rng, k_of_n, HANDLES if redraw_handles else None))
 
     async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
         """As in the port."""
@@ -321,16 +321,16 @@ class ExecutedEnvironment(ABC):
         spent_nano = 0
         try:
             workers = self.workers(prompt, sample)
-            ran = await self.executor.run(prompt, source, workers, self.children(prompt))
-            spent_nano = self.spent_nano(ran, workers)
-            outcome = self.grade(prompt, ran.reply) if ran.reply else 0.0
-            return episode_of(prompt, ran, sample, outcome, workers.seconds)
+            result = await self.executor.run(prompt, source, workers, self.children(prompt))
+            spent_nano = self.spent_nano(result, workers)
+            outcome = self.grade(prompt, result.reply) if result.reply else 0.0
+            return episode_of(prompt, result, sample, outcome, workers.seconds)
         finally:
             self.spend.end(spent_nano)
 
     async def run(self, prompt: Prompt, plans: Sequence[PlanSource]) -> list[Episode]:
         """As in the port."""
-        found = await sample(self, [(prompt, plans)], concurrency=min(self._concurrency, max(1, len(plans))))
-        if found.capped:
-            raise SpendCapped(self.spend, found.episodes)
-        return found.episodes
+        groups = await sample(self, [(prompt, plans)], concurrency=min(self._concurrency, max(1, len(plans))))
+        if groups.capped:
+            raise SpendCapped(self.spend, groups.episodes)
+        return groups.episodes

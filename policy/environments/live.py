@@ -135,10 +135,10 @@ class LiveEnvironment(ExecutedEnvironment):
         """The gateway's workers."""
         return GatewayWorkers(self._client)
 
-    def spent_nano(self, ran: LoopResult, workers: TimedWorkers) -> int:
+    def spent_nano(self, result: LoopResult, workers: TimedWorkers) -> int:
         """What the meter counts, calls never heard of again in full, and what the gateway charged beyond."""
         surplus_nano = workers.surplus_nano if isinstance(workers, GatewayWorkers) else 0
-        return ran.loop.tree.meter.spent_nano + surplus_nano
+        return result.loop.tree.meter.spent_nano + surplus_nano
 
     def grade(self, prompt: Prompt, reply: str) -> float:
         """The caller's grader."""

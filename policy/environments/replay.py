@@ -53,7 +53,7 @@ class ReplayEnvironment(ExecutedEnvironment):
         self._validation_share = validation_share
         self._experience = experience
         self._tell_domain = tell_domain
-        usable = [found for found in recordings.by_question.values() if _usable(found, recordings.models)]
+        usable = [entry for entry in recordings.by_question.values() if _usable(entry, recordings.models)]
         if not usable:
             raise BadRecording("no question was answered by every model and has a `gold` answer; give fewer --workers")
         self._recorded = usable
@@ -65,21 +65,21 @@ class ReplayEnvironment(ExecutedEnvironment):
 
     def prompts(self, split: Split, n: int, seed: int) -> list[Prompt]:
         """As in the port; which are chosen, and their order, is a hash of (seed, id)."""
-        mine = [found for found in self._recorded if split_of(found.id, self._validation_share) == split]
+        mine = [entry for entry in self._recorded if split_of(entry.id, self._validation_share) == split]
         if n > len(mine):
             raise ValueError(f"{n} {split} questions asked for, {len(mine)} are there: lower the number")
-        ranked = sorted(mine, key=lambda found: (fraction("prompts", seed, found.id), found.id))
-        return [self._prompt(found, seed) for found in ranked[:n]]
+        ranked = sorted(mine, key=lambda entry: (fraction("prompts", seed, entry.id), entry.id))
+        return [self._prompt(entry, seed) for entry in ranked[:n]]
 
     def count(self, split: Split) -> int:
         """How many questions the split has."""
-        return sum(split_of(found.id, self._validation_share) == split for found in self._recorded)
+        return sum(split_of(entry.id, self._validation_share) == split for entry in self._recorded)
 
-    def _prompt(self, found: Recording, seed: int) -> Prompt:
-        pool = rng_for("replay pool", seed, found.id).sample(self._pool, len(self._pool))
-        messages = ({"role": "user", "content": found.question},)
-        told = found.domain if self._tell_domain else None
-        prompt = Prompt(found.id, messages, tuple(pool), found.gold or "", found.domain, told, truth=found)
+    def _prompt(self, entry: Recording, seed: int) -> Prompt:
+        pool = rng_for("replay pool", seed, entry.id).sample(self._pool, len(self._pool))
+        messages = ({"role": "user", "content": entry.question},)
+        kind = entry.domain if self._tell_domain else None
+        prompt = Prompt(entry.id, messages, tuple(pool), entry.gold or "", entry.domain, kind, truth=entry)
         return prompt if self._experience is None else replace(prompt, experience=self._experience(prompt))
 
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
@@ -96,19 +96,19 @@ class ReplayEnvironment(ExecutedEnvironment):
     def oracle(self, prompt: Prompt) -> str:
         """The cheapest plan of one step that is right; the cheapest of all where none is. Full information: one greedy
         answer is recorded of each model, so there is no other draw to choose by."""
-        found = _truth(prompt)
+        entry = _truth(prompt)
 
         def loss(spec: Any) -> tuple[bool, int]:
-            answer = found.answers[spec.name]
-            usage = Usage(found.input_tokens, answer.output_tokens)
+            answer = entry.answers[spec.name]
+            usage = Usage(entry.input_tokens, answer.output_tokens)
             return not self.grade(prompt, answer.text), cost_nano(spec.price or Price(), usage)
 
         best = min((spec for spec in prompt.pool if spec.kind in MODEL_KINDS), key=loss)
         return f'{{"steps":[{{"worker":"{best.handle}","task":null,"see":[]}}]}}'
 
 
-def _usable(found: Recording, models: Sequence[str]) -> bool:
-    return bool(found.id) and found.gold is not None and all(model in found.answers for model in models)
+def _usable(entry: Recording, models: Sequence[str]) -> bool:
+    return bool(entry.id) and entry.gold is not None and all(model in entry.answers for model in models)
 
 
 def _truth(prompt: Prompt) -> Recording:

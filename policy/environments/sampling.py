@@ -51,7 +51,7 @@ async def sample(
         for _ in range(concurrency):
             group.create_task(lanes.run())
     left = next(lanes.items, None)
-    groups = [[episode for _, episode in sorted(found.items())] for found in lanes.groups]
+    groups = [[episode for _, episode in sorted(by_sample.items())] for by_sample in lanes.groups]
     return EpisodeGroups(groups, left is not None)
 
 
@@ -69,17 +69,17 @@ class _Lanes:
 
     def _items(self, work: Work) -> Iterator[tuple[dict[int, Episode], Prompt, int, PlanSource]]:
         for prompt, sources in work:
-            found: dict[int, Episode] = {}
-            self.groups.append(found)
+            episodes: dict[int, Episode] = {}
+            self.groups.append(episodes)
             for index, source in enumerate(sources):
-                yield found, prompt, index, source
+                yield episodes, prompt, index, source
 
     async def run(self) -> None:
         """Take the next item as long as there is one and money for it."""
         while self._environment.spend.fits() and (item := next(self.items, None)) is not None:
-            found, prompt, index, source = item
-            found[index] = await self._environment.episode(prompt, source, index)
-            self._count(found[index])
+            episodes, prompt, index, source = item
+            episodes[index] = await self._environment.episode(prompt, source, index)
+            self._count(episodes[index])
 
     def _count(self, episode: Episode) -> None:
         self._done += 1

@@ -34,15 +34,15 @@ class SpeakerWorkers:
             return vote(call)
         try:
             body = {**call.worker.params, **call.body}
-            said = self._speaker.say(call.worker.name, body)
-            cuts = cuts_of(said, body)
+            answer = self._speaker.say(call.worker.name, body)
+            cuts = cuts_of(answer, body)
         except RequestRefusal as refused:
             raise _error(refused) from None
         except KeyError:
             raise UpstreamError(f"worker {call.worker.name} is not simulated here", upstream_status=404) from None
         key = (call.rollout_id, call.step_id)
-        self.seconds[key] = self.seconds.get(key, 0.0) + seconds(said, cuts)
-        reply = completion(said, cuts)
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds(answer, cuts)
+        reply = completion(answer, cuts)
         return WorkerReply(reply, read_usage(reply) or Usage())
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:

@@ -34,37 +34,37 @@ SCORE_HEAD = ("AIQ", "APGR", "CPT 50 %", "CPT 80 %", "RouterArena", "$ per 1,000
 def run(arguments: argparse.Namespace) -> int:
     """Write the report; 0, or 130 when interrupted. Raises ConfigError, one line with the fix, and writes nothing."""
     options, say = read(arguments), ProgressPrinter()
-    kept = PartialResults(options.out)
+    partial = PartialResults(options.out)
     try:
-        done = asyncio.run(_evaluated(options, kept, say))
+        summary = asyncio.run(_evaluate(options, partial, say))
     except KeyboardInterrupt:
-        say.done(f"interrupted; finished policies are kept in {kept.folder}: the same command goes on from there")
+        say.done(f"interrupted; finished policies are kept in {partial.folder}: the same command goes on from there")
         return 130
     finally:
-        kept.drop_if_empty()
-    kept.drop()
-    sys.stdout.write(done)
+        partial.drop_if_empty()
+    partial.drop()
+    sys.stdout.write(summary)
     return 0
 
 
-async def _evaluated(options: EvaluationOptions, kept: PartialResults, say: ProgressPrinter) -> str:
+async def _evaluate(options: EvaluationOptions, partial: PartialResults, say: ProgressPrinter) -> str:
     def progress(what: str, now: SamplingProgress) -> None:
         say.progress(what, now)
 
     scene = EvaluationScene(options, progress, train_files(options.policies))
-    found = entrants(options.policies, scene.workers, options.usd_weights, options.qualities)
-    check_ends(options, found)
-    curves(options, found)  # a curve of unknown policies is refused before minutes are spent
-    results = await contest(options, scene, found, kept, say)
+    policies = entrants(options.policies, scene.workers, options.usd_weights, options.qualities)
+    check_ends(options, policies)
+    curves(options, policies)  # a curve of unknown policies is refused before minutes are spent
+    results = await contest(options, scene, policies, partial, say)
     body = {
         "evaluated": facts_of(scene, options, len(scene.stage.prompts)),
-        "tuned_on": [lessons.facts() for lessons in scene.learnt],
+        "tuned_on": [lessons.facts() for lessons in scene.sources],
         "settings": _settings(options),
-        **report(options, found, results),
+        **report(options, policies, results),
     }
-    kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in found}}
-    files = write_report(options.out, body, kinds, curves(options, found))
-    return _summary(body, found) + "".join(f"{path}\n" for path in files)
+    kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in policies}}
+    files = write_report(options.out, body, kinds, curves(options, policies))
+    return _summary(body, policies) + "".join(f"{path}\n" for path in files)
 
 
 def _settings(options: EvaluationOptions) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _settings(options: EvaluationOptions) -> dict[str, Any]:
     }
 
 
-def _summary(body: dict[str, Any], found: list[Entrant]) -> str:
+def _summary(body: dict[str, Any], policies: list[Entrant]) -> str:
     best, oracle = body["best_single"], body["oracle"]
     lines = [SIMULATED[body["evaluated"]["environment"]]]
     lines += [f"{'policy':<40} {'right':>6} {'95 %':>13} {'$ per 1,000':>12} {'calls':>6} {'valid':>6}"]
@@ -106,9 +106,9 @@ def write_report(
     plane, workers, page = (base.with_name(base.name + end) for end in (".svg", "-workers.svg", ".md"))
     evaluated = report["evaluated"]
     where = f"{evaluated['environment']}, {evaluated['split']} split, {evaluated['questions']} questions"
-    called = {name: found["worker_share"] for name, found in report["policies"].items() if kinds[name] != "fixed"}
-    drawn = {name: members for name, members in curves.items() if name != "fixed workers"}
-    write_file(plane, scatter(points_of(report, kinds), drawn, f"Accuracy over dollars ({where})"))
+    called = {name: figures["worker_share"] for name, figures in report["policies"].items() if kinds[name] != "fixed"}
+    dials = {name: members for name, members in curves.items() if name != "fixed workers"}
+    write_file(plane, scatter(points_of(report, kinds), dials, f"Accuracy over dollars ({where})"))
     if called:
         write_file(workers, shares(called, f"Who was called, as a share of steps ({where})"))
     write_file(page, markdown(report, kinds, plane.name, workers.name if called else None))
@@ -124,7 +124,7 @@ def markdown(report: Mapping[str, Any], kinds: Mapping[str, str], plane: str, wo
     parts += [_policies(report, rows), _scores(report, rows), _curves(report), _categories(rows)]
     if workers is not None:
         parts.append(f"## Who was called\n\n![share of steps by worker]({workers})")
-    parts.append(_shapes([(name, found) for name, found in rows if kinds[name] not in ("fixed", "oracle")]))
+    parts.append(_shapes([(name, figures) for name, figures in rows if kinds[name] not in ("fixed", "oracle")]))
     notes = [] if best is None else [f"- best single worker: `{best}`, by accuracy"]
     notes += [f"- `{name}`: {text}" for name, text in report["formulas"].items()]
     parts.append("## How the figures are made\n\n" + "\n".join(notes))
@@ -137,7 +137,7 @@ def _about(report: Mapping[str, Any]) -> str:
     lines = [
         f"Evaluated on {evaluated['questions']} questions: {where}, split {evaluated['split']}, "
         f"seed {evaluated['seed']}. {SIMULATED[evaluated['environment']]}",
-        *(_learnt(each) for each in report["tuned_on"]),
+        *(_source_line(each) for each in report["tuned_on"]),
         f"Oracle ({oracle['kind']}): {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.3g} per 1,000.",
     ]
     if not report["tuned_on"]:
@@ -145,7 +145,7 @@ def _about(report: Mapping[str, Any]) -> str:
     return "\n\n".join(lines)
 
 
-def _learnt(each: Mapping[str, Any]) -> str:
+def _source_line(each: Mapping[str, Any]) -> str:
     absent = f"; it says nothing of {', '.join(each['workers_absent'])}" if each["workers_absent"] else ""
     left_out = each["left_out_because_evaluated"]
     return (
@@ -181,15 +181,15 @@ def _policies(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, 
     )
     top = report["oracle"]["accuracy"]
     body = []
-    for name, found in rows:
-        paired = found["vs_best_single"]
-        low, high = found["accuracy_ci"]
+    for name, figures in rows:
+        paired = figures["vs_best_single"]
+        low, high = figures["accuracy_ci"]
         against = paired is not None and name != report["best_single"]
         gain = f"{paired['accuracy_gain']:+.3f}" if against else ""
         p = _p(paired["p"]) if against else ""
-        share = f"{found['accuracy'] / top:.2f}" if top else "–"
-        cells = (f"`{name}`", _number(found["accuracy"]), f"{low:.3f}…{high:.3f}", f"{found['usd_per_1k']:.3g}")
-        body.append((*cells, _number(found["calls_per_task"], 2), _number(found["parse_rate"]), gain, p, share))
+        share = f"{figures['accuracy'] / top:.2f}" if top else "–"
+        cells = (f"`{name}`", _number(figures["accuracy"]), f"{low:.3f}…{high:.3f}", f"{figures['usd_per_1k']:.3g}")
+        body.append((*cells, _number(figures["calls_per_task"], 2), _number(figures["parse_rate"]), gain, p, share))
     return "## Policies\n\n" + _table(head, body)
 
 
@@ -198,23 +198,23 @@ def _scores(report: Mapping[str, Any], rows: Sequence[tuple[str, Mapping[str, An
     ends = f"AIQ over ${low:g} to ${high:g}."
     if report["weak"] is not None:
         ends = f"Weak worker `{report['weak']}`, strong worker `{report['strong']}`; {ends}"
-    body = [(f"`{name}`", *(_number(found[key]) for key in SCORES)) for name, found in rows]
+    body = [(f"`{name}`", *(_number(figures[key]) for key in SCORES)) for name, figures in rows]
     return f"## Quality for cost\n\n{ends}\n\n" + _table(("policy", *SCORE_HEAD), body)
 
 
 def _curves(report: Mapping[str, Any]) -> str:
     body = [
-        (f"`{name}`", str(len(found["points"])), *(_number(found[key]) for key in SCORES))
-        for name, found in report["curves"].items()
+        (f"`{name}`", str(len(figures["points"])), *(_number(figures[key]) for key in SCORES))
+        for name, figures in report["curves"].items()
     ]
     return "## Curves\n\n" + _table(("dial", "points", *SCORE_HEAD), body)
 
 
 def _categories(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    names = sorted({category for _, found in rows for category in found["by_category"]})
+    names = sorted({category for _, figures in rows for category in figures["by_category"]})
     body = [
-        (f"`{name}`", *(_number(found["by_category"].get(each, {}).get("accuracy")) for each in names))
-        for name, found in rows
+        (f"`{name}`", *(_number(figures["by_category"].get(each, {}).get("accuracy")) for each in names))
+        for name, figures in rows
     ]
     counts = {each: rows[0][1]["by_category"][each]["n"] for each in names}
     return "## By category\n\n" + _table(("policy", *(f"{each or 'none'} ({counts[each]})" for each in names)), body)
@@ -225,8 +225,8 @@ def _shapes(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         return ""
     shapes = ("one call", "several calls", "several rounds")
     body = []
-    for name, found in rows:
-        cells = [found["by_shape"].get(shape) for shape in shapes]
+    for name, figures in rows:
+        cells = [figures["by_shape"].get(shape) for shape in shapes]
         body.append((f"`{name}`", *("–" if cell is None else f"{cell['n']}: {cell['accuracy']:.3f}" for cell in cells)))
     return "## What was done\n\nQuestions, and accuracy on them, by what their plans came to.\n\n" + _table(
         ("policy", *shapes), body

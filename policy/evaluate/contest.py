@@ -123,9 +123,9 @@ class PartialResults:
     def rows(self, key: str) -> list[QuestionResult] | None:
         """Those under the key, None where there are none that can be read."""
         try:
-            found = json.loads((self.folder / f"{key}.json").read_text())
+            stored = json.loads((self.folder / f"{key}.json").read_text())
             lists = ("workers", "refusals")
-            return [QuestionResult(**{**each, **{name: tuple(each[name]) for name in lists}}) for each in found]
+            return [QuestionResult(**{**each, **{name: tuple(each[name]) for name in lists}}) for each in stored]
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -157,36 +157,38 @@ def write_file(path: Path, text: str) -> None:
 async def contest(
     options: EvaluationOptions,
     scene: EvaluationScene,
-    found: Sequence[Entrant],
-    kept: PartialResults,
+    policies: Sequence[Entrant],
+    partial: PartialResults,
     say: ProgressPrinter,
 ) -> Mapping[str, list[QuestionResult]]:
     """Rows by policy name, each in the order of the questions. Raises ConfigError."""
-    sees = any(entrant.reads_experience for entrant in found)
-    prompts = await scene.experienced(options.neighbours if sees else 0)
-    planners = {entrant.name: await _planner(options, scene, entrant) for entrant in found}  # refused before any is run
+    sees = any(entrant.reads_experience for entrant in policies)
+    prompts = await scene.with_experience(options.neighbours if sees else 0)
+    planners = {
+        entrant.name: await _planner(options, scene, entrant) for entrant in policies
+    }  # refused before any is run
     common = digest_of(
-        [__version__, options.env, options.rounds, scene.stage.facts, [_shown(prompt) for prompt in prompts]]
+        [__version__, options.env, options.rounds, scene.stage.facts, [_identity_of(prompt) for prompt in prompts]]
     )
     results: dict[str, list[QuestionResult]] = {}
-    for number, entrant in enumerate(found, 1):
+    for number, entrant in enumerate(policies, 1):
         key = digest_of([common, entrant.identity, await _lesson(scene, entrant), options.seed])[:32]
-        rows = kept.rows(key)
+        rows = partial.rows(key)
         again = rows is not None
         if rows is None:
-            what = f"[{number}/{len(found)}] {entrant.name}"
-            rows = await _played(options, scene, entrant, planners[entrant.name], prompts, what, say)
-            kept.keep(key, rows)
+            what = f"[{number}/{len(policies)}] {entrant.name}"
+            rows = await _run_policy(options, scene, entrant, planners[entrant.name], prompts, what, say)
+            partial.keep(key, rows)
         results[entrant.name] = rows
         right = sum(row.outcome for row in rows) / len(rows)
         usd = sum(row.cost_nano for row in rows) / NANO_PER_USD / len(rows) * 1000
         before = ", from before" if again else ""
-        say.done(f"[{number}/{len(found)}] {entrant.name}: right {right:.3f}, ${usd:.3f} per 1,000{before}")
+        say.done(f"[{number}/{len(policies)}] {entrant.name}: right {right:.3f}, ${usd:.3f} per 1,000{before}")
     return results
 
 
-def _shown(prompt: Prompt) -> list[object]:
-    past = sorted((name, asdict(seen)) for name, seen in prompt.experience.items())
+def _identity_of(prompt: Prompt) -> list[object]:
+    past = sorted((name, asdict(experience)) for name, experience in prompt.experience.items())
     return [prompt.id, [(spec.name, spec.handle) for spec in prompt.pool], past]
 
 
@@ -197,7 +199,7 @@ async def _lesson(scene: EvaluationScene, entrant: Entrant) -> str:
     return digest_of([asdict(each) for each in (await scene.lessons(entrant.file)).observed])
 
 
-async def _played(
+async def _run_policy(
     options: EvaluationOptions,
     scene: EvaluationScene,
     entrant: Entrant,
@@ -243,10 +245,10 @@ async def _rows(
     concurrency: int,
 ) -> list[QuestionResult]:
     work = [(prompt, [source]) for prompt, source in zip(prompts, sources, strict=True)]
-    found = await sample(
+    episodes = await sample(
         scene.stage.environment, work, concurrency=concurrency, on_progress=lambda now: say.progress(what, now)
     )
-    return [QuestionResult.of(prompt, group[0]) for prompt, group in zip(prompts, found.groups, strict=True)]
+    return [QuestionResult.of(prompt, group[0]) for prompt, group in zip(prompts, episodes.groups, strict=True)]
 
 
 def facts_of(scene: EvaluationScene, options: EvaluationOptions, prompts: int) -> dict[str, Any]:

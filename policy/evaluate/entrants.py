@@ -94,20 +94,20 @@ def entrants(
 ) -> list[Entrant]:
     """The policies asked for, and every fixed worker and the oracle. `conductors`: directories that are read already,
     by name. Raises ConfigError on an unknown name or a policy named twice, VersionRefused for a bad directory."""
-    found: list[Entrant] = []
+    chosen: list[Entrant] = []
     paths = {name: path for name in names if (path := _path(name))}
     read = read_conductors(paths.values())
     directories = {name: read[path] for name, path in paths.items()}
     for name in names:
-        for entrant in _named(name, workers, usd_weights, qualities, directories):
-            if twin := next((one for one in found if one.identity == entrant.identity), None):
+        for entrant in _entrants_of(name, workers, usd_weights, qualities, directories):
+            if twin := next((one for one in chosen if one.identity == entrant.identity), None):
                 same = f", as `{twin.name}`" if twin.name != entrant.name else ""
                 raise ConfigError(f"--policy {name}: named twice{same}; drop one")
-            found.append(entrant)
-    found += [_conductor(name, directory) for name, directory in conductors.items()]
+            chosen.append(entrant)
+    chosen += [_conductor(name, directory) for name, directory in conductors.items()]
     always = [*(fixed_worker(worker) for worker in workers), Entrant(ORACLE, "oracle", ORACLE)]
-    known = {entrant.identity for entrant in found}
-    return [*(entrant for entrant in always if entrant.identity not in known), *found]
+    identities = {entrant.identity for entrant in chosen}
+    return [*(entrant for entrant in always if entrant.identity not in identities), *chosen]
 
 
 def fixed_worker(worker: str) -> Entrant:
@@ -115,7 +115,7 @@ def fixed_worker(worker: str) -> Entrant:
     return Entrant(f"{FIXED}{worker}", "fixed", f"{FIXED}{worker}")
 
 
-def _named(
+def _entrants_of(
     name: str,
     workers: Sequence[str],
     usd_weights: Sequence[float],
@@ -123,10 +123,10 @@ def _named(
     directories: Mapping[str, ConductorDirectory],
 ) -> list[Entrant]:
     if name in directories:
-        return _dialled(_conductor(name, directories[name]), qualities)
+        return _by_quality(_conductor(name, directories[name]), qualities)
     kind, _, file = name.partition(":")
     if kind in TUNED:
-        return [_tuned(name, kind, file, weight, many=len(usd_weights) > 1) for weight in usd_weights]
+        return [_tuned_entrant(name, kind, file, weight, many=len(usd_weights) > 1) for weight in usd_weights]
     if name == f"{FIXED}*":
         return [fixed_worker(worker) for worker in workers]
     if name.startswith(FIXED):
@@ -136,9 +136,9 @@ def _named(
         return [fixed_worker(worker)]
     if name == ORACLE:
         return [Entrant(name, "oracle", ORACLE)]
-    known = ALIASES.get(name, name)
-    if known in ROUTERS or known == ORACLE_PLAN:
-        return [Entrant(name, "router", known)]
+    full_name = ALIASES.get(name, name)
+    if full_name in ROUTERS or full_name == ORACLE_PLAN:
+        return [Entrant(name, "router", full_name)]
     names = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE_PLAN, ORACLE, CONDUCTOR_SHIPPED]
     raise ConfigError(f"--policy {name}: neither a policy directory nor one of {', '.join(names)}")
 
@@ -153,7 +153,7 @@ def _path(name: str) -> Path | None:
     return Path(name) if Path(name).is_dir() else None
 
 
-def _tuned(name: str, kind: str, file: str, weight: float, *, many: bool) -> Entrant:
+def _tuned_entrant(name: str, kind: str, file: str, weight: float, *, many: bool) -> Entrant:
     source = Path(file) if file else None
     identity = f"{kind}:{source.resolve() if source else ''}~{weight:g}"
     return Entrant(f"{name}~{weight:g}" if many else name, "tuned", identity, source, weight)
@@ -163,7 +163,7 @@ def _conductor(name: str, directory: ConductorDirectory) -> Entrant:
     return Entrant(name, "conductor", f"conductor:{digest_of(directory.sha256)}", directory=directory)
 
 
-def _dialled(entrant: Entrant, qualities: Sequence[int]) -> list[Entrant]:
+def _by_quality(entrant: Entrant, qualities: Sequence[int]) -> list[Entrant]:
     """One a place of the dial, for a directory that reads it."""
     if entrant.directory is None or entrant.directory.manifest.quality is None or not qualities:
         return [entrant]

@@ -50,38 +50,38 @@ FORMULAS = {
 }
 
 
-def report(options: EvaluationOptions, found: Sequence[Entrant], results: Results) -> dict[str, Any]:
+def report(options: EvaluationOptions, policies: Sequence[Entrant], results: Results) -> dict[str, Any]:
     """Everything but where it came from. Raises ConfigError on a --curve that names nothing."""
-    singles = {entrant.name: entrant for entrant in found if entrant.kind == "fixed"}
+    singles = {entrant.name: entrant for entrant in policies if entrant.kind == "fixed"}
     best = max(singles, key=lambda name: (_accuracy(results[name]), -_usd(results[name]), name), default=None)
     weak, strong = _ends(options, results, singles)
-    shown = [entrant.name for entrant in found if entrant.kind != "oracle" or ORACLE in options.policies]
+    shown = [entrant.name for entrant in policies if entrant.kind != "oracle" or ORACLE in options.policies]
     frame = _Frame(options, results, best, weak, strong)
-    oracle = next(entrant.name for entrant in found if entrant.kind == "oracle")
+    oracle = next(entrant.name for entrant in policies if entrant.kind == "oracle")
     return {
         "policies": {name: frame.policy(name) for name in shown},
         "best_single": best,
         "oracle": {"kind": ORACLES[options.env], **frame.short(oracle)},
         "weak": weak,
         "strong": strong,
-        "curves": {name: frame.curve(members) for name, members in curves(options, found).items() if members},
+        "curves": {name: frame.curve(members) for name, members in curves(options, policies).items() if members},
         "formulas": FORMULAS,
     }
 
 
-def curves(options: EvaluationOptions, found: Sequence[Entrant]) -> dict[str, list[str]]:
+def curves(options: EvaluationOptions, policies: Sequence[Entrant]) -> dict[str, list[str]]:
     """Policies that belong together: all fixed workers, a tuned policy at several weights, a directory at several
     places of its dial, and those asked for."""
-    named: dict[str, list[str]] = {"fixed workers": [entrant.name for entrant in found if entrant.kind == "fixed"]}
+    named: dict[str, list[str]] = {"fixed workers": [entrant.name for entrant in policies if entrant.kind == "fixed"]}
     if len(options.usd_weights) > 1:
-        for entrant in found:
+        for entrant in policies:
             if entrant.kind == "tuned":
                 named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
     if len(options.qualities) > 1:
-        for entrant in found:
+        for entrant in policies:
             if entrant.quality is not None:
                 named.setdefault(entrant.name.rpartition("~")[0], []).append(entrant.name)
-    names = {entrant.name for entrant in found}
+    names = {entrant.name for entrant in policies}
     for name, members in options.curves.items():
         if missing := [member for member in members if member not in names]:
             raise ConfigError(f"--curve {name}: `{missing[0]}` is not among the policies: {', '.join(sorted(names))}")
@@ -89,9 +89,9 @@ def curves(options: EvaluationOptions, found: Sequence[Entrant]) -> dict[str, li
     return named
 
 
-def check_ends(options: EvaluationOptions, found: Sequence[Entrant]) -> None:
+def check_ends(options: EvaluationOptions, policies: Sequence[Entrant]) -> None:
     """Raises ConfigError on a --weak or --strong that is no worker."""
-    workers = [entrant.worker for entrant in found if entrant.kind == "fixed"]
+    workers = [entrant.worker for entrant in policies if entrant.kind == "fixed"]
     for option, name in (("weak", options.weak), ("strong", options.strong)):
         if name is not None and name not in workers:
             raise ConfigError(f"--{option} {name}: no such worker; there are {', '.join(workers)}")

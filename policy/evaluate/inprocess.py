@@ -16,7 +16,7 @@ from gateway.errors import ConductorError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
 from policy.serve.engine import DecodeRequest, Engine, TokenSample
-from policy.serve.lora import base_of, merged
+from policy.serve.lora import base_of, merge_adapter
 from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime
 from policy.serve.shape import load_shape, load_weights
@@ -92,7 +92,7 @@ class ConductorDirectory:
         """The weights in memory, an adapter merged into its base's. Raises VersionRefused."""
         home = (self.base or self.policy).files
         weights = load_weights(home, load_shape(home))
-        runtime = Runtime(home, weights=merged(self.policy.directory, weights) if self.base else weights)
+        runtime = Runtime(home, weights=merge_adapter(self.policy.directory, weights) if self.base else weights)
         return runtime, Tokens(home, runtime.shape)
 
     def open(self, threads: int, quality: int | None = None) -> tuple[Engine, ConductorPlanner]:

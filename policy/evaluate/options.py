@@ -192,18 +192,18 @@ def _check_curves(options: EvaluationOptions) -> None:
         raise ConfigError("--quality: the same place is given twice")
 
 
-def _names(option: str, given: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in given.split(",") if name.strip())
-    if given and not names:
+def _names(option: str, text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if text and not names:
         raise ConfigError(f"{option} names nothing; give names between commas")
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise ConfigError(f"{option}: `{twice[0]}` is named twice")
     return names
 
 
-def _curves(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _curves(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     curves: dict[str, tuple[str, ...]] = {}
-    for each in given:
+    for each in texts:
         name, equals, members = each.partition("=")
         if not (name and equals) or name in curves:
             raise ConfigError(f"--curve {each}: write NAME=POLICY,POLICY,… and each NAME once")
@@ -211,11 +211,11 @@ def _curves(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return curves
 
 
-def _range(given: str) -> tuple[float, float]:
+def _range(text: str) -> tuple[float, float]:
     try:
-        low, high = (float(part) for part in given.split(","))
+        low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--cost-range {given}: write two numbers, LO,HI, in dollars per 1,000 questions") from None
+        raise ConfigError(f"--cost-range {text}: write two numbers, LO,HI, in dollars per 1,000 questions") from None
     if not 0 <= low < high < math.inf:
-        raise ConfigError(f"--cost-range {given}: needs 0 ≤ LO < HI")
+        raise ConfigError(f"--cost-range {text}: needs 0 ≤ LO < HI")
     return low, high

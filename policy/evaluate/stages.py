@@ -111,7 +111,7 @@ class EvaluationScene:
         return sorted(set.intersection(*pools))
 
     @property
-    def learnt(self) -> list[Lessons]:
+    def sources(self) -> list[Lessons]:
         """Every source that was used."""
         return list(self._lessons.values())
 
@@ -131,7 +131,7 @@ class EvaluationScene:
             self._lessons[file] = replace(lessons, observed=observed)
         return self._lessons[file]
 
-    async def experienced(self, neighbours: int) -> list[Prompt]:
+    async def with_experience(self, neighbours: int) -> list[Prompt]:
         """The evaluated questions with what the workers did on the nearest others. The questions as they are with 0
         neighbours, where they show true experience already, where there are no others, or where each question has its
         own workers."""
@@ -152,22 +152,22 @@ class _ReplayStage:
         if options.data is None or options.prices is None:
             raise ConfigError("--env replay needs --data FILE and --prices FILE")
         self._options, self._data = options, options.data
-        recordings = _loaded(options.data, options.workers)
+        recordings = _load(options.data, options.workers)
         self._prices = _prices(options.prices, recordings.models)
         self.environment = _replay(recordings, self._prices, Executor(rounds=options.rounds))
         other = train is not None and not _same(train, options.data)
         self.split = options.split or ("all" if other else "validation")
-        self.prompts = self._chosen(SPLITS if self.split == "all" else (self.split,))
+        self.prompts = self._choose(SPLITS if self.split == "all" else (self.split,))
         self._asked_keys = {question_key(question_text(prompt.messages)) for prompt in self.prompts}
         self.facts = {"file": str(options.data), "sha256": sha256_of(options.data), "prices": str(options.prices)}
 
-    def _chosen(self, splits: Sequence[Split]) -> list[Prompt]:
-        found = _every(self.environment, splits, self._options.seed)
-        n = len(found) if self._options.n is None else self._options.n
-        if not found or n > len(found):
-            wanted = f"{n} questions asked for" if found else "no question to evaluate"
-            raise ConfigError(f"{self._data}: {wanted}: split {self.split} has {len(found)}; change --n or --split")
-        return found[:n]
+    def _choose(self, splits: Sequence[Split]) -> list[Prompt]:
+        prompts = _every(self.environment, splits, self._options.seed)
+        n = len(prompts) if self._options.n is None else self._options.n
+        if not prompts or n > len(prompts):
+            wanted = f"{n} questions asked for" if prompts else "no question to evaluate"
+            raise ConfigError(f"{self._data}: {wanted}: split {self.split} has {len(prompts)}; change --n or --split")
+        return prompts[:n]
 
     def oracle(self, prompt: Prompt) -> str:
         return self.environment.oracle(prompt)
@@ -183,12 +183,12 @@ class _ReplayStage:
             names = [name for name in self.environment.models if name in _models_in(file)]
             if not names:
                 raise ConfigError(f"{file}: says nothing of any of {', '.join(self.environment.models)}")
-            environment = _replay(_loaded(file, names), self._prices, Executor(rounds=1))
+            environment = _replay(_load(file, names), self._prices, Executor(rounds=1))
             source, splits = str(file), SPLITS
         every = _every(environment, splits, self._options.seed)
-        kept = [prompt for prompt in every if question_key(question_text(prompt.messages)) not in self._asked_keys]
+        prompts = [prompt for prompt in every if question_key(question_text(prompt.messages)) not in self._asked_keys]
         absent = tuple(name for name in self.environment.models if name not in names)
-        return environment, kept[: self._options.train_n], Lessons(source, (), len(every) - len(kept), absent)
+        return environment, prompts[: self._options.train_n], Lessons(source, (), len(every) - len(prompts), absent)
 
 
 class _Replay(ReplayEnvironment):
@@ -199,31 +199,31 @@ class _Replay(ReplayEnvironment):
 
 def _replay(recordings: Recordings, prices: Mapping[str, Any], executor: Executor) -> _Replay:
     try:
-        made = _Replay(recordings, prices, executor=executor)
+        environment = _Replay(recordings, prices, executor=executor)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"the pool of these workers: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except BadRecording as error:
         raise ConfigError(str(error)) from None
-    made.models = recordings.models
-    return made
+    environment.models = recordings.models
+    return environment
 
 
 def _every(environment: ReplayEnvironment, splits: Sequence[Split], seed: int) -> list[Prompt]:
     """All questions of the splits, in the order of a hash of (seed, id): the order within one split is the same."""
-    found = [prompt for split in splits for prompt in environment.prompts(split, environment.count(split), seed)]
-    return sorted(found, key=lambda prompt: (fraction("prompts", seed, prompt.id), prompt.id))
+    prompts = [prompt for split in splits for prompt in environment.prompts(split, environment.count(split), seed)]
+    return sorted(prompts, key=lambda prompt: (fraction("prompts", seed, prompt.id), prompt.id))
 
 
-def _loaded(path: Path, models: Sequence[str]) -> Recordings:
-    known = _models_in(path)
-    if len(models or known) > len(HANDLES):
-        raise ConfigError(f"{path}: {len(models or known)} workers; a pool has at most {len(HANDLES)}: give --workers")
+def _load(path: Path, models: Sequence[str]) -> Recordings:
+    names = _models_in(path)
+    if len(models or names) > len(HANDLES):
+        raise ConfigError(f"{path}: {len(models or names)} workers; a pool has at most {len(HANDLES)}: give --workers")
     try:
         return load(path, models)
     except BadRecording as error:
         if "has no answers of" in str(error):
-            raise ConfigError(f"{error} (it has {', '.join(known)})") from None
+            raise ConfigError(f"{error} (it has {', '.join(names)})") from None
         raise ConfigError(str(error)) from None
 
 
@@ -240,11 +240,11 @@ def _prices(path: Path, models: Sequence[str]) -> dict[str, Any]:
     except BadRecording as error:
         raise ConfigError(str(error)) from None
     for model in models:
-        found = prices.get(model)
-        if not isinstance(found, dict):
+        price = prices.get(model)
+        if not isinstance(price, dict):
             raise ConfigError(f"{path}: no price of `{model}`; add input_usd_per_mtok and output_usd_per_mtok")
         try:
-            Price(**{key: f"{found[key]}" for key in ("input_usd_per_mtok", "output_usd_per_mtok")})
+            Price(**{key: f"{price[key]}" for key in ("input_usd_per_mtok", "output_usd_per_mtok")})
         except (KeyError, ValidationError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else error.errors()[0]["msg"]
             raise ConfigError(f"{path}: the price of `{model}` cannot be used: {what}") from None
@@ -279,7 +279,7 @@ class _ArenaStage:
         split: Split = "train" if options.split == "train" else "validation"
         self.split = split
         prompts = self.environment.prompts(split, options.n or ARENA_QUESTIONS, options.seed)
-        self.prompts = [_truly_experienced(prompt) for prompt in prompts] if options.true_experience else prompts
+        self.prompts = [_with_true_experience(prompt) for prompt in prompts] if options.true_experience else prompts
         self.facts = {"staff": options.staff, "prices": "simulated", "true_experience": options.true_experience}
 
     def oracle(self, prompt: Prompt) -> Planner:
@@ -293,12 +293,12 @@ class _ArenaStage:
             raise ConfigError(f"{file}: the arena tunes on its own questions; drop the file")
         texts = {question_text(prompt.messages) for prompt in self.prompts}
         every = self.environment.prompts("train", min(self._options.train_n, 2 * ARENA_QUESTIONS), self._options.seed)
-        kept = [prompt for prompt in every if question_text(prompt.messages) not in texts]
+        prompts = [prompt for prompt in every if question_text(prompt.messages) not in texts]
         source = "arena questions in the phrasings of the train split"
-        return self.environment, kept, Lessons(source, (), len(every) - len(kept), ())
+        return self.environment, prompts, Lessons(source, (), len(every) - len(prompts), ())
 
 
-def _truly_experienced(prompt: Prompt) -> Prompt:
+def _with_true_experience(prompt: Prompt) -> Prompt:
     """The prompt with each model's true success on such questions, as if it had been seen on TRUE_OUTCOMES of them."""
     skills = needed_skills(question_text(prompt.messages), None)
     experience = {}

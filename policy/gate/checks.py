@@ -103,22 +103,22 @@ def bounded(
     """Passed within [low, high], bounds included; NaN is outside."""
     least = "" if low == -math.inf else f"at least {low:.4g}"
     most = "" if high == math.inf else f"at most {high:.4g}"
-    told = " and ".join(part for part in (least, most) if part) or "any"
+    threshold = " and ".join(part for part in (least, most) if part) or "any"
     holds = low <= value <= high
-    return Check(name, "passed" if holds else "refused", figure, told, "" if holds else todo, required)
+    return Check(name, "passed" if holds else "refused", figure, threshold, "" if holds else todo, required)
 
 
 def not_worse(name: str, gain: Interval, margin: float, rows: int, todo: str, *, required: bool = False) -> Check:
     """Non-inferiority: passed where the lower 95 % bound of the gain is above −margin, refused where the estimate
     itself is below it, else undecided, with the number of rows that would decide."""
     figure = f"{gain.value:+.3f}, 95 % from {gain.low:+.3f} to {gain.high:+.3f}, n {rows}"
-    told = f"lower bound at least {-margin:+.3f}"
+    threshold = f"lower bound at least {-margin:+.3f}"
     if gain.low >= -margin:
-        return Check(name, "passed", figure, told, "", required)
+        return Check(name, "passed", figure, threshold, "", required)
     if not gain.value >= -margin:
-        return Check(name, "refused", figure, told, todo, required)
+        return Check(name, "refused", figure, threshold, todo, required)
     more = f"too few rows to tell: about {rows_wanted(gain, margin, rows):,} would decide"
-    return Check(name, "cannot say", figure, told, more, required)
+    return Check(name, "cannot say", figure, threshold, more, required)
 
 
 def rows_wanted(gain: Interval, margin: float, rows: int) -> int:

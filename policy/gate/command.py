@@ -17,7 +17,7 @@ from policy.dataset.cli import add_filters, database_url_of, selection_of
 from policy.evaluate.contest import PartialResults
 from policy.gate.logged import RolloutSource
 from policy.gate.report import GateReport, write
-from policy.gate.run import GateProgress, finished, gate
+from policy.gate.run import GateProgress, drop_partial, gate
 from policy.gate.scene import GateScene, GateSpec, add_spec, given_of
 from policy.spec import checked, read
 
@@ -64,11 +64,11 @@ def run(options: argparse.Namespace) -> int:
     """Write the report; 0, 4 when refused, 130 when interrupted. Raises ConfigError and then writes nothing."""
     if options.force != bool(options.why.strip()):
         raise ConfigError("--force needs --why TEXT, and the other way round: a forced publication is audited")
-    scene, told = scene_of(options), GateProgress()
+    scene, progress = scene_of(options), GateProgress()
     try:
-        report = asyncio.run(gate(options.candidate, options.live, scene, say=told))
+        report = asyncio.run(gate(options.candidate, options.live, scene, say=progress))
     except KeyboardInterrupt:
-        told.done(
+        progress.done(
             f"interrupted; what is finished is kept in {options.out}.partial: the same command goes on from there"
         )
         return 130
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     if options.force:
         report = replace(report, forced=options.why.strip())
     files = write(report, options.out)
-    finished(options.out)
+    drop_partial(options.out)
     sys.stdout.write(_summary(report) + "".join(f"{path}\n" for path in files))
     return 0 if report.passed or options.force else REFUSED
 

@@ -52,31 +52,31 @@ def gain(ours: Sequence[QuestionResult], theirs: Sequence[QuestionResult], seed:
     return bootstrap_mean([a.outcome - b.outcome for a, b in zip(ours, theirs, strict=True)], seed=seed)
 
 
-def checks(found: Comparison, thresholds: Thresholds, seed: int) -> list[Check]:
+def checks(rivals: Comparison, thresholds: Thresholds, seed: int) -> list[Check]:
     """All checks of the held-out run. They are required: what they cannot tell is not yet a yes."""
-    rows = len(found.candidate)
+    rows = len(rivals.candidate)
     if rows < thresholds.questions_min:
         few = f"ask at least {thresholds.questions_min} questions (--n), or lower questions_min knowingly"
         return [
             cannot_say("questions", f"{rows} questions", few, f"at least {thresholds.questions_min}", required=True)
         ]
-    best, best_name = found.others[found.best_single], found.best_single
-    over_live, over_best = gain(found.candidate, found.live, seed), gain(found.candidate, best, seed)
-    beside = f"{found.live_name} is better: keep it, and train longer or on more"
+    best, best_name = rivals.others[rivals.best_single], rivals.best_single
+    over_live, over_best = gain(rivals.candidate, rivals.live, seed), gain(rivals.candidate, best, seed)
+    beside = f"{rivals.live_name} is better: keep it, and train longer or on more"
     single = (
         f"always calling {best_name.removeprefix(FIXED)} is better: train longer, or check what the prompt shows of it"
     )
     return [
         not_worse("worse_than_live", over_live, thresholds.margin, rows, beside, required=True),
         not_worse("worse_than_best_single", over_best, thresholds.margin, rows, single, required=True),
-        *_costlier(found, over_live, thresholds, seed),
-        _collapsed(found, thresholds, seed),
-        *_parseable(found, thresholds),
+        *_cost(rivals, over_live, thresholds, seed),
+        _collapse(rivals, thresholds, seed),
+        *_validity(rivals, thresholds),
     ]
 
 
-def _costlier(found: Comparison, over_live: Interval, thresholds: Thresholds, seed: int) -> list[Check]:
-    ours, theirs = ([row.cost_nano * USD_1K for row in rows] for rows in (found.candidate, found.live))
+def _cost(rivals: Comparison, over_live: Interval, thresholds: Thresholds, seed: int) -> list[Check]:
+    ours, theirs = ([row.cost_nano * USD_1K for row in rows] for rows in (rivals.candidate, rivals.live))
     spent, was = fmean(ours), fmean(theirs)
     todo = "raise the price of a dollar in the reward, or lower the dial; or allow more: --set usd_ratio_max=…"
     if was > 0:
@@ -85,13 +85,15 @@ def _costlier(found: Comparison, over_live: Interval, thresholds: Thresholds, se
         ratio = Interval(*(3 * [math.inf if spent > 0 else 1.0]))
     better = over_live.low > 0
     figure = f"${spent:.4g} per 1,000, {ratio.value:.2f} × ${was:.4g}, 95 % from {ratio.low:.2f} to {ratio.high:.2f}"
-    told = f"at most {thresholds.usd_ratio_max:.4g} × {found.live_name}'s, unless it is better"
+    threshold = f"at most {thresholds.usd_ratio_max:.4g} × {rivals.live_name}'s, unless it is better"
     holds = better or ratio.value <= thresholds.usd_ratio_max
-    made = [Check("costlier", "passed" if holds else "refused", figure, told, "" if holds else todo, required=True)]
+    checks = [
+        Check("costlier", "passed" if holds else "refused", figure, threshold, "" if holds else todo, required=True)
+    ]
     if thresholds.usd_per_1k_max < math.inf:
         bound, figure = thresholds.usd_per_1k_max, f"${spent:.4g} per 1,000"
-        made.append(bounded("over_budget", spent, -math.inf, bound, figure, todo, required=True))
-    return made
+        checks.append(bounded("over_budget", spent, -math.inf, bound, figure, todo, required=True))
+    return checks
 
 
 def concentration(rows: Sequence[QuestionResult], models: Collection[str]) -> tuple[str, float, float, float]:
@@ -106,42 +108,42 @@ def concentration(rows: Sequence[QuestionResult], models: Collection[str]) -> tu
     return worker, most / total, squares, plans.most_common(1)[0][1] / len(rows)
 
 
-def _collapsed(found: Comparison, thresholds: Thresholds, seed: int) -> Check:
+def _collapse(rivals: Comparison, thresholds: Thresholds, seed: int) -> Check:
     """Always the same answer to "who?", where somebody who knows more would not give it."""
-    worker, share, squares, plans = concentration(found.candidate, found.models)
+    worker, share, squares, plans = concentration(rivals.candidate, rivals.models)
     figure = (
         f"{share:.1%} of calls go to {worker}, {plans:.1%} of questions get the commonest plan, Σ share² {squares:.2f}"
     )
     bounds = f"under {thresholds.worker_share_max:.0%} of calls and {thresholds.plan_share_max:.0%} of questions"
-    told = f"{bounds}, unless that is right"
+    threshold = f"{bounds}, unless that is right"
     if share < thresholds.worker_share_max and plans < thresholds.plan_share_max:
-        return Check("collapsed", "passed", figure, told, required=True)
-    if why := _justified(found, worker, thresholds, seed):
-        return Check("collapsed", "passed", f"{figure}; {why}", told, required=True)
+        return Check("collapsed", "passed", figure, threshold, required=True)
+    if why := _justification(rivals, worker, thresholds, seed):
+        return Check("collapsed", "passed", f"{figure}; {why}", threshold, required=True)
     todo = (
         "it no longer chooses: train with entropy, more exploration (BATON_EXPLORE_SHARE) and k-of-n pools, from live"
     )
-    return Check("collapsed", "refused", figure, told, todo, required=True)
+    return Check("collapsed", "refused", figure, threshold, todo, required=True)
 
 
-def _justified(found: Comparison, worker: str, thresholds: Thresholds, seed: int) -> str:
+def _justification(rivals: Comparison, worker: str, thresholds: Thresholds, seed: int) -> str:
     """Why one worker for everything is right here; empty where it is not."""
-    if gain(found.candidate, found.oracle, seed).low >= -thresholds.margin:
+    if gain(rivals.candidate, rivals.oracle, seed).low >= -thresholds.margin:
         return "the oracle is no better"
-    top, share, _, _ = concentration(found.oracle, found.models)
+    top, share, _, _ = concentration(rivals.oracle, rivals.models)
     if top == worker and share >= thresholds.worker_share_max:
         return "the oracle calls it as often"
-    if "table" in found.others:
-        top, share, _, _ = concentration(found.others["table"], found.models)
+    if "table" in rivals.others:
+        top, share, _, _ = concentration(rivals.others["table"], rivals.models)
         if top == worker and share >= thresholds.worker_share_max:
             return "the per-category table calls nobody else either"
     return ""
 
 
-def _parseable(found: Comparison, thresholds: Thresholds) -> list[Check]:
-    ours, theirs = (fmean(row.parsed for row in rows) for rows in (found.candidate, found.live))
-    rows = len(found.candidate)
-    why = Counter(reason for row in found.candidate for reason in row.refusals)
+def _validity(rivals: Comparison, thresholds: Thresholds) -> list[Check]:
+    ours, theirs = (fmean(row.parsed for row in rows) for rows in (rivals.candidate, rivals.live))
+    rows = len(rivals.candidate)
+    why = Counter(reason for row in rivals.candidate for reason in row.refusals)
     reasons = ", ".join(f"{count} {name}" for name, count in why.most_common(3))
     figure = f"{ours:.3f} of {rows} questions" + (f" ({reasons})" if reasons else "")
     least = max(min(thresholds.parse_min, theirs), theirs - thresholds.parse_drop_max)
@@ -149,18 +151,18 @@ def _parseable(found: Comparison, thresholds: Thresholds) -> list[Check]:
     return [bounded("less_parseable", ours, least, math.inf, figure, todo, required=True)]
 
 
-def facts(found: Comparison, seed: int) -> dict[str, Any]:
+def facts(rivals: Comparison, seed: int) -> dict[str, Any]:
     """For the report: who was compared, and the candidate's gain over each."""
-    every = {**found.others, "live": found.live, "oracle": found.oracle}
-    worker, share, squares, plans = concentration(found.candidate, found.models)
+    every = {**rivals.others, "live": rivals.live, "oracle": rivals.oracle}
+    worker, share, squares, plans = concentration(rivals.candidate, rivals.models)
     return {
-        "questions": len(found.candidate),
-        "live": found.live_name,
-        "best_single": found.best_single,
+        "questions": len(rivals.candidate),
+        "live": rivals.live_name,
+        "best_single": rivals.best_single,
         "concentration": {"worker": worker, "share": share, "sum_of_squares": squares, "plan_share": plans},
-        "gains": {name: _told(gain(found.candidate, rows, seed)) for name, rows in every.items()},
+        "gains": {name: _bounds(gain(rivals.candidate, rows, seed)) for name, rows in every.items()},
     }
 
 
-def _told(interval: Interval) -> list[float]:
+def _bounds(interval: Interval) -> list[float]:
     return [interval.value, interval.low, interval.high]

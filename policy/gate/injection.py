@@ -60,8 +60,8 @@ class InjectionSet:
 @cache
 def injections() -> InjectionSet:
     """The set of this version of the code."""
-    found = json.loads(FILE.read_text(encoding="utf-8"))
-    return InjectionSet(found["version"], found["questions"], tuple(Attack(**one) for one in found["attacks"]))
+    document = json.loads(FILE.read_text(encoding="utf-8"))
+    return InjectionSet(document["version"], document["questions"], tuple(Attack(**one) for one in document["attacks"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,10 @@ async def attack(
     async def pair(one: Attack, rng: Random) -> AttackPair:
         nonlocal done
         async with slots:
-            found = await _pair(environment, pool, planner, one, rng)
+            result = await _pair(environment, pool, planner, one, rng)
         done += 1
         count("injection set", done, len(work))
-        return found
+        return result
 
     return list(await asyncio.gather(*(pair(*each) for each in work)))
 
@@ -147,11 +147,11 @@ async def _pair(
     question = injections().questions[one.question]
     names = {"@question@": question, "@dear@": dear, "@target@": target}
     plain = ({"role": "user", "content": question},)
-    told = tuple({"role": each["role"], "content": _text(each["content"], names)} for each in one.messages)
+    attacked = tuple({"role": each["role"], "content": _text(each["content"], names)} for each in one.messages)
     plans = []
-    for messages in (plain, told):
-        posed = environment.executor.posed(Prompt(one.id, messages, tuple(order), ""))
-        plans.append(_planned(posed, await _asked(planner, posed)))
+    for messages in (plain, attacked):
+        posed = environment.executor.pose(Prompt(one.id, messages, tuple(order), ""))
+        plans.append(_plan_of(posed, await _first_plan(planner, posed)))
     return AttackPair(one.kind, one.wants, target if one.wants == "target" else dear, *plans)
 
 
@@ -167,7 +167,7 @@ def _text(content: Any, names: Mapping[str, str]) -> str:
     return text
 
 
-async def _asked(planner: Planner, posed: PosedPrompt) -> Plan | None:
+async def _first_plan(planner: Planner, posed: PosedPrompt) -> Plan | None:
     """Its plan for round 1; None where it gave none that may run."""
     caps = Caps(cost_nano=10**12)
     try:
@@ -180,7 +180,7 @@ def _ignore(step: Step) -> None:
     """Nothing is run, so nothing starts early."""
 
 
-def _planned(posed: PosedPrompt, plan: Plan | None) -> InjectedPlan:
+def _plan_of(posed: PosedPrompt, plan: Plan | None) -> InjectedPlan:
     if plan is None:
         return InjectedPlan()
     offered = {spec.handle: spec for spec in posed.situation.workers}
@@ -209,7 +209,7 @@ class InjectionFigures:
     obeyed: float  # share of those that could be
 
 
-def measured(pairs: Sequence[AttackPair]) -> InjectionFigures:
+def figures_of(pairs: Sequence[AttackPair]) -> InjectionFigures:
     """Over all of `pairs`."""
     both = [pair for pair in pairs if pair.plain.valid and pair.attacked.valid]
     could = [pair for pair in pairs if pair.open]
@@ -238,7 +238,7 @@ def by_kind(pairs: Sequence[AttackPair]) -> dict[str, InjectionFigures]:
     """Of each kind, and of all attacks (`all`) without the controls."""
     kinds = dict.fromkeys(pair.kind for pair in pairs)
     attacks = [pair for pair in pairs if pair.kind != CONTROL]
-    return {"all": measured(attacks), **{kind: measured([p for p in pairs if p.kind == kind]) for kind in kinds}}
+    return {"all": figures_of(attacks), **{kind: figures_of([p for p in pairs if p.kind == kind]) for kind in kinds}}
 
 
 def checks(

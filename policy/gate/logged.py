@@ -114,8 +114,8 @@ def rows_of(source: RolloutSource) -> list[Row]:
     """Every selected row; of an export with a validation side that side alone, for the other was trained on. Raises
     ConfigError on a file that is no export, on too many or no rows; as `curate.load`."""
     if source.export is None:
-        found = load(source.database_url, source.selection, source.rules, ROWS_MAX)
-        return [*found.train, *found.validation]
+        split_rows = load(source.database_url, source.selection, source.rules, ROWS_MAX)
+        return [*split_rows.train, *split_rows.validation]
     rows = []
     for row in parquet.read(source.export):
         rows.append(row)

@@ -60,7 +60,7 @@ class GateReport:
     @property
     def refusals(self) -> list[Refusal]:
         """Empty where the candidate may serve."""
-        return [Refusal(check.name, _said(check)) for check in self.checks if check.refuses]
+        return [Refusal(check.name, _reason(check)) for check in self.checks if check.refuses]
 
     @property
     def passed(self) -> bool:
@@ -69,7 +69,7 @@ class GateReport:
 
     def as_json(self) -> dict[str, Any]:
         """For programs and for the audit; numbers that are not finite are null."""
-        told = {
+        body = {
             "passed": self.passed,
             "forced": self.forced,
             "refusals": [asdict(each) for each in self.refusals],
@@ -83,7 +83,7 @@ class GateReport:
             "thresholds": asdict(self.thresholds),
             "evaluation": self.evaluation,
         }
-        plain: dict[str, Any] = finite(told)
+        plain: dict[str, Any] = finite(body)
         return plain
 
     def markdown(self, picture: str | None = None) -> str:
@@ -92,7 +92,7 @@ class GateReport:
         if todo := [f"- `{check.name}`: {check.todo}" for check in self.checks if check.todo]:
             parts.append("## What to do\n\n" + "\n".join(todo))
         if self.evaluation:
-            parts.append(_compared(self.evaluation))
+            parts.append(_comparison(self.evaluation))
         if picture is not None:
             parts.append(f"![accuracy over dollars]({picture})")
         kinds = next((part.facts["by_kind"] for part in self.parts if "by_kind" in part.facts), None)
@@ -115,13 +115,13 @@ def write(report: GateReport, out: Path) -> list[Path]:
     ConfigError."""
     base = out.with_suffix("") if out.suffix == ".json" else out
     page, plane = (base.with_name(base.name + end) for end in (".md", ".svg"))
-    drawn = bool(report.evaluation)
-    if drawn:
+    has_picture = bool(report.evaluation)
+    if has_picture:
         title = f"{report.candidate} beside the others ({report.evaluation['policies']['candidate']['n']} questions)"
         write_file(plane, scatter(points_of(report.evaluation, report.kinds), {}, title))
-    write_file(page, report.markdown(plane.name if drawn else None))
+    write_file(page, report.markdown(plane.name if has_picture else None))
     write_file(out, json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n")
-    return [out, page, *([plane] if drawn else [])]
+    return [out, page, *([plane] if has_picture else [])]
 
 
 # ---------------------------------------------------------------- the page
@@ -134,9 +134,9 @@ def _verdict(report: GateReport) -> str:
     return f"{report.candidate} is refused: {names}"
 
 
-def _said(check: Check) -> str:
-    told = f"{check.figure}; wanted {check.threshold}" if check.threshold else check.figure
-    return told if check.verdict == "refused" else f"not shown: {told}; {check.todo}"
+def _reason(check: Check) -> str:
+    figure = f"{check.figure}; wanted {check.threshold}" if check.threshold else check.figure
+    return figure if check.verdict == "refused" else f"not shown: {figure}; {check.todo}"
 
 
 def _check(check: Check) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
 
 
-def _compared(evaluation: Mapping[str, Any]) -> str:
+def _comparison(evaluation: Mapping[str, Any]) -> str:
     head = ("policy", "accuracy", "95 %", "$ per 1,000", "calls", "plans valid")
     every = sorted(evaluation["policies"].items(), key=lambda item: (-item[1]["accuracy"], item[1]["usd_per_1k"]))
     rows = []

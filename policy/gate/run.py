@@ -38,7 +38,7 @@ from policy.gate.injection import InjectionFigures
 from policy.gate.logged import RolloutSource, read, rows_of
 from policy.gate.report import GateReport
 from policy.gate.scene import BASELINES, GateScene
-from policy.gate.scoring import opened
+from policy.gate.scoring import open_scorer
 
 TRIAGE, HELD_OUT, INJECTION = "off-policy triage", "held-out run", "injection set"
 VOTERS_MIN = 3
@@ -73,17 +73,17 @@ class Contestants:
 
 
 async def gate(candidate: Path, live: Path | None, scene: GateScene, *, say: GateProgress | None = None) -> GateReport:
-    """Judge a policy directory; `report.write` puts it into files, `finished` clears what was kept. Raises ConfigError,
-    one line with the fix; Unavailable without the log's database."""
+    """Judge a policy directory. `report.write` puts the report into files; `drop_partial` then deletes finished work.
+    Raises ConfigError, one line with the fix; Unavailable without the log's database."""
     thresholds, say = scene.bounds, say or GateProgress()
-    kept = PartialResults(scene.out)
+    partial = PartialResults(scene.out)
     both = contestants(candidate, live)
     served = scene.model_copy(update={"rounds": scene.rounds or both.candidate.manifest.rounds})
     options = served.evaluation(tuple(BASELINES))
     stage = EvaluationScene(options, say.progress)
     parts: list[GatePart] = []
     if scene.logged is not None:
-        parts.append(await _triage(both, scene, scene.logged, thresholds, kept, say))
+        parts.append(await _triage(both, scene, scene.logged, thresholds, partial, say))
     report = GateReport(
         candidate=both.candidate.manifest.id,
         candidate_sha256=both.candidate.manifest.weights_sha256,
@@ -96,14 +96,14 @@ async def gate(candidate: Path, live: Path | None, scene: GateScene, *, say: Gat
     )
     if any(check.refuses for part in parts for check in part.checks) and not scene.everything:
         return replace(report, skipped=[f"{name}: triage has refused it already" for name in (HELD_OUT, INJECTION)])
-    held_out, evaluation, kinds = await _held_out(both, options, stage, scene, thresholds, kept, say)
-    parts += [held_out, await _injected(both, stage, scene, thresholds, kept, say)]
+    held_out, evaluation, kinds = await _run_held_out(both, options, stage, scene, thresholds, partial, say)
+    parts += [held_out, await _run_injections(both, stage, scene, thresholds, partial, say)]
     about = {**facts_of(stage, options, len(stage.stage.prompts)), "environment": options.env}
     return replace(report, parts=parts, scene=about, evaluation=evaluation, kinds=kinds)
 
 
-def finished(out: Path) -> None:
-    """The report is written: what was kept for it goes."""
+def drop_partial(out: Path) -> None:
+    """Delete the finished work that was kept for a report, once the report is written."""
     PartialResults(out).drop()
 
 
@@ -113,15 +113,15 @@ def contestants(candidate: Path, live: Path | None) -> Contestants:
     return Contestants(conductors[candidate], conductors[live] if live else None)
 
 
-async def _once(kept: PartialResults, key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
+async def _once(partial: PartialResults, key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
     """A JSON value, made now or in an interrupted run before."""
-    path = kept.folder / f"gate-{digest_of([__version__, *key])[:32]}.json"
+    path = partial.folder / f"gate-{digest_of([__version__, *key])[:32]}.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = await make()
-        write_file(path, json.dumps(found))
-        return found
+        value = await make()
+        write_file(path, json.dumps(value))
+        return value
 
 
 # ---------------------------------------------------------------- logs
@@ -132,7 +132,7 @@ async def _triage(
     scene: GateScene,
     source: RolloutSource,
     thresholds: Thresholds,
-    kept: PartialResults,
+    partial: PartialResults,
     say: GateProgress,
 ) -> GatePart:
     began_s, manifest = time.monotonic(), both.candidate.manifest
@@ -141,24 +141,24 @@ async def _triage(
         raise ConfigError(f"{source.name}: nothing can be replayed: {log.reasons()}")
 
     async def make() -> Any:
-        with opened(both.candidate, scene.threads) as scorer:
+        with open_scorer(both.candidate, scene.threads) as scorer:
             replayed = await triage.replay(scorer, log, thresholds, scene.threads, say.count)
             sound = not triage.validity_of(replayed, thresholds).refuses
             alike = triage.speaks_alike(scorer, log)
             answered = await triage.ask(scorer, log.requests if alike and sound else [], scene.threads, say.count)
         found = triage.estimates(log.requests, answered, thresholds, scene.seed) if answered else None
-        told = log if alike else replace(log, left_out={**log.left_out, "other_tokens": len(log.requests)})
-        checks = triage.checks(told, replayed, found, thresholds)
-        return {"checks": [asdict(check) for check in checks], "facts": triage.facts(told, found, source.name)}
+        judged_log = log if alike else replace(log, left_out={**log.left_out, "other_tokens": len(log.requests)})
+        checks = triage.checks(judged_log, replayed, found, thresholds)
+        return {"checks": [asdict(check) for check in checks], "facts": triage.facts(judged_log, found, source.name)}
 
-    seen = [(call.row.call, call.row.outcome, call.row.cost_nano) for call in log.calls]
-    key = [TRIAGE, both.candidate.sha256, seen, asdict(thresholds), scene.seed]
-    found = await _once(kept, key, make)
+    outcomes = [(call.row.call, call.row.outcome, call.row.cost_nano) for call in log.calls]
+    key = [TRIAGE, both.candidate.sha256, outcomes, asdict(thresholds), scene.seed]
+    found = await _once(partial, key, make)
     part = GatePart(TRIAGE, tuple(Check(**one) for one in found["checks"]), found["facts"], time.monotonic() - began_s)
-    return _said(part, say)
+    return _announce(part, say)
 
 
-def _said(part: GatePart, say: ProgressPrinter) -> GatePart:
+def _announce(part: GatePart, say: ProgressPrinter) -> GatePart:
     """The part, told in a line."""
     refused = [check.name for check in part.checks if check.refuses]
     say.done(f"{part.name}: " + (f"refuses: {', '.join(refused)}" if refused else "nothing speaks against it"))
@@ -168,18 +168,18 @@ def _said(part: GatePart, say: ProgressPrinter) -> GatePart:
 # ---------------------------------------------------------------- the held-out run
 
 
-async def _held_out(
+async def _run_held_out(
     both: Contestants,
     options: EvaluationOptions,
     stage: EvaluationScene,
     scene: GateScene,
     thresholds: Thresholds,
-    kept: PartialResults,
+    partial: PartialResults,
     say: GateProgress,
 ) -> tuple[GatePart, Mapping[str, Any], Mapping[str, str]]:
     began_s = time.monotonic()
     found = _entrants(both, options, stage)
-    results = dict(await contest(options, stage, found, kept, say))
+    results = dict(await contest(options, stage, found, partial, say))
     rows = {"live": results["candidate"]} if both.same else {} if both.live else {"live": results["rule"]}
     results |= rows
     compared = _compared(both, stage, results)
@@ -191,7 +191,7 @@ async def _held_out(
     )
     shown = [entrant for entrant in found if entrant.name in results]
     kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in shown}}
-    return _said(part, say), evaluation_report(options, shown, results), kinds
+    return _announce(part, say), evaluation_report(options, shown, results), kinds
 
 
 def _entrants(both: Contestants, options: EvaluationOptions, stage: EvaluationScene) -> list[Entrant]:
@@ -218,12 +218,12 @@ def _compared(both: Contestants, stage: EvaluationScene, results: Mapping[str, S
 # ---------------------------------------------------------------- the injection set
 
 
-async def _injected(
+async def _run_injections(
     both: Contestants,
     stage: EvaluationScene,
     scene: GateScene,
     thresholds: Thresholds,
-    kept: PartialResults,
+    partial: PartialResults,
     say: GateProgress,
 ) -> GatePart:
     began_s = time.monotonic()
@@ -237,7 +237,7 @@ async def _injected(
             return {kind: asdict(one) for kind, one in injection.by_kind(pairs).items()}
 
         about = [INJECTION, asdict(injection.injections()), [str(spec) for spec in pool], scene.seed, scene.draws]
-        found = await _once(kept, [*about, key], make)
+        found = await _once(partial, [*about, key], make)
         return {kind: InjectionFigures(**one) for kind, one in found.items()}
 
     async def of_directory(directory: ConductorDirectory) -> dict[str, InjectionFigures]:
@@ -251,5 +251,5 @@ async def _injected(
     candidate = await of_directory(both.candidate)
     live = rule if both.live is None else candidate if both.same else await of_directory(both.live)
     checks = injection.checks(candidate["all"], live["all"], rule["all"], thresholds)
-    told = injection.facts({"candidate": candidate, "live": live, "rule": rule}, scene.draws)
-    return _said(GatePart(INJECTION, tuple(checks), told, time.monotonic() - began_s), say)
+    facts = injection.facts({"candidate": candidate, "live": live, "rule": rule}, scene.draws)
+    return _announce(GatePart(INJECTION, tuple(checks), facts, time.monotonic() - began_s), say)

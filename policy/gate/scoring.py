@@ -50,23 +50,23 @@ class Scorer(Engine):
         matcher = self.tokens.matcher(call.schema)
         temperature = call.temperature if call.temperature >= GREEDY_BELOW else 1.0
         logits, cache = self._prefill(call.prompt_ids)
-        found: list[float] = []
+        logprobs: list[float] = []
         unseen: list[int] = []
         for token, decides in zip(call.plan_ids, call.decisions, strict=True):
             allowed = allowed_tokens(matcher.compute_bitmask(), self.tokens.vocab)
             if not (0 <= token < len(allowed) and allowed[token]):
-                return found + [-math.inf] * (len(call.plan_ids) - len(found))
+                return logprobs + [-math.inf] * (len(call.plan_ids) - len(logprobs))
             logprob = 0.0
             if decides and np.count_nonzero(allowed) > 1:
                 if unseen:
                     logits, cache = self.runtime.forward(unseen, cache)
                     unseen = []
                 logprob = float(behaviour_logprobs(logits, allowed, temperature, call.top_p)[token])
-            found.append(logprob)
+            logprobs.append(logprob)
             unseen.append(token)
             if token not in self.tokens.eos_ids:
                 matcher.consume_token(token)
-        return found
+        return logprobs
 
     def plan(self, prompt_ids: Sequence[int], schema: Mapping[str, Any], temperature: float, seed: int) -> str:
         """One plan as the server would sample it. Empty where the prompt leaves no room for one."""
@@ -80,7 +80,7 @@ class Scorer(Engine):
 
 
 @contextmanager
-def opened(directory: ConductorDirectory, threads: int) -> Iterator[Scorer]:
+def open_scorer(directory: ConductorDirectory, threads: int) -> Iterator[Scorer]:
     """A scorer over a policy directory. Raises VersionRefused where the embedded runtime cannot load it."""
     scorer = Scorer(*directory.load(), threads)
     try:

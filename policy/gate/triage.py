@@ -66,13 +66,13 @@ async def replay(scorer: Scorer, log: Log, thresholds: Thresholds, threads: int,
         ids = scorer.tokens.encode_chat(call.row.messages)
         return call.read(scorer.plan(ids, call.schema, 0.0, 0)) is not None
 
-    found: list[bool] = []
-    async with aclosing(_counted("planning logged prompts anew", calls, valid, threads, count)) as plans:
+    validity: list[bool] = []
+    async with aclosing(_with_count("planning logged prompts anew", calls, valid, threads, count)) as plans:
         async for one in plans:
-            found.append(one)
-            if found.count(False) > invalid_max:
+            validity.append(one)
+            if validity.count(False) > invalid_max:
                 break
-    return ReplayCount(sum(found), len(found))
+    return ReplayCount(sum(validity), len(validity))
 
 
 async def ask(scorer: Scorer, requests: Sequence[LoggedRequest], threads: int, count: OnCount) -> list[CandidateReply]:
@@ -86,10 +86,10 @@ async def ask(scorer: Scorer, requests: Sequence[LoggedRequest], threads: int, c
         return CandidateReply(weight_log, first.read(text))
 
     work = list(enumerate(requests))
-    return [each async for each in _counted("scoring logged plans", work, one, threads, count)]
+    return [each async for each in _with_count("scoring logged plans", work, one, threads, count)]
 
 
-async def _counted(
+async def _with_count(
     what: str, work: Sequence[T], do: Callable[[T], R], threads: int, count: OnCount
 ) -> AsyncGenerator[R, None]:
     done = 0
@@ -142,8 +142,8 @@ def estimates(
         ess_min=thresholds.ess_min,
         ess_share_min=thresholds.ess_share_min,
     )
-    outcomes = _logged(requests, answered, np.array([each.outcome for each in requests]), seed)
-    dollars = _logged(requests, answered, np.array([each.usd for each in requests]), seed)
+    outcomes = _sample_of(requests, answered, np.array([each.outcome for each in requests]), seed)
+    dollars = _sample_of(requests, answered, np.array([each.usd for each in requests]), seed)
     gain, usd_gain = (terms(one, settings)["dr"][0] - one.rewards for one in (outcomes, dollars))
     questions = [each.question for each in requests]
     categories = np.array([each.category for each in requests])
@@ -162,7 +162,7 @@ def estimates(
     )
 
 
-def _logged(
+def _sample_of(
     requests: Sequence[LoggedRequest], answered: Sequence[CandidateReply], paid: Floats, seed: int
 ) -> LoggedSample:
     questions = [each.question for each in requests]
@@ -171,12 +171,12 @@ def _logged(
     q_logged, q_new = np.zeros(len(requests)), np.zeros(len(requests))
     fold = fold_of(questions, FOLDS, seed)
     for held_out in range(FOLDS):
-        asked, fit = np.flatnonzero(fold == held_out), np.flatnonzero(fold != held_out)
-        if len(asked):
-            fit = fit if len(fit) else asked  # a single question: nothing else to learn from
+        validation, fit = np.flatnonzero(fold == held_out), np.flatnonzero(fold != held_out)
+        if len(validation):
+            fit = fit if len(fit) else validation  # a single question: nothing else to learn from
             table = RewardTable([was[n] for n in fit], paid[fit])
-            q_logged[asked] = [table.value(was[n]) for n in asked]
-            q_new[asked] = [table.value(would[n]) for n in asked]
+            q_logged[validation] = [table.value(was[n]) for n in validation]
+            q_new[validation] = [table.value(would[n]) for n in validation]
     weights_log = np.array([own.weight_log for own in answered])
     return LoggedSample(paid, weights_log, q_logged, q_new, questions)
 
@@ -193,21 +193,21 @@ def _keys(request: LoggedRequest, plan: Plan | None) -> tuple[Hashable, ...]:
 # ---------------------------------------------------------------- the verdict
 
 
-def checks(log: Log, replayed: ReplayCount, found: Estimates | None, thresholds: Thresholds) -> list[Check]:
-    """The checks in their order. `found` None: nothing could be reweighted, or nothing was asked."""
+def checks(log: Log, replayed: ReplayCount, figures: Estimates | None, thresholds: Thresholds) -> list[Check]:
+    """The checks in their order. `figures` None: nothing could be reweighted, or nothing was asked."""
     validity = validity_of(replayed, thresholds)
-    if found is None:
+    if figures is None:
         why = f"no request of the log can be reweighted: {log.reasons() or 'none is there'}"
         todo = "collect logs that can be reweighted"
         if validity.verdict == "refused":
             why, todo = "not asked: too few of its plans are valid", "see the check above"
         return [validity, *(cannot_say(name, why, todo) for name in AFTER_VALIDITY)]
-    support = [_sampled_validity(found, thresholds), *_support(found.report, thresholds)]
+    support = [_sampled_validity(figures, thresholds), *_support(figures.report, thresholds)]
     if any(check.verdict != "passed" for check in support):
         why = "no estimate can be trusted before the checks above pass"
         values = [cannot_say(name, why, "see the checks above") for name in AFTER_VALIDITY[-2:]]
         return [validity, *support, *values]
-    return [validity, *support, *_values(found, thresholds)]
+    return [validity, *support, *_values(figures, thresholds)]
 
 
 def validity_of(replayed: ReplayCount, thresholds: Thresholds) -> Check:
@@ -221,12 +221,12 @@ def validity_of(replayed: ReplayCount, thresholds: Thresholds) -> Check:
     return bounded(name, share, thresholds.valid_min, math.inf, figure, todo)
 
 
-def _sampled_validity(found: Estimates, thresholds: Thresholds) -> Check:
+def _sampled_validity(figures: Estimates, thresholds: Thresholds) -> Check:
     """The same of plans sampled as the log's were, beside the log's own: exploring must stay possible."""
-    least = min(thresholds.valid_min, found.valid_logged) - thresholds.parse_drop_max
-    figure = f"{found.valid:.3f} of {found.report.rows} plans (the log's {found.valid_logged:.3f})"
+    least = min(thresholds.valid_min, figures.valid_logged) - thresholds.parse_drop_max
+    figure = f"{figures.valid:.3f} of {figures.report.rows} plans (the log's {figures.valid_logged:.3f})"
     todo = "its plans break off once they are sampled: train at temperature 1 with the grammar mask on"
-    return bounded("sampled_validity", found.valid, least, math.inf, figure, todo)
+    return bounded("sampled_validity", figures.valid, least, math.inf, figure, todo)
 
 
 def _support(report: OffPolicyReport, thresholds: Thresholds) -> list[Check]:
@@ -249,57 +249,57 @@ def _support(report: OffPolicyReport, thresholds: Thresholds) -> list[Check]:
     return [first, size, bounded("kl_to_behaviour", report.kl, -math.inf, thresholds.kl_max, kl, nearer)]
 
 
-def _values(found: Estimates, thresholds: Thresholds) -> list[Check]:
+def _values(figures: Estimates, thresholds: Thresholds) -> list[Check]:
     todo = "it would have earned less on this traffic: train longer, or on more of it"
-    rows = found.report.rows
-    made = [not_worse("doubly_robust", found.gain, thresholds.logged_margin, rows, todo)]
-    if set(found.gains) != {""}:
-        made += _categories(found, thresholds)
-    return [*made, _price(found, thresholds)]
+    rows = figures.report.rows
+    verdicts = [not_worse("doubly_robust", figures.gain, thresholds.logged_margin, rows, todo)]
+    if set(figures.gains) != {""}:
+        verdicts += _categories(figures, thresholds)
+    return [*verdicts, _price(figures, thresholds)]
 
 
-def _categories(found: Estimates, thresholds: Thresholds) -> list[Check]:
+def _categories(figures: Estimates, thresholds: Thresholds) -> list[Check]:
     """One check for each category with enough requests, and one for all the others together."""
     least, margin = thresholds.category_rows_min, thresholds.category_margin
     todo = "it would have earned less on these: look at who was called for them, and put more of them in training"
-    made = [
+    verdicts = [
         not_worse(f"doubly_robust[{name or 'no task type'}]", gain, margin, rows, todo)
-        for name, (gain, rows) in found.gains.items()
+        for name, (gain, rows) in figures.gains.items()
         if rows >= least
     ]
-    if few := [rows for _, rows in found.gains.values() if rows < least]:
+    if few := [rows for _, rows in figures.gains.values() if rows < least]:
         what = f"{len(few)} categories with {sum(few)} requests"
-        made.append(cannot_say("doubly_robust[small categories]", what, f"too few rows: {least} of each would do"))
-    return made
+        verdicts.append(cannot_say("doubly_robust[small categories]", what, f"too few rows: {least} of each would do"))
+    return verdicts
 
 
-def _price(found: Estimates, thresholds: Thresholds) -> Check:
+def _price(figures: Estimates, thresholds: Thresholds) -> Check:
     """Dearer than allowed, beyond doubt, and not better."""
-    was, gain = found.usd.value, found.usd_gain
-    told = f"at most {thresholds.usd_ratio_max:.4g} × the log's dollars, unless it is better"
+    was, gain = figures.usd.value, figures.usd_gain
+    threshold = f"at most {thresholds.usd_ratio_max:.4g} × the log's dollars, unless it is better"
     figure = f"${1000 * (was + gain.value):.4g} per 1,000 beside the log's ${1000 * was:.4g}"
     dearer = was + gain.low > was * thresholds.usd_ratio_max
-    better = found.gain.low > 0
+    better = figures.gain.low > 0
     verdict: Verdict = "refused" if dearer and not better else "passed"
     todo = "raise the price of a dollar in the reward, or lower the dial" if verdict == "refused" else ""
-    return Check("price", verdict, figure, told, todo)
+    return Check("price", verdict, figure, threshold, todo)
 
 
-def facts(log: Log, found: Estimates | None, source: str) -> dict[str, Any]:
+def facts(log: Log, figures: Estimates | None, source: str) -> dict[str, Any]:
     """For the report: what was read, what was left out, every estimator."""
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "source": source,
         "policy_versions": list(log.versions),
         "requests": len(log.requests),
         "planning_calls": len(log.calls),
         "left_out": dict(log.left_out),
     }
-    if found is None:
-        return told
-    return told | {
-        "report": asdict(found.report),
-        "gain": asdict(found.gain),
-        "gain_by_category": {name: {**asdict(gain), "n": n} for name, (gain, n) in found.gains.items()},
-        "usd_per_1k": 1000 * found.usd.value,
-        "usd_per_1k_gain": 1000 * found.usd_gain.value,
+    if figures is None:
+        return report
+    return report | {
+        "report": asdict(figures.report),
+        "gain": asdict(figures.gain),
+        "gain_by_category": {name: {**asdict(gain), "n": n} for name, (gain, n) in figures.gains.items()},
+        "usd_per_1k": 1000 * figures.usd.value,
+        "usd_per_1k_gain": 1000 * figures.usd_gain.value,
     }

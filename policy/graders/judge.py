@@ -53,16 +53,16 @@ def messages(right: JudgeReference, reply: str) -> list[dict[str, str]]:
 
 def quoted(text: str) -> str:
     """A text line by line behind `> `, its end kept where it is too long, special tokens broken up."""
-    kept = text if len(text) <= QUOTED_CHARS_MAX else "… " + text[-QUOTED_CHARS_MAX:]
-    return "\n".join(f"> {line}" for line in kept.replace("<|", "< |").splitlines() or [""])
+    shown = text if len(text) <= QUOTED_CHARS_MAX else "… " + text[-QUOTED_CHARS_MAX:]
+    return "\n".join(f"> {line}" for line in shown.replace("<|", "< |").splitlines() or [""])
 
 
-def verdict(said: str) -> tuple[str, str]:
+def verdict(answer: str) -> tuple[str, str]:
     """The one verdict in what a judge said, and its reason. Raises GraderFailed on none, several or another word."""
-    found = [value for value in _objects(said[-SAID_CHARS_MAX:]) if value.get("verdict") in tuple(VALUES)]
-    if len(found) != 1:
-        raise GraderFailed(f"the judge gave {len(found)} verdicts instead of one: `{shorten(said)}`")
-    return str(found[0]["verdict"]), shorten(str(found[0].get("reason", "")))
+    verdicts = [value for value in _objects(answer[-SAID_CHARS_MAX:]) if value.get("verdict") in tuple(VALUES)]
+    if len(verdicts) != 1:
+        raise GraderFailed(f"the judge gave {len(verdicts)} verdicts instead of one: `{shorten(answer)}`")
+    return str(verdicts[0]["verdict"]), shorten(str(verdicts[0].get("reason", "")))
 
 
 def _objects(text: str) -> Iterator[Mapping[str, Any]]:

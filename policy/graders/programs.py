@@ -86,13 +86,13 @@ def code_in(reply: str, entry: str | None = None) -> str:
 async def python(right: PythonReference, reply: str, tools: Tools) -> Judged:
     """1 where every test passes (with `partial`, the share that does)."""
     data = {"solution": code_in(reply, right.entry), "tests": right.tests}
-    ran = await run("tests", data, tools.limits, weak_ok=tools.weak_ok)
-    weak = "" if "seccomp" in ran.locks else " (network not blocked by the kernel)"
-    if ran.result is None:
-        return 0.0, shorten(ran.detail) + weak
-    passed = ran.result["passed"]
+    result = await run("tests", data, tools.limits, weak_ok=tools.weak_ok)
+    weak = "" if "seccomp" in result.locks else " (network not blocked by the kernel)"
+    if result.result is None:
+        return 0.0, shorten(result.detail) + weak
+    passed = result.result["passed"]
     share = sum(passed) / len(right.tests)
-    detail = f"{sum(passed)} of {len(right.tests)} tests passed; {ran.result['error'] or 'no failure'}"
+    detail = f"{sum(passed)} of {len(right.tests)} tests passed; {result.result['error'] or 'no failure'}"
     return (share if right.partial else float(share == 1)), shorten(detail) + weak
 
 
@@ -132,7 +132,7 @@ async def regex(right: RegexReference, reply: str, tools: Tools) -> Judged:
     """1 where the pattern is found. Raises BadReference where it takes for ever."""
     text = extract_answer(reply) if right.on_answer else reply
     data = {"pattern": right.pattern, "flags": right.flags, "text": text, "whole": right.on_answer}
-    result = _finished(await run("search", data, _short(tools), weak_ok=True), "regex", "pattern")
+    result = _result_of(await run("search", data, _short(tools), weak_ok=True), "regex", "pattern")
     return float(result["found"]), "found" if result["found"] else f"not found in `{shorten(text)}`"
 
 
@@ -140,10 +140,10 @@ def _short(tools: Tools) -> Limits:
     return replace(tools.limits, wall_s=min(SHORT_S, tools.limits.wall_s))
 
 
-def _finished(ran: SandboxResult, grader: str, what: str) -> Mapping[str, Any]:
-    if ran.result is None:
-        raise BadReference(f"{grader}: the {what} did not finish ({ran.detail}); simplify it")
-    return ran.result
+def _result_of(result: SandboxResult, grader: str, what: str) -> Mapping[str, Any]:
+    if result.result is None:
+        raise BadReference(f"{grader}: the {what} did not finish ({result.detail}); simplify it")
+    return result.result
 
 
 # ---------------------------------------------------------------- json_schema
@@ -180,10 +180,10 @@ async def json_schema(right: Mapping[str, Any], reply: str, tools: Tools) -> Jud
         return 0.0, "the reply is not JSON"
     site = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     try:
-        ran = await run("schema", {"schema": right, "value": value}, _short(tools), weak_ok=True, site=site)
+        result = await run("schema", {"schema": right, "value": value}, _short(tools), weak_ok=True, site=site)
     except GraderFailed as error:
         raise BadReference(f"json_schema: the schema cannot be applied ({error}); keep its references inside") from None
-    wrong = _finished(ran, "json_schema", "schema")["error"]
+    wrong = _result_of(result, "json_schema", "schema")["error"]
     return float(wrong is None), shorten(wrong) if wrong else "valid"
 
 
@@ -220,8 +220,8 @@ async def run(
             "site": list(site),
             "weak_ok": weak_ok,
         }
-        said, code = await _talk(json.dumps(order).encode(), directory, limits)
-    return _understood(said, code, nonce, limits, weak_ok)
+        output, code = await _talk(json.dumps(order).encode(), directory, limits)
+    return _read_output(output, code, nonce, limits, weak_ok)
 
 
 async def _talk(order: bytes, directory: str, limits: Limits) -> tuple[bytes, int | None]:
@@ -238,36 +238,36 @@ async def _talk(order: bytes, directory: str, limits: Limits) -> tuple[bytes, in
         env=ENVIRONMENT,
         start_new_session=True,
     )
-    said = bytearray()
+    output = bytearray()
     try:
         async with asyncio.timeout(limits.wall_s):
-            await _exchange(process, order, said, limits.result_bytes)
-            return bytes(said), await process.wait()
+            await _exchange(process, order, output, limits.result_bytes)
+            return bytes(output), await process.wait()
     except TimeoutError:
-        return bytes(said), None
+        return bytes(output), None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 
-async def _exchange(process: asyncio.subprocess.Process, order: bytes, said: bytearray, bytes_max: int) -> None:
+async def _exchange(process: asyncio.subprocess.Process, order: bytes, output: bytearray, bytes_max: int) -> None:
     assert process.stdin is not None  # noqa: S101 (asked for above)
     assert process.stdout is not None  # noqa: S101
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         process.stdin.write(order)
         await process.stdin.drain()
     process.stdin.close()
-    while len(said) <= bytes_max:
+    while len(output) <= bytes_max:
         part = await process.stdout.read(bytes_max)
         if not part:
             return
-        said += part
+        output += part
     process.kill()
 
 
-def _understood(said: bytes, code: int | None, nonce: str, limits: Limits, weak_ok: bool) -> SandboxResult:
-    lines = [_object(line) for line in said.split(b"\n") if line]
+def _read_output(output: bytes, code: int | None, nonce: str, limits: Limits, weak_ok: bool) -> SandboxResult:
+    lines = [_object(line) for line in output.split(b"\n") if line]
     if not lines or not isinstance(lines[0].get("locks"), list):
         raise GraderFailed(f"the sandbox did not start (exit {code}); run `{sys.executable} -I -S {JAIL}` to see why")
     locks = tuple(lines[0]["locks"])

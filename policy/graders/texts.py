@@ -84,17 +84,17 @@ def numbers_in(text: str) -> list[Fraction]:
     text = re.sub(r"\\[,!;: ]|(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))", "", text)
     text = _LATEX_FRACTION.sub(lambda m: f" {m[1]}{m[2]}/{m[3]} ", text)
     text = re.sub(r"([+-])\s*[$€£]\s*", r"\1", text)
-    found: list[tuple[int, Fraction]] = []
+    numbers: list[tuple[int, Fraction]] = []
 
     def take(match: re.Match[str]) -> str:
         bottom = Fraction(match["bottom"])
         if bottom:
-            found.append((match.start(), _plain(match["top"]) / bottom))
+            numbers.append((match.start(), _plain(match["top"]) / bottom))
         return " " * len(match[0])
 
     rest = _FRACTION.sub(take, text)
-    found += [(match.start(), _plain(match[0])) for match in _SIMPLE.finditer(rest)]
-    return [number for _, number in sorted(found, key=lambda item: item[0])]
+    numbers += [(match.start(), _plain(match[0])) for match in _SIMPLE.finditer(rest)]
+    return [number for _, number in sorted(numbers, key=lambda item: item[0])]
 
 
 def _plain(text: str) -> Fraction:

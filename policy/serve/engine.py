@@ -73,8 +73,8 @@ class PrefixCache:
         """The cache of the longest known beginning of `ids` that leaves at least one token to compute."""
         with self._lock:
             best, length = None, PREFIX_TOKENS_MIN - 1
-            for known, cache in self._entries.items():
-                common = min(_common(known, ids), len(ids) - 1)
+            for prefix, cache in self._entries.items():
+                common = min(_common(prefix, ids), len(ids) - 1)
                 if common > length:
                     best, length = cache, common
         return best.head(length) if best else None
@@ -223,8 +223,8 @@ class Engine:
         return SequenceScore(tuple(logprobs), tuple(ranks), int(logits.argmax()))
 
     def _prefill(self, ids: Sequence[int]) -> tuple[Any, Cache]:
-        known = self._prefixes.longest(ids) or self.runtime.empty()
-        logits, cache = self.runtime.forward(ids[known.length :], known)
+        cached = self._prefixes.longest(ids) or self.runtime.empty()
+        logits, cache = self.runtime.forward(ids[cached.length :], cached)
         self._prefixes.add(ids, cache)
         return logits, cache
 

@@ -62,7 +62,7 @@ def _is_base(manifest: Manifest, sha256: str) -> bool:
     return manifest.kind != "adapter" and manifest.weights_sha256 == sha256
 
 
-def merged(directory: Path, base: Mapping[str, Array]) -> dict[str, Array]:
+def merge_adapter(directory: Path, base: Mapping[str, Array]) -> dict[str, Array]:
     """`base` (by name, float32) with the adapter in it; tensors it leaves alone are shared. Raises VersionRefused."""
     rank, scale = read_config(directory)
     path = directory / ADAPTER_WEIGHTS_FILE

@@ -89,11 +89,11 @@ class ChatCompletionRequest(_Strict):
 
     def tokens_max(self, room: int) -> int:
         """How many tokens may be decoded when `room` are left in the context. Raises ApiError as vLLM does."""
-        asked = self.max_completion_tokens or self.max_tokens
-        if room < 1 or (asked or 1) > room:
-            message = f"the prompt leaves room for {max(room, 0)} tokens in the context; {asked or 1} were asked for"
+        limit = self.max_completion_tokens or self.max_tokens
+        if room < 1 or (limit or 1) > room:
+            message = f"the prompt leaves room for {max(room, 0)} tokens in the context; {limit or 1} were asked for"
             raise ApiError(400, message, code="context_length_exceeded", param="messages")
-        return asked or room
+        return limit or room
 
     def schema_wanted(self) -> dict[str, Any] | None:
         """The JSON schema the answer must follow, or None for free text. Raises ApiError."""

@@ -18,7 +18,7 @@ from gateway.adapters.engines.sealed import SealedPolicy
 from gateway.core.policies.manifest import FIX
 from gateway.errors import VersionRefused
 from policy.serve.engine import DecodeRequest, Engine, Slots
-from policy.serve.lora import base_of, merged
+from policy.serve.lora import base_of, merge_adapter
 from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime
 from policy.serve.shape import Array, load_shape, load_weights
@@ -115,7 +115,7 @@ class Versions:
         loaded = next((version for version in self.all() if version.policy is base), None)
         home = base.files
         weights = loaded.engine.runtime.weights if loaded else load_weights(home, load_shape(home))
-        return home, merged(policy.directory, weights)
+        return home, merge_adapter(policy.directory, weights)
 
     def close(self) -> None:
         """Let running sequences end and stop the threads."""
@@ -141,8 +141,8 @@ def _drift(engine: Engine, policy: SealedPolicy) -> float:
         fits = len(prompt) > 0 < len(tokens) == len(expected) and len(prompt) + len(tokens) <= shape.context
         if not fits or not all(0 <= token < shape.vocab for token in (*prompt, *tokens)):
             raise ValueError("its lengths or its tokens do not fit the model")
-        found = engine.scored([*prompt, *tokens], first=len(prompt)).logprobs
-        off = [abs(ours - float(theirs)) for ours, theirs in zip(found, expected, strict=True)]
+        logprobs = engine.scored([*prompt, *tokens], first=len(prompt)).logprobs
+        off = [abs(ours - float(theirs)) for ours, theirs in zip(logprobs, expected, strict=True)]
     except (KeyError, TypeError, ValueError) as error:
         raise VersionRefused("engine", f"{policy.directory}: no usable probe ({error!r}); {FIX}") from error
     return max(off) if all(map(math.isfinite, off)) else math.inf

@@ -89,25 +89,25 @@ def question_key(text: str) -> bytes:
 
 def load(path: Path, models: Sequence[str] = ()) -> Recordings:
     """Read a recording line by line, keeping only `models` (empty: all). Raises BadRecording."""
-    found = Recordings()
+    recordings = Recordings()
     seen: dict[str, None] = {}
     held_bytes = 0
     for number, line in _lines(path):
         question, recording = _parse(line, f"{path}:{number}", models)
         held_bytes += len(recording.asked) + sum(len(answer.packed) for answer in recording.answers.values())
-        if len(found.by_question) >= QUESTIONS_MAX or held_bytes > RECORDED_BYTES_MAX:
+        if len(recordings.by_question) >= QUESTIONS_MAX or held_bytes > RECORDED_BYTES_MAX:
             raise BadRecording(f"{path}:{number}: over {QUESTIONS_MAX} questions or 2 GiB; split the file")
-        if question_key(question) in found.by_question:
+        if question_key(question) in recordings.by_question:
             raise BadRecording(f"{path}:{number}: the question stands in an earlier line; delete one of the two")
-        found.by_question[question_key(question)] = recording
+        recordings.by_question[question_key(question)] = recording
         seen.update(dict.fromkeys(recording.answers))
-    if not found.by_question:
+    if not recordings.by_question:
         raise BadRecording(f"{path}: holds no recording; give a JSONL file with at least one line")
     missing = [model for model in models if model not in seen]
     if missing:
         raise BadRecording(f"{path}: has no answers of `{missing[0]}`; drop it from --workers")
-    found.models = tuple(models) or tuple(sorted(seen))
-    return found
+    recordings.models = tuple(models) or tuple(sorted(seen))
+    return recordings
 
 
 def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -227,12 +227,12 @@ def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, s
 def _handles(models: Sequence[str], seed: int) -> dict[str, str]:
     """A handle for each model, drawn by its name: it keeps the handle whatever order the models come in, and, but where
     two draw the same one, whoever else is there."""
-    found: dict[str, str] = {}
+    handles: dict[str, str] = {}
     for model in sorted(models):
-        free = [handle for handle in HANDLES if handle not in found.values()]
+        free = [handle for handle in HANDLES if handle not in handles.values()]
         drawn = Random(f"{seed} {model}").sample(HANDLES, len(HANDLES))
-        found[model] = next(handle for handle in drawn if handle in free)
-    return found
+        handles[model] = next(handle for handle in drawn if handle in free)
+    return handles
 
 
 def pool_yaml(path: Path, models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> str:

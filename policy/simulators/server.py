@@ -79,26 +79,26 @@ class Cut:
 def cut(pieces: Sequence[str], tokens: int | None, tokens_max: int | None, stops: Sequence[str]) -> Cut:
     """Stop sequences cut the text before them; `tokens_max` cuts pieces, pro rata where a piece is not a token."""
     total = len(pieces) if tokens is None else tokens
-    kept, reason = list(pieces), "stop"
-    text = "".join(kept)
+    texts, reason = list(pieces), "stop"
+    text = "".join(texts)
     ends = [at for stop in stops if stop and (at := text.find(stop)) >= 0]
     if ends:
-        kept = _until(kept, min(ends))
-    used = -(-total * len(kept) // len(pieces)) if pieces else 0
+        texts = _until(texts, min(ends))
+    used = -(-total * len(texts) // len(pieces)) if pieces else 0
     if tokens_max is not None and used > tokens_max:
-        kept = kept[: max(1, len(pieces) * tokens_max // total)]
+        texts = texts[: max(1, len(pieces) * tokens_max // total)]
         used, reason = tokens_max, "length"
-    return Cut(kept, reason, used)
+    return Cut(texts, reason, used)
 
 
 def _until(pieces: Sequence[str], chars: int) -> list[str]:
-    kept: list[str] = []
+    texts: list[str] = []
     for piece in pieces:
         if chars <= 0:
             break
-        kept.append(piece[:chars])
+        texts.append(piece[:chars])
         chars -= len(piece)
-    return kept
+    return texts
 
 
 def content_text(content: object) -> str:
@@ -170,14 +170,14 @@ class WorkerServer:
             raise RequestRefusal(
                 404, "model_not_found", f"model `{body.get('model')}` is not served here; it is `{name}`"
             )
-        said = self._speaker.say(name, body)
-        cuts = cuts_of(said, body)
+        answer = self._speaker.say(name, body)
+        cuts = cuts_of(answer, body)
         base = {"id": _completion_id(name, body), "created": int(time.time()), "model": name}
         if body.get("stream"):
-            usage = _usage(said.prompt_tokens, sum(c.tokens for c in cuts))
-            return await self._stream(request, said, cuts, base, usage, body)
-        await asyncio.sleep(seconds(said, cuts) / self._speed)
-        return web.json_response({**base, **completion(said, cuts)})
+            usage = _usage(answer.prompt_tokens, sum(c.tokens for c in cuts))
+            return await self._stream(request, answer, cuts, base, usage, body)
+        await asyncio.sleep(seconds(answer, cuts) / self._speed)
+        return web.json_response({**base, **completion(answer, cuts)})
 
     def _worker(self, request: web.Request) -> str:
         name = request.match_info["worker"]
@@ -188,14 +188,14 @@ class WorkerServer:
     async def _stream(
         self,
         request: web.Request,
-        said: SimulatedReply,
+        answer: SimulatedReply,
         cuts: Sequence[Cut],
         base: Mapping[str, Any],
         usage: Mapping[str, int],
         body: Mapping[str, Any],
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
-        await asyncio.sleep(said.first_s / self._speed)
+        await asyncio.sleep(answer.first_s / self._speed)
         await response.prepare(request)
         options = body.get("stream_options")
         with_usage = bool(isinstance(options, Mapping) and options.get("include_usage"))
@@ -204,7 +204,7 @@ class WorkerServer:
             for at, piece in enumerate(choice.pieces):
                 delta = _choice(index, "delta", piece, None, role=at == 0)
                 await response.write(sse({**chunk, "choices": [delta]}))
-                await asyncio.sleep(said.piece_s / self._speed)
+                await asyncio.sleep(answer.piece_s / self._speed)
             end = {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
             await response.write(sse({**chunk, "choices": [end]}))
         if with_usage:
@@ -214,20 +214,20 @@ class WorkerServer:
         return response
 
 
-def cuts_of(said: SimulatedReply, body: Mapping[str, Any]) -> list[Cut]:
+def cuts_of(answer: SimulatedReply, body: Mapping[str, Any]) -> list[Cut]:
     """The choices of what was said, as far as the request lets them go. Raises RequestRefusal on bad bounds."""
-    return [cut(c, said.completion_tokens, _tokens_max(body), _stops(body)) for c in said.choices]
+    return [cut(c, answer.completion_tokens, _tokens_max(body), _stops(body)) for c in answer.choices]
 
 
-def seconds(said: SimulatedReply, cuts: Sequence[Cut]) -> float:
+def seconds(answer: SimulatedReply, cuts: Sequence[Cut]) -> float:
     """Simulated seconds until the whole reply is there."""
-    return said.first_s + said.piece_s * max((len(c.pieces) for c in cuts), default=0)
+    return answer.first_s + answer.piece_s * max((len(c.pieces) for c in cuts), default=0)
 
 
-def completion(said: SimulatedReply, cuts: Sequence[Cut]) -> dict[str, Any]:
+def completion(answer: SimulatedReply, cuts: Sequence[Cut]) -> dict[str, Any]:
     """The whole reply as OpenAI words it, without id, time and model."""
     choices = [_choice(i, "message", "".join(c.pieces), c.finish_reason) for i, c in enumerate(cuts)]
-    usage = _usage(said.prompt_tokens, sum(c.tokens for c in cuts))
+    usage = _usage(answer.prompt_tokens, sum(c.tokens for c in cuts))
     return {"object": "chat.completion", "choices": choices, "usage": usage}
 
 

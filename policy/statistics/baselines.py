@@ -135,9 +135,9 @@ class Categories:
 
     def of(self, situation: Situation) -> str:
         """The category of the last user message; ties to the name."""
-        told = situation.task_type
+        kind = situation.task_type
         return (
-            told if told is not None and told in self.centroids else self.of_text(question_text(situation.conversation))
+            kind if kind is not None and kind in self.centroids else self.of_text(question_text(situation.conversation))
         )
 
     def of_text(self, text: str) -> str:

@@ -132,7 +132,7 @@ def estimate(logged: LoggedSample, settings: OpeSettings | None = None, *, seed:
     settings = settings or OpeSettings()
     weights, ess, ones = logged.weights, effective_sample_size(logged.weights_log), np.ones(len(logged.rewards))
     columns = {"behaviour": (logged.rewards, ones), "mean_weight": (weights, ones), **terms(logged, settings)}
-    found = bootstrap_ratios(
+    results = bootstrap_ratios(
         np.column_stack([top for top, _ in columns.values()]),
         np.column_stack([bottom for _, bottom in columns.values()]),
         logged.prompts,
@@ -140,7 +140,7 @@ def estimate(logged: LoggedSample, settings: OpeSettings | None = None, *, seed:
         resamples=settings.resamples,
         seed=seed,
     )
-    intervals = dict(zip(columns, found, strict=True))
+    intervals = dict(zip(columns, results, strict=True))
     behaviour, mean_weight = intervals.pop("behaviour"), intervals.pop("mean_weight")
     return OffPolicyReport(
         rows=len(logged.rewards),

@@ -53,7 +53,7 @@ async def observe(
     """Every model worker of each prompt's pool on it. Prompts that the spending cap left incomplete are dropped."""
     names = [[spec.name for spec in prompt.pool if spec.kind in MODEL_KINDS] for prompt in prompts]
     work = [(prompt, [fixed(name) for name in own]) for prompt, own in zip(prompts, names, strict=True)]
-    found = await sample(environment, work, on_progress=on_progress)
+    episodes = await sample(environment, work, on_progress=on_progress)
     return [
         Observation(
             question_text(prompt.messages),
@@ -65,7 +65,7 @@ async def observe(
                 for name, episode in zip(own, group, strict=True)
             },
         )
-        for prompt, own, group in zip(prompts, names, found.groups, strict=False)
+        for prompt, own, group in zip(prompts, names, episodes.groups, strict=False)
         if len(group) == len(own)
     ]
 
@@ -73,9 +73,9 @@ async def observe(
 def value(results: Iterable[WorkerResult], usd_weight: float) -> tuple[float, float]:
     """(mean outcome less `usd_weight` times mean dollars, less mean dollars): of equals the cheaper is worth more.
     Raises StatisticsError on none."""
-    found = list(results)
-    usd = fmean(result.cost_nano for result in found) / NANO_PER_USD
-    return fmean(result.outcome for result in found) - usd_weight * usd, -usd
+    every = list(results)
+    usd = fmean(result.cost_nano for result in every) / NANO_PER_USD
+    return fmean(result.outcome for result in every) - usd_weight * usd, -usd
 
 
 def workers_in(observed: Sequence[Observation]) -> list[str]:
@@ -111,7 +111,7 @@ def table(observed: Sequence[Observation], usd_weight: float = 0.0) -> Planner:
     return baselines.table(categories(observed), best)
 
 
-def voted(each: Observation, voters: Sequence[str]) -> WorkerResult:
+def vote_result(each: Observation, voters: Sequence[str]) -> WorkerResult:
     """What `voters` and a majority give on a prompt: the earliest reply with the most common answer."""
     results = [each.results[name] for name in voters]
     counts = Counter(result.answer for result in results if result.answer)
@@ -126,10 +126,12 @@ def vote(observed: Sequence[Observation], usd_weight: float = 0.0, sizes: Sequen
     sets = [voters for size in sizes for voters in combinations(order, size)]
     if not sets:
         raise ValueError(f"{len(order)} workers are too few for a vote of {min(sizes)}")
-    return baselines.vote(max(sets, key=lambda voters: value((voted(each, voters) for each in observed), usd_weight)))
+    return baselines.vote(
+        max(sets, key=lambda voters: value((vote_result(each, voters) for each in observed), usd_weight))
+    )
 
 
-def climbed(each: Observation, ladder: Ladder) -> WorkerResult:
+def cascade_result(each: Observation, ladder: Ladder) -> WorkerResult:
     """What a ladder gives on a prompt: the last of `first` where it agrees with an earlier one, else `then`."""
     results = [each.results[name] for name in ladder.first]
     last = results[-1]
@@ -151,7 +153,7 @@ def cascade(observed: Sequence[Observation], usd_weight: float = 0.0) -> Cascade
     """Per category the ladder of the best value."""
     options = ladders_of(workers_in(observed))
     best = {
-        category: max(options, key=lambda ladder: value((climbed(each, ladder) for each in group), usd_weight))
+        category: max(options, key=lambda ladder: value((cascade_result(each, ladder) for each in group), usd_weight))
         for category, group in by_category(observed).items()
     }
     return CascadePlanner(categories(observed), best)
@@ -190,9 +192,9 @@ class Nearest:
         for index in near:
             for name, result in self._observed[index].results.items():
                 results.setdefault(name, []).append((result.outcome, result.cost_nano, result.latency_s * 1000))
-        return {name: _mean(name, found) for name, found in results.items()}
+        return {name: _mean(name, results_of) for name, results_of in results.items()}
 
 
-def _mean(name: str, found: Sequence[tuple[float, int, float]]) -> WorkerExperience:
-    success, cost, latency_ms = (sum(column) / len(found) for column in zip(*found, strict=True))
-    return WorkerExperience(name, len(found), success, round(cost), round(latency_ms))
+def _mean(name: str, results: Sequence[tuple[float, int, float]]) -> WorkerExperience:
+    success, cost, latency_ms = (sum(column) / len(results) for column in zip(*results, strict=True))
+    return WorkerExperience(name, len(results), success, round(cost), round(latency_ms))

@@ -16,7 +16,7 @@ from policy.evaluate.entrants import SHIPPED
 from policy.evaluate.inprocess import read_conductors
 from policy.gate import triage
 from policy.gate.logged import RolloutSource, read, rows_of
-from policy.gate.scoring import opened
+from policy.gate.scoring import open_scorer
 from policy.serve.manifest import read_complete
 from tests.policy.gate_rows import arena_episodes
 from tests.records import an_outcome, event
@@ -38,7 +38,7 @@ def test_the_log_is_scored_as_it_was_sampled(database_url: str) -> None:
     engine.dispose()
     log = read(rows_of(RolloutSource(database_url=database_url)), read_complete(SHIPPED).manifest.prompt_hash)
     assert (len(log.requests), log.left_out) == (12, {})
-    with opened(read_conductors([SHIPPED])[SHIPPED], 1) as scorer:
+    with open_scorer(read_conductors([SHIPPED])[SHIPPED], 1) as scorer:
         assert triage.speaks_alike(scorer, log)
         for request in log.requests:
             assert sum(triage._log_weight(scorer, call) for call in request.calls) == pytest.approx(0.0, abs=1e-3)

@@ -113,11 +113,11 @@ async def test_what_is_computed_from_single_picks_is_what_running_gives(replay: 
         each = observed[prompt.messages[0]["content"]]
         for ladder in tuning.ladders_of(["cheap", "mid", "dear"]):
             episode = await replay.episode(prompt, CascadePlanner(categories, {SUMS: ladder, WORDS: ladder}))
-            expected = tuning.climbed(each, ladder)
+            expected = tuning.cascade_result(each, ladder)
             assert (episode.outcome, episode.cost_nano) == (expected.outcome, expected.cost_nano)
         voters = ("dear", "cheap", "mid")
         episode = await replay.episode(prompt, vote(voters))
-        expected = tuning.voted(each, voters)
+        expected = tuning.vote_result(each, voters)
         assert (episode.outcome, episode.cost_nano) == (expected.outcome, expected.cost_nano)
 
 

@@ -19,7 +19,7 @@ from gateway.core.policies.manifest import weights_digest
 from gateway.errors import BadRequest, BatonError, VersionRefused
 from policy.evaluate.inprocess import read_conductors
 from policy.serve.engine import DecodeRequest, Engine
-from policy.serve.lora import merged
+from policy.serve.lora import merge_adapter
 from policy.serve.manifest import read_complete
 from policy.serve.shape import load_shape, load_weights
 from policy.start.pretrained.packaged import Packaged, import_packaged
@@ -206,7 +206,7 @@ def test_the_adapter_of_a_published_base_changes_nothing(base: Path, tmp_path: P
     seal(base)
     place = take_in(base, tmp_path / "policies").place
     weights = load_weights(base, load_shape(base))
-    changed = merged(place, weights)
+    changed = merge_adapter(place, weights)
     assert all(np.array_equal(changed[name], weights[name]) for name in weights)
     assert len([name for name in weights if changed[name] is not weights[name]]) == 1
 

@@ -258,7 +258,7 @@ async def test_a_conductor_plans_here_as_it_does_when_served(replay: ReplayEnvir
     replay.executor = replace(replay.executor, rounds=1)
     episode = await replay.episode(prompt, planner)
     [planned] = episode.record.rounds
-    assert planned.messages == render("compact", replay.executor.posed(prompt).shown)
+    assert planned.messages == render("compact", replay.executor.pose(prompt).shown)
     assert len(planned.plan_logprobs) == len(planned.plan_token_ids) == len(planned.decision_mask) > 0
     assert planned.sampling["temperature"] == 1.0
     assert (episode.outcome, episode.workers, planned.policy_version) == (1.0, ("cheap", "dear"), "conductor")

@@ -118,7 +118,7 @@ async def test_a_pool_that_cannot_carry_a_baseline_out_refuses_by_name() -> None
     tools = tuple(spec for spec in prompt.pool if spec.kind != "openai")
     models = tuple(spec for spec in prompt.pool if spec.kind == "openai")
     for pool, words in ((tools, "every model worker of this pool has failed"), (models, "this pool has no vote")):
-        posed = env.executor.posed(replace(prompt, pool=pool))
+        posed = env.executor.pose(replace(prompt, pool=pool))
         record, meter = None, None
         with pytest.raises(PlanRefused, match=words):
             await vote(["cedar", "comet"]).plan(posed.situation, record, meter, None)  # type: ignore[arg-type]

@@ -186,7 +186,7 @@ def test_the_same_seed_gives_the_same_report(evaluate: Callable[..., int], tmp_p
 def test_an_interrupted_run_goes_on_where_it_was(
     evaluate: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    played = contest_module._played
+    played = contest_module._run_policy
     names: list[str] = []
 
     async def stopping(*args: Any) -> Any:
@@ -195,7 +195,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
             raise KeyboardInterrupt
         return await played(*args)
 
-    monkeypatch.setattr(contest_module, "_played", stopping)
+    monkeypatch.setattr(contest_module, "_run_policy", stopping)
     assert evaluate(*policies("cheapest", "rule")) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.json.partial"]

@@ -180,7 +180,7 @@ def test_a_broken_planner_is_less_parseable_and_worse(
 def test_one_worker_for_everything_is_collapsed(gate: Gate, log: Path, tmp_path: Path) -> None:
     environment = ArenaEnvironment()
     [prompt] = environment.prompts("train", 1, 0)
-    text = render("compact", environment.executor.posed(prompt).shown)[0]["content"]
+    text = render("compact", environment.executor.pose(prompt).shown)[0]["content"]
     candidate = spoiled(SHIPPED, tmp_path / "fond", fond_of(SHIPPED, "cedar", text, 300.0), "2")
     assert gate(candidate, "--logged", str(log), "--everything") == 4
     assert {"mean_weight", "collapsed", "worse_than_live", "costlier"} <= refusals(tmp_path)
@@ -229,7 +229,7 @@ def test_an_interrupted_gate_goes_on_where_it_was(
 ) -> None:
     played: list[str] = []
     scored: list[int] = []
-    play, ask = contest_module._played, triage.ask
+    play, ask = contest_module._run_policy, triage.ask
 
     async def counted_play(*given: Any) -> Any:
         if len(played) == 3:
@@ -241,7 +241,7 @@ def test_an_interrupted_gate_goes_on_where_it_was(
         scored.append(1)
         return await ask(*given)
 
-    monkeypatch.setattr(contest_module, "_played", counted_play)
+    monkeypatch.setattr(contest_module, "_run_policy", counted_play)
     monkeypatch.setattr(triage, "ask", counted_ask)
     logged = ("--logged", str(log), "--set", "logged_margin=0.1")
     assert gate(SHIPPED, *logged) == 130

@@ -27,8 +27,8 @@ from policy.gate.injection import (
     by_kind,
     checks,
     facts,
+    figures_of,
     injections,
-    measured,
 )
 
 ENVIRONMENT = ArenaEnvironment()
@@ -135,8 +135,8 @@ def test_ratios_are_over_pairs_valid_both_ways() -> None:
         AttackPair("k", "dear", "d", plain, InjectedPlan()),
         AttackPair("k", "dear", "d", InjectedPlan(), InjectedPlan(("a",), 10)),
     ]
-    assert measured(pairs) == InjectionFigures(3, 2 / 3, 4.0, 2.0, 1.0, 1 / 3)
-    assert measured([]) == InjectionFigures(0, 0.0, 1.0, 1.0, 0.0, 0.0)
+    assert figures_of(pairs) == InjectionFigures(3, 2 / 3, 4.0, 2.0, 1.0, 1 / 3)
+    assert figures_of([]) == InjectionFigures(0, 0.0, 1.0, 1.0, 0.0, 0.0)
 
 
 def test_the_live_version_sets_the_bar_where_it_is_lower() -> None:

@@ -21,7 +21,7 @@ from policy.evaluate.inprocess import read_conductors
 from policy.gate import triage
 from policy.gate.checks import Check, Thresholds
 from policy.gate.logged import RolloutSource, call_of, read, rows_of
-from policy.gate.scoring import LoggedPlan, Scorer, opened
+from policy.gate.scoring import LoggedPlan, Scorer, open_scorer
 from policy.gate.triage import CandidateReply, ReplayCount
 from policy.serve.manifest import read_complete
 from tests.policy.dataset_rows import a_row
@@ -39,7 +39,7 @@ def rows() -> list[Row]:
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[Scorer]:
-    with opened(read_conductors([SHIPPED])[SHIPPED], 2) as found:
+    with open_scorer(read_conductors([SHIPPED])[SHIPPED], 2) as found:
         yield found
 
 
@@ -92,7 +92,7 @@ def test_a_sampled_plan_is_a_plan(rows: list[Row], scorer: Scorer) -> None:
 
 
 def test_an_adapter_and_a_broken_directory_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(VersionRefused, match=r"manifest\.json"), opened(read_conductors([tmp_path])[tmp_path], 1):
+    with pytest.raises(VersionRefused, match=r"manifest\.json"), open_scorer(read_conductors([tmp_path])[tmp_path], 1):
         pass
 
 

@@ -18,7 +18,7 @@ from bench.policies import manifest_of, reseal, write_adapter, write_full
 from gateway.errors import VersionRefused
 from policy.serve.__main__ import main
 from policy.serve.engine import Busy, Slots
-from policy.serve.lora import merged
+from policy.serve.lora import merge_adapter
 from policy.serve.runtime import Runtime
 from policy.serve.server import create_app
 from policy.serve.shape import load_shape, load_weights
@@ -64,7 +64,7 @@ def test_an_adapter_is_its_product_added_to_the_base(
     adapter = write_adapter(base, tmp_path / "a", 1, rank=4)
     edit(adapter / "adapter_config.json", **changes)
     weights = load_weights(base, load_shape(base))
-    found = merged(adapter, weights)
+    found = merge_adapter(adapter, weights)
     sides = load_file(adapter / "adapter_model.safetensors")
     at = "model.layers.1.mlp.down_proj"
     expected = weights[f"{at}.weight"] + scale * (
@@ -92,7 +92,7 @@ def test_what_cannot_be_merged_is_named(config: dict[str, Any], said: str, base:
     adapter = write_adapter(base, tmp_path / "a", 1)
     edit(adapter / "adapter_config.json", **config)
     with pytest.raises(VersionRefused, match=said):
-        merged(adapter, load_weights(base, load_shape(base)))
+        merge_adapter(adapter, load_weights(base, load_shape(base)))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_tensors_that_do_not_belong_are_named(
     adapter = write_adapter(base, tmp_path / "a", 1)
     save_file({name: np.zeros(dims, np.float32)} if name else {}, adapter / "adapter_model.safetensors")
     with pytest.raises(VersionRefused, match=said):
-        merged(adapter, load_weights(base, load_shape(base)))
+        merge_adapter(adapter, load_weights(base, load_shape(base)))
 
 
 def test_numbers_that_are_none_are_named(base: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_numbers_that_are_none_are_named(base: Path, tmp_path: Path) -> None:
     tensors = {name: tensor * np.inf for name, tensor in load_file(adapter / "adapter_model.safetensors").items()}
     save_file(tensors, adapter / "adapter_model.safetensors")
     with pytest.raises(VersionRefused) as refused, np.errstate(invalid="ignore"):
-        merged(adapter, load_weights(base, load_shape(base)))
+        merge_adapter(adapter, load_weights(base, load_shape(base)))
     assert refused.value.reason == "not_finite"
     weights = load_file(base / "model.safetensors") | {"model.norm.weight": np.full(128, np.nan, np.float32)}
     save_file(weights, tmp_path / "model.safetensors")

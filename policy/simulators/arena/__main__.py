@@ -39,9 +39,9 @@ def _is_rate(text: str) -> bool:
 
 def task_line(task: Task) -> str:
     """One task as a JSON line."""
-    kept = ("id", "text", "answer", "grader", "family", "shape", "skills")
+    names = ("id", "text", "answer", "grader", "family", "shape", "skills")
     fields = asdict(task)
-    return json.dumps({key: fields[key] for key in kept}, ensure_ascii=False) + "\n"
+    return json.dumps({key: fields[key] for key in names}, ensure_ascii=False) + "\n"
 
 
 def parser() -> argparse.ArgumentParser:

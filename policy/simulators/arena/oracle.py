@@ -64,8 +64,8 @@ class _Chooser:
 
     def ranked(self, skill: str) -> list[ArenaWorker]:
         """Workers with that tag, best utility first; ties to the earlier in the pool."""
-        able = [worker for worker in self.models if skill in worker.tags]
-        return sorted(able, key=lambda worker: self.price(worker) - self.success(worker, skill))
+        candidates = [worker for worker in self.models if skill in worker.tags]
+        return sorted(candidates, key=lambda worker: self.price(worker) - self.success(worker, skill))
 
     def best(self, skill: str) -> ArenaWorker:
         return next(iter(self.ranked(skill)), None) or self.cheapest()
@@ -106,16 +106,16 @@ def majority_success(rates: list[float]) -> float:
 
 def _vote(family: Family, chooser: _Chooser) -> list[Plan]:
     skill = family.parts[0].skill
-    able = chooser.ranked(skill)
-    if not able:
+    solvers = chooser.ranked(skill)
+    if not solvers:
         return [step(chooser.cheapest(), [])]
     success = partial(chooser.success, skill=skill)
-    options: list[list[ArenaWorker]] = [[able[0]]]
+    options: list[list[ArenaWorker]] = [[solvers[0]]]
     if chooser.tool is not None:
         options += [
             sorted(voters, key=success, reverse=True)
             for size in range(3, VOTERS_MAX + 1)
-            for voters in combinations(able[:8], size)
+            for voters in combinations(solvers[:8], size)
         ]
 
     def utility(voters: list[ArenaWorker]) -> float:

@@ -126,9 +126,9 @@ def run_step(worker: ArenaWorker, question: str, task: str | None, seen: Seen, s
 def _result_line(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
     try:
         if problem.family is None:
-            return f"Answer: {_joined(worker, problem, seen, salt)}"
+            return f"Answer: {_join(worker, problem, seen, salt)}"
         if problem.family.shape == "check" and "format" not in worker.skills and "review" in worker.skills:
-            return f"Answer: {_reviewed(worker, problem, seen, salt)}"
+            return f"Answer: {_review(worker, problem, seen, salt)}"
         return _next_part(worker, problem, seen, salt)
     except (ValueError, KeyError, IndexError, OverflowError):
         return "Answer: unknown"  # impossible values, or a reply before it that makes no sense
@@ -167,7 +167,7 @@ def _attempt(worker: ArenaWorker, skill: str, kind: Kind, right: str, key: str, 
     return wrong(kind, right, Random(f"guess {worker.name} {key} {salt}"))
 
 
-def _reviewed(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
+def _review(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
     """A reviewer compares a draft field by field and repairs up to FIXES_MAX; with no draft it has nothing to go on."""
     right = problem.answer()
     key = f"{problem.key} review"
@@ -183,7 +183,7 @@ def _reviewed(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> s
     return wrong("record", right, Random(f"slip {worker.name} {key} {salt}"), fields=1)
 
 
-def _joined(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
+def _join(worker: ArenaWorker, problem: Problem, seen: Seen, salt: str) -> str:
     """Answers seen for each question, put together; a worker cannot do several questions in one call."""
     answers: list[str | None] = [None] * len(problem.parts)
     for task, reply in seen:
@@ -265,12 +265,12 @@ def _run(plan: Mapping[str, Any], conversation: Messages, pool: Pool, salt: str,
         seen = [done[i] for i in see]
         started_s = max((finished_s[i] for i in see), default=0.0)
         if worker.kind == "tool":
-            reply, seconds = _voted(seen), 0.0
+            reply, seconds = _vote(seen), 0.0
             run.calls += 1
         elif worker.kind == "self":
             reply, seconds = _child(run, step_messages(conversation, step["task"], seen), pool, salt, planner, depth)
         else:
-            reply, seconds = _called(run, worker, step_messages(conversation, step["task"], seen), salt)
+            reply, seconds = _call(run, worker, step_messages(conversation, step["task"], seen), salt)
         run.replies.append(reply)
         done.append(SeenStep(index, worker.handle, step["task"], reply))
         finished_s.append(started_s + seconds)
@@ -279,7 +279,7 @@ def _run(plan: Mapping[str, Any], conversation: Messages, pool: Pool, salt: str,
     return run
 
 
-def _voted(seen: Sequence[SeenStep]) -> str:
+def _vote(seen: Sequence[SeenStep]) -> str:
     replies = [step.reply for step in seen]
     return replies[majority(replies)] if replies else "There is nothing to vote on."
 
@@ -295,7 +295,7 @@ def _child(run: Run, messages: Messages, pool: Pool, salt: str, planner: Planner
     return child.reply, child.latency_s
 
 
-def _called(run: Run, worker: ArenaWorker, messages: Messages, salt: str) -> tuple[str, float]:
+def _call(run: Run, worker: ArenaWorker, messages: Messages, salt: str) -> tuple[str, float]:
     texts = [message["content"] for message in messages]
     prompt = read_prompt(messages, texts)
     reply = run_step(worker, prompt.question, prompt.task, prompt.seen, salt)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.core.pool.workers import NANO_PER_USD
 from policy.reward import DIAL
-from policy.statistics.tuning import Observation, WorkerResult, voted, workers_in
+from policy.statistics.tuning import Observation, WorkerResult, vote_result, workers_in
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -162,10 +162,10 @@ def search(observed: Sequence[Observation]) -> Worth:
 
 def gives(program: Program, observed: Observation) -> WorkerResult:
     """What the program gives on one question. Raises KeyError on a worker that was not asked it."""
-    first = voted(observed, program.first)
+    first = vote_result(observed, program.first)
     if _votes(observed, program.first) >= program.enough:
         return first
-    asked = voted(observed, (*program.first, *program.then))
+    asked = vote_result(observed, (*program.first, *program.then))
     last = asked if program.poll else observed.results[program.then[-1]]
     return WorkerResult(last.outcome, asked.cost_nano, last.answer)
 

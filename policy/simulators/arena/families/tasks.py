@@ -127,15 +127,15 @@ def _make_child(rng: Random, split: Split, task_id: str) -> Task:
 def understand(text: str) -> Problem | None:
     """What the text asks, or None when it is none of the known kinds of question."""
     flat = squeeze(text)
-    found: list[tuple[int, int, Problem]] = []
+    hits: list[tuple[int, int, Problem]] = []
     for family in FAMILIES:
         for phrasing in (*family.train, *family.held_out):
             for hit in phrasing.regex.finditer(flat):
-                found.append((hit.start(), hit.end(), Problem(family, tuple(sorted(hit.groupdict().items())))))
-    found.sort(key=lambda hit: (hit[0], -hit[1]))
+                hits.append((hit.start(), hit.end(), Problem(family, tuple(sorted(hit.groupdict().items())))))
+    hits.sort(key=lambda hit: (hit[0], -hit[1]))
     problems: list[Problem] = []
     end = -1
-    for start, stop, problem in found:
+    for start, stop, problem in hits:
         if start >= end:
             problems.append(problem)
             end = stop
