@@ -192,7 +192,7 @@ Every error is `{"error": {"message": …, "type": …, "param": …, "code": �
 
 
 def routes() -> Iterator[tuple[str, str, str, str]]:
-    """(listener, method, path, what it does) of every route; no application is built for it."""
+    """Return (listener, method, path, summary) of every route, without building an application."""
     listeners: dict[str, tuple[Any, ...]] = {
         "public": (OpenAIApi, ResponsesApi, TextsApi, OutcomesApi, HealthApi),
         "admin": (KeysApi, OrgsApi, CreditsApi, AuditApi, PoolsApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
@@ -206,7 +206,7 @@ def routes() -> Iterator[tuple[str, str, str, str]]:
 
 
 def told(names: Iterable[str], sentences: dict[str, str]) -> dict[str, str]:
-    """The sentences, in their order. Raises ValueError where they are not about exactly these names."""
+    """Return the sentences in the order of the names. Raises ValueError unless each name has one and no other."""
     known = set(names)
     if known != set(sentences):
         raise ValueError(f"scripts/api_reference.py: say what these are: {sorted(known ^ set(sentences))}")
@@ -214,26 +214,26 @@ def told(names: Iterable[str], sentences: dict[str, str]) -> dict[str, str]:
 
 
 def chat_headers() -> list[str]:
-    """The headers that the chat route documents about itself."""
+    """Return the request headers that the chat route documents."""
     return [*OWN_HEADERS, *CAP_HEADERS]
 
 
 def reply_header_names() -> set[str]:
-    """Every header about a rollout, from the functions that write them."""
+    """Return every header about a rollout, from the functions that write them."""
     record = RolloutRecord("", "", "", 0, "baton", "", "", [], {}, {}, "", fallback="x", capped="x")
     return {*reply_headers(record), *RateState(1, 1, 1, 1, 1.0).headers()}
 
 
 def error_classes(parent: type[BatonError] = BatonError) -> Iterator[type[BatonError]]:
-    """The error tree, parents first."""
+    """Return the classes of the error tree, parents first."""
     yield parent
     for child in parent.__subclasses__():
-        if child.__module__ == BatonError.__module__:  # others are never sent to a client
+        if child.__module__ == BatonError.__module__:  # clients get no other errors
             yield from error_classes(child)
 
 
 def given_codes() -> dict[str, set[str]]:
-    """Codes that the gateway's code gives to errors instead of the class's own, by class name."""
+    """Return the codes that the gateway passes to errors in place of the class's own, by class name."""
     given: dict[str, set[str]] = {"BadRequest": {*shapes.CODES, *FETCH_CODES.values()}}
     for path in sorted((ROOT / "gateway").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -276,7 +276,7 @@ def header_rows(*groups: dict[str, str]) -> list[tuple[str, ...]]:
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     told((c.__name__ for c in error_classes() if c.__name__ not in NEVER_SENT), ERRORS)
     request_headers = told(chat_headers(), REQUEST_HEADERS)
     reply_headers = told(reply_header_names(), REPLY_HEADERS)

@@ -1,4 +1,4 @@
-"""What becomes of each property of a chat request, for docs/api.md: fates are the code's, the sentences are here."""
+"""The table of chat request properties in docs/api.md: their fates come from the code, the sentences from here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.core.openai.chat import FIELDS
 
 FATES = {"read": "Baton acts on it", "last": "goes to the worker that answers", "refused": "a 400"}
 NOTES = {
-    # every property that Baton acts on or refuses, and those for workers that it also acts on
+    # every property that Baton uses or refuses, and those for workers that it uses too
     "model": "the policy, or one worker",
     "messages": "checked to the last part; a plan says which steps see them",
     "stream": "the last step's stream is the reply",
@@ -32,7 +32,7 @@ NOTES = {
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """(property, a good value, what becomes of it). Raises ValueError where a sentence is missing or about nothing."""
+    """Return rows of (property, good value, fate). Raises ValueError if a sentence is missing or has no property."""
     needed = {name for name, (fate, _, _) in FIELDS.items() if fate != "last"}
     if not needed <= NOTES.keys() <= FIELDS.keys():
         raise ValueError(f"scripts/chat_table.py: say what becomes of {sorted(needed ^ (NOTES.keys() & needed))}")

@@ -21,7 +21,7 @@ their prefixed forms. Units are in the names: `_s` seconds, `_ms` milliseconds, 
 
 
 def limits(field_metadata: list[object]) -> str:
-    """The bounds of a field as a person would write them: `0 < x ≤ 86400`."""
+    """Return the bounds of a field in mathematical notation: `0 < x ≤ 86400`."""
     found: dict[str, str] = {}
     for item in field_metadata:
         found |= {name: str(getattr(item, name)) for name in ("gt", "ge", "lt", "le") if hasattr(item, name)}
@@ -31,7 +31,7 @@ def limits(field_metadata: list[object]) -> str:
 
 
 def default(value: object) -> str:
-    """A default as it would be written in the environment; nothing for None."""
+    """Return a default as the environment holds it; an empty text for None."""
     if value is None:
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
@@ -48,5 +48,5 @@ def section(model: type[BaseModel]) -> str:
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     return HEAD + "".join(section(model) for model in SECTIONS)

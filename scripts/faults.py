@@ -51,7 +51,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> int:
-    """0 when every row held."""
+    """Run the rows; return 0 if all hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; default: all")
     parser.add_argument("--size", choices=("ci", "long"), default="long")
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _run(row: str, size: str) -> dict[str, Any]:
-    """Run the tests of one row; what they measured."""
+    """Run the tests of one row; return their measurements."""
     LINES.parent.mkdir(exist_ok=True)
     seen = LINES.stat().st_size if LINES.exists() else 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "5400", *ROWS[row]]
@@ -107,7 +107,7 @@ def _read() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Of the code under test: a tree with changes is a commit of its own."""
+    """Return the commit of the code under test; a tree with changes counts as another commit."""
     git = ("git", "-C", str(ROOT))
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout

@@ -31,7 +31,7 @@ Graph = Mapping[str, set[str]]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table: what was measured, what it may be at most, and what it counts."""
+    """One row of the table: the value, its limit, and the things it counts."""
 
     name: str
     value: str

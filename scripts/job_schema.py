@@ -1,4 +1,4 @@
-"""Writes gateway/api/operator/job.schema.json from policy's specs: what the gateway checks a submitted job by."""
+"""Writes gateway/api/operator/job.schema.json from policy's specs: the gateway checks submitted jobs by it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def schema() -> dict[str, Any]:
 
 
 def _untitled(value: Any) -> Any:
-    """Without the titles that pydantic makes of names."""
+    """Return the schema without the titles that pydantic derives from names."""
     if isinstance(value, list):
         return [_untitled(item) for item in value]
     if not isinstance(value, dict):
@@ -46,5 +46,5 @@ def _untitled(value: Any) -> Any:
 
 
 def render() -> str:
-    """The schema as the file holds it."""
+    """Return the text of the file."""
     return json.dumps(schema(), indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"

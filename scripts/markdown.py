@@ -9,7 +9,7 @@ LINE_CHARS_MAX = 120
 
 
 def code(text: object) -> str:
-    """As code."""
+    """Format as code."""
     return f"`{text}`"
 
 
@@ -20,7 +20,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def paragraph(text: str, indent: str = "") -> str:
-    """Text in lines; all but the first are indented."""
+    """Wrap a text; indent all lines but the first."""
     return textwrap.fill(text, LINE_CHARS_MAX, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

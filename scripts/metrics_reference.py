@@ -49,7 +49,7 @@ TYPES: tuple[tuple[type[MetricWrapperBase], str], ...] = (
 
 
 def instruments() -> Iterator[tuple[str, str, str, str]]:
-    """(name, type, labels, meaning) of everything the metrics adapter declares."""
+    """Return (name, type, labels, meaning) of each metric that the adapter declares."""
     for found in vars(PrometheusMetrics()).values():
         if isinstance(found, MetricWrapperBase):
             kind = next(name for of, name in TYPES if isinstance(found, of))
@@ -66,7 +66,7 @@ def read_when_asked() -> Iterator[tuple[str, str, str, str]]:
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     rows = [*instruments(), *read_when_asked()]
     lines = [f"| `{name}` | {kind} | {labels} | {what} |\n" for name, kind, labels, what in rows]
     return "".join([HEAD, *lines, TAIL, items(ALERTS.items())])

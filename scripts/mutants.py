@@ -1,4 +1,4 @@
-"""Mutation testing of what money rests on: `python -m scripts.mutants [--sample N] [--seed S] [MODULE …]`.
+"""Mutation testing of the modules that decide on money: `python -m scripts.mutants [--sample N] [--seed S] [MODULE …]`.
 
 Each mutant is one module with one small change (a comparison, a sign, a constant, a condition). It lives in a forked
 process that runs the module's own tests until the first failure; a mutant that all of them pass has survived, and is
@@ -77,7 +77,7 @@ class Mutant:
 
 
 class Replaced(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a tree instead of from its file."""
+    """Imports one module from a syntax tree in place of its file."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
@@ -85,14 +85,16 @@ class Replaced(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name != self._mutant.module:
             return None
-        return importlib.util.spec_from_file_location(name, _file(name), loader=self)  # with a place, for who asks
+        return importlib.util.spec_from_file_location(
+            name, _file(name), loader=self
+        )  # with a path, for code that reads it
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self._mutant.tree, self._mutant.module, "exec"), module.__dict__)  # noqa: S102 - that is the job
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
-    """Every one-step change of the module's code; annotations, texts and what is raised are left alone."""
+    """Yield every one-step change of the module's code, except in annotations, texts and raised errors."""
     tree = _tree(module)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
     told = {id(part) for node in nodes for top in _told(node) for part in ast.walk(top)}
@@ -124,7 +126,7 @@ def _file(module: str) -> Path:
 
 
 def _changes(node: ast.AST) -> int:
-    """How many ways there are to change a node."""
+    """Return the number of ways to change a node."""
     if isinstance(node, ast.Compare):
         return len(node.ops)
     if isinstance(node, ast.BinOp | ast.AugAssign):
@@ -141,7 +143,7 @@ def _changes(node: ast.AST) -> int:
 
 
 def _apply(node: ast.AST, change: int) -> str:
-    """Change a node in place; what was done."""
+    """Change a node in place; return a description of the change."""
     before = ast.unparse(node).splitlines()[0][:70]
     if isinstance(node, ast.Compare):
         node.ops[change] = COMPARE[type(node.ops[change])]()
@@ -164,7 +166,7 @@ def _apply(node: ast.AST, change: int) -> str:
 
 
 def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
-    """Whether every test passes on the mutant. One that hangs, or cannot be imported, is noticed."""
+    """Return whether every test passes on the mutant. A hang or a failed import counts as noticed."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(MUTANT_S)
@@ -182,7 +184,7 @@ def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
 
 
 def main() -> int:
-    """Run them all, or a sample."""
+    """Run all mutants, or a sample."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="*", default=list(TESTS), help=f"of {', '.join(TESTS)}; default: all")
     parser.add_argument("--sample", type=int, default=0, help="so many of each module, drawn evenly; 0: all")

@@ -18,5 +18,5 @@ def schema() -> dict[str, Any]:
 
 
 def render() -> str:
-    """The schema as the file holds it."""
+    """Return the text of the file."""
     return json.dumps(schema(), indent=2, ensure_ascii=False, sort_keys=True) + "\n"

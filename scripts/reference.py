@@ -1,4 +1,4 @@
-"""Writes the generated pages under docs/ anew, or with --check says which of them are not current (exit 1)."""
+"""Write the generated pages under docs/, or with --check name those that are not current (exit 1)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = (
 
 
 def main() -> int:
-    """0 when every page is what it should be."""
+    """Return 0 if every page is current, else 1."""
     stale = 0
     for page in PAGES:
         if "--check" not in sys.argv[1:]:

@@ -1,4 +1,4 @@
-"""Write docs/responses.md: what becomes of every property of a Responses request, from the table that decides it."""
+"""Write docs/responses.md: the fate of each property of a Responses request, from the table that decides it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ FATES = {
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the page."""
     good = {name: good for name, (_, _, good) in FIELDS.items()} | {"include": "a list of the names below"}
     rows = [(code(name), good[name], FATES[fate]) for name, (fate, _, _) in FIELDS.items()]
     kinds = ", ".join(map(code, KINDS))

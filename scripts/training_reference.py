@@ -22,6 +22,6 @@ def table() -> str:
 
 
 def render() -> str:
-    """The page with its table written anew. Raises ValueError where a marker is missing."""
+    """Return the page with a new table. Raises ValueError if a marker is missing."""
     page = PROSE.read_text(encoding="utf-8")
     return page[: page.index(HEAD)] + table() + page[page.index(END) :]
