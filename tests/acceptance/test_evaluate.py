@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.acceptance.test_show import ROOT
+from tests.waiting import BOUND_S
 
 N = 150  # so many that the second policy is under way when the first one is done
 
@@ -20,12 +21,16 @@ def command(out: Path, *more: str) -> list[str]:
 
 def test_ctrl_c_leaves_no_report_and_the_same_command_finishes_it(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    with subprocess.Popen(command(out), cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:
+    # a job in the background ignores SIGINT, and its children inherit that; they do not inherit a handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    program = subprocess.Popen(command(out), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
+    with program:
         assert program.stderr is not None
         first = next(line for line in program.stderr if ": right" in line)
         program.send_signal(signal.SIGINT)
         rest = program.stderr.read()
-        assert program.wait(60) == 130, rest
+        assert program.wait(BOUND_S) == 130, rest
     assert first.startswith("[1/10] fixed:")
     assert "the same command goes on from there" in rest
     assert "Traceback" not in rest
