@@ -217,7 +217,7 @@ async def test_a_top_up_brings_a_scope_below_zero(office: Office) -> None:
         await office.admin.credit(replace(asked, amount_nano=131), NOW, ANN)
 
 
-async def test_what_was_never_charged_cannot_be_given_back(office: Office) -> None:
+async def test_only_a_settled_charge_can_be_credited(office: Office) -> None:
     with pytest.raises(NotFound):
         await office.admin.credit(CreditRequest(new_id(), 1, charge="h9"), NOW, ANN)
     rollout = new_id()

@@ -249,7 +249,7 @@ async def test_a_lease_given_before_the_clock_was_set_back_is_cut(shared: Shared
     assert list(await budgets.expired(10)) == ["dead"]
 
 
-async def test_what_became_of_holds_can_be_asked(budgets: Budgets) -> None:
+async def test_settled_returns_the_end_of_each_hold(budgets: Budgets) -> None:
     for hold_id in ("open", "spent", "free"):
         await budgets.hold(hold_id, 9, 9, [ORG], LEASE_S)
     await budgets.post("spent", 4)

@@ -65,7 +65,7 @@ async def find(conversations: Conversations, *marks: str, key: str = "key1") -> 
     return await conversations.find(key, marks)
 
 
-async def test_what_is_remembered_is_found(conversations: Conversations) -> None:
+async def test_find_returns_the_worker_that_answered(conversations: Conversations) -> None:
     assert await find(conversations, "a") is None
     await conversations.remember(answered("alpha", a=60, b=60))
     assert await find(conversations, "a") == "alpha"

@@ -50,7 +50,7 @@ def _events(n: int) -> list[Event]:
     return [event("settle", {"hold_id": f"h{i}", "text": "é\ud800\x00 ∑"}) for i in range(n)]
 
 
-async def test_what_was_appended_is_there_when_append_returns(world: World) -> None:
+async def test_an_event_is_written_when_append_returns(world: World) -> None:
     for one in _events(3):
         await world.journal.append(one)
         assert world.written()[-1] == one

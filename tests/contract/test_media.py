@@ -142,7 +142,9 @@ async def test_bytes_come_with_their_type(source: tuple[MediaSource, str], path:
         ("/large.png", "image", "media_too_large"),
     ],
 )
-async def test_what_cannot_be_used_is_named(source: tuple[MediaSource, str], path: str, kind: str, code: str) -> None:
+async def test_a_file_that_cannot_be_used_is_refused_by_name(
+    source: tuple[MediaSource, str], path: str, kind: str, code: str
+) -> None:
     port, base = source
     with pytest.raises(BadRequest) as refused:
         await port.fetch(part(base + path, kind))

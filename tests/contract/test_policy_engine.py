@@ -144,7 +144,7 @@ async def test_a_bad_version_is_refused_by_name_and_the_engine_goes_on(how: str,
     assert (await ask(scene.conductor, good))[0] == before
 
 
-async def test_what_does_not_fit_is_refused_until_something_goes(scene: Scene) -> None:
+async def test_a_version_above_the_limit_is_refused_until_one_is_unloaded(scene: Scene) -> None:
     room = PRESENT - len(scene.at_start)
     versions = [names() for _ in range(room + 1)]
     directory = scene.make(1)

@@ -149,7 +149,7 @@ async def test_a_request_without_tokens_leaves_the_window_too(make: Make) -> Non
     assert await limits.admit("k", "b", 0, 1, 10, None) == RateState(1, 0, 10, 10)
 
 
-async def test_the_longest_wait_is_told(limits: RateLimits) -> None:
+async def test_the_limit_with_the_longest_wait_is_named(limits: RateLimits) -> None:
     await limits.admit("k", "a", 100, 1, 100, None)
     with pytest.raises(RateLimited, match="requests a minute"):
         await limits.admit("k", "b", 1, 1, 100, None)

@@ -148,7 +148,7 @@ async def test_a_share_is_one_of_four(registry: Any, tmp_path: Path) -> None:
         await registry.canary(two, 50, by="a")
 
 
-async def test_what_is_not_there_is_not_found(registry: Any) -> None:
+async def test_an_unknown_version_is_not_found(registry: Any) -> None:
     for name in ("conductor@9", "other@1"):
         with pytest.raises(NotFound):
             await registry.get(name)

@@ -136,7 +136,7 @@ async def test_a_past_that_was_erased_is_near_to_nothing(both: Both) -> None:
     assert set(tasks) == {None}
 
 
-async def test_a_database_that_is_away_is_said() -> None:
+async def test_a_database_that_is_away_is_unavailable() -> None:
     fake = FakeStore()
     fake.away = True
     real = PostgresStore(async_engine("postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1))

@@ -43,7 +43,7 @@ async def test_an_outcome_credits_each_finished_step_of_a_model_worker(world: Wo
     assert (alpha.n, alpha.success_mean, alpha.cost_nano_mean, alpha.latency_ms_mean) == (1, 0.5, 400, 100)
 
 
-async def test_what_another_version_of_a_worker_did_does_not_count(world: World) -> None:
+async def test_steps_of_another_version_of_a_worker_do_not_count(world: World) -> None:
     await world.judge(await world.rollout(steps=[a_step(0, "alpha")]), 1.0)
     assert [one.n for one in await world.store.experience_near(None, [], {"alpha": "1"}, 8)] == [1]
     assert await world.store.experience_near(None, [], {"alpha": "2"}, 8) == []
@@ -76,14 +76,14 @@ async def test_only_similar_tasks_count(world: World) -> None:
     assert await near(world, "a poem about the sea", k=6) == {"alpha": (3, 0.0)}
 
 
-async def test_what_is_near_is_measured_against_all_workers_together(world: World) -> None:
+async def test_nearness_is_relative_to_the_steps_of_all_workers(world: World) -> None:
     for worker, text in (("alpha", "what is 17 plus 25?"), ("beta", "write a poem about the sea at night")):
         rollout_id = await world.rollout(request=_request(text), steps=[a_step(0, worker)], task_type=None)
         await world.judge(rollout_id, 1.0)
     assert await near(world, "what is 4 plus 5?") == {"alpha": (1, 1.0)}  # beta's poem says nothing of its sums
 
 
-async def test_what_is_newer_counts_for_more(world: World) -> None:
+async def test_newer_steps_count_for_more(world: World) -> None:
     for n in range(100):
         rollout_id = await world.rollout(steps=[a_step(0)])
         await world.judge(rollout_id, float(n < 60), NOW + timedelta(seconds=n))
@@ -96,7 +96,7 @@ async def test_what_is_newer_counts_for_more(world: World) -> None:
     assert latest == 0.0
 
 
-async def test_what_a_worker_did_of_another_kind_makes_nothing_older(world: World) -> None:
+async def test_steps_of_another_kind_do_not_age_a_step(world: World) -> None:
     sums, poem = "what is 17 plus 25?", "write a poem about the sea at night"
     for n, text in enumerate([sums] * 20 + [poem] * 20):
         rollout_id = await world.rollout(request=_request(text), steps=[a_step(0)], task_type=None)

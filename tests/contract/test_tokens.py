@@ -111,7 +111,7 @@ def test_no_piece_of_a_megabyte_keeps_the_interpreter_for_long(name: str) -> Non
     assert longest < 0.05
 
 
-async def test_what_takes_too_long_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_count_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "COUNT_S_MAX", 0.0)
     assert await Tokenizers().count(worker("o200k_base"), [WORDS], 10**9) is None
 

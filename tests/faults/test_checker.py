@@ -50,14 +50,14 @@ TAMPERED = (
 )
 
 
-def test_what_is_within_its_caps_is_let_pass() -> None:
+def test_a_rollout_within_its_caps_passes() -> None:
     _caps(GOOD, bounded=True)
     _policy(GOOD)
     _policy({**GOOD, "policy_used": "fixed:alpha", "versions": 0, "version": None, "conducted": False})
 
 
 @pytest.mark.parametrize("over", OVER, ids=[next(iter(over)) for over in OVER])
-def test_what_is_over_a_cap_is_named(over: dict[str, Any]) -> None:
+def test_a_rollout_over_a_cap_is_named(over: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match="I5"):
         _caps({**GOOD, **over}, bounded=True)
 
@@ -75,7 +75,7 @@ def test_calls_that_only_touch_were_not_at_one_time(spans: Sequence[tuple[int, i
     assert at_once([[{"started_us": began, "finished_us": ended} for began, ended in spans]]) == most
 
 
-async def test_what_is_changed_by_hand_is_found(here: Site) -> None:
+async def test_the_checker_finds_changes_made_by_hand(here: Site) -> None:
     await here.gateway()
     await here.new_key()
     client = Client(here)

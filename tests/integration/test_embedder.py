@@ -89,7 +89,7 @@ BAD: dict[str, Handler] = {
 
 
 @pytest.mark.parametrize("how", list(BAD))
-async def test_what_is_no_vector_is_unavailable(how: str) -> None:
+async def test_a_reply_that_is_no_vector_is_unavailable(how: str) -> None:
     async with embedder_on(BAD[how]) as embedder:
         with pytest.raises(Unavailable, match="embedder"):
             await embedder.embed("a cat")

@@ -147,7 +147,7 @@ async def test_a_stream_whose_reader_left_is_kept_whole() -> None:
         assert len(kit.workers.calls) == 1
 
 
-async def test_what_never_began_is_not_kept() -> None:
+async def test_a_request_that_never_began_is_not_stored_for_replay() -> None:
     kit = Kit()
     async with served(kit) as gateway:
         bad = await send(gateway, temperature="hot")

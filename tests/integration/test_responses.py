@@ -339,7 +339,7 @@ async def test_a_response_is_judged_by_its_id_and_graded_by_task() -> None:
         assert rollout["request"]["messages"] == [{"role": "user", "content": "What is 6 times 7?"}]
 
 
-async def test_what_is_not_supported_is_refused_by_name_before_anything_is_spent() -> None:
+async def test_unsupported_properties_are_refused_by_name_before_any_spending() -> None:
     kit = Kit()
     async with served(kit) as gateway:
         for body, status, param in (

@@ -234,7 +234,7 @@ async def test_a_rollout_to_keep_that_comes_while_its_month_is_dropped_stays(
     assert (await log.counts())["rollouts"] == 1
 
 
-async def test_what_a_rollout_is_told_while_its_month_is_dropped_goes_too(
+async def test_outcomes_that_arrive_while_their_month_is_dropped_go_too(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untold = [await log.add(JUNE)]
@@ -276,7 +276,7 @@ async def test_this_month_and_the_next_have_tables_before_anything_is_of_them(lo
     assert await log.lies_in(rollout_id) == [f"months.{name}_2032_01" for name in ("rollouts", "rounds", "steps")]
 
 
-async def test_what_has_no_month_yet_is_stored_and_moved_there_with_all_of_it(log: Log) -> None:
+async def test_rollouts_of_a_month_without_a_table_move_there_with_all_their_rows(log: Log) -> None:
     at = datetime(2033, 3, 3, tzinfo=UTC)
     ids = [await log.add(at + timedelta(days=days)) for days in (0, 1, 40)]
     await log.add(JUNE)

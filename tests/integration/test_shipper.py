@@ -114,7 +114,7 @@ def holds(n: int) -> list[Event]:
     return [hold_event(f"h{i}", new_id(), i, ("org:a", None)) for i in range(n)]
 
 
-async def test_what_is_appended_is_in_postgres_soon(log: Log, pg_engine: AsyncEngine) -> None:
+async def test_appended_events_reach_postgres(log: Log, pg_engine: AsyncEngine) -> None:
     log.start()
     record = a_rollout()
     await log.append(hold_event("h", record.id, 9_000, ("org:acme", None)))

@@ -211,7 +211,7 @@ def test_batches_are_bounded_and_lose_nothing(database_url: str, add: Add) -> No
     assert statements == "repeatable read"
 
 
-def test_what_arrives_meanwhile_is_not_in_the_file(database_url: str, add: Add) -> None:
+def test_rollouts_that_arrive_during_an_export_are_not_in_it(database_url: str, add: Add) -> None:
     first = add()
     with curated(database_url, Selection(), FEW_KEYS) as found:
         add()
@@ -229,7 +229,7 @@ def test_too_large_a_selection_is_refused(database_url: str, add: Add) -> None:
 # ---------------------------------------------------------------- files
 
 
-def test_what_a_client_said_of_its_outcome_is_exported(
+def test_the_metadata_of_an_outcome_is_exported(
     database_url: str, connection: Connection, add: Add, tmp_path: Path
 ) -> None:
     record = add(0.0)
@@ -386,7 +386,7 @@ def test_the_command_says_what_it_did(
         (["--database-url", "postgresql://u:hidden@127.0.0.1:1/d"], 1, "PostgreSQL is away: "),
     ],
 )
-def test_what_is_wrong_is_one_line_and_nothing_is_written(
+def test_a_bad_export_is_one_line_and_writes_nothing(
     arguments: list[str],
     status: int,
     said: str,

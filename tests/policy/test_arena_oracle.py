@@ -91,7 +91,7 @@ def test_drafts_are_bought_by_price_and_reviews_by_quality() -> None:
 
 
 @pytest.mark.parametrize("name", ["crates", "change", "race", "bill"])
-def test_what_nobody_can_do_goes_to_the_cheapest(name: str) -> None:
+def test_a_task_that_no_worker_can_do_goes_to_the_cheapest(name: str) -> None:
     pool = (worker("dear", "20", dates=0.9), worker("cheap", "0.2", dates=0.9), VOTE_TOOL)
     assert handles(oracle_plan(make_family_task(name, 0).text, None, pool)) == ["cheap"]
 

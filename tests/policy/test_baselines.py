@@ -106,7 +106,7 @@ async def test_parameters_follow_from_the_training_prompts(replay: ReplayEnviron
     assert (await figures(replay, tuning.moa(observed)))[2] == 3.0
 
 
-async def test_what_is_computed_from_single_picks_is_what_running_gives(replay: ReplayEnvironment) -> None:
+async def test_values_computed_from_single_workers_equal_those_of_a_run(replay: ReplayEnvironment) -> None:
     observed = {each.question: each for each in await trained(replay)}
     categories = tuning.categories(list(observed.values()))
     for prompt in replay.prompts("train", 30, 0):

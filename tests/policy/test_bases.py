@@ -155,7 +155,9 @@ def torn(base: Path) -> None:
         (torn, "bytes long, its header says"),
     ],
 )
-def test_what_is_no_base_is_refused_in_one_line(base: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_a_directory_that_is_no_base_is_refused_in_one_line(
+    base: Path, spoil: Callable[[Path], None], message: str
+) -> None:
     spoil(base)
     with pytest.raises(BatonError, match=message):
         seal(base)

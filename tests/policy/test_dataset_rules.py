@@ -92,7 +92,7 @@ def test_the_reward_is_the_training_reward_at_the_dial_shown() -> None:
     assert rules.reward_of(a_row(latency_ms=None, cost_nano=0, quality=None), True, weights) == 1.0
 
 
-def test_what_can_be_read_is_kept_where_no_tokens_are_asked_for() -> None:
+def test_rows_without_tokens_stay_where_no_tokens_are_required() -> None:
     bare = a_row(plan_token_ids=[], outcome_n=0, workers_used=(("gone", "9"),))
     assert rules.why_left_out(bare, Rules(tokens_required=False), min_outcomes=0) is None
 

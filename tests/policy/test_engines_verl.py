@@ -104,7 +104,7 @@ def test_the_command_writes_a_run_whole_or_not_at_all(tmp_path: Path, capsys: py
 
 
 @pytest.mark.train
-def test_what_verl_cannot_take_is_refused_by_name(tmp_path: Path) -> None:
+def test_rows_that_verl_cannot_use_are_refused_by_name(tmp_path: Path) -> None:
     def write(changed: list[EngineRow], settings: EngineSettings, gpus: int = 2) -> None:
         write_run(changed, "m", tmp_path / "run", settings, nodes=1, gpus=gpus)
 

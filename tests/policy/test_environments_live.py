@@ -95,7 +95,7 @@ async def test_the_dollar_cap_stops_a_live_job_cleanly(gateway: Served, replay: 
     await env.close()
 
 
-async def test_what_the_gateway_charges_beyond_our_prices_is_spent(gateway: Served, replay: ReplayEnvironment) -> None:
+async def test_charges_above_our_prices_count_as_spent(gateway: Served, replay: ReplayEnvironment) -> None:
     env = live(gateway, replay, spend())
     prompt = env.prompts("train", 1, 0)[0]
     dear = next(spec for spec in prompt.pool if spec.name == "dear")

@@ -83,7 +83,7 @@ async def test_refusals_are_the_gateways_errors(status: int, kind: type[Upstream
     assert workers.seconds == {}
 
 
-async def test_what_is_not_simulated_is_not_invented() -> None:
+async def test_a_worker_that_is_not_simulated_is_an_error() -> None:
     workers = SpeakerWorkers(ArenaSpeaker(STANDARD, 0))
     with pytest.raises(UpstreamError, match="worker m is not simulated here"):
         await workers.complete(call())
@@ -124,7 +124,7 @@ async def test_a_pool_that_cannot_carry_a_baseline_out_refuses_by_name() -> None
             await vote(["cedar", "comet"]).plan(posed.situation, record, meter, None)  # type: ignore[arg-type]
 
 
-async def test_a_prompt_that_is_only_posed_calls_nobody() -> None:
+async def test_posing_a_prompt_calls_no_worker() -> None:
     nobody = _NoWorkers()
     for asked in (nobody.complete(call()), anext(nobody.stream(call()))):
         with pytest.raises(BatonError, match="no worker is called while a prompt is posed"):

@@ -61,7 +61,7 @@ def test_the_weights_that_sampled_a_plan_score_it_as_it_was_logged(rows: list[Ro
             assert new == pytest.approx(old if decides else 0.0, abs=1e-4)
 
 
-def test_what_the_grammar_forbids_has_no_probability(rows: list[Row], scorer: Scorer) -> None:
+def test_tokens_that_the_grammar_forbids_have_no_probability(rows: list[Row], scorer: Scorer) -> None:
     call = read(rows, PROMPT).calls[0]
     row = call.row
     wrong = list(row.plan_token_ids)

@@ -283,7 +283,7 @@ def test_a_file_too_long_or_cut_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="the recorded answers are not beside the repository")
-def test_estimates_hold_on_what_real_models_said() -> None:
+def test_estimates_hold_on_recorded_replies_of_real_models() -> None:
     workers = ["gpt-4o-2024-05-13", "gpt-4o-mini-2024-07-18", "claude-3-haiku-20240307", "gemini-1.5-flash"]
     lines = compare(read_world(RECORDED, workers, RewardSettings()), logs=1_200, repeats=6)
     by_name = {(line.policy, line.estimator): line for line in lines}

@@ -113,7 +113,7 @@ def test_a_job_of_other_arguments_is_not_taken_for_this_one(places: Places) -> N
 # ---------------------------------------------------------------- the whole
 
 
-def test_what_is_finished_is_not_done_again(
+def test_a_finished_part_does_not_run_again(
     places: Places, programs: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for directory in (places.start, places.conductor):

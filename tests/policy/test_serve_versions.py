@@ -88,7 +88,9 @@ def test_an_adapter_is_its_product_added_to_the_base(
         ({"r": 3}, "at rank 3"),
     ],
 )
-def test_what_cannot_be_merged_is_named(config: dict[str, Any], said: str, base: Path, tmp_path: Path) -> None:
+def test_an_adapter_that_cannot_be_merged_is_refused_by_name(
+    config: dict[str, Any], said: str, base: Path, tmp_path: Path
+) -> None:
     adapter = write_adapter(base, tmp_path / "a", 1)
     edit(adapter / "adapter_config.json", **config)
     with pytest.raises(VersionRefused, match=said):
@@ -155,7 +157,7 @@ async def test_an_adapter_finds_its_base_served_or_beside_it_or_is_refused(base:
 # ---------------------------------------------------------------- bounds and proof
 
 
-async def test_what_leaves_counts_until_its_last_request_has_ended(
+async def test_an_unloaded_version_counts_until_its_last_request_ends(
     versions: Versions, base: Path, tmp_path: Path
 ) -> None:
     made = {f"full@{seed}": write_full(base, tmp_path / str(seed), seed) for seed in (1, 2, 3)}

@@ -116,7 +116,7 @@ async def test_lessons_are_what_the_server_would_show_and_decode(tmp_path: Path)
     assert any(" right" not in each.prompt for each in told)
 
 
-async def test_nothing_to_learn_is_said() -> None:
+async def test_no_training_question_is_an_error() -> None:
     with pytest.raises(ValueError, match="no training question"):
         await lessons(None, [], Worth((), (), None, None, None), [], (), None, 1, 0)  # type: ignore[arg-type]
 
@@ -194,7 +194,7 @@ def test_workers_that_are_all_alike_leave_the_cheapest() -> None:
     assert worth.dial(worth.prices(0.005), 0.005) == [{"c": Program(("c",))}] * (QUALITY_MAX + 1)
 
 
-def test_who_speaks_for_those_that_agree_is_chosen() -> None:
+def test_of_workers_that_agree_the_one_with_a_valid_answer_is_chosen() -> None:
     """Both give the same answer, and only one of them writes it so that it counts."""
 
     def asked(i: int) -> Observation:

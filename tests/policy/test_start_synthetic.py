@@ -263,7 +263,7 @@ def test_digests_name_agreement_failure_and_partial_results() -> None:
 
 
 @pytest.mark.parametrize("text", ["$", "$$", "$$$", "$$$$", "free", "fast", *(f"right{n}" for n in range(11))])
-def test_what_a_pool_line_says_is_one_token_each(text: str) -> None:
+def test_each_word_of_a_pool_line_is_one_token(text: str) -> None:
     assert tokenizer().encode(f" {text}").tokens == [f"Ġ{text}"]
 
 

@@ -159,7 +159,7 @@ def test_a_choice_is_of_different_questions_and_a_function_of_the_seed(n: int, e
     assert len(set(first)) == len(first) == min(n, 40)
 
 
-def test_what_a_curriculum_has_learnt_survives_a_checkpoint() -> None:
+def test_the_state_of_a_curriculum_survives_a_checkpoint() -> None:
     one, other = curriculum(), curriculum()
     one.learn("q1", [1.0, 0.0, 1.0])
     one.learn("q1", [1.0])

@@ -87,7 +87,7 @@ async def test_every_property_for_workers_reaches_the_one_that_answers(name: str
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS.keys() - set(LAST) - {"model", "messages", "moderation"}))
-async def test_what_baton_acts_on_stays_here(name: str) -> None:
+async def test_properties_that_baton_acts_on_do_not_reach_the_worker(name: str) -> None:
     kit = Kit(workers={"alpha": Says()})
     await kit.serve(ask(model="alpha", **BESIDE.get(name, {})) | {name: VALUES[name][0][-1]})
     assert name not in kit.workers.calls[0].body
@@ -262,7 +262,7 @@ async def test_only_the_choices_that_are_wrong_are_asked_for_again() -> None:
     "reply",
     [Says(BAD, finish_reason="length"), Says(None, tool_calls=[{"id": "1", "type": "function", "function": {}}])],
 )
-async def test_what_is_cut_short_or_a_tool_call_is_passed_on(reply: Says) -> None:
+async def test_a_truncated_reply_or_a_tool_call_is_passed_on(reply: Says) -> None:
     kit = Kit(workers={"alpha": reply})
     assert (await kit.serve(ask(model="alpha", response_format=STRICT, tools=[TOOL]))).error is None
 
@@ -335,7 +335,7 @@ async def test_the_tier_is_the_one_that_was_used(told: str | None, tier: str) ->
 
 
 @pytest.mark.parametrize(("store", "train"), [(False, False), (True, True), (None, True)])
-async def test_what_is_not_to_be_stored_trains_nobody(store: bool | None, train: bool) -> None:
+async def test_a_request_with_store_false_is_not_for_training(store: bool | None, train: bool) -> None:
     assert (await Kit().serve(ask(store=store))).record.train is train
 
 
@@ -387,6 +387,6 @@ async def test_progress_tells_of_plans_and_steps_without_their_texts() -> None:
     assert "secret" not in json.dumps(news)
 
 
-async def test_nobody_is_told_who_did_not_ask() -> None:
+async def test_progress_goes_only_to_clients_that_ask() -> None:
     _, pieces = await streamed(Kit(), ask())
     assert not any(isinstance(piece, ProgressNote) for piece in pieces)

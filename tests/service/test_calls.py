@@ -151,7 +151,7 @@ async def test_a_failure_with_a_status_costs_nothing_and_one_without_the_bound()
     assert [record.counted_by for record in bench.records] == [None, "bound", None]
 
 
-async def test_a_stream_that_was_cut_costs_what_it_said() -> None:
+async def test_a_stream_that_was_cut_costs_its_text_so_far() -> None:
     bench = Bench(Says("one two three", dies_after=3))
     with pytest.raises(UpstreamProtocol):
         await bench.stream()
@@ -170,7 +170,7 @@ async def test_a_good_call_is_one_try() -> None:
 
 
 @pytest.mark.parametrize("how", ["complete", "stream"])
-async def test_what_may_pass_is_tried_again(how: str) -> None:
+async def test_errors_that_may_pass_are_tried_again(how: str) -> None:
     bench = Bench(BUSY, UpstreamTimeout("slow"), Says("fine"))
     await (bench.complete() if how == "complete" else bench.stream())
     assert bench.announced == [1, 2, 3]

@@ -81,7 +81,7 @@ async def test_a_round_keeps_the_dial_that_its_prompt_showed(
 
 
 @pytest.mark.parametrize("logged", [{}, {"handles": None, "depth_capped": [], "steps_max": 1, "first_index": 0}])
-def test_what_is_no_limits_of_a_plan_is_refused(logged: dict[str, object]) -> None:
+def test_bad_limits_of_a_plan_are_refused(logged: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="limits of a plan"):
         limits_from_json(logged)
     allowed = PlanLimits(("a", "b"), 3, 2, frozenset({"c"}))

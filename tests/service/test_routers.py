@@ -143,7 +143,7 @@ async def test_where_the_rule_explores_it_tries_the_unknown_but_not_what_failed(
 
 
 @pytest.mark.parametrize(("metadata", "temperature"), [({}, 1.0), ({"train": "false"}, 0.0)])
-async def test_what_is_never_trained_on_is_never_explored(metadata: dict[str, str], temperature: float) -> None:
+async def test_requests_not_for_training_are_never_explored(metadata: dict[str, str], temperature: float) -> None:
     made = kit({})
     made.completer._admission._policies = replace(made.completer._admission._policies, explore_share=1.0)
     running = await made.serve(ask(model="baton/conductor", metadata=metadata))

@@ -77,7 +77,7 @@ async def test_a_shadow_calls_no_worker_and_costs_the_client_nothing(tmp_path: P
     assert await kit.posted_nano() == await alone.posted_nano()
 
 
-async def test_nobody_waits_for_a_shadow(tmp_path: Path) -> None:
+async def test_a_request_does_not_wait_for_its_shadow(tmp_path: Path) -> None:
     kit = await two(tmp_path, plan(("birch", None, [])))
     never = asyncio.Event()
     real = kit.shadows._learned.plan

@@ -145,7 +145,7 @@ async def test_a_lookup_that_is_away_is_counted_and_fails_nothing() -> None:
     assert kit.metrics.degradations == ["sticky", "sticky"]  # looking and remembering
 
 
-async def test_a_first_turn_and_a_worker_by_name_ask_nobody() -> None:
+async def test_a_first_turn_and_a_worker_by_name_look_up_no_conversation() -> None:
     kit = Kit((TO_BETA,))
     first = await kit.serve()
     direct = await kit.serve(ask(model="alpha"))
@@ -155,7 +155,7 @@ async def test_a_first_turn_and_a_worker_by_name_ask_nobody() -> None:
     assert first.record.answered_by == "beta"
 
 
-async def test_a_reply_by_vote_belongs_to_nobody() -> None:
+async def test_a_reply_by_vote_has_no_worker_to_return_to() -> None:
     script = plan(("atlas", None, []), ("birch", None, []), ("tally", None, "all"))
     kit = Kit((script, TO_ALPHA))
     first = await kit.serve()

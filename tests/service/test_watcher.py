@@ -94,7 +94,7 @@ async def test_two_watchers_roll_back_once(tmp_path: Path, monkeypatch: pytest.M
     assert kit.watched.rollbacks == []
 
 
-async def test_what_is_compared_covers_the_time_before_the_last_step(
+async def test_the_comparison_covers_the_time_before_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = await trial(tmp_path, GOOD, watch=WatchLimits(window_s=600.0, latest=77))

@@ -32,7 +32,7 @@ def test_the_end_completes_an_event_without_its_blank_line() -> None:
 
 
 @pytest.mark.parametrize("stream", [b"x" * 200, b"data: x\n" * 20, b"data: \xff\n"])
-def test_what_is_no_event_stream_is_an_error(stream: bytes) -> None:
+def test_bytes_that_are_no_event_stream_are_an_error(stream: bytes) -> None:
     with pytest.raises(SseError):
         SseParser(100).feed(stream)
 

@@ -53,7 +53,7 @@ def test_a_step_without_task_gets_the_conversation_word_for_word() -> None:
     assert CHAT[0]["content"] == "Be brief."  # a copy
 
 
-def test_what_it_sees_stands_before_the_last_question() -> None:
+def test_replies_that_a_step_sees_stand_before_the_last_question() -> None:
     messages = step_messages(CHAT, None, [SeenStep(0, "atlas", None, "31")])
     assert [*messages[:3], messages[4]] == CHAT
     assert messages[3] == {

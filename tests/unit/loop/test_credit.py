@@ -32,7 +32,7 @@ def test_voters_are_judged_by_the_answer_that_won() -> None:
     assert credits(PASSED_OVER, 1.0) == {0: 1.0, 1: 0.0, 2: 1.0}
 
 
-def test_what_a_voter_had_seen_went_into_nothing_but_its_vote() -> None:
+def test_replies_that_only_a_voter_saw_count_for_its_vote_alone() -> None:
     helped = [
         tried(0, "a hint"),
         tried(1, "Answer: 4", [0]),

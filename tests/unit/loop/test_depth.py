@@ -10,7 +10,7 @@ from gateway.core.loop.depth import DEPTH_MAX, sign, verify
 
 
 @given(st.integers(0, DEPTH_MAX), st.binary(max_size=40))
-def test_what_is_signed_is_read(depth: int, secret: bytes) -> None:
+def test_a_signed_depth_is_verified(depth: int, secret: bytes) -> None:
     assert verify(sign(depth, secret), secret) == depth
     assert verify(sign(depth, secret), secret + b"x") is None
 

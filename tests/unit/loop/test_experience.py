@@ -95,7 +95,7 @@ def test_vectors_of_two_models_are_strangers() -> None:
 
 
 @pytest.mark.parametrize("bad", [[], [0.0, 0.0], [1.0, float("nan")], [float("inf")]])
-def test_what_is_no_direction_is_no_embedding(bad: list[float]) -> None:
+def test_a_vector_without_a_finite_direction_is_no_embedding(bad: list[float]) -> None:
     with pytest.raises(ValueError, match="finite"):
         project(bad, "model")
 
@@ -114,7 +114,7 @@ def test_likeness_does_not_depend_on_scale_or_offset(found: list[float], by: flo
     assert max(likeness(found)) == pytest.approx(1)
 
 
-def test_what_is_half_near_counts_half() -> None:
+def test_a_step_that_is_half_near_counts_half() -> None:
     found = [nearness(alike) for alike in (0.0, NEAR, (NEAR + NEAREST) / 2, NEAREST, 1.0)]
     assert found == pytest.approx([0, 0, 0.5, 1, 1])
 
@@ -165,7 +165,7 @@ def test_hope_tries_the_unknown_and_gives_up_on_what_fails() -> None:
 
 
 @given(st.floats(0, 1), st.integers(0, 10_000))
-def test_what_was_seen_pulls_the_mean_towards_it(mean: float, n: int) -> None:
+def test_experience_pulls_the_prior_towards_its_mean(mean: float, n: int) -> None:
     smoothed = smoothed_success(WEIGHTS, mean, n)
     low, high = sorted((mean, 2 / 3))
     assert low - 1e-9 <= smoothed <= high + 1e-9

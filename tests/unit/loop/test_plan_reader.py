@@ -80,7 +80,7 @@ def test_nothing_after_the_array_is_a_step() -> None:
         '{"steps": {"worker": "quill"}}',
     ],
 )
-def test_what_validate_will_not_run_is_never_handed_out(text: str) -> None:
+def test_the_reader_yields_no_step_that_validate_refuses(text: str) -> None:
     reader = PlanReader()
     assert [step for char in text for step in reader.feed(char)] == []
     assert reader.opened == 0

@@ -46,7 +46,7 @@ def schema_step(rng: Random, allowed: PlanLimits, at: int | None = None) -> dict
 
 
 @pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
-def test_what_the_schema_accepts_is_a_plan(allowed: PlanLimits) -> None:
+def test_each_plan_of_the_schema_is_valid(allowed: PlanLimits) -> None:
     schema = Draft202012Validator(plan_schema(allowed))
     for seed in range(300):
         rng = Random(seed)
@@ -57,7 +57,7 @@ def test_what_the_schema_accepts_is_a_plan(allowed: PlanLimits) -> None:
 
 
 @pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
-def test_what_the_portable_schema_accepts_is_refused_only_for_looking_forward(allowed: PlanLimits) -> None:
+def test_plans_of_the_portable_schema_are_refused_only_for_looking_forward(allowed: PlanLimits) -> None:
     assert "prefixItems" not in json.dumps(portable_schema(plan_schema(allowed)))
     schema = Draft202012Validator(portable_schema(plan_schema(allowed)))
     seen = set()

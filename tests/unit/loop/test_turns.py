@@ -126,7 +126,7 @@ def test_a_lone_surrogate_has_a_mark() -> None:
     assert found(MARKER.mark_replies(odd, "baton", [ANSWER]), MARKER.marks_of_last_turn([*odd, ANSWER, NEXT], "baton"))
 
 
-def test_what_asks_its_client_for_something() -> None:
+def test_a_reply_with_calls_asks_its_client() -> None:
     def body(*messages: Any) -> dict[str, Any]:
         return {"choices": [{"message": message} for message in messages]}
 

@@ -64,14 +64,14 @@ def test_the_bytes_are_let_go() -> None:
     ],
     ids=["objects", "arrays", "properties", "values", "texts", "texts that end in a stroke"],
 )
-def test_what_holds_too_much_is_refused_with_the_bound(body: bytes, most: int) -> None:
+def test_a_body_with_too_many_values_is_refused_with_the_bound(body: bytes, most: int) -> None:
     with pytest.raises(BadRequest, match=BOUND.format(most)) as refused:
         decode_json(bytearray(body))
     assert refused.value.code == "body_above_max_values"
 
 
 @pytest.mark.parametrize("text", ["{" * 200_000, ":,[" * 200_000, '"{' * 200_000, "\\" * 200_001, 'a\\"b{' * 100_000])
-def test_what_stands_in_texts_does_not_count(text: str) -> None:
+def test_punctuation_in_texts_does_not_count_as_values(text: str) -> None:
     assert decode_json(bytearray(json.dumps({"messages": [{"content": text}]}).encode())) == {
         "messages": [{"content": text}]
     }
@@ -92,7 +92,7 @@ def test_nesting_is_bounded() -> None:
     "body",
     [b"", b"{", b"\xff", b"[NaN]", b'"\\ud800"', b'{"\\udfff": 1}', b'"\\udc00\\ud800"', b"1" * 5000, b"[1] [2]"],
 )
-def test_what_is_no_json_or_cannot_be_written_again_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_json_or_cannot_be_encoded_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="could not parse") as refused:
         decode_json(bytearray(body))
     assert refused.value.code == "invalid_json"
@@ -112,7 +112,7 @@ def test_a_whole_pair_is_a_character() -> None:
     ],
     ids=["properties", "properties of a message", "parts", "unknown properties"],
 )
-def test_what_is_too_many_is_refused_with_its_place_and_the_bound(body: dict[str, Any], param: str | None) -> None:
+def test_a_list_that_is_too_long_is_refused_with_its_path_and_bound(body: dict[str, Any], param: str | None) -> None:
     with pytest.raises(
         BadRequest, match=r"at most (256|4096) are accepted|more than 4096 unknown properties"
     ) as refused:

@@ -122,7 +122,7 @@ def test_every_property_of_openais_specification_is_known() -> None:
     assert (installed | base) - FIELDS.keys() == set()
 
 
-def test_what_no_worker_could_do_is_refused_by_name() -> None:
+def test_a_property_that_no_worker_supports_is_refused_by_name() -> None:
     error = refusal(moderation={"model": "omni-moderation-latest"})
     assert (error.param, error.code) == ("moderation", "unsupported_parameter")
 
@@ -164,7 +164,7 @@ def test_model_and_messages_are_needed(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*sorted(REFUSED), *(f"{prefix}region_name" for prefix in REFUSED_PREFIXES)])
 @pytest.mark.parametrize("value", [None, "http://evil.example", {}])
-def test_what_could_redirect_or_unlock_is_refused_whatever_its_value(name: str, value: object) -> None:
+def test_properties_that_redirect_or_unlock_are_refused_with_any_value(name: str, value: object) -> None:
     error = refusal(**{name: value})
     assert (error.param, error.code) == (name, "refused_field")
 
@@ -185,7 +185,7 @@ def test_a_body_is_an_object(body: object) -> None:
         parse_request(body, messages_max=10)
 
 
-def test_what_baton_itself_reads() -> None:
+def test_properties_that_baton_itself_reads() -> None:
     chat = parse(stream=True, stream_options={"include_usage": True}, metadata={"a": "b"}, user="ann", store=True)
     assert chat.stream
     assert chat.include_usage
@@ -383,7 +383,7 @@ def test_unknown_properties_inside_are_left_out_and_named_by_their_path() -> Non
     assert (refused.value.param, refused.value.code) == ("tools[0].sauce", "unknown_parameter")
 
 
-def test_what_a_request_needs_of_its_worker() -> None:
+def test_the_needs_of_a_request_follow_from_its_properties() -> None:
     chat = parse(messages=[said(image(PNG))], seed=1, n=3, max_tokens=9, prompt_cache_key="k")
     assert chat.needs == {"image", "seed"}
 

@@ -68,7 +68,7 @@ def test_usage_adds_up_and_has_both_details() -> None:
     assert set(usage) > {"prompt_tokens_details", "completion_tokens_details"}
 
 
-def test_what_a_worker_says_of_itself_is_kept_or_filled_in() -> None:
+def test_fields_of_a_worker_about_itself_are_passed_on_or_filled_in() -> None:
     body = whole({**said("4", None), "service_tier": "flex", "system_fingerprint": "fp_1"})
     assert body["service_tier"] == "flex"
     assert body["system_fingerprint"] == "fp_1"

@@ -136,7 +136,7 @@ def test_too_many_items_are_refused() -> None:
         parse_items([{"role": "user", "content": "x"}] * 3, 2, Reader(1000))
 
 
-def test_what_an_item_has_beside_is_left_out_and_said() -> None:
+def test_unknown_fields_of_an_item_are_dropped_and_reported() -> None:
     reader = Reader(1000)
     (item,) = parse_items([{"role": "user", "content": [{"type": "input_text", "text": "x", "bold": 1}]}], 9, reader)
     assert item["content"] == [{"type": "input_text", "text": "x"}]

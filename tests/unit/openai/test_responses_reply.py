@@ -155,7 +155,7 @@ def test_a_streams_events_are_of_openais_types_and_in_its_order() -> None:
     assert told[-1]["response"]["output"] == output_items(head(), made(message, "tool_calls"))
 
 
-def test_what_goes_on_after_something_else_is_another_item() -> None:
+def test_text_after_a_call_is_another_item() -> None:
     events = Events(head())
     told = []
     for delta in ({"content": "a"}, {"tool_calls": [{**CALLS[0], "index": 0}]}, {"content": "b"}):

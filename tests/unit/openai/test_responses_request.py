@@ -66,7 +66,7 @@ def test_every_parameter_goes_where_chat_has_it() -> None:
     assert given.end_user == "ann"
 
 
-def test_what_says_nothing_adds_nothing() -> None:
+def test_properties_without_effect_add_no_parameters() -> None:
     quiet: dict[str, Any] = {**dict.fromkeys(FIELDS), "model": "baton", "input": "hi"}
     asked = parse_responses_request(quiet, items_max=10)
     assert chat_request(asked, asked.items, (), messages_max=10)[0].params == {}
@@ -182,7 +182,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"prompt_cache_options": {"mode": "sometimes"}}, "prompt_cache_options.mode"),
     ],
 )  # fmt: skip
-def test_what_chat_refuses_is_said_in_this_apis_words(fields: dict[str, Any], param: str) -> None:
+def test_refusals_of_chat_are_in_the_words_of_responses(fields: dict[str, Any], param: str) -> None:
     refused = refusal(**fields)
     assert str(refused.param).startswith(param)
     for word in ("messages[", "`messages`"):
@@ -193,7 +193,7 @@ def test_reasoning_alone_is_nothing_to_answer() -> None:
     assert refusal(input=[{"type": "reasoning", "id": "rs_1", "summary": []}]).code == "empty_array"
 
 
-def test_what_is_not_chats_business_is_read_from_the_request() -> None:
+def test_properties_of_responses_alone_are_read_from_the_request() -> None:
     asked = parse_responses_request(
         {"model": "baton", "input": "hi", "store": False, "previous_response_id": "resp_1"}, items_max=10
     )

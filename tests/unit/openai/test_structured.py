@@ -67,7 +67,7 @@ def test_a_reply_keeps_to_its_schema_or_the_first_thing_wrong_is_named(content: 
         choice(None, "function_call", function_call={"name": "f"}),
     ],
 )
-def test_what_is_no_answer_is_not_judged(unjudged: dict[str, Any]) -> None:
+def test_a_reply_without_an_answer_has_no_shape_problem(unjudged: dict[str, Any]) -> None:
     assert ReplyShape(POINT).problem(unjudged) is None
     assert ReplyShape(None).problem(unjudged) is None
 

@@ -26,7 +26,7 @@ def test_what_is_written_is_read(prompt: int, completion: int, estimated: bool) 
     [None, [], {}, {"prompt_tokens": -1}, {"prompt_tokens": 1.0}, {"prompt_tokens": True},
      {"prompt_tokens": "5"}, {"prompt_tokens": 5, "completion_tokens": None}],
 )  # fmt: skip
-def test_what_is_no_count_is_not(usage: Any) -> None:
+def test_usage_without_counts_is_none(usage: Any) -> None:
     assert read_usage({"usage": usage}) is None
 
 
