@@ -44,10 +44,10 @@ class AnchorFile:
                 lines = file.read(READ_BYTES_MAX).split(b"\n")
         except FileNotFoundError:
             return []
-        found = [line.decode("ascii", "replace").split(" ") for line in lines]
+        fields = [line.decode("ascii", "replace").split(" ") for line in lines]
         return [
             Anchor(int(parts[0]), bytes.fromhex(parts[1]))
-            for parts in found
+            for parts in fields
             if len(parts) == 3 and parts[0].isdigit() and _is_hash(parts[1])
         ]
 

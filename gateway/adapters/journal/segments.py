@@ -116,13 +116,13 @@ def cut_torn_tail(path: Path) -> int:
 
 def _holds_a_record(data: bytes) -> bool:
     """Whether a complete good record starts anywhere in `data`."""
-    found = data.find(PAYLOAD_START, HEADER.size)
-    while found >= 0:
-        length, crc = HEADER.unpack_from(data, found - HEADER.size)
-        payload = data[found : found + length]
-        if len(payload) == length and zlib.crc32(payload, zlib.crc32(data[found - 8 : found - 4])) == crc:
+    start = data.find(PAYLOAD_START, HEADER.size)
+    while start >= 0:
+        length, crc = HEADER.unpack_from(data, start - HEADER.size)
+        payload = data[start : start + length]
+        if len(payload) == length and zlib.crc32(payload, zlib.crc32(data[start - 8 : start - 4])) == crc:
             return True
-        found = data.find(PAYLOAD_START, found + 1)
+        start = data.find(PAYLOAD_START, start + 1)
     return False
 
 
@@ -165,8 +165,8 @@ def segment_path(directory: Path, number: int, ending: str = "log") -> Path:
 
 def numbers(directory: Path, ending: str = "log") -> list[int]:
     """Numbers of the segments in the directory, oldest first."""
-    found = (_NAME.match(path.name) for path in directory.iterdir())
-    return sorted(int(match[1]) for match in found if match and match[2] == ending)
+    matches = (_NAME.match(path.name) for path in directory.iterdir())
+    return sorted(int(match[1]) for match in matches if match and match[2] == ending)
 
 
 def set_aside(directory: Path, number: int) -> Path:

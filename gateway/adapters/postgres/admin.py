@@ -70,24 +70,24 @@ class PostgresAdmin:
 
     async def key_change(self, public_id: str, changes: Mapping[str, Any], act: Act, what: str) -> KeyRow | None:
         async with transaction(self._engine) as connection:
-            found = await _locked(connection, keys, keys.c.public_id == str(clean(public_id)))
-            if found is None:
+            row = await _locked(connection, keys, keys.c.public_id == str(clean(public_id)))
+            if row is None:
                 return None
-            if found["revoked_at"] is not None:
-                raise Conflict(f"key `{found['public_id']}` was revoked; it cannot be changed", code="key_revoked")
+            if row["revoked_at"] is not None:
+                raise Conflict(f"key `{row['public_id']}` was revoked; it cannot be changed", code="key_revoked")
             if "org" in changes:
                 await _open_org(connection, changes["org"])
-            became = await _change(connection, keys, found, changes, act, what, f"key:{found['public_id']}")
-        return key_row(became)
+            changed = await _change(connection, keys, row, changes, act, what, f"key:{row['public_id']}")
+        return key_row(changed)
 
     async def key_revoke(self, public_id: str, at: datetime, act: Act) -> KeyRow | None:
         async with transaction(self._engine) as connection:
-            found = await _locked(connection, keys, keys.c.public_id == str(clean(public_id)))
-            if found is None or found["revoked_at"] is not None:
-                return None if found is None else key_row(found)
+            row = await _locked(connection, keys, keys.c.public_id == str(clean(public_id)))
+            if row is None or row["revoked_at"] is not None:
+                return None if row is None else key_row(row)
             change = {"revoked_at": at, "previous_until": None}
-            became = await _change(connection, keys, found, change, act, "key.revoked", f"key:{found['public_id']}")
-        return key_row(became)
+            revoked = await _change(connection, keys, row, change, act, "key.revoked", f"key:{row['public_id']}")
+        return key_row(revoked)
 
     # ---------------------------------------------------------------- organisations
 
@@ -101,23 +101,23 @@ class PostgresAdmin:
 
     async def org_list(self) -> Sequence[OrgRow]:
         async with transaction(self._engine) as connection:
-            found = await connection.execute(select(orgs).order_by(orgs.c.name).limit(ORGS_MAX))
-            return [org_row(row) for row in found.mappings()]
+            rows = await connection.execute(select(orgs).order_by(orgs.c.name).limit(ORGS_MAX))
+            return [org_row(row) for row in rows.mappings()]
 
     async def org_get(self, name: str) -> OrgRow | None:
         async with transaction(self._engine) as connection:
-            found = await _one(connection, orgs, orgs.c.name == str(clean(name)))
-        return None if found is None else org_row(found)
+            row = await _one(connection, orgs, orgs.c.name == str(clean(name)))
+        return None if row is None else org_row(row)
 
     async def org_change(self, name: str, changes: Mapping[str, Any], act: Act, what: str) -> OrgRow | None:
         async with transaction(self._engine) as connection:
-            found = await _locked(connection, orgs, orgs.c.name == str(clean(name)))
-            if found is None:
+            row = await _locked(connection, orgs, orgs.c.name == str(clean(name)))
+            if row is None:
                 return None
-            if found["closed_at"] is not None:
-                raise Conflict(f"organisation `{found['name']}` was closed; it cannot be changed", code="org_closed")
-            became = await _change(connection, orgs, found, changes, act, what, f"org:{found['name']}")
-        return org_row(became)
+            if row["closed_at"] is not None:
+                raise Conflict(f"organisation `{row['name']}` was closed; it cannot be changed", code="org_closed")
+            changed = await _change(connection, orgs, row, changes, act, what, f"org:{row['name']}")
+        return org_row(changed)
 
     # ---------------------------------------------------------------- credits
 
@@ -133,9 +133,9 @@ class PostgresAdmin:
 async def _open_org(connection: AsyncConnection, name: str) -> None:
     """Lock an organisation as open for the transaction. Raises BadRequest if it does not exist or is closed."""
     query = select(orgs.c.closed_at).where(orgs.c.name == name).with_for_update(read=True)
-    found = (await connection.execute(query)).first()
-    if found is None or found[0] is not None:
-        what = f"there is no organisation `{name[:64]}`" if found is None else f"organisation `{name[:64]}` is closed"
+    row = (await connection.execute(query)).first()
+    if row is None or row[0] is not None:
+        what = f"there is no organisation `{name[:64]}`" if row is None else f"organisation `{name[:64]}` is closed"
         raise BadRequest(f"org: {what}; `baton orgs list` names them all", param="org", code="unknown_org")
 
 
@@ -248,10 +248,10 @@ async def credit_insert(
         "at": at,
     }
     await connection.execute(insert(ledger).values(**values))
-    made = _credit(values)
-    shown = {"amount_nano": made.amount_nano, "scopes": list(made.scopes), "hold_id": made.hold_id}
-    await store_audit.write(connection, act, "credit.given", f"credit:{made.id}", None, shown)
-    return made, True
+    credit = _credit(values)
+    shown = {"amount_nano": credit.amount_nano, "scopes": list(credit.scopes), "hold_id": credit.hold_id}
+    await store_audit.write(connection, act, "credit.given", f"credit:{credit.id}", None, shown)
+    return credit, True
 
 
 async def credit_list(connection: AsyncConnection, limit: int) -> Sequence[Credit]:
@@ -263,9 +263,9 @@ async def credit_list(connection: AsyncConnection, limit: int) -> Sequence[Credi
 async def _charge(connection: AsyncConnection, name: str) -> Mapping[Any, Any]:
     """The settlement of a hold, by the id of the hold, its rollout or its completion."""
     settled = select(ledger).where(_named(name), ledger.c.kind.in_(SETTLED)).limit(1)
-    found = (await connection.execute(settled)).mappings().first()
-    if found is not None:
-        return found
+    row = (await connection.execute(settled)).mappings().first()
+    if row is not None:
+        return row
     if (await connection.execute(select(ledger.c.hold_id).where(_named(name)).limit(1))).first() is not None:
         raise Conflict(f"`{name[:64]}` is not settled yet; there is nothing to give back", code="hold_open")
     raise NotFound(f"no charge `{name[:64]}`; give a hold's, a rollout's or a completion's id", code="charge_not_found")

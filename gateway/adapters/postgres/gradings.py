@@ -57,38 +57,38 @@ class GradingStore:
         async with transaction(self._engine) as connection:
             lent = (await connection.execute(change.returning(*(gradings.c[n] for n in names)))).mappings().all()
             ids = [row["rollout_id"] for row in lent]
-            known = select(rollouts.c.id, rollouts.c.key_id, rollouts.c.status, rollouts.c.reply)
-            found = {row.id: row for row in await connection.execute(known.where(rollouts.c.id.in_(ids)))}
-        of = [(row, found[row["rollout_id"]]) for row in lent]
+            query = select(rollouts.c.id, rollouts.c.key_id, rollouts.c.status, rollouts.c.reply)
+            rollout_of = {row.id: row for row in await connection.execute(query.where(rollouts.c.id.in_(ids)))}
+        of = [(row, rollout_of[row["rollout_id"]]) for row in lent]
         return [Waiting(**row, key_id=r.key_id, status=r.status, reply=r.reply) for row, r in of]
 
-    async def graded(self, one: Waiting, value: float, version: str, detail: str) -> bool:
+    async def graded(self, waiting: Waiting, value: float, version: str, detail: str) -> bool:
         """Store the grade as an outcome. Return False if the rollout has one already."""
         outcome = Outcome(
             id=uuid7(time.time_ns() // 1_000_000),
-            rollout_id=one.rollout_id,
-            key_id=one.key_id,
+            rollout_id=waiting.rollout_id,
+            key_id=waiting.key_id,
             created_at=datetime.now(UTC),
             judgement=Judgement(kind="number", value=value, source=SOURCE, grader_version=version),
-            idempotency_key=f"{SOURCE}:{one.rollout_id}",
+            idempotency_key=f"{SOURCE}:{waiting.rollout_id}",
         )
         done = {"state": "graded", "detail": _short(detail), "outcome_id": outcome.id}
-        mine = (gradings.c.rollout_id == one.rollout_id) & (gradings.c.state == "waiting")
+        mine = (gradings.c.rollout_id == waiting.rollout_id) & (gradings.c.state == "waiting")
         async with transaction(self._engine) as connection:
             if not (await connection.execute(update(gradings).where(mine).values(**done))).rowcount:
                 return False
             return await connection.run_sync(insert_outcome, outcome)
 
-    async def ungraded(self, one: Waiting, reason: str) -> None:
+    async def ungraded(self, waiting: Waiting, reason: str) -> None:
         """End the grading without a grade; the rollout shows the reason."""
-        await self._note(one, state="ungraded", detail=_short(reason))
+        await self._note(waiting, state="ungraded", detail=_short(reason))
 
-    async def later(self, one: Waiting, reason: str, pause_s: float) -> None:
+    async def later(self, waiting: Waiting, reason: str, pause_s: float) -> None:
         """Try again after a pause."""
-        await self._note(one, detail=_short(reason), due_at=func.now() + timedelta(seconds=pause_s))
+        await self._note(waiting, detail=_short(reason), due_at=func.now() + timedelta(seconds=pause_s))
 
-    async def _note(self, one: Waiting, **values: Any) -> None:
-        mine = (gradings.c.rollout_id == one.rollout_id) & (gradings.c.state == "waiting")
+    async def _note(self, waiting: Waiting, **values: Any) -> None:
+        mine = (gradings.c.rollout_id == waiting.rollout_id) & (gradings.c.state == "waiting")
         async with transaction(self._engine) as connection:
             await connection.execute(update(gradings).where(mine).values(**values))
 

@@ -113,13 +113,13 @@ def _credit(connection: Connection, rollout_id: str, value: float, judged_at: da
     tried = [
         FinishedStep(step, kind, see, reply or "", alone) for step, kind, see, reply, alone in connection.execute(done)
     ]
-    found = credits(tried, value)
-    doubtful = [one.index for one in tried if one.index not in found]
+    credit_of = credits(tried, value)
+    doubtful = [step.index for step in tried if step.index not in credit_of]
     if doubtful:
         old = delete(experience).where(experience.c.rollout_id == rollout_id, experience.c.step.in_(doubtful))
         connection.execute(old.where(experience.c.at <= judged_at))
-    for credit in sorted(set(found.values())):
-        alike = [index for index, own in found.items() if own == credit]
+    for credit in sorted(set(credit_of.values())):
+        alike = [index for index, own in credit_of.items() if own == credit]
         values = {"credited_id": rollout_id, "credit": credit, "credited_steps": alike, "judged_at": judged_at}
         connection.execute(_CREDIT, values)
 
@@ -141,13 +141,13 @@ def _credit_statement() -> Any:
         "latency_ms": cast(func.coalesce(latency_s * 1000, 0), Integer),
         "at": cast(bindparam("judged_at"), experience.c.at.type),
     }
-    found = select(*source.values()).select_from(steps.join(rollouts, rollouts.c.id == steps.c.rollout_id))
-    found = found.where(steps.c.rollout_id == bindparam("credited_id"), steps.c.status == "done")
-    found = found.where(
+    step_rows = select(*source.values()).select_from(steps.join(rollouts, rollouts.c.id == steps.c.rollout_id))
+    step_rows = step_rows.where(steps.c.rollout_id == bindparam("credited_id"), steps.c.status == "done")
+    step_rows = step_rows.where(
         steps.c.kind.in_(MODEL_KINDS), steps.c.step == any_(bindparam("credited_steps", type_=_INDICES))
     )
-    found = found.order_by(steps.c.round, steps.c.step)
-    new = pg.insert(experience).from_select(list(source), found)
+    step_rows = step_rows.order_by(steps.c.round, steps.c.step)
+    new = pg.insert(experience).from_select(list(source), step_rows)
     return new.on_conflict_do_update(
         index_elements=list(experience.primary_key.columns),
         set_={"success": new.excluded.success, "at": new.excluded.at},

@@ -122,8 +122,8 @@ class JobStore:
         async with self._begin() as connection:
             job = await _found(connection, job_id)
             query = select(lines.c.n, lines.c.at, lines.c.line).where(lines.c.job_id == job.id, lines.c.n > after)
-            found = await connection.execute(query.order_by(lines.c.n).limit(min(limit, LINES_MAX)))
-            return [{"n": n, "at": at.isoformat(), "line": line} for n, at, line in found]
+            rows = await connection.execute(query.order_by(lines.c.n).limit(min(limit, LINES_MAX)))
+            return [{"n": n, "at": at.isoformat(), "line": line} for n, at, line in rows]
 
     # ---------------------------------------------------------------- for workers
 
@@ -136,8 +136,8 @@ class JobStore:
             state="running", attempts=jobs.c.attempts + 1, heartbeat_at=_now(), changed_at=_now(), error=None
         )
         async with self._begin() as connection:
-            found = (await connection.execute(change.returning(jobs))).mappings().first()
-        return _job(found) if found else None
+            row = (await connection.execute(change.returning(jobs))).mappings().first()
+        return _job(row) if row else None
 
     async def beat(
         self, job: Job, *, stage: Stage | None = None, progress: Mapping[str, Any] | None = None, **facts: str
@@ -178,10 +178,10 @@ class JobStore:
         left = (jobs.c.state == "running") & _silent(stale_s)
         query = select(jobs.c.id).where(or_(waiting, left)).order_by(jobs.c.created_at).limit(JOBS_MAX)
         async with self._begin() as connection:
-            found = [str(job_id) for job_id in await connection.scalars(query)]
-            for job_id in found:
+            ids = [str(job_id) for job_id in await connection.scalars(query)]
+            for job_id in ids:
                 await _nudge(self._app, connection, job_id)
-        return found
+        return ids
 
     async def news(self, policy: str) -> tuple[datetime | None, int]:
         """Return when the policy's last job was made (None if it never had one), and how many judged outcomes came
@@ -202,10 +202,10 @@ class JobStore:
 
     async def _own(self, connection: AsyncConnection, job: Job, values: Mapping[str, Any]) -> Job:
         mine = (jobs.c.id == job.id) & (jobs.c.attempts == job.attempts) & (jobs.c.state == "running")
-        found = (await connection.execute(update(jobs).where(mine).values(**values).returning(jobs))).mappings().first()
-        if found is None:
+        row = (await connection.execute(update(jobs).where(mine).values(**values).returning(jobs))).mappings().first()
+        if row is None:
             raise Conflict(f"job {job.id} is no longer this worker's", code=OVERTAKEN)
-        return _job(found)
+        return _job(row)
 
     async def _taken(self, policy: str) -> Conflict:
         other = next((job for job in await self.list(policy) if job.state in ACTIVE), None)
@@ -218,17 +218,17 @@ def _job(row: Mapping[Any, Any]) -> Job:
 
 
 async def _found(connection: AsyncConnection, job_id: str, *, lock: bool = False) -> Job:
-    asked = job_id.lower()
-    if len(asked) < 8 or len(asked) > 36 or not set(asked) <= set("0123456789abcdef-"):
+    prefix = job_id.lower()
+    if len(prefix) < 8 or len(prefix) > 36 or not set(prefix) <= set("0123456789abcdef-"):
         raise BadRequest(f"`{job_id[:64]}` is not a job id; `baton train status` lists them", param="job_id")
     text = cast(jobs.c.id, lines.c.line.type)
-    query = select(jobs).where(text.startswith(asked)).limit(2)
-    found = (await connection.execute(query.with_for_update() if lock else query)).mappings().all()
-    if not found:
+    query = select(jobs).where(text.startswith(prefix)).limit(2)
+    rows = (await connection.execute(query.with_for_update() if lock else query)).mappings().all()
+    if not rows:
         raise NotFound(f"no job `{job_id}`; `baton train status` lists them", param="job_id", code="job_not_found")
-    if len(found) > 1:
+    if len(rows) > 1:
         raise Conflict(f"several jobs begin with `{job_id}`; give more of the id", code="job_ambiguous")
-    return _job(found[0])
+    return _job(rows[0])
 
 
 async def _changed(connection: AsyncConnection, change: Update) -> Job:

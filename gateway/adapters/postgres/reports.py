@@ -66,10 +66,10 @@ class PostgresReports:
         """A page of rollouts, newest first. Raises BadRequest for a `before` that did not come from a page."""
         wanted = _page(query).limit(query.limit + 1)
         async with self._reading() as connection:
-            found = (await connection.execute(wanted)).mappings().all()
-            shown = found[: query.limit]
+            records = (await connection.execute(wanted)).mappings().all()
+            shown = records[: query.limit]
             called = await _workers_of(connection, [row["id"] for row in shown])
-        more = len(found) > len(shown)
+        more = len(records) > len(shown)
         return {
             "object": "list",
             "data": [_line(row, called.get(row["id"], [])) for row in shown],
@@ -81,8 +81,8 @@ class PostgresReports:
         async with self._reading() as connection:
             named = select(rollouts.c.key_id).where(by_name(rollout_id)).order_by(rollouts.c.depth).limit(1)
             owner = await connection.scalar(named)
-        found = None if owner is None else await self._store.rollout_get(rollout_id, owner)
-        return None if found is None else rows.clean(found)
+        tree = None if owner is None else await self._store.rollout_get(rollout_id, owner)
+        return None if tree is None else rows.clean(tree)
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
@@ -173,8 +173,8 @@ def _series(recent: CTE, since: datetime, window_s: int) -> Select[Any]:
 
 async def _all(connection: AsyncConnection, query: Select[Any]) -> Rows:
     """Rows as dicts for JSON: PostgreSQL's sums are numeric, the replies' are int."""
-    found = (await connection.execute(query)).mappings()
-    return [{name: _number(name, value) for name, value in row.items()} for row in found]
+    records = (await connection.execute(query)).mappings()
+    return [{name: _number(name, value) for name, value in row.items()} for row in records]
 
 
 def _number(name: str, value: Any) -> Any:

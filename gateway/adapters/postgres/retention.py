@@ -51,12 +51,12 @@ class PostgresRetention:
         held: list[Month] = []
         for month in await self._past(now, days):
             try:
-                found = await self._drop(month, now, days, act)
+                dropped = await self._drop(month, now, days, act)
             except Held as why:
                 log.warning("the log of %s is over and cannot be dropped now: %s", month, why)
                 held.append(month)
             else:
-                gone += [] if found is None else [found]
+                gone += [] if dropped is None else [dropped]
         waits = [month for month in held if not await self._too_long(month, now, days)]
         swept = await self._by_row(now, days, act, waits)
         return SweepReport(swept.rollouts, swept.shadows, swept.dead_letters, gone, [str(month) for month in held])
@@ -113,7 +113,7 @@ class PostgresRetention:
     # ---------------------------------------------------------------- by row
 
     async def _by_row(self, now: datetime, days: int | None, act: Act, but: Sequence[Month]) -> SweepReport:
-        found: Counter[str] = Counter()
+        by_key: Counter[str] = Counter()
         shadows = letters = 0
         for _ in range(BATCHES_MAX):
             async with transaction(self._engine, TIMEOUT_S) as connection:
@@ -122,14 +122,14 @@ class PostgresRetention:
                 batch = (await connection.execute(_over(now, days, but).limit(BATCH))).all()
                 if batch:
                     gone, more = await _delete(connection, batch)
-                    found, shadows = found + gone, shadows + more
+                    by_key, shadows = by_key + gone, shadows + more
                 else:
                     letters = await _letters(connection, now, days)
-                    swept = SweepReport(dict(found), shadows, letters)
+                    swept = SweepReport(dict(by_key), shadows, letters)
                     if swept.total:
                         await store_audit.write(connection, act, "retention.swept", "rollouts", None, _shown(swept))
                     return swept
-        return SweepReport(dict(found), shadows, letters)
+        return SweepReport(dict(by_key), shadows, letters)
 
 
 async def _mine(connection: AsyncConnection) -> bool:
@@ -167,9 +167,9 @@ async def _keeps(connection: AsyncConnection, month: Month, now: datetime, days:
 
 async def _counted(connection: AsyncConnection, month: Month) -> DroppedMonth:
     by_key = select(rollouts.c.key_id, func.count()).where(within(rollouts.c.id, month)).group_by(rollouts.c.key_id)
-    found = {str(key): int(n) for key, n in await connection.execute(by_key)}
+    rollouts_of = {str(key): int(n) for key, n in await connection.execute(by_key)}
     parts = [select(func.count()).where(within(part.c.rollout_id, month)) for part in (rounds, steps)]
-    return DroppedMonth(str(month), found, *[int(await connection.scalar(part) or 0) for part in parts])
+    return DroppedMonth(str(month), rollouts_of, *[int(await connection.scalar(part) or 0) for part in parts])
 
 
 async def _delete(connection: AsyncConnection, batch: Any) -> tuple[Counter[str], int]:

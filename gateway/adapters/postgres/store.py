@@ -98,11 +98,11 @@ class PostgresStore:
         """A key with its organisation in one query, because requests wait for it."""
         query = select(keys, *ORG_COLUMNS).select_from(keys.outerjoin(orgs, orgs.c.name == keys.c.org))
         async with self.begin() as connection:
-            found = (await connection.execute(query.where(keys.c.public_id == public_id))).mappings().first()
-        if found is None:
+            row = (await connection.execute(query.where(keys.c.public_id == public_id))).mappings().first()
+        if row is None:
             return None
-        own = {column.name: found[column.name] for column in keys.columns}
-        org = {column.name: found[f"org_{column.name}"] for column in orgs.columns}
+        own = {column.name: row[column.name] for column in keys.columns}
+        org = {column.name: row[f"org_{column.name}"] for column in orgs.columns}
         return key_row(own, None if org["name"] is None else org_row(org))
 
     # ---------------------------------------------------------------- rollouts and outcomes
@@ -115,7 +115,7 @@ class PostgresStore:
             if root is None:
                 return None
             ids = list(await connection.scalars(_descendants(root, key_id)))
-            found = (await connection.execute(select(rollouts).where(rollouts.c.id.in_(ids)))).mappings().all()
+            tree_rows = (await connection.execute(select(rollouts).where(rollouts.c.id.in_(ids)))).mappings().all()
             parts = {
                 table.name: (await connection.execute(_parts(table, order, ids))).mappings().all()
                 for table, order in (
@@ -126,7 +126,7 @@ class PostgresStore:
                     (gradings, (gradings.c.rollout_id,)),
                 )
             }
-        return rows.tree(root, sorted(map(dict, found), key=lambda r: (r["created_at"], r["id"])), parts)
+        return rows.tree(root, sorted(map(dict, tree_rows), key=lambda r: (r["created_at"], r["id"])), parts)
 
     async def outcome_insert(self, outcome: Outcome) -> tuple[str, bool]:
         """Judge a rollout (`rollout_id`: its id or its completion id) as its owner `key_id`. Return (outcome id, True),
@@ -165,8 +165,8 @@ class PostgresStore:
                 self._has_vector = await connection.run_sync(vector_in_use)
             similar = self._has_vector and any(embedding)
             statement = BY_SIMILARITY if similar else BY_TIME
-            found = await connection.execute(statement, values | ({"embedding": list(embedding)} if similar else {}))
-            return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in found]
+            means = await connection.execute(statement, values | ({"embedding": list(embedding)} if similar else {}))
+            return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in means]
 
     # ---------------------------------------------------------------- money
 
@@ -210,8 +210,8 @@ async def _open(connection: AsyncConnection) -> list[dict[str, Any]]:
 async def _settled(connection: AsyncConnection, limit: int, since: datetime | None = None) -> list[Settlement]:
     columns = (ledger.c.hold_id, ledger.c.amount_nano, ledger.c.scopes)
     query = select(*columns).where(ledger.c.kind.in_(SETTLED)).order_by(ledger.c.event_id.desc()).limit(limit)
-    found = await connection.execute(query if since is None else query.where(ledger.c.at >= since))
-    return [Settlement(hold_id, int(nano), tuple(str(name) for name, _ in scopes)) for hold_id, nano, scopes in found]
+    result = await connection.execute(query if since is None else query.where(ledger.c.at >= since))
+    return [Settlement(hold_id, int(nano), tuple(str(name) for name, _ in scopes)) for hold_id, nano, scopes in result]
 
 
 def by_name(rollout_or_completion_id: str) -> ColumnElement[bool]:
@@ -252,8 +252,8 @@ class PostgresResponses:
         query = select(*(here[name] for name in _COLUMNS))
         query = query.where(here.completion_id.in_(list(response_ids)), here.key_id == key_id, here.depth == 0)
         async with transaction(self._engine) as connection:
-            found = (await connection.execute(query)).mappings().all()
-        return {row["completion_id"]: logged(row) for row in found}
+            result = (await connection.execute(query)).mappings().all()
+        return {row["completion_id"]: logged(row) for row in result}
 
     async def erase(self, response_id: str, key_id: str) -> bool:
         async with transaction(self._engine) as connection:
@@ -308,5 +308,5 @@ async def _change(
 
 
 async def _rows(connection: AsyncConnection, table: Table, rollout_id: str) -> list[dict[str, Any]]:
-    found = await connection.execute(select(table).where(table.c.rollout_id == rollout_id))
-    return [dict(row) for row in found.mappings()]
+    result = await connection.execute(select(table).where(table.c.rollout_id == rollout_id))
+    return [dict(row) for row in result.mappings()]

@@ -35,10 +35,10 @@ class PostgresReplies:
         async with transaction(self._engine, self._timeout_s) as connection:
             if await connection.scalar(_claiming(slot, lease_s, keep_s)):
                 return None
-            found = (await connection.execute(select(idempotent_replies).where(_is(slot)))).mappings().first()
-        if found is None:  # just released: the next try gets it
+            row = (await connection.execute(select(idempotent_replies).where(_is(slot)))).mappings().first()
+        if row is None:  # just released: the next try gets it
             raise IdempotencyRunning
-        return _kept(found, slot)
+        return _kept(row, slot)
 
     async def keep(self, slot: Slot, reply: StoredReply) -> bool:
         values = {"status": reply.status, "headers": dict(reply.headers), "body": reply.body}

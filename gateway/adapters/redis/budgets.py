@@ -133,12 +133,12 @@ class RedisBudgets:
                 return gone
 
     async def settled(self, hold_ids: Sequence[str]) -> Mapping[str, int | None]:
-        found: dict[str, int | None] = {}
+        charge_of: dict[str, int | None] = {}
         for ids in _chunks(hold_ids):
             _, charges = await self._run("settled", *ids)
             known = {hold_id: charge for hold_id, charge in zip(ids, charges, strict=True) if charge != _UNKNOWN}
-            found |= {hold_id: None if charge == _IS_OPEN else charge for hold_id, charge in known.items()}
-        return found
+            charge_of |= {hold_id: None if charge == _IS_OPEN else charge for hold_id, charge in known.items()}
+        return charge_of
 
     async def count(self, settlements: Sequence[Settlement]) -> None:
         await self._count(settlements, None)

@@ -27,8 +27,8 @@ FIELDS = (*MONEY, *COUNTS)
 
 def columns(given: Mapping[str, Any]) -> dict[str, int | None]:
     """Columns from the given fields of FIELDS; None: no limit. Raises BadRequest, which names the field."""
-    found: dict[str, int | None] = {MONEY[name]: nano(name, given[name]) for name in MONEY if name in given}
-    return found | {name: whole(name, given[name], most) for name, most in COUNTS.items() if name in given}
+    values: dict[str, int | None] = {MONEY[name]: nano(name, given[name]) for name in MONEY if name in given}
+    return values | {name: whole(name, given[name], most) for name, most in COUNTS.items() if name in given}
 
 
 def shown(row: KeyRow | OrgRow) -> dict[str, Any]:

@@ -107,21 +107,21 @@ class Pools:
                 raise
 
     async def _reload(self, act: Act, dry: bool) -> dict[str, Any]:
-        was, loaded = self.now, await self._source.read()
-        hash_, found = revision_of(loaded.pools), self._changes(loaded)
-        self._refuse_planner(loaded, found)
+        old, loaded = self.now, await self._source.read()
+        hash_, diff = revision_of(loaded.pools), self._changes(loaded)
+        self._refuse_planner(loaded, diff)
         swap = await self._workers.prepare(loaded, hash_)
-        applied = bool(found) and not dry
+        applied = bool(diff) and not dry
         if applied:
-            await self._write_down(loaded, hash_, found, act)
+            await self._write_down(loaded, hash_, diff, act)
             self._take(InUse(loaded, hash_, self._clock.now()), swap)
-            log.info("pool %s took the place of %s: %s", hash_[:12], was.hash[:12], "; ".join(change_lines(found)))
+            log.info("pool %s took the place of %s: %s", hash_[:12], old.hash[:12], "; ".join(change_lines(diff)))
         if not dry:
-            self._metrics.pool_reloaded("changed" if found else "unchanged")
-        summary = {"hash": hash_, "before": was.hash, "changed": bool(found), "applied": applied, "changes": found}
-        keys = await self._stranded(was.loaded.pools, loaded.pools) if found else {}
+            self._metrics.pool_reloaded("changed" if diff else "unchanged")
+        summary = {"hash": hash_, "before": old.hash, "changed": bool(diff), "applied": applied, "changes": diff}
+        keys = await self._stranded(old.loaded.pools, loaded.pools) if diff else {}
         lines = [f"key {public_id} names what is gone: {', '.join(names)}" for public_id, names in keys.items()]
-        return {**summary, "keys": keys, "lines": [*change_lines(found), *lines]}
+        return {**summary, "keys": keys, "lines": [*change_lines(diff), *lines]}
 
     async def _stranded(self, before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
         """Keys that name a missing pool or worker, newest first; none if the store is away."""
@@ -130,8 +130,8 @@ class Pools:
         except BatonError as error:
             log.warning("which keys name what is gone is not known: %s", error.message)
             return {}
-        found = lost_names((row for row in rows if row.revoked_at is None), before, after)
-        return dict(islice(found.items(), KEYS_SHOWN_MAX))
+        keys = lost_names((row for row in rows if row.revoked_at is None), before, after)
+        return dict(islice(keys.items(), KEYS_SHOWN_MAX))
 
     def _changes(self, loaded: LoadedPool) -> dict[str, Any]:
         was = self.now.loaded
@@ -144,14 +144,14 @@ class Pools:
         ]
         return changes(was.pools, loaded.pools, rekeyed)
 
-    def _refuse_planner(self, loaded: LoadedPool, found: Mapping[str, Any]) -> None:
+    def _refuse_planner(self, loaded: LoadedPool, diff: Mapping[str, Any]) -> None:
         """Refuse to change the worker that is the conductor: its address, price and key are fixed at the start."""
         name = self._planner
         if name is None:
             return
-        fields = found.get("workers", {}).get("changed", {}).get(name, {})
+        fields = diff.get("workers", {}).get("changed", {}).get(name, {})
         fixed = [field for field in fields if field in PLANS_WITH or field.startswith("price.")]
-        if name in found.get("rekeyed", ()):
+        if name in diff.get("rekeyed", ()):
             fixed.append("api_key")
         if all(worker.name != name for worker in loaded.pools.workers):
             fixed = ["name"]
@@ -162,9 +162,9 @@ class Pools:
                 param=fixed[0],
             )
 
-    async def _write_down(self, loaded: LoadedPool, hash_: str, found: Mapping[str, Any], act: Act) -> None:
+    async def _write_down(self, loaded: LoadedPool, hash_: str, diff: Mapping[str, Any], act: Act) -> None:
         revision = PoolRevision(hash_, canonical_text(loaded.pools), self._clock.now(), act.actor, act.why)
-        after = {"hash": hash_, **self._place, "changes": found}
+        after = {"hash": hash_, **self._place, "changes": diff}
         await self._revisions.change(revision, {"hash": self.now.hash}, after)
 
     def _take(self, new: InUse, swap: Callable[[], None]) -> None:
@@ -190,19 +190,19 @@ class Pools:
 
     async def revisions(self, limit: int) -> list[dict[str, Any]]:
         """Revisions, newest first."""
-        return [self._described(one) for one in await self._revisions.list(min(limit, REVISIONS_MAX))]
+        return [self._described(revision) for revision in await self._revisions.list(min(limit, REVISIONS_MAX))]
 
     async def revision(self, hash_: str) -> dict[str, Any]:
         """One revision with its whole pool. Raises NotFound."""
-        found = await self._revisions.get(hash_)
-        if found is None:
+        revision = await self._revisions.get(hash_)
+        if revision is None:
             raise NotFound(f"No pool `{hash_[:64]}`; `baton pools revisions` lists them.", code="pool_not_found")
-        return {**self._described(found), "pool": json.loads(found.file)}
+        return {**self._described(revision), "pool": json.loads(revision.file)}
 
-    def _described(self, one: PoolRevision) -> dict[str, Any]:
+    def _described(self, revision: PoolRevision) -> dict[str, Any]:
         """A revision as JSON for people and scripts."""
-        seen = {"hash": one.hash, "at": one.at.isoformat(), "actor": one.actor, "why": one.why}
-        return {**seen, "in_use": one.hash == self.now.hash}
+        fields = {"hash": revision.hash, "at": revision.at.isoformat(), "actor": revision.actor, "why": revision.why}
+        return {**fields, "in_use": revision.hash == self.now.hash}
 
 
 def _log_wait(state: RetryCallState) -> None:
