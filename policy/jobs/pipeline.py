@@ -31,7 +31,7 @@ CANARY_PERCENT = 1
 T = TypeVar("T")
 
 
-class Stopped(Exception):
+class JobStopped(Exception):
     """The job was asked to stop, and has."""
 
 
@@ -69,7 +69,7 @@ class Workshop:
 
 
 class Pipeline:
-    """One attempt at one job. `run` returns when it is done; Stopped, Failed and Refused are its other ends."""
+    """One attempt at one job. `run` returns when it is done; JobStopped, Failed and Refused are its other ends."""
 
     def __init__(self, job: Job, store: JobStore, releases: Releases, shop: Workshop) -> None:
         self._job = job
@@ -176,12 +176,12 @@ class Pipeline:
     async def _enter(self, stage: Stage) -> None:
         if await self._steadily(lambda: self._store.beat(self._job, stage=stage)):
             self.cancelled = True
-            raise Stopped
+            raise JobStopped
 
     async def _program(
         self, command: Sequence[str], said: bytes | None = None, good: Sequence[int] = (EXIT_DONE,)
     ) -> None:
-        """Run it to its end while saying how it goes. Raises Stopped, and Failed with its last words."""
+        """Run it to its end while saying how it goes. Raises JobStopped, and Failed with its last words."""
         log = self._place / "log"
         tail, progress = Tail(log), Progress(self._place / "progress.jsonl")
 
@@ -200,7 +200,7 @@ class Pipeline:
         if status in good:
             return
         if self.cancelled and status in (EXIT_STOPPED, -signal.SIGTERM, -signal.SIGKILL):
-            raise Stopped
+            raise JobStopped
         words = child.last_words(log, tail.start)
         raise Failed(f"{_named(command)} {_end_of(status)}{f': {words}' if words else ''} (log: {log})")
 
@@ -276,7 +276,7 @@ async def carry_out(job: Job, store: JobStore, releases: Releases, shop: Worksho
 async def _attempt(pipeline: Pipeline, job: Job, store: JobStore) -> None:
     try:
         await pipeline.run()
-    except Stopped:
+    except JobStopped:
         await store.write(job, ["stopped as asked, at its checkpoint; `baton train resume` goes on"])
         await store.end(job, "cancelled")
     except Refused as refusal:

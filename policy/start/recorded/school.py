@@ -46,7 +46,7 @@ class Schooling:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SchoolReport:
     """How far it is: mean loss in nats a plan token since the last report, plans exactly as taught among held-out
     lessons (only at the end)."""
 
@@ -74,7 +74,9 @@ def rows_of(tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> list[Row]:
     return rows
 
 
-def teach(lessons: Sequence[Lesson], settings: Schooling, say: Callable[[Report], None]) -> tuple[Qwen2, Tokenizer]:
+def teach(
+    lessons: Sequence[Lesson], settings: Schooling, say: Callable[[SchoolReport], None]
+) -> tuple[Qwen2, Tokenizer]:
     """A model that plans as the lessons do. Deterministic for the same lessons, settings and torch build."""
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -97,7 +99,7 @@ def teach(lessons: Sequence[Lesson], settings: Schooling, say: Callable[[Report]
         losses.append(float(loss.detach()))
         if (step + 1) % 25 == 0 or step + 1 == steps:
             exact = _exact(model, probe) if step + 1 == steps else None
-            say(Report(step + 1, steps, sum(losses) / len(losses), time.monotonic() - began_s, exact))
+            say(SchoolReport(step + 1, steps, sum(losses) / len(losses), time.monotonic() - began_s, exact))
             losses = []
     return model, tokenizer
 

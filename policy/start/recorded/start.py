@@ -15,7 +15,7 @@ from policy.environments.sampling import SamplingProgress
 from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import PROFILE, lessons
 from policy.start.recorded.programs import Worth, search
-from policy.start.recorded.school import SHAPE, Report, Schooling, teach
+from policy.start.recorded.school import SHAPE, Schooling, SchoolReport, teach
 from policy.start.synthetic.export import About, export
 from policy.statistics.tuning import Nearest, Observation, observe
 
@@ -99,6 +99,6 @@ def _said(say: Say, what: str) -> Callable[[SamplingProgress], None]:
     return progress
 
 
-def _line(report: Report) -> str:
+def _line(report: SchoolReport) -> str:
     exact = "" if report.exact is None else f", {report.exact:.0%} of held-out plans exactly as taught"
     return f"teaching: step {report.step} of {report.steps}, loss {report.loss:.3f}, {report.elapsed_s:.0f} s{exact}"

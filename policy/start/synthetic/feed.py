@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from tokenizers import Tokenizer
 
 from policy.start.synthetic.config import TrainConfig
-from policy.start.synthetic.label import Piece
+from policy.start.synthetic.label import Span
 from policy.start.synthetic.samples import LEVELS, make_drill, make_sample
 
 IGNORED = -100  # a target that counts for nothing
@@ -28,24 +28,24 @@ class Row(NamedTuple):
     hints: list[tuple[int, list[int]]]
 
 
-class Lesson(Protocol):
+class Exercise(Protocol):
     """A text, and what is to follow it."""
 
     @property
     def text(self) -> str: ...
 
     @property
-    def pieces(self) -> Sequence[Piece]: ...
+    def pieces(self) -> Sequence[Span]: ...
 
 
-def encode(tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> list[Row]:
+def encode(tokenizer: Tokenizer, lessons: Sequence[Exercise]) -> list[Row]:
     """Token ids as the server makes them, and per position the token that is to be predicted there."""
     texts = tokenizer.encode_batch([lesson.text for lesson in lessons], add_special_tokens=False)
     newline = tokenizer.encode("\n").ids[0]
     return [_row(tokenizer, text.ids, lesson, newline) for text, lesson in zip(texts, lessons, strict=True)]
 
 
-def _row(tokenizer: Tokenizer, text: list[int], lesson: Lesson, newline: int) -> Row:
+def _row(tokenizer: Tokenizer, text: list[int], lesson: Exercise, newline: int) -> Row:
     ids, targets = list(text), [IGNORED] * (len(text) - 1)
     hints = line_hints(text, newline)
     for piece in lesson.pieces:
@@ -74,7 +74,7 @@ def draw_chunk(serialised: str, config: TrainConfig, number: int) -> list[list[R
     size, step = config.chunk_steps * config.batch, number * config.chunk_steps
     level, first = config.drill_level(step), number * size
     drills = round(config.drills_later * size) if level is None else size
-    lessons: list[Lesson] = [
+    lessons: list[Exercise] = [
         make_drill(config.seed, first + i, LEVELS[-1 if level is None else level]) for i in range(drills)
     ]
     lessons += [make_sample(config.seed, first + i, config.workers_max(step)) for i in range(drills, size)]

@@ -74,7 +74,7 @@ def train(tokenizer: Tokenizer, shape: ModelConfig, config: TrainConfig, directo
     model = Qwen2(shape, tokenizer.get_vocab_size())
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.01, betas=(0.9, 0.98))
     first = _load(directory, model, optimizer, config) if resume else 0
-    report = Report(tokenizer, config)
+    report = TrainingLog(tokenizer, config)
     for step, rows in enumerate(batches_from(tokenizer, config, first), start=first):
         if step >= config.steps:
             break
@@ -115,7 +115,7 @@ def _load(directory: Path, model: Qwen2, optimizer: torch.optim.Optimizer, confi
     return int(state["step"])
 
 
-class Report:
+class TrainingLog:
     """Lines of progress: loss, tokens a second, and what free decoding gives on samples that are never trained on."""
 
     def __init__(self, tokenizer: Tokenizer, config: TrainConfig) -> None:
