@@ -77,3 +77,8 @@ def test_each_firm_limit_fails_the_check(check: Check, files: Mapping[str, str],
     status, printed = check(files)
     assert status == 1
     assert [line.partition(" is ")[0] for line in printed.splitlines()] == [f"house: {row}"]
+
+
+def test_the_check_is_part_of_make_check() -> None:
+    root = Path(__file__).resolve().parents[1]
+    assert "\n.venv/bin/python -m scripts.house --check\n" in (root / "scripts" / "check").read_text(encoding="utf-8")
