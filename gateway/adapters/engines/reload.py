@@ -28,31 +28,20 @@ from gateway.service.ports.request import Conductor, ConductorCall, ConductorChu
 
 BASE_LABEL = "default"  # vLLM's label of the weights it started with
 DRAIN_S = 60.0
-RELOAD_S = 600.0
+RELOAD_S = 600.0  # to read the weights
 Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
 
 
 class VllmReload:
     """`ports.PolicyEngine` for the vLLM that serves `base` as `model`. `drain_s`: how long a swap waits for the plans
-    in flight; `reload_s`: how long reading the weights may take."""
+    in flight."""
 
-    def __init__(
-        self,
-        api: EngineApi,
-        model: str,
-        base: Path,
-        *,
-        drift_max: float = DRIFT_MAX,
-        drain_s: float = DRAIN_S,
-        reload_s: float = RELOAD_S,
-    ) -> None:
+    def __init__(self, api: EngineApi, model: str, base: Path, *, drain_s: float = DRAIN_S) -> None:
         self.model = model
         self.turns = Turns()
         self._api = api
         self._base = BaseWeights(base)
-        self._drift_max = drift_max
         self._drain_s = drain_s
-        self._reload_s = reload_s
         self._directories: dict[str, Path] = {BASE_LABEL: base}
         self._lock = asyncio.Lock()
         self._swapping: asyncio.Task[None] | None = None
@@ -81,7 +70,7 @@ class VllmReload:
             async with self.turns.closed(self._drain_s):
                 try:
                     await self._swap(version, files.sealed.files)
-                    check_drift(version, await self._api.drift(self.model, files.manifest.probe), self._drift_max)
+                    check_drift(version, await self._api.drift(self.model, files.manifest.probe), DRIFT_MAX)
                 except BatonError:
                     await self._undo(before)
                     raise
@@ -120,7 +109,7 @@ class VllmReload:
         try:
             await self._api.do("/pause?mode=wait", timeout_s=self._drain_s)
             reload = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-            await self._api.do("/collective_rpc", reload, timeout_s=self._reload_s)
+            await self._api.do("/collective_rpc", reload, timeout_s=RELOAD_S)
             await self._api.do("/reset_prefix_cache")
             await self._api.do("/update_weight_version", {"new_version": version})
         finally:

@@ -26,6 +26,7 @@ LEASH = Path(__file__).with_name("leash.py")
 PROGRAMS_ROOT = Path(__file__).resolve().parents[3]  # where `python -m` finds the package, installed or not
 POLL_S = 0.02
 LOG_BYTES_MAX = 10 * 2**20
+TAIL_BYTES_MAX = 4096  # of the log that an error quotes
 BACKOFF_FIRST_S, BACKOFF_MAX_S, STEADY_S = 0.25, 30.0, 60.0
 
 
@@ -170,10 +171,10 @@ class Server:
         return await self._launch()
 
 
-def _tail(path: Path, bytes_max: int = 4096) -> list[str]:
+def _tail(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - bytes_max))
-            return file.read(bytes_max).decode(errors="replace").splitlines()
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES_MAX))
+            return file.read(TAIL_BYTES_MAX).decode(errors="replace").splitlines()
     except OSError:
         return []

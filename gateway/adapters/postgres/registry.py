@@ -152,15 +152,15 @@ class Registry:
                 policy_files.discard, incoming.place
             )  # nothing is left to discard after a registration
 
-    async def move(self, version: str, state: State, *, by: str, why: str = "", forced: bool = False) -> Version:
+    async def move(self, version: str, state: State, *, by: str, why: str = "") -> Version:
         """Shadow, promote (`live`) or retire a version. Raises Conflict(illegal_move) with the reason."""
-        return await self._move(version, state, None, by, why, forced)
+        return await self._move(version, state, None, by, why)
 
     async def canary(self, version: str, percent: int, *, by: str, why: str = "") -> Version:
         """Give a version that share of the requests. Raises BadRequest for a share other than 1, 5, 25 and 100."""
         if percent not in PERCENTS:
             raise BadRequest(f"a canary takes {', '.join(map(str, PERCENTS))} % of requests", param="percent")
-        return await self._move(version, "canary", percent, by, why, False)
+        return await self._move(version, "canary", percent, by, why)
 
     async def rollback(self, name: str, *, by: str, why: str, cause: str = "person") -> Version:
         """Roll back a canary (`conductor@7`, or `conductor` while it has one), else the live version: then the version
@@ -231,7 +231,7 @@ class Registry:
             await _log(connection, version, None, by, why, what="published", forced=forced, detail=refusals)
             return version
 
-    async def _move(self, version: str, state: State, percent: int | None, by: str, why: str, forced: bool) -> Version:
+    async def _move(self, version: str, state: State, percent: int | None, by: str, why: str) -> Version:
         name, number = parse(version)
         check_words(name, why)
         if state == "canary" and percent is None:
@@ -245,7 +245,7 @@ class Registry:
                     await _set(connection, live, "retired", by, f"replaced by {moving.id}", what="replaced")
                 moving = replace(moving, previous=live.number if live else None)
             what = {"canary": "canary", "live": "promoted", "shadow": "shadowed"}.get(state, state)
-            return await _set(connection, moving, state, by, why, what=what, percent=percent, forced=forced)
+            return await _set(connection, moving, state, by, why, what=what, percent=percent)
 
     @asynccontextmanager
     async def _changing(self, name: str) -> AsyncIterator[tuple[AsyncConnection, builtins.list[Version]]]:
@@ -291,7 +291,6 @@ async def _set(
     *,
     what: str,
     percent: int | None = None,
-    forced: bool = False,
     detail: Mapping[str, Any] | None = None,
 ) -> Version:
     """Store the version's new state, and the event; `version.previous` is stored as given."""
@@ -300,7 +299,7 @@ async def _set(
     change = update(table).where(table.c.name == version.name, table.c.number == version.number)
     changed = {name: getattr(became, name) for name in ("state", "percent", "previous", "changed_at")}
     await connection.execute(change.values(**changed))
-    await _log(connection, became, version.state, by, why, what=what, forced=forced, detail=detail)
+    await _log(connection, became, version.state, by, why, what=what, detail=detail)
     return became
 
 

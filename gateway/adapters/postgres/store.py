@@ -46,6 +46,8 @@ CHILD_DEPTH_MAX = 4
 TREE_ROLLOUTS_MAX = 256
 OUTCOMES_COUNTED_MAX = 10_000
 HOLDS_MAX = 100_000
+EXPERIENCE_RECENT_MAX = 1_000  # judged steps per worker that are searched
+RECOVERY_TIMEOUT_S = 60.0  # of the statements that read the whole ledger at boot
 
 ORG_COLUMNS = tuple(column.label(f"org_{column.name}") for column in orgs.columns)
 POSTED_TOTALS = query("posted_totals")
@@ -57,22 +59,11 @@ ERASED = "the response was deleted"
 
 
 class PostgresStore:
-    """`experience_recent_max`: judged steps per worker that are searched. `experience_half_life`: the number of newer
-    steps, by likeness, after which a step counts half. `recovery_timeout_s`: time-out of the two statements that read
-    the whole ledger at boot."""
+    """`experience_half_life`: the number of newer steps, by likeness, after which a step counts half."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        *,
-        experience_recent_max: int = 1_000,
-        experience_half_life: float = HALF_LIFE,
-        recovery_timeout_s: float = 60.0,
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, *, experience_half_life: float = HALF_LIFE) -> None:
         self.engine = engine
-        self.experience_recent_max = experience_recent_max
         self.experience_half_life = experience_half_life
-        self.recovery_timeout_s = recovery_timeout_s
         self._has_vector: bool | None = None
 
     def begin(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[AsyncConnection]:
@@ -159,7 +150,7 @@ class PostgresStore:
         values: dict[str, Any] = {"workers": list(workers), "versions": list(workers.values()), "k": k}
         values |= {"task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "spread_min": SPREAD_MIN}
         values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
-        values["recent"] = self.experience_recent_max
+        values["recent"] = EXPERIENCE_RECENT_MAX
         async with self.begin() as connection:
             if self._has_vector is None:
                 self._has_vector = await connection.run_sync(vector_in_use)
@@ -172,17 +163,17 @@ class PostgresStore:
 
     async def books(self, settled_max: int) -> Books:
         """The state that Redis is rebuilt from, as of one moment, with the latest `settled_max` settlements."""
-        async with self.snapshot(self.recovery_timeout_s) as connection:
+        async with self.snapshot(RECOVERY_TIMEOUT_S) as connection:
             return Books(await _posted(connection), await _open(connection), await _settled(connection, settled_max))
 
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
         """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
-        async with self.begin(self.recovery_timeout_s) as connection:
+        async with self.begin(RECOVERY_TIMEOUT_S) as connection:
             return await _open(connection)
 
     async def settled_latest(self, limit: int, since: datetime) -> Sequence[Settlement]:
         """The latest settlements, newest first."""
-        async with self.begin(self.recovery_timeout_s) as connection:
+        async with self.begin(RECOVERY_TIMEOUT_S) as connection:
             return await _settled(connection, limit, since)
 
     async def settled_nano(self, hold_id: str) -> int | None:

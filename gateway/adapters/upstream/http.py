@@ -31,20 +31,16 @@ from gateway.service.ports.request import WorkerCall, WorkerReply
 PATHS = {"chat": "chat/completions", "completions": "completions", "embeddings": "embeddings"}
 CONNECT_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 512
-KEEPALIVE_EXPIRY_S = (
-    4.0  # uvicorn, and so vLLM, closes a connection after 5 s idle; a call on a closing connection fails
-)
+KEEPALIVE_EXPIRY_S = 4.0  # uvicorn, and so vLLM, closes an idle connection after 5 s; a call on it then fails
 DRAIN_S = 0.05
 
 
-def http_client(
-    connections_max: int = CONNECTIONS_MAX, keepalive_expiry_s: float = KEEPALIVE_EXPIRY_S
-) -> httpx.AsyncClient:
+def http_client(connections_max: int = CONNECTIONS_MAX) -> httpx.AsyncClient:
     """Make a pooled client that keeps no state between calls. The caller closes it."""
 
     def session() -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            limit=connections_max, keepalive_timeout=keepalive_expiry_s, ssl=transport.ssl_context
+            limit=connections_max, keepalive_timeout=KEEPALIVE_EXPIRY_S, ssl=transport.ssl_context
         )
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 

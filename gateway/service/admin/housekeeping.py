@@ -82,7 +82,7 @@ class Housekeeping:
         return True
 
 
-async def run_sweeps(sweeps: Mapping[str, Sweep], every_s: float, sleep: Sleep = asyncio.sleep) -> None:
+async def run_sweeps(sweeps: Mapping[str, Sweep], every_s: float) -> None:
     """Run every sweep each `every_s` seconds, for ever, in batches until nothing is left. `sweeps`: by the name of what
     they delete, for the log. A sweep whose store is away is tried again the next time."""
     while True:
@@ -92,7 +92,7 @@ async def run_sweeps(sweeps: Mapping[str, Sweep], every_s: float, sleep: Sleep =
                     continue
             except BatonError as error:
                 sweep_log.warning("%s are not swept now: %s", what, error.message)
-        await sleep(every_s)
+        await asyncio.sleep(every_s)
 
 
 def describe_sweep(report: SweepReport, *, dry: bool) -> Mapping[str, Any]:
