@@ -20,7 +20,7 @@ from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import outcomes, rollouts, rounds, steps
 from gateway.core.loop.experience import question_text
 from gateway.errors import BatonError, ConfigError, Unavailable
-from policy.dataset.row import Judgement, Row, StepRow, settle
+from policy.dataset.row import Rating, Row, StepRow, settle
 from policy.dataset.select import Selection
 
 BATCH_ROWS = 200
@@ -208,13 +208,13 @@ def _steps(
     return used, ran
 
 
-def _judgements(connection: Connection, roots: set[str]) -> Mapping[str, list[Judgement]]:
+def _judgements(connection: Connection, roots: set[str]) -> Mapping[str, list[Rating]]:
     here = outcomes.c
     query = select(here.rollout_id, here.value, here.source, here.grader_version, here.metadata)
     query = query.where(here.rollout_id.in_(roots), here.value.is_not(None)).order_by(here.created_at, here.id)
-    judged: dict[str, list[Judgement]] = defaultdict(list)
+    judged: dict[str, list[Rating]] = defaultdict(list)
     for rollout_id, *judgement in connection.execute(query):
-        judged[rollout_id].append(Judgement(*judgement))
+        judged[rollout_id].append(Rating(*judgement))
     return judged
 
 

@@ -16,7 +16,7 @@ Call = tuple[str, int]  # (rollout id, round): the key of a planning call
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Rating:
     """One outcome with a value in [0, 1]."""
 
     value: float
@@ -26,7 +26,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class OutcomeValue:
     """All judgements of a request as one number, see `settle`. `value` is None where `n` is 0."""
 
     value: float | None = None
@@ -36,7 +36,7 @@ class Outcome:
     metadata: Mapping[str, str] = field(default_factory=dict)  # theirs; where two name the same pair, the latest
 
 
-def settle(judgements: Sequence[Judgement], sources: Sequence[str] = ()) -> Outcome:
+def settle(judgements: Sequence[Rating], sources: Sequence[str] = ()) -> OutcomeValue:
     """The mean of the judgements, oldest first, of the first source that has any. With `sources`, those alone count, in
     that order; without, people come first, then the client, then all other sources (graders) together."""
     others = tuple(sorted({one.source for one in judgements} - {"person", "client"}))
@@ -44,14 +44,14 @@ def settle(judgements: Sequence[Judgement], sources: Sequence[str] = ()) -> Outc
     for rank in ranks:
         decisive = [one for one in judgements if one.source in rank]
         if decisive:
-            return Outcome(
+            return OutcomeValue(
                 sum(one.value for one in decisive) / len(decisive),
                 len(decisive),
                 tuple(sorted({one.source for one in decisive})),
                 tuple(sorted({one.grader_version for one in decisive if one.grader_version})),
                 {name: text for one in decisive for name, text in (one.metadata or {}).items()},
             )
-    return Outcome()
+    return OutcomeValue()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from gateway.core.policies.versions import State, Version
 from gateway.errors import BatonError, Conflict, Unavailable
 from policy.jobs import child
 from policy.jobs.select import changed, write_json
-from policy.jobs.watch import Progress, Tail
+from policy.jobs.watch import ProgressFile, Tail
 
 EXIT_DONE, EXIT_REFUSED, EXIT_STOPPED = 0, 4, 143
 OUTAGE_S_MAX = 600.0  # PostgreSQL may be away for so long between two stages
@@ -183,7 +183,7 @@ class Pipeline:
     ) -> None:
         """Run it to its end while saying how it goes. Raises JobStopped, and Failed with its last words."""
         log = self._place / "log"
-        tail, progress = Tail(log), Progress(self._place / "progress.jsonl")
+        tail, progress = Tail(log), ProgressFile(self._place / "progress.jsonl")
 
         async def tick() -> bool:
             try:

@@ -12,7 +12,7 @@ READ_BYTES_MAX = 1 << 20  # of new output in one go
 JOB_LINES_MAX = 10_000  # of one attempt; the file has them all
 
 
-class Progress:
+class ProgressFile:
     """The trainer's progress file. `read` gives its last whole line with `eta_s`, None where nothing is new."""
 
     def __init__(self, path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.errors import ConfigError
 from policy.dataset import rules
 from policy.dataset.refusals import REASONS, RowRefused
-from policy.dataset.row import Judgement, Outcome, settle
+from policy.dataset.row import OutcomeValue, Rating, settle
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection, parse_tags, parse_time
 from policy.reward import RewardSettings
@@ -24,24 +24,24 @@ from tests.policy.dataset_rows import T0, a_mark, a_row
 
 def test_the_first_source_that_judged_decides() -> None:
     said = [
-        Judgement(0.0, "exact", "exact@1"),
-        Judgement(1.0, "client"),
-        Judgement(0.5, "client", "app@2"),
-        Judgement(0.25, "person"),
+        Rating(0.0, "exact", "exact@1"),
+        Rating(1.0, "client"),
+        Rating(0.5, "client", "app@2"),
+        Rating(0.25, "person"),
     ]
-    assert settle(said) == Outcome(0.25, 1, ("person",), ())
-    assert settle(said[:3]) == Outcome(0.75, 2, ("client",), ("app@2",))
-    assert settle([*said[:1], Judgement(1.0, "judge", "judge@1")]) == Outcome(
+    assert settle(said) == OutcomeValue(0.25, 1, ("person",), ())
+    assert settle(said[:3]) == OutcomeValue(0.75, 2, ("client",), ("app@2",))
+    assert settle([*said[:1], Rating(1.0, "judge", "judge@1")]) == OutcomeValue(
         0.5, 2, ("exact", "judge"), ("exact@1", "judge@1")
     )
-    assert settle([]) == settle([], ("client",)) == Outcome()
+    assert settle([]) == settle([], ("client",)) == OutcomeValue()
 
 
 def test_named_sources_alone_count_in_their_order() -> None:
-    said = [Judgement(0.0, "exact"), Judgement(1.0, "client"), Judgement(0.25, "person")]
+    said = [Rating(0.0, "exact"), Rating(1.0, "client"), Rating(0.25, "person")]
     assert settle(said, ("exact", "client")).value == 0.0
     assert settle(said, ("absent", "client")).value == 1.0
-    assert settle(said, ("absent",)) == Outcome()
+    assert settle(said, ("absent",)) == OutcomeValue()
 
 
 @pytest.mark.parametrize(

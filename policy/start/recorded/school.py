@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from policy.start.recorded.lessons import Lesson
 from policy.start.synthetic.config import ModelConfig
-from policy.start.synthetic.feed import IGNORED, Row
+from policy.start.synthetic.feed import IGNORED, TokenRow
 from policy.start.synthetic.model import Qwen2
 from policy.start.synthetic.sft import GRADIENT_NORM_MAX, padded
 from policy.start.synthetic.tokenizer import END_ID, prompt_text, train_tokenizer
@@ -63,14 +63,14 @@ def tokenizer_of(lessons: Sequence[Lesson]) -> Tokenizer:
     return train_tokenizer((text for each in some for text in (prompt_text(each.prompt), each.plan)), VOCAB)
 
 
-def rows_of(tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> list[Row]:
+def rows_of(tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> list[TokenRow]:
     """Token ids as the server makes them; what is to be predicted is the plan and its end."""
     prompts = tokenizer.encode_batch([prompt_text(each.prompt) for each in lessons], add_special_tokens=False)
     plans = tokenizer.encode_batch([each.plan for each in lessons], add_special_tokens=False)
     rows = []
     for prompt, plan in zip(prompts, plans, strict=True):
         wanted = [*plan.ids, END_ID]
-        rows.append(Row([*prompt.ids, *wanted], [IGNORED] * (len(prompt.ids) - 1) + wanted + [IGNORED], []))
+        rows.append(TokenRow([*prompt.ids, *wanted], [IGNORED] * (len(prompt.ids) - 1) + wanted + [IGNORED], []))
     return rows
 
 
@@ -104,13 +104,13 @@ def teach(
     return model, tokenizer
 
 
-def _loss(model: Qwen2, rows: Sequence[Row]) -> torch.Tensor:
+def _loss(model: Qwen2, rows: Sequence[TokenRow]) -> torch.Tensor:
     ids, wanted, told = padded(rows)
     logits, _ = model(ids, wanted)
     return functional.cross_entropy(logits.flatten(0, 1), told.flatten(), ignore_index=IGNORED)
 
 
-def _exact(model: Qwen2, rows: Sequence[Row]) -> float:
+def _exact(model: Qwen2, rows: Sequence[TokenRow]) -> float:
     """Share of rows whose every plan token is the likeliest one."""
     right = 0
     with torch.no_grad():
@@ -121,13 +121,13 @@ def _exact(model: Qwen2, rows: Sequence[Row]) -> float:
     return right / max(1, len(rows))
 
 
-def _batches(rows: Sequence[Row], settings: Schooling, steps: int) -> list[list[Row]]:
+def _batches(rows: Sequence[TokenRow], settings: Schooling, steps: int) -> list[list[TokenRow]]:
     """The batches in order, rows of like length together."""
     rng = Random(f"batches {settings.seed}")
-    order: list[Row] = []
+    order: list[TokenRow] = []
     while len(order) < steps * settings.batch:
         order += rng.sample(list(rows), len(rows))
-    found: list[list[Row]] = []
+    found: list[list[TokenRow]] = []
     size = SORTED_BATCHES * settings.batch
     for at in range(0, steps * settings.batch, size):
         chunk = sorted(order[at : min(at + size, steps * settings.batch)], key=lambda row: len(row.ids))

@@ -37,7 +37,7 @@ class TrainConfig:
     pool_growth_share: float = 0.15  # of the steps, the first ones on plans, in which pools grow from 4 to 8 workers
     drill_shares: tuple[float, ...] = (0.09, 0.05, 0.08, 0.08)  # of the steps, on drills of each level, easiest first
     drills_later: float = 0.1  # of the samples after that are drills of the last level, so that reading is not lost
-    hint_weight: float = 0.3  # of the loss half way up (feed.Row)
+    hint_weight: float = 0.3  # of the loss half way up (feed.TokenRow)
     checkpoint_steps: int = 250
     report_steps: int = 500
     threads: int = 1

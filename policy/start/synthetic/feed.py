@@ -20,7 +20,7 @@ IGNORED = -100  # a target that counts for nothing
 LINE_TOKENS_MAX = 16  # longer lines are questions, not records
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """`targets` is as long as `ids`. `hints`: position → tokens that are to be readable there half way up the model."""
 
     ids: list[int]
@@ -38,14 +38,14 @@ class Exercise(Protocol):
     def pieces(self) -> Sequence[Span]: ...
 
 
-def encode(tokenizer: Tokenizer, lessons: Sequence[Exercise]) -> list[Row]:
+def encode(tokenizer: Tokenizer, lessons: Sequence[Exercise]) -> list[TokenRow]:
     """Token ids as the server makes them, and per position the token that is to be predicted there."""
     texts = tokenizer.encode_batch([lesson.text for lesson in lessons], add_special_tokens=False)
     newline = tokenizer.encode("\n").ids[0]
     return [_row(tokenizer, text.ids, lesson, newline) for text, lesson in zip(texts, lessons, strict=True)]
 
 
-def _row(tokenizer: Tokenizer, text: list[int], lesson: Exercise, newline: int) -> Row:
+def _row(tokenizer: Tokenizer, text: list[int], lesson: Exercise, newline: int) -> TokenRow:
     ids, targets = list(text), [IGNORED] * (len(text) - 1)
     hints = line_hints(text, newline)
     for piece in lesson.pieces:
@@ -54,7 +54,7 @@ def _row(tokenizer: Tokenizer, text: list[int], lesson: Exercise, newline: int) 
         tokens = tokenizer.encode(piece.text, add_special_tokens=False).ids
         ids += tokens
         targets += tokens if piece.learnt else [IGNORED] * len(tokens)
-    return Row(ids, [*targets, IGNORED], hints)
+    return TokenRow(ids, [*targets, IGNORED], hints)
 
 
 def line_hints(ids: Sequence[int], newline: int) -> list[tuple[int, list[int]]]:
@@ -69,7 +69,7 @@ def line_hints(ids: Sequence[int], newline: int) -> list[tuple[int, list[int]]]:
     return found
 
 
-def draw_chunk(serialised: str, config: TrainConfig, number: int) -> list[list[Row]]:
+def draw_chunk(serialised: str, config: TrainConfig, number: int) -> list[list[TokenRow]]:
     """The batches of one chunk, in the order they are trained on: rows of like length together, batches shuffled."""
     size, step = config.chunk_steps * config.batch, number * config.chunk_steps
     level, first = config.drill_level(step), number * size
@@ -84,7 +84,7 @@ def draw_chunk(serialised: str, config: TrainConfig, number: int) -> list[list[R
     return batches
 
 
-def batches_from(tokenizer: Tokenizer, config: TrainConfig, first_step: int) -> Iterator[list[Row]]:
+def batches_from(tokenizer: Tokenizer, config: TrainConfig, first_step: int) -> Iterator[list[TokenRow]]:
     """Batches of steps `first_step`, `first_step` + 1, … to the last; the next two chunks are drawn meanwhile."""
     serialised = tokenizer.to_str()
     chunk = first_step // config.chunk_steps

@@ -25,7 +25,7 @@ from gateway.core.loop.plan import validate
 from gateway.errors import PlanRefused
 from policy.simulators.arena.world import solve_rate
 from policy.start.synthetic.config import WORKERS_MAX, ModelConfig, TrainConfig
-from policy.start.synthetic.feed import IGNORED, Row, batches_from
+from policy.start.synthetic.feed import IGNORED, TokenRow, batches_from
 from policy.start.synthetic.label import believed_pool, needed_skills
 from policy.start.synthetic.model import Qwen2
 from policy.start.synthetic.samples import Sample, make_sample
@@ -39,7 +39,7 @@ SALTS = 4
 GRADIENT_NORM_MAX = 1.0
 
 
-def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+def padded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor, Tensor]:
     """Ids [rows, tokens] padded behind; the positions with something to learn [rows, n], and the tokens that belong
     there [rows, n], IGNORED where a row has fewer than n."""
     counted = [[at for at, target in enumerate(row.targets) if target != IGNORED] for row in rows]
@@ -54,7 +54,7 @@ def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
     return ids, wanted, told
 
 
-def losses(model: Qwen2, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+def losses(model: Qwen2, rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
     """Mean negative log-likelihoods, in nats per token: of what is to be learnt, and of the hints half way up."""
     ids, wanted, told = padded(rows)
     logits, middle = model(ids, wanted)
@@ -127,7 +127,7 @@ class TrainingLog:
         self._losses: list[float] = []
         self._tokens = 0
 
-    def count(self, loss: float, rows: Sequence[Row]) -> None:
+    def count(self, loss: float, rows: Sequence[TokenRow]) -> None:
         """Remember one step."""
         self._losses.append(loss)
         self._tokens += sum(len(row.ids) for row in rows)

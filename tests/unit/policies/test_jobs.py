@@ -21,7 +21,7 @@ from policy.jobs.pipeline import gate_spec
 from policy.jobs.schedule import Schedule, due
 from policy.jobs.select import changed, inputs
 from policy.jobs.spec import job_spec
-from policy.jobs.watch import Progress, Tail
+from policy.jobs.watch import ProgressFile, Tail
 from policy.jobs.worker import read_settings
 from policy.spec import checked
 from policy.train.spec import TrainSpec
@@ -200,7 +200,7 @@ def test_a_schedule_that_no_job_could_have_names_the_setting() -> None:
 def test_progress_is_the_last_whole_line_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, clock = tmp_path / "progress.jsonl", [100.0]
     monkeypatch.setattr("policy.jobs.watch.time.monotonic", lambda: clock[0])
-    progress = Progress(path)
+    progress = ProgressFile(path)
     assert progress.read() is None
     path.write_text('{"step": 2, "steps": 10}\n{"step": 3')
     assert progress.read() == {"step": 2, "steps": 10, "eta_s": None}
