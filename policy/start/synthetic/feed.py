@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from tokenizers import Tokenizer
 
 from policy.start.synthetic.config import TrainConfig
-from policy.start.synthetic.label import Span
+from policy.start.synthetic.label import Piece
 from policy.start.synthetic.samples import LEVELS, make_drill, make_sample
 
 IGNORED = -100  # a target that counts for nothing
@@ -35,7 +35,7 @@ class Exercise(Protocol):
     def text(self) -> str: ...
 
     @property
-    def pieces(self) -> Sequence[Span]: ...
+    def pieces(self) -> Sequence[Piece]: ...
 
 
 def encode(tokenizer: Tokenizer, lessons: Sequence[Exercise]) -> list[TokenRow]:

@@ -30,7 +30,7 @@ GENERAL_PROMISE, GENERAL_PRICE = 0.6, 0.02  # for questions that no skill is kno
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Piece:
     """A stretch of what follows a lesson's text: to be learnt, or only given. `hint`: what decides its beginning."""
 
     text: str

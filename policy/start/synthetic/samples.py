@@ -31,8 +31,8 @@ from policy.simulators.arena.world import run_plan
 from policy.start.synthetic.config import WORKERS_MAX, WORKERS_MIN
 from policy.start.synthetic.label import (
     VOTED_SKILL,
+    Piece,
     Plan,
-    Span,
     arena_label,
     believed_pool,
     general_label,
@@ -77,11 +77,11 @@ class Sample:
         return prompt_text(self.prompt)
 
     @property
-    def pieces(self) -> tuple[Span, ...]:
+    def pieces(self) -> tuple[Piece, ...]:
         """The label, cut at its handles, and the end token."""
         cut = _HANDLE.split(self.label)
         hints = {2 * at + 1: f" {tag}" for at, tag in enumerate(self.purposes) if tag}
-        return (*(Span(text, hint=hints.get(at, "")) for at, text in enumerate(cut)), Span(END))
+        return (*(Piece(text, hint=hints.get(at, "")) for at, text in enumerate(cut)), Piece(END))
 
     @property
     def label(self) -> str:
@@ -244,7 +244,7 @@ class Drill:
     """Pool lines, and pieces of text: a skill (given), its best handles (learnt), the next skill …"""
 
     text: str
-    pieces: tuple[Span, ...]
+    pieces: tuple[Piece, ...]
 
 
 def make_drill(seed: int, index: int, level: Level) -> Drill:
@@ -265,12 +265,12 @@ def _simpler(worker: ShownWorker, level: Level) -> ShownWorker:
     return replace(worker, tags=worker.tags[: level.tags_max], experience=experience)
 
 
-def _pieces(rng: Random, pool: list[ShownWorker], level: Level) -> list[Span]:
-    pieces: list[Span] = []
+def _pieces(rng: Random, pool: list[ShownWorker], level: Level) -> list[Piece]:
+    pieces: list[Piece] = []
     for skill in rng.sample(SKILLS, len(SKILLS)):
         most = VOTERS_MAX if level.ranking and skill == VOTED_SKILL else 1
         best = ranked(believed_pool(pool, {skill}), skill)[:most]
         if best:
-            pieces.append(Span(f" {skill}", learnt=False))
-            pieces += [Span(worker.handle, hint=f" {skill}") for worker in best]
+            pieces.append(Piece(f" {skill}", learnt=False))
+            pieces += [Piece(worker.handle, hint=f" {skill}") for worker in best]
     return pieces
