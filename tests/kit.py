@@ -36,6 +36,7 @@ from tests.fakes.ratelimits import FakeRateLimits
 from tests.fakes.replies import FakeConversations, FakeReplies
 from tests.fakes.store import FakeStore
 from tests.fakes.workers import FakeWorkers, Scripted
+from tests.waiting import BOUND_S
 
 PRICE = Price(input_usd_per_mtok=Decimal(1), output_usd_per_mtok=Decimal(2))
 HANDLES = {"alpha": "atlas", "beta": "birch", "gamma": "grove"}
@@ -163,10 +164,10 @@ class Kit:
                 attempts_max=attempts_max,
                 explore_share=0.0,
                 experience_k=20,
-                experience_timeout_s=0.5,
+                experience_timeout_s=BOUND_S,
             ),
             redactor=Redactor(["provider-secret-value"]),
-            sticky=Sticky(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, 0.5),
+            sticky=Sticky(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, BOUND_S),
             media=media or FakeMedia(),
         )
 

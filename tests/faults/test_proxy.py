@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.faults.proxy import FaultProxy, Toxics, closed
+from tests.waiting import BOUND_S
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -28,7 +29,7 @@ async def proxy() -> AsyncIterator[FaultProxy]:
     await asyncio.sleep(0.01)
 
 
-async def read(proxy: FaultProxy, content: bytes, *, limit_s: float = 5.0) -> tuple[bytes, str]:
+async def read(proxy: FaultProxy, content: bytes, *, limit_s: float = BOUND_S) -> tuple[bytes, str]:
     """Send `content`; return the reply and its end: whole, reset or silent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     data = b""
