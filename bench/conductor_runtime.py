@@ -164,6 +164,7 @@ def started(options: argparse.Namespace, prompts: Prompts, port: int) -> Any:
         command = [str(options.python.parent / "vllm"), "serve", model, "--served-model-name", "conductor"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "1024"]
         command += ["--enforce-eager", "--block-size", "32", "--logprobs-mode", "processed_logprobs"]
+        command += ["--generation-config", "vllm"]
         command += ["--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}']
     return server(command, lambda: _listening(port), prompts)
 

@@ -111,6 +111,7 @@ class EngineProcess:
         command += ["--tokenizer", str(tokenizer_folder(self.base, self.directory / "tokenizer"))]
         command += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
         command += ["--block-size", "32", "--logprobs-mode", "processed_logprobs"]
+        command += ["--generation-config", "vllm"]
         command += ["--structured-outputs-config", json.dumps(structured)]
         command += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "4"]
         command += ["--max-cpu-loras", str(self.versions_max), *self.options]

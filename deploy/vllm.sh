@@ -26,6 +26,7 @@ exec vllm serve "${1:-Qwen/Qwen2.5-7B-Instruct}" \
   --served-model-name conductor \
   --host 127.0.0.1 --port "${2:-8126}" \
   --logprobs-mode processed_logprobs \
+  --generation-config vllm \
   --structured-outputs-config '{"backend":"guidance","disable_any_whitespace":true}' \
   --enable-prefix-caching \
   "${versions[@]}" "${@:3}"

@@ -32,7 +32,7 @@ def a_round(number: int = 1, **changes: Any) -> RoundRecord:
         "decision_mask": [True, False, True],
         "plan_text": '{"steps":[]}',
         "plan": {"steps": [{"worker": "quill", "task": None, "see": []}]},
-        "sampling": {"temperature": 1.0},
+        "sampling": {"temperature": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
         "schema_hash": "cd34",
         "allowed": {"handles": ["quill"], "steps_max": 3, "first_index": 0, "depth_capped": []},
         "quality": 7,

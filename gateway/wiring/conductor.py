@@ -6,7 +6,7 @@ import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
@@ -22,7 +22,7 @@ from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.manifest import check_prompt, manifest_of
 from gateway.core.policies.watch import Margins
 from gateway.core.pool.workers import Price
-from gateway.errors import ConductorError, ConfigError
+from gateway.errors import ConfigError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.routers import AutoPlanner, CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.loop.state import Planner
@@ -56,25 +56,13 @@ async def conductor_of(base: Base, pool: PoolParts) -> tuple[HttpConductor | Wor
         raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
     key = base.referred(ref)
     ours = settings.conductor_kind in ("embedded", "directory")
-    if structured == "auto":
-        structured = "vllm" if ours else await _dialect(HttpConductor(url, model, key))
+    if structured == "auto" and ours:
+        structured = "vllm"
     text_bytes_max = settings.plan_bytes_max
     conductor = base.closing(HttpConductor(url, model, key, structured=structured, text_bytes_max=text_bytes_max))
     manifest = await conductor.describe() if ours else None
     profile = _profile(settings, manifest)
     return conductor, planning_of(settings, profile, price, (manifest or {}).get("quality"))
-
-
-async def _dialect(probe: HttpConductor) -> Literal["vllm", "json_schema"]:
-    """How to ask a server by URL for a schema. vLLM names itself as the owner of its models, and only vLLM gives the
-    token ids and log-probs that learning needs."""
-    try:
-        return "vllm" if (await probe.describe()).get("owned_by") == "vllm" else "json_schema"
-    except ConductorError:
-        log.warning("the conductor does not answer yet; BATON_CONDUCTOR_STRUCTURED=vllm says that it is a vLLM")
-        return "json_schema"
-    finally:
-        await probe.close()
 
 
 def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:

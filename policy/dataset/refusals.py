@@ -10,6 +10,7 @@ REASONS: Mapping[str, str] = {
     "redacted": "token ids would spell out what was redacted; such requests cannot be used",
     "no_tokens": "serve the conductor with return_token_ids (the embedded one does), or export --without-tokens",
     "no_logprobs": "serve the conductor with --logprobs-mode processed_logprobs and collect anew",
+    "other_sampling": "sampled with top_k, min_p or a penalty, or by an older gateway, which left them to the server",
     "no_allowed": "logged by an older gateway, which did not log what a plan was allowed; collect anew",
     "other_schema": "what they were allowed gives another schema than was logged; collect anew with this release",
     "other_prompt": "planned under another prompt than these weights know; collect logs under that prompt",

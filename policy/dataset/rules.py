@@ -23,6 +23,9 @@ from policy.reward import RewardSettings, at_quality, reward
 
 LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
 
+# What a call that can be learnt from sends for the parameters that its log-probs cannot be recomputed under.
+SAMPLING_OFF: Mapping[str, tuple[float, ...]] = {"top_k": (-1, 0), "min_p": (0,), "repetition_penalty": (1,)}
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -101,7 +104,14 @@ def token_fault(planned: Row | RoundRecord, log_mode: str = "full") -> str | Non
     sampled = len(planned.plan_token_ids)
     fits = len(planned.plan_logprobs) == len(planned.decision_mask) == sampled
     finite = all(-math.inf < logprob <= LOGPROB_SLACK for logprob in planned.plan_logprobs)
-    return None if fits and finite else "no_logprobs"
+    if not (fits and finite):
+        return "no_logprobs"
+    return None if _says_all_is_off(planned.sampling) else "other_sampling"
+
+
+def _says_all_is_off(sampling: Mapping[str, Any]) -> bool:
+    """Whether a call named each parameter that changes the distribution behind the log-probs, and turned it off."""
+    return all(sampling.get(name) in off for name, off in SAMPLING_OFF.items())
 
 
 def grammar_of(planned: Row | RoundRecord) -> tuple[PlanLimits, Mapping[str, Any]]:

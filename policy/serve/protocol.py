@@ -76,6 +76,9 @@ class ChatCompletionRequest(_Strict):
     stream_options: StreamOptions | None = None
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: Literal[-1, 0] = -1  # these three are accepted as far as they change nothing
+    min_p: Literal[0] = 0
+    repetition_penalty: Literal[1] = 1
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = Field(default=None, ge=0, lt=2**63)

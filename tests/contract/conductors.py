@@ -62,7 +62,8 @@ def planning_call(
 ) -> ConductorCall:
     """A planning call with defaults that any of the three conductors can meet."""
     messages = [{"role": "user", "content": question}]
-    return ConductorCall(messages, schema or SCHEMA, Sampling(temperature, 1.0, tokens_max, seed), timeout_s)
+    sampling = Sampling(temperature, tokens_max=tokens_max, seed=seed)
+    return ConductorCall(messages, schema or SCHEMA, sampling, timeout_s)
 
 
 def scripted_plan(call: ConductorCall) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class FakeVllm:
         self.fails: dict[str, int] = {}
         self.dies_at = ""
         self.nan = False
+        self.sampled_off = 0.0  # added to the log-probs that it samples with: top_k, a temperature, a penalty
+        self.prompt_ids: list[int] = []  # of every chat; empty: those of the probe
         self.hold: dict[str, asyncio.Event] = {}  # path → answered once set
         self.restart()
 
@@ -61,23 +63,35 @@ class FakeVllm:
             self.weights = Path(body["kwargs"]["weights_path"])
         elif path == "/update_weight_version":
             self.label = body["new_version"]
-        elif path == "/weight_info":
-            return httpx.Response(200, json={"weight_version": self.label})
-        elif path == "/v1/models":
-            return httpx.Response(200, json={"data": self._models()})
         elif path == "/v1/load_lora_adapter":
             if body["lora_name"] in self.loras:
                 return _error(400, "has already been loaded")
             self.loras[body["lora_name"]] = body["lora_path"]
         elif path == "/v1/unload_lora_adapter":
             del self.loras[body["lora_name"]]
-        elif path == "/v1/completions":
-            return self._score(body)
-        return httpx.Response(200, json={})
+        reading: dict[str, Callable[[], httpx.Response]] = {
+            "/weight_info": lambda: httpx.Response(200, json={"weight_version": self.label}),
+            "/v1/models": lambda: httpx.Response(200, json={"data": self._models()}),
+            "/v1/completions": lambda: self._score(body),
+            "/v1/chat/completions": lambda: self._sample(body),
+        }
+        return reading.get(path, lambda: httpx.Response(200, json={}))()
 
     def _models(self) -> list[dict[str, Any]]:
         loras = [{"id": name, "root": path, "parent": self.name} for name, path in self.loras.items()]
         return [{"id": self.name, "root": str(self.base), "parent": None}, *loras]
+
+    def _sample(self, body: Mapping[str, Any]) -> httpx.Response:
+        """The probe's last tokens with the log-probs that `_score` gives them."""
+        directory = self.weights if body["model"] == self.name else Path(self.loras.get(body["model"], "/nowhere"))
+        if not directory.is_dir():
+            return _error(404, "The model does not exist")
+        probe = manifest_of(directory)["probe"]
+        logprobs = (probe.get("logprobs") or [-1.0, -1.0])[-2:]
+        content = [{"token": "x", "logprob": logprob + self.sampled_off} for logprob in logprobs]
+        choice = {"index": 0, "token_ids": [7] * len(content), "logprobs": {"content": content}}
+        ids = self.prompt_ids or list(probe.get("prompt_ids") or [1]) + [1] * len(probe.get("logprobs") or [])
+        return httpx.Response(200, json={"prompt_token_ids": ids, "choices": [choice]})
 
     def _score(self, body: Mapping[str, Any]) -> httpx.Response:
         if self.nan:

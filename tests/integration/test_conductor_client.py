@@ -222,6 +222,33 @@ async def test_describe_tells_the_manifest_or_why_not() -> None:
         assert await conductor.describe() == {"id": "conductor", "owned_by": ""}
 
 
+@pytest.mark.parametrize(
+    ("owner", "dialect"), [("vllm", "structured_outputs"), ("openai", "response_format"), (None, "response_format")]
+)
+async def test_the_dialect_is_asked_for_until_the_server_answers(owner: str | None, dialect: str) -> None:
+    """A conductor that was down when the gateway started is asked again, not taken for a hosted model for ever."""
+    bodies: list[Any] = []
+    listed: list[Reply] = [json_reply({"error": {"message": "starting"}}, status=503)] * 2
+
+    def answer(request: Request) -> Reply:
+        if request.path.endswith("/models"):
+            entries = [] if owner is None else [{"id": "conductor", "owned_by": owner}]
+            return listed.pop() if listed else json_reply({"data": entries})
+        bodies.append(request.body)
+        return event_stream([chunk("{}", "stop"), b"data: [DONE]\n\n"])
+
+    async with conductor_on(answer, structured="auto") as conductor:
+        assert [await reason_of(conductor) for _ in range(2)] == ["down", "down"]
+        for _ in range(2):
+            async for _ in conductor.decode(planning_call()):
+                pass
+    assert len(bodies) == 2
+    for body in bodies:
+        assert dialect in body
+        named = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        assert {name: body[name] for name in named if name in body} == (named if owner == "vllm" else {})
+
+
 def test_an_unknown_dialect_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="structured"):
         HttpConductor("http://x/v1", "m", structured="yaml")  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from bench.engines import EngineProcess
-from bench.policies import reseal, spoil, write_adapter, write_full
+from bench.policies import manifest_of, reseal, spoil, write_adapter, write_full
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
@@ -516,3 +516,63 @@ async def _clearing(fake: FakeVllm, path: str, work: Any) -> None:
         await asyncio.sleep(0)
     fake.fails.clear()
     await task
+
+
+# ---------------------------------------------------------------- propensities
+
+
+async def test_an_engine_that_samples_otherwise_than_it_scores_is_refused(
+    lora: VllmLora, fake: FakeVllm, adapter: Callable[[int], Path]
+) -> None:
+    """As with top_k left on, a temperature or a penalty: the log-probs of the sample are of another distribution."""
+    fake.sampled_off = 0.2
+    with pytest.raises(VersionRefused, match=r"the engine samples with log-probs up to 0\.2 off") as refused:
+        await lora.load("a@1", adapter(1))
+    assert (refused.value.reason, await lora.loaded()) == ("propensity", set())
+    fake.sampled_off = 0.01
+    await lora.load("a@1", adapter(1))
+    assert await lora.loaded() == {"a@1"}
+
+
+async def test_a_version_that_an_engine_holds_already_is_tested_when_a_gateway_starts(
+    lora: VllmLora, fake: FakeVllm, adapter: Callable[[int], Path]
+) -> None:
+    directory = adapter(1)
+    await lora.load("a@1", directory)
+    fake.sampled_off = 0.2
+    with pytest.raises(VersionRefused) as refused:
+        await lora.load("a@1", directory)
+    assert refused.value.reason == "propensity"
+
+
+async def test_a_reloaded_engine_that_samples_otherwise_gets_its_old_weights_back(
+    reload: VllmReload, fake: FakeVllm, full: Callable[[int], Path], base: Path
+) -> None:
+    fake.sampled_off = 0.2
+    with pytest.raises(VersionRefused) as refused:
+        await reload.load("a@1", full(1))
+    assert (refused.value.reason, fake.label, fake.weights) == ("propensity", "default", base)
+
+
+async def test_an_engine_with_another_tokenizer_is_refused(
+    lora: VllmLora, fake: FakeVllm, adapter: Callable[[int], Path]
+) -> None:
+    directory = adapter(1)
+    probe = manifest_of(directory)["probe"]
+    reseal(directory, probe=probe | {"messages": [{"role": "user", "content": "Count."}]})
+    fake.prompt_ids = [*probe["prompt_ids"], 1]
+    with pytest.raises(VersionRefused, match="makes other tokens of the probe's messages") as refused:
+        await lora.load("a@1", directory)
+    assert refused.value.reason == "tokenizer"
+    fake.prompt_ids = list(probe["prompt_ids"])
+    fake.nan = False
+    await lora.load("a@1", directory)
+
+
+async def test_every_sampling_parameter_is_named_in_the_test(
+    lora: VllmLora, fake: FakeVllm, adapter: Callable[[int], Path]
+) -> None:
+    await lora.load("a@1", adapter(1))
+    (body,) = [body for path, body in zip(fake.calls, fake.bodies, strict=True) if path == "/v1/chat/completions"]
+    wanted = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert wanted.items() <= body.items()

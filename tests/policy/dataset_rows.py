@@ -51,7 +51,7 @@ ROW: dict[str, Any] = {
     "decision_mask": [True, False],
     "plan_text": '{"steps":[]}',
     "plan": {"steps": []},
-    "sampling": {"temperature": 1.0},
+    "sampling": {"temperature": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     "schema_hash": "cd34",
     "allowed": {"handles": ["quill"], "steps_max": 3, "first_index": 0, "depth_capped": []},
     "quality": 7,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from gateway.core.loop.plan import PlanLimits, plan_schema, schema_hash
 from gateway.errors import ConfigError, VersionRefused
+from gateway.service.ports.request import Sampling
 from policy.dataset import parquet
 from policy.dataset.refusals import RowRefused
 from policy.dataset.row import Row
@@ -143,7 +144,8 @@ def changed(rows: list[Row], **changes: Any) -> list[Row]:
         ({"prompt_hash": "another"}, "other_prompt"),
         ({"schema_hash": "another"}, "other_schema"),
         ({"allowed": None}, "no_allowed"),
-        ({"sampling": {"temperature": 0.0}}, "greedy"),
+        ({"sampling": asdict(Sampling(temperature=0.0))}, "greedy"),
+        ({"sampling": {"temperature": 1.0}}, "other_sampling"),
         ({"round": 2}, "incomplete"),
         ({"root_id": "gone"}, "incomplete"),
     ],

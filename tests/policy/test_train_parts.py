@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from gateway.core.log.rollout import RolloutRecord, RoundRecord
 from gateway.core.loop.plan import PlanLimits, plan_schema, schema_hash
 from gateway.core.policies.manifest import Manifest
 from gateway.errors import ConfigError
+from gateway.service.ports.request import Sampling
 from policy.dataset.refusals import RowRefused, listed
 from policy.serve.shape import load_shape
 from policy.serve.tokens import Tokens
@@ -46,7 +47,7 @@ def planned(allowed: PlanLimits, number: int = 1) -> RoundRecord:
         plan_token_ids=[8, 9],
         plan_logprobs=[-0.1, 0.0],
         decision_mask=[True, True],
-        sampling={"temperature": 1.0, "top_p": 1.0},
+        sampling=asdict(Sampling(temperature=1.0)),
         schema_hash=schema_hash(plan_schema(allowed)),
         allowed=allowed.as_json(),
     )
@@ -80,8 +81,12 @@ def test_a_row_s_schema_follows_from_what_its_round_was_allowed() -> None:
         ({"plan_token_ids": []}, "no_tokens"),
         ({"prompt_token_ids": []}, "no_tokens"),
         ({"decision_mask": [True]}, "no_logprobs"),
-        ({"sampling": {"temperature": 0.0}}, "greedy"),
-        ({"sampling": {"temperature": 1.0, "top_p": 0.9}}, "nucleus"),
+        ({"sampling": asdict(Sampling(temperature=0.0))}, "greedy"),
+        ({"sampling": asdict(Sampling(temperature=1.0, top_p=0.9))}, "nucleus"),
+        ({"sampling": asdict(Sampling(temperature=1.0, top_k=50))}, "other_sampling"),
+        ({"sampling": asdict(Sampling(temperature=1.0, min_p=0.1))}, "other_sampling"),
+        ({"sampling": asdict(Sampling(temperature=1.0, repetition_penalty=1.1))}, "other_sampling"),
+        ({"sampling": {"temperature": 1.0, "top_p": 1.0}}, "other_sampling"),
         ({"schema_hash": "0" * 64}, "other_schema"),
         ({"allowed": None}, "no_allowed"),
     ],

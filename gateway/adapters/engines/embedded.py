@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines.files import check
 from gateway.adapters.engines.http import EngineApi
-from gateway.adapters.engines.vllm import check_same
+from gateway.adapters.engines.vllm import check_same, check_sampling
 from gateway.errors import EngineDown, VersionRefused
 
 # the reasons of VersionRefused, as the server names them
+DRIFT_MAX = 0.005  # nats: float32 on both sides
 REASONS = {"missing", "manifest", "checksum", "shape", "not_finite", "base", "full", "taken", "held", "probe"}
 
 
@@ -37,6 +39,12 @@ class EmbeddedEngine:
             return
         files = await asyncio.to_thread(check, directory)
         await self._admin("/v1/load_policy", {"name": version, "directory": str(files.directory)})
+        try:
+            check_sampling(version, await self._api.sampled_drift(version, files.manifest.probe), DRIFT_MAX)
+        except VersionRefused:
+            with suppress(VersionRefused):  # it stays where it is all that is served
+                await self.unload(version)
+            raise
 
     async def unload(self, version: str) -> None:
         """As the port says; raises VersionRefused(held) for the last version."""

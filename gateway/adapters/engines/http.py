@@ -33,6 +33,18 @@ ANY_PROBE: Mapping[str, Any] = {
     "token_ids": (2, 3, 5, 8, 13, 21, 34, 55),
 }  # only tests whether scores are numbers
 
+SELF_TEST_MESSAGES = [{"role": "user", "content": "Name three rivers, and say where each of them ends."}]
+SELF_TEST_TOKENS = 24
+SELF_TEST_SAMPLING: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "logprobs": True,
+    "return_token_ids": True,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
@@ -131,6 +143,51 @@ class EngineApi:
         if answer.status != 200:
             raise VersionRefused("probe", f"the engine at {self.url} cannot score the probe: {answer.message()}")
         return _drift(_scores(answer.body, token_ids), probe.get("logprobs"))
+
+    async def sampled_drift(self, model: str, probe: Mapping[str, Any]) -> float:
+        """The largest |Δ log-prob| in nats between a text as `model` samples it and the same tokens as it scores them:
+        what the log would say of a plan against what is true. Sampled as exploring plans are, without a grammar, whose
+        mask scoring lacks. `probe`: its `messages` are the prompt, if it has them. Raises EngineDown, NotFound,
+        VersionRefused(tokenizer) if the server makes other tokens of them than the trainer did, VersionRefused(probe)
+        if it does not say what it sampled."""
+        messages = probe.get("messages") or SELF_TEST_MESSAGES
+        body = {"model": model, "messages": messages, "max_tokens": SELF_TEST_TOKENS, "seed": 0, **SELF_TEST_SAMPLING}
+        answer = await self.send("POST", "/v1/chat/completions", body)
+        if answer.status == 404:
+            raise NotFound(f"the engine at {self.url} does not serve {model}", code="model_not_found")
+        if answer.status == 503:
+            raise EngineDown(f"the engine at {self.url} is too busy to sample a text of {model}; try again")
+        if answer.status >= 500:
+            await self.check_alive()
+            return math.inf
+        prompt_ids, token_ids, logprobs = _sampled(answer, self.url)
+        if probe.get("messages") and prompt_ids != list(probe["prompt_ids"]):
+            raise VersionRefused(
+                "tokenizer",
+                f"the engine at {self.url} makes other tokens of the probe's messages than {model} was trained on; "
+                "start it with the tokenizer and the chat template of its base",
+            )
+        scored = {"model": model, "prompt_ids": prompt_ids, "token_ids": token_ids, "logprobs": logprobs}
+        return await self.drift(model, scored)
+
+
+def _sampled(answer: EngineReply, url: str) -> tuple[list[int], list[int], list[float]]:
+    """Prompt ids, token ids and log-probs of a completion. Raises VersionRefused(probe)."""
+    try:
+        choice = answer.body["choices"][0]
+        logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
+        prompt_ids = answer.body.get("prompt_token_ids") or choice["prompt_token_ids"]
+        found = [int(one) for one in prompt_ids], [int(one) for one in choice["token_ids"]], logprobs
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        reason = "" if answer.status == 200 else f" ({answer.status}: {answer.message()})"
+        raise VersionRefused(
+            "probe",
+            f"the engine at {url} does not return token ids with their log-probs{reason}; start it as deploy/vllm.sh "
+            "does",
+        ) from None
+    if len(found[1]) != len(logprobs):
+        raise VersionRefused("probe", f"the engine at {url} gave {len(logprobs)} log-probs for {len(found[1])} tokens")
+    return found
 
 
 def _parsed(raw: bytes) -> Any:

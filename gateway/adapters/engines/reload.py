@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from gateway.adapters.engines.files import BaseWeights, PolicyFiles, check, check_full
 from gateway.adapters.engines.http import EngineApi
-from gateway.adapters.engines.vllm import DRIFT_MAX, check_drift
+from gateway.adapters.engines.vllm import DRIFT_MAX, check_drift, check_sampling
 from gateway.errors import BatonError, ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 
@@ -71,6 +71,8 @@ class VllmReload:
                 try:
                     await self._swap(version, files.sealed.files)
                     check_drift(version, await self._api.drift(self.model, files.manifest.probe), DRIFT_MAX)
+                    sampled = await self._api.sampled_drift(self.model, files.manifest.probe)
+                    check_sampling(version, sampled, DRIFT_MAX)
                 except BatonError:
                     await self._undo(before)
                     raise

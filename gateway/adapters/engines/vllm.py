@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from gateway.adapters.engines.files import BaseWeights, PolicyFiles, check, check_adapter, check_base
 from gateway.adapters.engines.http import EngineApi
+from gateway.adapters.engines.sealed import read_document
 from gateway.errors import VersionRefused
 from gateway.service.ports.policies import PolicyEngine
 
@@ -58,6 +59,7 @@ class VllmLora:
             roots = await self._roots()
             if version in roots:
                 check_same(version, roots[version], directory)
+                await self._check_sampling(version, read_document(directory).get("probe") or {})
                 return
             files = await asyncio.to_thread(self._checked, directory)
             if len(roots) >= self._versions_max:
@@ -90,9 +92,13 @@ class VllmLora:
                 raise
         try:
             check_drift(version, await self._api.drift(version, files.manifest.probe), self._drift_max)
+            await self._check_sampling(version, files.manifest.probe)
         except BaseException:  # boundary: unloaded, and raised again
             await asyncio.shield(self._drop(version))
             raise
+
+    async def _check_sampling(self, version: str, probe: Mapping[str, Any]) -> None:
+        check_sampling(version, await self._api.sampled_drift(version, probe), self._drift_max)
 
     def _checked(self, directory: Path) -> PolicyFiles:
         files = check(directory)
@@ -175,3 +181,13 @@ async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def check_sampling(version: str, drift: float, drift_max: float) -> None:
+    """Raises VersionRefused(propensity) if the log-probs that the engine samples with are not the weights' own."""
+    if drift > drift_max:
+        raise VersionRefused(
+            "propensity",
+            f"{version}: the engine samples with log-probs up to {drift:.4g} off those that it scores (at most "
+            f"{drift_max:g}): top_k, a temperature or a penalty is on; start it as deploy/vllm.sh does",
+        )

@@ -2,8 +2,8 @@
 
 A dialect says how the server accepts the schema. `vllm` (vLLM and the embedded server) also returns token ids and
 behaviour log-probs, which learning needs. `json_schema` and `json_object` are OpenAI's two formats. `none` sends no
-schema and leaves all checks to `core.loop.plan`. If a hosted model refuses an option (log-probs, a seed, a
-temperature), the client never sends it again.
+schema and leaves all checks to `core.loop.plan`. `auto` asks the server who it is, before each call until it answers.
+If a hosted model refuses an option (log-probs, a seed, a temperature), the client never sends it again.
 
 Every wait ends at the call's deadline. The text is bounded by `text_bytes_max`, a stream event by `EVENT_BYTES_MAX`.
 """
@@ -30,7 +30,7 @@ from gateway.core.openai.usage import billed_usage, read_usage
 from gateway.errors import ConductorError
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 
-Structured = Literal["vllm", "json_schema", "json_object", "none"]
+Structured = Literal["auto", "vllm", "json_schema", "json_object", "none"]
 Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
 
 TEXT_BYTES_MAX = 256 << 10
@@ -39,6 +39,7 @@ ERROR_BYTES_MAX = 64 << 10
 MESSAGE_CHARS_MAX = 300
 PROBE_TIMEOUT_S = 2.0
 DROPPABLE = ("logprobs", "seed", "temperature", "top_p", "stream_options")
+VLLM_SAMPLING = ("top_k", "min_p", "repetition_penalty")
 TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError)
 
 
@@ -121,8 +122,20 @@ class HttpConductor(Conductor):
 
     # ---------------------------------------------------------------- one call
 
+    async def _dialect(self) -> Structured:
+        """The dialect of a server: vLLM names itself as the owner of its models, and only vLLM gives the token ids and
+        log-probs that learning needs. Raises ConductorError(down | slow) until the server answers."""
+        try:
+            return "vllm" if (await self.describe())["owned_by"] == "vllm" else "json_schema"
+        except ConductorError as error:
+            if error.reason == "refused":  # it answers, and lists no such model: not a vLLM
+                return "json_schema"
+            raise ConductorError(error.reason, error.message, billable=False) from None
+
     async def _decode(self, call: ConductorCall) -> Items:
         deadline = time.monotonic() + min(call.timeout_s, self._timeout_s)
+        if self._structured == "auto":
+            self._structured = await self._dialect()
         response, body = await self._open(call, deadline)
         plan = _PlanStream(call.model or self._model, self._text_bytes_max)
         try:
@@ -177,6 +190,8 @@ class HttpConductor(Conductor):
             "stream_options": {"include_usage": True},
             **_schema_fields(self._structured, call.schema),
         }
+        if self._structured == "vllm":
+            body |= {name: getattr(call.sampling, name) for name in VLLM_SAMPLING}
         if call.sampling.seed is not None:
             body["seed"] = call.sampling.seed
         if "max_tokens" in self._refused:

@@ -22,7 +22,8 @@ from gateway.service.ports.request import Clock
 
 log = logging.getLogger("baton.versions")
 WHO = "gateway"
-LOCAL_REASONS = ("missing",)  # a fault of this host, not of the version, so the registry does not change
+# faults of this host or of its engine, not of the version, so the registry does not change
+LOCAL_REASONS = ("missing", "propensity", "tokenizer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,14 @@ REFUSED_STATUSES = (400, 404, 413, 422)  # of a worker: the request is bad, not 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a plan is decoded. `logprobs` are always requested: learning from the log needs them."""
+    """How a plan is decoded. Every parameter is sent, since a server's default for an absent one may come out of the
+    model's files. `logprobs` are always requested: learning from the log needs them."""
 
     temperature: float = 0.0
     top_p: float = 1.0
+    top_k: int = -1  # -1: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # 1: off
     tokens_max: int = 512
     seed: int | None = None
 

@@ -104,14 +104,16 @@ def now() -> str:
 
 def probe_of(weights: Weights, tokens: Tokens, masks: Masks, profile: Profile) -> dict[str, Any]:
     """A fixed prompt, a plan for it, and the plan's log-probs under these weights without a mask at temperature 1."""
-    prompt_ids = tuple(tokens.encode_chat(render(profile, _PROBE)))
+    messages = render(profile, _PROBE)
+    prompt_ids = tuple(tokens.encode_chat(messages))
     schema = plan_schema(PlanLimits(tuple(worker.handle for worker in _PROBE.workers), _PROBE.steps_max))
     row = Decoded(prompt_ids, masks.root(schema), 1.0, PROBE_TOKENS_MAX, rng_for("probe"))
     Sampler(weights, tokens, masks, len(prompt_ids) + PROBE_TOKENS_MAX).decode([row])
     with torch.no_grad():
         logits = weights.scores([prompt_ids], [0], [row.ids])
         logprobs = token_logprobs(logits, torch.tensor([row.ids], device=logits.device))
-    return {"prompt_ids": list(prompt_ids), "token_ids": row.ids, "logprobs": logprobs[0].tolist()}
+    told = {"messages": messages, "prompt_ids": list(prompt_ids)}  # a server must make the same tokens of the messages
+    return told | {"token_ids": row.ids, "logprobs": logprobs[0].tolist()}
 
 
 def as_plain(value: Any) -> Any:
