@@ -161,7 +161,7 @@ def test_the_list_names_who_answered_and_leads_to_the_rollout(page: Page) -> Non
     page.until("document.querySelector('.empty')?.innerText.includes('Show all')")
 
 
-def test_what_a_worker_says_is_text_and_nothing_else(page: Page) -> None:
+def test_replies_of_workers_are_shown_as_plain_text(page: Page) -> None:
     open_rollout(page)
     assert page.text().count(HOSTILE) >= 6
     assert count(page, "main script, main img, main b, main iframe") == 0

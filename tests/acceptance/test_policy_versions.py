@@ -182,7 +182,7 @@ def planned_by(gateway: Gateway) -> str:
     return str(httpx.get(url, headers=headers, timeout=120).json()["policy_assigned"])
 
 
-def test_what_cannot_be_served_is_refused_in_one_line(gateway: Gateway, place: Path) -> None:
+def test_a_version_that_cannot_be_served_is_refused_in_one_line(gateway: Gateway, place: Path) -> None:
     broken = numbered(place, 8)
     (broken / "model.safetensors").write_bytes(b"not weights")
     refused = baton(gateway, "publish", str(broken), "--force", "--why", "a test")

@@ -92,7 +92,7 @@ def test_a_worker_that_falls_keeps_its_name_and_gets_worse() -> None:
 
 
 @pytest.mark.parametrize("wrong", [["--seeds", "8"], ["--warm", "3"], ["--set", "PATH=x"], ["--set", "BATON_X"]])
-def test_what_makes_no_sense_is_refused(wrong: list[str]) -> None:
+def test_arguments_out_of_range_are_refused(wrong: list[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(wrong)
 

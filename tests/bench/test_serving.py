@@ -169,7 +169,7 @@ def test_the_queries_are_those_of_the_page() -> None:
     assert "together_ms" in page_queries()[TOGETHER]
 
 
-def test_long_texts_are_cut_and_it_is_said() -> None:
+def test_long_texts_are_cut_and_their_length_named() -> None:
     cut = short({"a": ["x" * 1000, "y"], "n": 3})
     assert cut["a"][0].endswith("… (1000 characters)")
     assert (cut["a"][1], cut["n"]) == ("y", 3)

@@ -56,7 +56,7 @@ async def test_an_event_is_written_when_append_returns(world: World) -> None:
         assert world.written()[-1] == one
 
 
-async def test_the_order_of_appends_is_kept(world: World) -> None:
+async def test_events_are_written_in_the_order_of_appends(world: World) -> None:
     events = _events(200)
     await asyncio.gather(*(world.journal.append(one) for one in events))
     assert list(world.written()) == events
@@ -68,7 +68,7 @@ async def test_events_of_one_append_stay_together_and_in_order(world: World) -> 
     assert list(world.written()) == events
 
 
-async def test_of_events_that_find_no_room_none_is_kept(world: World) -> None:
+async def test_a_full_journal_writes_none_of_the_events(world: World) -> None:
     world.fill()
     with pytest.raises(SpoolFull):
         await world.journal.append(hold_event("h", "r", 1), *_events(2))

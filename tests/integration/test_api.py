@@ -338,7 +338,7 @@ async def test_a_request_from_another_gateway_counts_its_depth_on() -> None:
         assert forged.status_code == 200
 
 
-async def test_unknown_fields_are_dropped_and_said() -> None:
+async def test_unknown_fields_are_dropped_and_named_in_a_header() -> None:
     async with served(Kit()) as gateway:
         reply = await gateway.http.post("/v1/chat/completions", json=ask(made_up=1))
         assert reply.headers["x-baton-dropped-fields"] == "made_up"

@@ -100,7 +100,7 @@ async def test_the_whole_way_and_who_went_it(operator: Operator, tmp_path: Path)
     ]
 
 
-async def test_a_refused_gate_is_a_409_and_force_is_kept(operator: Operator, tmp_path: Path) -> None:
+async def test_a_refused_gate_is_a_409_and_force_is_recorded(operator: Operator, tmp_path: Path) -> None:
     source = write_policy(tmp_path / "policies" / "conductor@2", "2", (4.0,))
     body = {"directory": str(source), "gate": REFUSED}
     refused = await operator.ask("POST", "", body)
@@ -227,7 +227,7 @@ def test_publish_sends_the_whole_report(admin_api: Any, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(("status", "exit_status"), [(400, 2), (404, 1), (409, 1), (503, 1)])
-def test_what_the_gateway_refuses_is_one_line(
+def test_a_refusal_of_the_gateway_is_one_line(
     admin_api: Any, status: int, exit_status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handler, where = admin_api

@@ -111,7 +111,7 @@ async def test_a_bad_file_is_its_own_line(operator: Operator) -> None:
     assert (await operator.ask("GET")).json()["hash"] == revision_of(FIRST)
 
 
-async def test_nobody_else_may(operator: Operator) -> None:
+async def test_only_admin_keys_may(operator: Operator) -> None:
     _, data_key = await operator.keys.create_key("app")
     operator.headers = {"authorization": f"Bearer {data_key}"}
     for method, path in (("GET", ""), ("POST", "/reload"), ("GET", "/revisions"), ("GET", "/revisions/x")):

@@ -107,7 +107,7 @@ async def test_a_restarted_redis_refuses_until_rebuilt(
         again.stop()
 
 
-async def test_who_has_lost_the_epoch_refuses_without_asking(
+async def test_a_gateway_without_the_epoch_refuses_without_a_call(
     server: RedisServer, budgets: RedisBudgets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis may be hanging, and would say no more than that."""

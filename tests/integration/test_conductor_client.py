@@ -153,7 +153,7 @@ def choosy(*refused: str, seen: list[dict[str, Any]]) -> Handler:
     return handler
 
 
-async def test_what_a_hosted_model_refuses_is_left_out_from_then_on() -> None:
+async def test_options_that_a_hosted_model_refuses_are_left_out_from_then_on() -> None:
     seen: list[dict[str, Any]] = []
     handler = choosy("logprobs", "max_tokens", "temperature", seen=seen)
     async with conductor_on(handler, structured="json_schema", api_key="k") as conductor:

@@ -90,7 +90,7 @@ async def test_a_reload_is_guarded_in_order(reload: VllmReload, fake: FakeVllm, 
 
 
 @pytest.mark.parametrize("how", ["bad path", "truncated", "wrong shape", "NaN weights", "wrong prompt version"])
-async def test_what_would_kill_the_engine_never_reaches_it(
+async def test_a_version_that_would_kill_the_engine_never_reaches_it(
     how: str, reload: VllmReload, fake: FakeVllm, full: Callable[[int], Path]
 ) -> None:
     directory = full(1)
@@ -154,7 +154,7 @@ async def test_an_engine_that_dies_in_a_swap_is_down_and_holds_nothing_after(
     assert await reload.loaded() == {"a@1"}
 
 
-async def test_what_is_served_is_held(reload: VllmReload, full: Callable[[int], Path]) -> None:
+async def test_a_version_in_service_cannot_be_unloaded(reload: VllmReload, full: Callable[[int], Path]) -> None:
     await reload.load("a@1", full(1))
     await reload.unload("b@1")
     with pytest.raises(VersionRefused) as refused:
@@ -311,7 +311,7 @@ async def test_another_gateways_load_of_the_same_version_is_no_refusal(
 
 
 @pytest.mark.parametrize(("status", "error"), [(500, VersionRefused), (404, VersionRefused)])
-async def test_what_vllm_itself_refuses_is_said(
+async def test_an_error_of_vllm_names_its_route(
     status: int, error: type[BatonError], lora: VllmLora, fake: FakeVllm, adapter: Callable[[int], Path]
 ) -> None:
     fake.fails["/v1/load_lora_adapter"] = status
@@ -402,7 +402,7 @@ async def test_an_engine_that_hangs_is_down_in_time(fake: FakeVllm) -> None:
     ("status", "code", "error"), [(401, None, EngineDown), (404, None, EngineDown), (500, None, EngineDown),
                                   (400, "full", VersionRefused), (400, "odd", VersionRefused)],
 )  # fmt: skip
-async def test_what_the_embedded_server_says_is_passed_on(
+async def test_errors_of_the_embedded_server_are_passed_on(
     status: int, code: str | None, error: type[BatonError], full: Callable[[int], Path]
 ) -> None:
     def answer(request: httpx.Request) -> httpx.Response:

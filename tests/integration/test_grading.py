@@ -123,7 +123,7 @@ async def test_a_request_that_named_none_is_left_alone(pg_engine: AsyncEngine) -
         ("exact", "x", {"said": ""}, "there is no text to grade"),
     ],
 )
-async def test_what_cannot_be_graded_gets_no_outcome_and_a_reason(
+async def test_a_rollout_that_cannot_be_graded_gets_a_reason_and_no_outcome(
     pg_engine: AsyncEngine, grader: str, reference: str, more: dict[str, Any], said: str
 ) -> None:
     rollout = await asked(pg_engine, grader, reference, **more)

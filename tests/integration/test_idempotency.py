@@ -42,7 +42,7 @@ async def test_the_same_request_again_gets_the_first_reply_and_spends_nothing() 
         assert other.json()["choices"][0]["message"]["content"] == "second"
 
 
-async def test_without_the_header_nothing_is_kept() -> None:
+async def test_without_the_header_no_reply_is_stored() -> None:
     kit = Kit()
     async with served(kit) as gateway:
         for _ in range(2):
@@ -195,7 +195,7 @@ async def test_a_request_that_the_worker_calls_bad_is_bad_again() -> None:
 
 
 @pytest.mark.parametrize("log_mode", ["redacted", "metadata"])
-async def test_a_key_whose_texts_are_not_logged_has_no_text_kept(log_mode: str) -> None:
+async def test_a_key_that_logs_no_texts_stores_no_reply(log_mode: str) -> None:
     kit = Kit()
     async with served(kit, log_mode=log_mode) as gateway:
         first, again = await send(gateway), await send(gateway)

@@ -308,7 +308,7 @@ async def test_a_log_is_read_from_where_one_was(scene: Scene) -> None:
         await scene.store.log("00000000-0000")
 
 
-async def test_what_was_left_without_an_entry_in_the_queue_is_found(scene: Scene) -> None:
+async def test_a_job_without_an_entry_in_the_queue_is_queued_again(scene: Scene) -> None:
     job = await scene.submit()
     async with working(scene.settings):
         await scene.ended(job)

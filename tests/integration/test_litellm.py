@@ -100,7 +100,7 @@ async def test_it_fetches_nothing_for_a_client(workers: LiteLLMWorkers, upstream
     assert not upstream.requests
 
 
-async def test_what_is_not_there_was_not_dispatched(workers: LiteLLMWorkers) -> None:
+async def test_a_call_to_a_closed_port_was_not_dispatched(workers: LiteLLMWorkers) -> None:
     with pytest.raises(UpstreamError, match="cannot be reached") as caught:
         await workers.complete(a_call("http://127.0.0.1:9"))
     assert not caught.value.dispatched

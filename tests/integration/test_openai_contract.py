@@ -259,7 +259,7 @@ FAILED: list[tuple[BatonError, int, str, str, str | None, str | None]] = [
 
 @pytest.mark.parametrize(("error", "status", "type_", "code", "retry", "wait_ms"), FAILED)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_became_of_a_worker_is_mapped_and_not_flattened(
+async def test_each_error_of_a_worker_has_its_own_status_and_code(
     error: BatonError, status: int, type_: str, code: str, retry: str | None, wait_ms: str | None, stream: bool
 ) -> None:
     async with served(Kit(workers={"alpha": error}, attempts_max=1)) as gateway:

@@ -67,7 +67,7 @@ def spellings(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_every_refused_name_in_every_place_is_a_400_and_reaches_nobody(place: str) -> None:
+async def test_every_refused_name_in_every_place_is_a_400_and_reaches_no_worker(place: str) -> None:
     assert len(NAMES) * len(PLACES) >= 1000
     kit = Kit(workers={"alpha": Says("no")})
     async with served(kit) as gateway:

@@ -57,7 +57,7 @@ async def live(registry: Registry, source: Path) -> str:
 # ---------------------------------------------------------------- directories
 
 
-async def test_what_is_published_is_a_whole_copy_of_its_own(registry: Registry, tmp_path: Path) -> None:
+async def test_publishing_copies_the_directory(registry: Registry, tmp_path: Path) -> None:
     source = write_policy(tmp_path / "source", "7", parent="conductor@3", rollouts=120)
     (source / "notes.txt").write_text("not in the manifest")
     version = await registry.publish(source, by="a", gate=PASSED)

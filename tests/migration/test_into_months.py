@@ -125,7 +125,7 @@ def test_it_is_all_or_nothing(old: Engine, empty_database_url: str) -> None:
     assert contents(old) == before
 
 
-def test_what_was_unique_is_and_what_referred_does(old: Engine, empty_database_url: str) -> None:
+def test_unique_constraints_and_references_survive_the_migration(old: Engine, empty_database_url: str) -> None:
     upgrade(empty_database_url, MONTHS)
     again = uuid7(round((TIMES[1] + timedelta(days=1)).timestamp() * 1000))
     with old.begin() as connection:

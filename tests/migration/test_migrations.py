@@ -64,7 +64,7 @@ def test_check_constraints_carry_their_names(database_url: str) -> None:
     engine.dispose()
 
 
-def test_without_pgvector_the_column_is_an_array_and_the_loss_is_said(
+def test_without_pgvector_the_column_is_an_array_and_a_warning_says_so(
     empty_database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = sync_engine(empty_database_url)

@@ -121,7 +121,7 @@ def test_a_model_that_skipped_a_question_has_no_recording(tmp_path: Path) -> Non
         speaker.say("lab/a", {"messages": ["x", {"role": "system", "content": "x"}]})
 
 
-def test_only_the_models_asked_for_are_kept(tmp_path: Path) -> None:
+def test_load_reads_only_the_named_models(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", record(0))
     assert load(path, ["model-b"]).models == ("model-b",)
     with pytest.raises(BadRecording, match="no answers of `none`; drop it"):

@@ -74,7 +74,7 @@ def test_every_monster_is_answered_and_none_is_felt(gateway: Gateway) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # of aiohttp, above a mebibyte
-def test_what_is_large_and_honest_passes(gateway: Gateway) -> None:
+def test_large_honest_requests_pass(gateway: Gateway) -> None:
     """Pictures, pages of code, long conversations, half a million tokens: far below every bound but that of bytes."""
     _, secret = gateway.key(name="large")
     picture = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(5 << 20)).decode()

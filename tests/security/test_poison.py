@@ -48,7 +48,7 @@ def test_a_key_that_floods_half_of_the_log_gets_a_twentieth_of_the_batch(databas
     assert report.left_out["over_key_share"] == len(eve) - batch["eve"] + len(honest) - (batch.total() - batch["eve"])
 
 
-def test_what_must_not_be_trained_on_is_in_no_export(gateway: Gateway) -> None:
+def test_rollouts_not_for_training_are_in_no_export(gateway: Gateway) -> None:
     """By key, by request, and by a key that was changed after the fact; asked for over HTTP, read as training reads."""
     _, free = gateway.key(name="free")
     _, closed = gateway.key(name="closed", train=False)

@@ -67,7 +67,7 @@ def test_nothing_is_installed_that_no_lock_names() -> None:
     assert strangers == set()
 
 
-def test_what_npm_installs_has_its_digest_too() -> None:
+def test_npm_packages_are_locked_with_digests() -> None:
     locks = [path for path in (ROOT / "tests").rglob("package-lock.json") if "node_modules" not in path.parts]
     packages = [one for lock in locks for name, one in json.loads(lock.read_text())["packages"].items() if name]
     assert [one for one in packages if not str(one.get("integrity")).startswith("sha512-")] == []

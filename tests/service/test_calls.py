@@ -182,7 +182,7 @@ async def test_errors_that_may_pass_are_tried_again(how: str) -> None:
 @pytest.mark.parametrize(
     "error", [UpstreamRefused("no"), UpstreamError("key"), DeadlineExceeded("late"), ValueError("a bug")]
 )
-async def test_what_will_not_pass_is_not(how: str, error: Exception) -> None:
+async def test_errors_that_will_not_pass_are_not_tried_again(how: str, error: Exception) -> None:
     bench = Bench(error, Says("fine"))
     with pytest.raises(type(error)):
         await (bench.complete() if how == "complete" else bench.stream())
@@ -279,7 +279,7 @@ async def test_cancelling_is_not_retried() -> None:
     assert [record.error for record in bench.records] == ["cancelled"]
 
 
-async def test_what_is_not_on_disk_does_not_leave() -> None:
+async def test_a_call_that_is_not_on_disk_does_not_leave() -> None:
     bench = Bench(Says("fine"))
     bench.journal.full = True
     with pytest.raises(SpoolFull):

@@ -110,7 +110,7 @@ async def test_a_dry_run_says_the_same_and_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "adapter", "store"])
-async def test_what_cannot_be_taken_leaves_all_as_it_was(what: str) -> None:
+async def test_a_pool_that_cannot_be_loaded_changes_nothing(what: str) -> None:
     world = World()
     world.source.now = loaded(SECOND)
     mistake: Exception = ConfigError("pool.yaml:7: workers[0].handle: is missing; add it (docs/pool.md)")

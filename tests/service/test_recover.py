@@ -95,7 +95,7 @@ async def test_a_store_that_came_back_empty_is_rebuilt_with_what_is_open(world: 
     assert await world.balance() == (250, 400)
 
 
-async def test_what_was_never_dispatched_is_voided_and_what_was_is_charged_in_full(world: World) -> None:
+async def test_holds_without_a_dispatch_are_voided_and_others_charged_in_full(world: World) -> None:
     await world.hold(300)
     sent = await world.hold(400)
     await world.event("dispatch", sent, step_id="1.0", attempt=1, worker="w", bound_nano=100)
@@ -180,7 +180,7 @@ async def test_a_hold_that_only_the_ledger_knows_is_decided_too(world: World) ->
     assert await world.balance() == (90, 0)
 
 
-async def test_what_a_dead_gateway_s_journal_still_held_is_counted_when_it_is_back(world: World) -> None:
+async def test_the_journal_of_a_dead_gateway_counts_when_it_is_back(world: World) -> None:
     hold_id = uuid7(1)
     await world.event("hold", hold_id, amount_nano=90)
     await world.event("settle", hold_id, state="posted", charged_nano=80)

@@ -44,7 +44,7 @@ async def two(place: Path, said: Any, **more: Any) -> Following:
         (ConductorError("slow", "too slow"), "refused", "slow", None),
     ],
 )
-async def test_what_the_shadow_would_have_done_is_in_the_log(
+async def test_the_plan_of_a_shadow_is_in_the_log(
     tmp_path: Path, said: Any, result: str, refusal: str | None, agrees: bool | None
 ) -> None:
     kit = await two(tmp_path, said)

@@ -63,7 +63,7 @@ async def test_a_worker_that_reports_no_usage_is_counted(stream: bool) -> None:
     assert await kit.posted_nano() == step.cost_nano == nano(PROMPT_TOKENS, 3)
 
 
-async def test_what_a_worker_reports_is_believed_and_nothing_is_counted() -> None:
+async def test_usage_that_a_worker_reports_is_not_counted_again() -> None:
     tokens = WordCounter()
     kit = Kit(workers={"alpha": Says("one two", usage=Usage(100, 50))}, tokens=tokens)
     running = await kit.serve(ask(ASKED, model="alpha", stream=True))

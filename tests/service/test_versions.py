@@ -138,7 +138,7 @@ async def test_an_engine_that_is_away_costs_no_readiness_and_no_request(tmp_path
     assert record.policy_assigned == "conductor@1"  # so that the watcher counts it
 
 
-async def test_what_an_engine_refuses_takes_no_part_and_the_live_version_goes_on(tmp_path: Path) -> None:
+async def test_a_version_that_an_engine_refuses_takes_no_part_and_live_goes_on(tmp_path: Path) -> None:
     kit = Following(tmp_path)
     await kit.add(1, *LIVE)
     await kit.add(2, *CANARY)
@@ -199,7 +199,7 @@ async def test_an_operator_is_told_by_the_engine_before_anything_is_moved(tmp_pa
     assert (await kit.registry.get("conductor@2")).state == "candidate"
 
 
-async def test_what_nobody_serves_is_unloaded_and_what_may_come_back_is_not(tmp_path: Path) -> None:
+async def test_retired_versions_are_unloaded_and_the_previous_one_is_not(tmp_path: Path) -> None:
     kit = Following(tmp_path)
     for number in (1, 2, 3):
         await kit.add(number, *LIVE)

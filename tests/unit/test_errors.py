@@ -85,7 +85,7 @@ def test_rate_limits_say_when_in_both_headers_never_too_early(
     assert error.retry_after_s == retry_after_s
 
 
-def test_what_cannot_be_helped_by_retrying_says_so() -> None:
+def test_errors_that_a_retry_cannot_help_say_so() -> None:
     budget = BudgetExceeded("no money", scope="key:a")
     cap = CapReached("depth", "too deep")
     assert budget.headers == cap.headers == {"x-should-retry": "false"}
@@ -121,6 +121,6 @@ def test_upstream_errors_know_whether_to_try_again(cls: type[UpstreamError], ret
     assert cls.retryable is retryable
 
 
-def test_reasons_are_kept() -> None:
+def test_errors_carry_their_reason() -> None:
     assert PlanRefused("bad_see", "no", param="steps[0].see").reason == "bad_see"
     assert ConductorError("slow", "no plan").reason == "slow"

@@ -49,7 +49,7 @@ async def built(settings: Settings) -> tuple[Any, Any, ScriptedConductor]:
         ({**URL, "policy_engine": "vllm-reload", "policies_dir": Path("shared")}, "shared"),
     ],
 )
-def test_who_has_versions(given: dict[str, Any], where: str | None) -> None:
+def test_the_directory_of_versions_follows_the_conductor(given: dict[str, Any], where: str | None) -> None:
     settings = config.load(data_dir=Path("data"), **given)
     assert settings.policies_path == (Path(where) if where else None)
 

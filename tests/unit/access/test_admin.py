@@ -57,7 +57,7 @@ async def test_keys_are_listed_and_revoked_once(admin: KeyAdmin) -> None:
         await admin.revoke_key("nobody")
 
 
-async def test_what_people_see_of_a_key_is_json_without_digest(admin: KeyAdmin) -> None:
+async def test_describe_gives_json_without_the_digest(admin: KeyAdmin) -> None:
     row, _ = await admin.create_key("app", budget_usd=25, caps={"steps": 3})
     shown = json.loads(json.dumps(describe(row)))
     assert (shown["id"], shown["budget_usd"], shown["caps"]) == (row.public_id, "25", {"steps": 3})

@@ -48,7 +48,7 @@ class Held:
         await asyncio.sleep(0)
 
 
-async def test_what_spends_is_refused_at_its_bound_without_reading_its_body() -> None:
+async def test_spending_requests_above_the_bound_are_refused_unread() -> None:
     held = Held()
     await held.begin(SPENDING_MAX)
     status, headers = await held.ask("POST", "/v1/responses")

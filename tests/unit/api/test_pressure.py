@@ -52,7 +52,7 @@ async def test_a_rest_begins_anew() -> None:
     assert slots.limit == RUNNING_MIN
 
 
-async def test_whoever_has_no_place_waits_in_order_and_a_leaver_keeps_none() -> None:
+async def test_waiters_get_slots_in_order_and_one_that_leaves_holds_none() -> None:
     slots, served = WorkSlots(RUNNING_MIN), list[int]()
     await taken(slots, RUNNING_MIN)
 
@@ -77,7 +77,7 @@ async def test_whoever_has_no_place_waits_in_order_and_a_leaver_keeps_none() -> 
     assert slots.running == 0
 
 
-async def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_a_slot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "WAIT_S_MAX", 0.01)
     slots = WorkSlots(1)
     await taken(slots, 2)

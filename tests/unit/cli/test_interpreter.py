@@ -25,7 +25,7 @@ def test_a_thread_that_is_wanted_back_gives_way_within_a_millisecond() -> None:
     assert sys.getswitchinterval() <= 0.001
 
 
-def test_what_was_loaded_is_no_longer_searched_and_what_comes_after_is() -> None:
+def test_garbage_collection_skips_loaded_objects_and_finds_later_ones() -> None:
     runtime.tune_garbage()
     assert gc.get_freeze_count() > 10_000
     ring: list[object] = []

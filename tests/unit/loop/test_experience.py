@@ -134,7 +134,7 @@ def test_a_step_counts_half_after_so_many_newer_ones() -> None:
         ([{"role": "user", "content": None}], ""),
     ],
 )
-def test_the_question_is_the_last_thing_the_user_said(messages: Any, question: str) -> None:
+def test_the_question_is_the_last_text_of_the_user(messages: Any, question: str) -> None:
     assert question_text(messages) == question
 
 

@@ -54,7 +54,7 @@ def test_what_was_said_does() -> None:
     assert not found(given, MARKER.marks_of_last_turn([*ASKED, ANSWER, NEXT], "baton/vote"))
 
 
-def test_images_are_part_of_what_was_said() -> None:
+def test_images_are_part_of_a_mark() -> None:
     def asked(url: str) -> list[dict[str, Any]]:
         return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
 

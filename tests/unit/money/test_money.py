@@ -80,7 +80,7 @@ def test_the_room_for_what_a_template_adds_is_as_it_says() -> None:
     assert input_tokens_bound([{"role": "user", "content": "four"}]) == 64 + 16 + 4
 
 
-def test_one_attempt_is_what_is_meant_when_nothing_is_said() -> None:
+def test_the_default_is_one_attempt() -> None:
     price = Price(input_usd_per_mtok=Decimal(1), output_usd_per_mtok=Decimal(2))
     assert worst_case_nano(price, 3, 4) == worst_case_nano(price, 3, 4, 1) == 11_000
     assert output_tokens_that_fit(price, 3, 11_000) == 4
@@ -162,7 +162,7 @@ def test_nano_dollars_as_text() -> None:
     assert [nano_to_usd(n) for n in (0, 1, 123_000, 10**9, 100 * 10**9)] == ["0", "0.000000001", "0.000123", "1", "100"]
 
 
-def test_what_is_not_said_of_a_usage_is_not_so_and_sums_keep_what_is() -> None:
+def test_flags_of_a_usage_default_to_false_and_survive_sums() -> None:
     assert not Usage(1, 2).estimated
     assert not Usage(1, 2).unreported
     assert Usage(1, 2, True, True) == Usage(1, 2, True), "who counted is not what was counted"

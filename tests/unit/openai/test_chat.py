@@ -363,7 +363,7 @@ def test_good_messages_pass_untouched() -> None:
         ({"prompt_cache_options": {"ttl": "9h"}}, "prompt_cache_options.ttl", "invalid_value"),
     ],
 )  # fmt: skip
-def test_what_no_property_says_alone_and_what_is_inside_one_is_named_by_its_path(
+def test_refusals_of_combinations_and_of_inner_values_name_the_path(
     body: dict[str, Any], param: str, code: str
 ) -> None:
     error = refusal(**body)

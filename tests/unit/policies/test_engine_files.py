@@ -81,7 +81,7 @@ def test_a_manifest_that_says_something_else(changes: dict[str, Any], reason: st
     assert refusal(lambda: check(full)).reason == reason
 
 
-def test_what_a_manifest_lists(full: Path) -> None:
+def test_a_manifest_without_good_checksums_is_refused(full: Path) -> None:
     manifest = manifest_of(full)
     for sha256, reason in (
         ([], "manifest"),

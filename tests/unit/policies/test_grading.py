@@ -35,7 +35,7 @@ def test_metadata_without_a_grader_asks_for_nothing() -> None:
         ({"grader": "numeric", "reference": "  "}, "needs `reference`"),
     ],
 )
-def test_what_could_not_be_graded_is_refused_by_name(metadata: dict[str, str], said: str) -> None:
+def test_a_bad_grader_is_refused_by_name(metadata: dict[str, str], said: str) -> None:
     with pytest.raises(BadRequest) as refused:
         grading.asked(metadata)
     assert said in refused.value.message

@@ -70,7 +70,7 @@ def test_the_schema_is_that_of_the_specs() -> None:
         ({"train": {"env": "live"}}, "train.usd_max: real workers cost real money"),
     ],
 )
-def test_what_could_not_be_carried_out_is_refused_by_name(spec: dict[str, Any], said: str) -> None:
+def test_a_bad_spec_is_refused_by_name(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(BadRequest) as refused:
         read_spec(spec)
     assert said in refused.value.message

@@ -96,7 +96,7 @@ def test_a_request_always_falls_on_the_same_side(request_id: str, salt: str, per
     assert in_share(request_id, salt, percent) == in_share(request_id, salt, percent)
 
 
-def test_who_serves() -> None:
+def test_standing_names_the_version_of_each_state() -> None:
     one, two = version(1, "retired"), version(2, "live", previous=1)
     three, four = version(3, "canary", percent=5), version(4, "shadow")
     now = standing([one, two, three, four, version(5)])

@@ -68,7 +68,7 @@ def test_a_good_file(write: Write) -> None:
     assert secrets(pool, ENV) == {"first": "k-123"}
 
 
-def test_what_costs_nothing_by_construction_needs_no_price(write: Write) -> None:
+def test_builtin_tools_and_self_need_no_price(write: Write) -> None:
     text = GOOD.replace("    kind: tool\n    url: builtin:vote\n", "    kind: self\n")
     for good in (GOOD, text):
         price = load(write(good), ENV).worker("vote").price
