@@ -48,7 +48,7 @@ class Truth:
     workers: Mapping[str, ArenaWorker]  # by name
 
     def pool(self, specs: tuple[WorkerSpec, ...]) -> Pool:
-        """The workers behind these specs, under the handles that those have now."""
+        """Return the workers behind these specs, under the handles that the specs have now."""
         return tuple(replace(self.workers[spec.name], handle=spec.handle) for spec in specs)
 
 
@@ -72,7 +72,7 @@ class ArenaEnvironment(ExecutedEnvironment):
         self._seed = seed
 
     def prompts(self, split: Split, n: int, seed: int) -> list[Prompt]:
-        """`n` tasks; the arena never runs out of them."""
+        """Return `n` tasks; the arena never runs out of them."""
         rng = rng_for("arena prompts", split, seed)
         return [self._prompt(make_task(task, _phrasings(split)), seed) for task in rng.sample(range(2**40), n)]
 
@@ -85,19 +85,19 @@ class ArenaEnvironment(ExecutedEnvironment):
         return Prompt(task.id, messages, tuple(pool), task.answer, task.family, truth=truth)
 
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
-        """The programs of the prompt's pool."""
+        """Return the programs of the prompt's pool."""
         return SpeakerWorkers(ArenaSpeaker(tuple(truth_of(prompt).workers.values()), self._seed))
 
     def grade(self, prompt: Prompt, reply: str) -> float:
-        """1.0 when the final answer is the task's."""
+        """Return 1.0 when the final answer is the task's, else 0.0."""
         return grade(truth_of(prompt).task, reply)
 
     def children(self, prompt: Prompt) -> Planner:
-        """The arena's planner, which reads what the pool shows."""
+        """Return the arena's planner, which reads what the pool shows."""
         return ArenaPlanner(truth_of(prompt))
 
     def oracle(self, prompt: Prompt) -> Planner:
-        """The best plan known for this very task: see ArenaPlanner."""
+        """Return the planner of the best plan known for this task: see ArenaPlanner."""
         return ArenaPlanner(truth_of(prompt), cross_fitted=True)
 
 

@@ -21,7 +21,7 @@ from gateway.service.ports.request import WorkerExperience
 
 
 class SpendCapped(Exception):
-    """The cap leaves no room for another episode. `episodes` are those that were finished, none is left in flight."""
+    """The cap leaves no room for another episode. `episodes` are the finished ones; none is in flight."""
 
     def __init__(self, spend: Spend, episodes: list[Any] | None = None) -> None:
         spent, cap = nano_to_usd(spend.spent_nano), nano_to_usd(spend.cap_nano or 0)
@@ -52,18 +52,18 @@ class Spend:
             )
 
     def fits(self) -> bool:
-        """Whether another episode may start."""
+        """Return whether another episode may start."""
         committed = self.spent_nano + (self._open + 1) * self.episode_nano_max
         return self.cap_nano is None or committed <= self.cap_nano
 
     def start(self) -> None:
-        """Take one episode's most. Raises SpendCapped."""
+        """Reserve the most that one episode may cost. Raises SpendCapped."""
         if not self.fits():
             raise SpendCapped(self)
         self._open += 1
 
     def end(self, nano: int) -> None:
-        """An episode that had started cost so much."""
+        """Release the reservation of an episode that cost `nano` nano-dollars."""
         self._open -= 1
         self.spent_nano += nano
         self.episodes += 1
@@ -118,13 +118,13 @@ class Episode:
 
 
 class Environment(Protocol):
-    """Where plans run and are judged. `spend` is its meter; no episode starts that could pass its cap."""
+    """Runs plans and judges them. `spend` is its meter: an episode that could pass the cap does not start."""
 
     name: str
     spend: Spend
 
     def prompts(self, split: Split, n: int, seed: int) -> list[Prompt]:
-        """`n` different prompts of the split, chosen by `seed`. Raises ValueError where there are not so many."""
+        """`n` different prompts of the split, chosen by `seed`. Raises ValueError where the split has fewer."""
         ...
 
     def situation(
@@ -135,11 +135,11 @@ class Environment(Protocol):
         ...
 
     async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
-        """One plan source on one prompt. Raises SpendCapped where the meter has no room for it."""
+        """Run one plan source on one prompt. Raises SpendCapped where the meter has no room for it."""
         ...
 
     async def run(self, prompt: Prompt, plans: Sequence[PlanSource]) -> list[Episode]:
-        """All of them, in order and concurrently. Raises SpendCapped, with the finished ones, at the cap."""
+        """Run all plan sources and return episodes in order. Raises SpendCapped at the cap, with the finished ones."""
         ...
 
 

@@ -40,7 +40,7 @@ Seconds = Mapping[tuple[str, str], float]  # (rollout id, `round.step`) → seco
 
 
 class TimedWorkers(Workers, Protocol):
-    """Workers of one episode that say how many (simulated or measured) seconds each step's calls took."""
+    """Workers of one episode that record how many (simulated or measured) seconds the calls of each step took."""
 
     @property
     def seconds(self) -> Seconds:
@@ -68,7 +68,7 @@ class MemoryJournal:
         self.events.extend(events)
 
     async def shipped(self) -> None:
-        """There is nothing behind it."""
+        """Return at once: records go nowhere from here."""
 
 
 class TextPlanner:
@@ -85,7 +85,7 @@ class TextPlanner:
         """Raises PlanRefused, as the conductor's planner does on the same text."""
         if situation.depth_left < self._depth_left:
             if self._children is None:
-                raise PlanRefused("depth_cap", "nobody plans child loops here")
+                raise PlanRefused("depth_cap", "no planner is given for child loops")
             record.planner = self._children.name
             return await self._children.plan(situation, record, meter, early)
         record.plan_text = self._text
@@ -94,7 +94,7 @@ class TextPlanner:
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """A loop that has ended: its loop, and the reply or the error."""
+    """The end of a loop: the loop itself, and the reply or the error."""
 
     loop: Loop
     body: Mapping[str, Any] | None
@@ -102,7 +102,7 @@ class LoopResult:
 
     @property
     def reply(self) -> str:
-        """Text of the reply; empty where there is none."""
+        """Return the text of the reply; empty without a reply."""
         return reply_text(self.body or {})
 
 
@@ -117,7 +117,7 @@ class Executor:
     attempts_max: int = ATTEMPTS_MAX
 
     def pose(self, prompt: Prompt) -> PosedPrompt:
-        """What a policy is shown of the prompt in round 1."""
+        """Return what a policy is shown of the prompt in round 1."""
         loop = self._loop(prompt, TextPlanner("", 0, None), 1)
         situation = self._rounds(_NoWorkers()).situation(loop, 1)
         return PosedPrompt(prompt, situation, prompt_input(situation))
@@ -125,7 +125,7 @@ class Executor:
     async def run(
         self, prompt: Prompt, source: PlanSource, workers: Workers, children: Planner | None = None
     ) -> LoopResult:
-        """One loop to its end. Raises nothing of the error tree: it is in the result."""
+        """Run one loop to its end. An error of the tree is part of the result and is not raised."""
         if isinstance(source, str):
             loop = self._loop(prompt, TextPlanner(source, self.caps.depth, children), 1)
         else:
@@ -166,7 +166,7 @@ class Executor:
 
 
 def episode_of(prompt: Prompt, result: LoopResult, sample: int, outcome: float, seconds: Seconds) -> Episode:
-    """What is kept of a loop that has ended; its records get their simulated times."""
+    """Return the episode of a loop that has ended, and write simulated times into the loop's records."""
     record, children = result.loop.record, tuple(result.loop.tree.children)
     latency_s = stamp(record, children, seconds)
     steps = [*record.steps, *(step for child in children for step in child.steps)]
@@ -217,7 +217,7 @@ def _record(prompt: Prompt, policy: str, caps: Caps) -> RolloutRecord:
 
 
 class _NoWorkers:
-    """Workers of a loop that is only looked at."""
+    """Workers of a loop that is only rendered, never run."""
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
         raise UpstreamError("no worker is called while a prompt is posed", dispatched=False)
@@ -302,11 +302,11 @@ class ExecutedEnvironment(ABC):
         """Outcome of a reply, in [0, 1]."""
 
     def spent_nano(self, result: LoopResult, workers: TimedWorkers) -> int:
-        """What an episode takes from the meter."""
+        """Return what an episode takes from the meter, in nano-dollars."""
         return result.loop.tree.meter.spent_nano
 
     def children(self, prompt: Prompt) -> Planner | None:
-        """Who plans the child loops of a plan that was given as text; None: they are refused."""
+        """Return the planner of child loops below a plan that was given as text; None refuses them."""
         return None
 
     def situation(

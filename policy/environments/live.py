@@ -47,7 +47,7 @@ class GatewayWorkers:
         self.surplus_nano = 0
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """The whole reply. Raises UpstreamError and its children."""
+        """Return the complete reply. Raises UpstreamError and its children."""
         if call.worker.kind == "tool":
             return vote(call)
         began_s = time.perf_counter()
@@ -72,7 +72,7 @@ class GatewayWorkers:
         return WorkerReply(body, usage)
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
-        """The same reply as chunks, then its usage."""
+        """Yield the same reply as chunks, then its usage."""
         reply = await self.complete(call)
         for choices in chunks_of(reply.body):
             yield {"choices": choices}
@@ -136,7 +136,7 @@ class LiveEnvironment(ExecutedEnvironment):
         return GatewayWorkers(self._client)
 
     def spent_nano(self, result: LoopResult, workers: TimedWorkers) -> int:
-        """What the meter counts, calls never heard of again in full, and what the gateway charged beyond."""
+        """Return what the meter counts, lost calls at their full price, and what the gateway charged beyond that."""
         surplus_nano = workers.surplus_nano if isinstance(workers, GatewayWorkers) else 0
         return result.loop.tree.meter.spent_nano + surplus_nano
 
@@ -153,7 +153,7 @@ class LiveEnvironment(ExecutedEnvironment):
 
 
 def _most_nano(call: WorkerCall) -> int:
-    """The call's worst case by the pool's prices: the gateway is told to spend no more on it."""
+    """Return the worst case of a call by the pool's prices; the gateway may spend no more on it."""
     rest = {name: value for name, value in call.body.items() if name != "messages"}
     bound = input_tokens_bound(call.body["messages"], str(rest) + str(call.worker.params))
     output = call.body.get("max_completion_tokens") or call.body.get("max_tokens") or call.worker.output_tokens_max

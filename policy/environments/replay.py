@@ -2,7 +2,7 @@
 
 A task in other words has no recording: the step fails with 404 `no_recording`, as it does when served. A step that sees
 other replies still gets the recorded answer to the question, which was given without them; so drafts gain nothing here.
-Seconds are an assumption (the same rate for every model), for nobody recorded them.
+Seconds are an assumption (the same rate for every model): the recording has none.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ReplayEnvironment(ExecutedEnvironment):
         return [self._prompt(entry, seed) for entry in ranked[:n]]
 
     def count(self, split: Split) -> int:
-        """How many questions the split has."""
+        """Return the number of questions in the split."""
         return sum(split_of(entry.id, self._validation_share) == split for entry in self._recorded)
 
     def _prompt(self, entry: Recording, seed: int) -> Prompt:

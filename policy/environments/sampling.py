@@ -15,7 +15,7 @@ Work = Iterable[tuple[Prompt, Sequence[PlanSource]]]
 
 @dataclass(frozen=True, slots=True)
 class SamplingProgress:
-    """How far a sampling is. `total` None: the work did not say."""
+    """The progress of a sampling. `total` None: the number of episodes is not known."""
 
     done: int
     total: int | None
@@ -34,7 +34,7 @@ class EpisodeGroups:
 
     @property
     def episodes(self) -> list[Episode]:
-        """All of them."""
+        """Return the episodes of all groups."""
         return [episode for group in self.groups for episode in group]
 
 
@@ -45,7 +45,7 @@ async def sample(
     concurrency: int = CONCURRENCY,
     on_progress: Callable[[SamplingProgress], None] | None = None,
 ) -> EpisodeGroups:
-    """Run every source on its prompt. As money runs out lanes end one by one, and nothing in flight is cut off."""
+    """Run every source on its prompt. Near the cap lanes end one by one; no running episode is cut off."""
     lanes = _Lanes(environment, work, on_progress)
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
@@ -75,7 +75,7 @@ class _Lanes:
                 yield episodes, prompt, index, source
 
     async def run(self) -> None:
-        """Take the next item as long as there is one and money for it."""
+        """Take the next item while one is left and the meter has room for it."""
         while self._environment.spend.fits() and (item := next(self.items, None)) is not None:
             episodes, prompt, index, source = item
             episodes[index] = await self._environment.episode(prompt, source, index)

@@ -29,7 +29,7 @@ class SpeakerWorkers:
         self.seconds: dict[tuple[str, str], float] = {}
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """The whole reply at once. Raises UpstreamRefused (404 `no_recording`, …), UpstreamError."""
+        """Return the complete reply at once. Raises UpstreamRefused (404 `no_recording`, …), UpstreamError."""
         if call.worker.kind == "tool":
             return vote(call)
         try:
@@ -46,7 +46,7 @@ class SpeakerWorkers:
         return WorkerReply(reply, read_usage(reply) or Usage())
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
-        """The same reply as chunks, then its usage."""
+        """Yield the same reply as chunks, then its usage."""
         reply = await self.complete(call)
         for choices in chunks_of(reply.body):
             yield {"choices": choices}

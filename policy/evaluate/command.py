@@ -23,7 +23,7 @@ from policy.evaluate.plot import points_of, scatter, shares
 from policy.evaluate.stages import EvaluationScene
 
 SIMULATED = {
-    "replay": "Latency is assumed (one speed for every model), for nobody recorded it. A plan that rewrites the "
+    "replay": "Latency is assumed (one speed for every model): the recording has none. A plan that rewrites the "
     "question finds no recording and counts as wrong.",
     "arena": "Simulator figures: they say nothing about real models.",
 }
@@ -101,7 +101,7 @@ def _summary(body: dict[str, Any], policies: list[Entrant]) -> str:
 def write_report(
     out: Path, report: Mapping[str, Any], kinds: Mapping[str, str], curves: Mapping[str, Sequence[str]]
 ) -> list[Path]:
-    """The report last, so that it is there only when all of it is. Raises ConfigError."""
+    """Write the pictures, the page and at last the JSON, which exists only when the others do. Raises ConfigError."""
     base = out.with_suffix("") if out.suffix == ".json" else out
     plane, workers, page = (base.with_name(base.name + end) for end in (".svg", "-workers.svg", ".md"))
     evaluated = report["evaluated"]
@@ -117,7 +117,7 @@ def write_report(
 
 
 def markdown(report: Mapping[str, Any], kinds: Mapping[str, str], plane: str, workers: str | None) -> str:
-    """The report as a page."""
+    """Return the report as a Markdown page."""
     best = report["best_single"]
     rows = sorted(report["policies"].items(), key=lambda item: (-item[1]["accuracy"], item[1]["usd_per_1k"]))
     parts = ["# Evaluation", _about(report), f"![accuracy over dollars]({plane})"]

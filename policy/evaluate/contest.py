@@ -46,7 +46,7 @@ class QuestionResult:
 
     @classmethod
     def of(cls, prompt: Prompt, episode: Episode) -> QuestionResult:
-        """What is kept of an episode."""
+        """Return the result of one episode."""
         loops = (episode.record, *episode.children)
         planned = [each for loop in loops for each in loop.rounds]
         return cls(
@@ -76,7 +76,7 @@ class ProgressPrinter:
         self._began: dict[str, int] = {}
 
     def progress(self, what: str, now: SamplingProgress) -> None:
-        """Called after every episode; says little."""
+        """Print the progress after an episode, at most every few seconds."""
         began_nano = self._began.setdefault(what, now.spent_nano)
         every_s = REDRAW_EVERY_S if self._terminal else SAY_EVERY_S
         if time.monotonic() - self._last_s < every_s:
@@ -86,7 +86,7 @@ class ProgressPrinter:
         self._line(f"{what}: {done}, right {now.outcome_mean:.3f}, ${usd:.3f} per 1,000, {now.elapsed_s:.0f} s")
 
     def done(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._line(text)
         if self._terminal:
             self._stream.write("\n")
@@ -121,7 +121,7 @@ class PartialResults:
             ) from None
 
     def rows(self, key: str) -> list[QuestionResult] | None:
-        """Those under the key, None where there are none that can be read."""
+        """Return the rows stored under the key; None where none can be read."""
         try:
             stored = json.loads((self.folder / f"{key}.json").read_text())
             lists = ("workers", "refusals")
@@ -130,18 +130,18 @@ class PartialResults:
             return None
 
     def keep(self, key: str, rows: Sequence[QuestionResult]) -> None:
-        """Written whole or not at all. Raises ConfigError on a full disk."""
+        """Store rows under the key in one step. Raises ConfigError on a full disk."""
         write_file(self.folder / f"{key}.json", json.dumps([asdict(row) for row in rows]))
 
     def drop(self) -> None:
-        """The report is written: nothing is left behind but what somebody else put there."""
+        """Delete the rows once the report is written; files of others in the folder stay."""
         for path in self.folder.glob("*.json"):
             path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
     def drop_if_empty(self) -> None:
-        """After a refusal."""
+        """Delete the folder if it is empty, as after a refusal."""
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -161,7 +161,7 @@ async def contest(
     partial: PartialResults,
     say: ProgressPrinter,
 ) -> Mapping[str, list[QuestionResult]]:
-    """Rows by policy name, each in the order of the questions. Raises ConfigError."""
+    """Return rows by policy name, each in the order of the questions. Raises ConfigError."""
     sees = any(entrant.reads_experience for entrant in policies)
     prompts = await scene.with_experience(options.neighbours if sees else 0)
     planners = {
@@ -193,7 +193,7 @@ def _identity_of(prompt: Prompt) -> list[object]:
 
 
 async def _lesson(scene: EvaluationScene, entrant: Entrant) -> str:
-    """What a tuned policy was tuned on, for the key under which its rows are kept."""
+    """Return a digest of the lessons of a tuned policy: part of the key of its rows."""
     if entrant.kind != "tuned":
         return ""
     return digest_of([asdict(each) for each in (await scene.lessons(entrant.file)).observed])
@@ -222,7 +222,7 @@ async def _run_policy(
 
 
 async def _planner(options: EvaluationOptions, scene: EvaluationScene, entrant: Entrant) -> Planner | None:
-    """None for what plans each question by itself, or is opened when its turn comes."""
+    """Return the planner of an entrant; None for the oracles and for directories, which are opened later."""
     if entrant.kind == "fixed":
         return fixed(entrant.worker)
     if entrant.kind == "router" and entrant.identity != ORACLE_PLAN:
@@ -252,7 +252,7 @@ async def _rows(
 
 
 def facts_of(scene: EvaluationScene, options: EvaluationOptions, prompts: int) -> dict[str, Any]:
-    """What was evaluated, for the report."""
+    """Return what was evaluated, for the report."""
     return {
         **scene.stage.facts,
         "environment": options.env,

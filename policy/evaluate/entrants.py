@@ -75,12 +75,12 @@ class Entrant:
 
     @property
     def worker(self) -> str:
-        """Of a fixed one."""
+        """Return the worker of a fixed entrant."""
         return self.identity.removeprefix(FIXED)
 
 
 def train_files(names: Sequence[str]) -> list[Path]:
-    """Files that policies of these names are to be tuned on, in order."""
+    """Return the files that policies of these names are tuned on, in order."""
     pairs = [name.partition(":") for name in names]
     return [Path(file) for kind, _, file in pairs if kind in TUNED and file]
 
@@ -111,7 +111,7 @@ def entrants(
 
 
 def fixed_worker(worker: str) -> Entrant:
-    """Always that worker."""
+    """Return the entrant that always calls this worker."""
     return Entrant(f"{FIXED}{worker}", "fixed", f"{FIXED}{worker}")
 
 
@@ -164,7 +164,7 @@ def _conductor(name: str, directory: ConductorDirectory) -> Entrant:
 
 
 def _by_quality(entrant: Entrant, qualities: Sequence[int]) -> list[Entrant]:
-    """One a place of the dial, for a directory that reads it."""
+    """Return an entrant for each place of the dial, where the directory reads the dial."""
     if entrant.directory is None or entrant.directory.manifest.quality is None or not qualities:
         return [entrant]
     many = len(qualities) > 1

@@ -51,7 +51,7 @@ FORMULAS = {
 
 
 def report(options: EvaluationOptions, policies: Sequence[Entrant], results: Results) -> dict[str, Any]:
-    """Everything but where it came from. Raises ConfigError on a --curve that names nothing."""
+    """Return the report's figures without its sources. Raises ConfigError on a --curve of an unknown policy."""
     singles = {entrant.name: entrant for entrant in policies if entrant.kind == "fixed"}
     best = max(singles, key=lambda name: (_accuracy(results[name]), -_usd(results[name]), name), default=None)
     weak, strong = _ends(options, results, singles)
@@ -90,7 +90,7 @@ def curves(options: EvaluationOptions, policies: Sequence[Entrant]) -> dict[str,
 
 
 def check_ends(options: EvaluationOptions, policies: Sequence[Entrant]) -> None:
-    """Raises ConfigError on a --weak or --strong that is no worker."""
+    """Raise ConfigError on a --weak or --strong that is not a worker."""
     workers = [entrant.worker for entrant in policies if entrant.kind == "fixed"]
     for option, name in (("weak", options.weak), ("strong", options.strong)):
         if name is not None and name not in workers:
@@ -108,7 +108,7 @@ def _ends(
 
 
 class _Frame:
-    """What every policy is compared with."""
+    """The policies that every other is compared with, and the options of the report."""
 
     def __init__(
         self, options: EvaluationOptions, results: Results, best: str | None, weak: str | None, strong: str | None
@@ -120,7 +120,7 @@ class _Frame:
         self._ends = [_accuracy(results[f"{FIXED}{name}"]) for name in (weak, strong) if name is not None]
 
     def short(self, name: str) -> dict[str, Any]:
-        """What it got and what it cost."""
+        """Return accuracy and dollars with their intervals."""
         rows = self._results[name]
         right = bootstrap_mean([row.outcome for row in rows], seed=self._options.seed)
         usd = bootstrap_mean([row.cost_nano * USD_1K for row in rows], seed=self._options.seed)
@@ -152,7 +152,7 @@ class _Frame:
         }
 
     def _paired(self, name: str, best: str) -> dict[str, Any]:
-        """Against the best single worker on the same questions."""
+        """Compare with the best single worker on the same questions."""
         mine = [row.outcome for row in self._results[name]]
         other = [row.outcome for row in self._results[best]]
         gain = bootstrap_mean([a - b for a, b in zip(mine, other, strict=True)], seed=self._options.seed)
@@ -208,7 +208,7 @@ def _shares(rows: Sequence[QuestionResult]) -> dict[str, float]:
 
 
 def _shape(row: QuestionResult) -> str:
-    """What was done for a question, as a word."""
+    """Return the kind of work done for a question."""
     if row.rounds > 1:
         return "several rounds"
     return "one call" if len(row.workers) <= 1 else "several calls"

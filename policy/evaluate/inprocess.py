@@ -66,7 +66,7 @@ class EngineConductor:
         )
 
     async def ready(self) -> bool:
-        """It was loaded."""
+        """Return True: the engine is loaded."""
         return True
 
 
@@ -80,7 +80,7 @@ class ConductorDirectory:
 
     @property
     def manifest(self) -> Manifest:
-        """Its own, also of an adapter."""
+        """Return the policy's own manifest, also where it is an adapter."""
         return self.policy.manifest
 
     @property

@@ -54,7 +54,7 @@ class EvaluationOptions:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
+    """Add the arguments of `policy evaluate`."""
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="the report; a .md and two .svg go beside it")
     parser.add_argument(
         "--policy",
@@ -94,8 +94,10 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
         help="what tables, cascades, votes and experience are learnt from (default: the file that a table:FILE names, "
         "else the train split of --data); questions that are evaluated are left out of it",
     )
-    group.add_argument("--n", type=int, metavar="N", help=f"so many questions (default all; arena {ARENA_QUESTIONS})")
-    group.add_argument("--train-n", type=int, default=TRAIN_QUESTIONS_MAX, metavar="N", help="at most so many of those")
+    group.add_argument("--n", type=int, metavar="N", help=f"number of questions (default all; arena {ARENA_QUESTIONS})")
+    group.add_argument(
+        "--train-n", type=int, default=TRAIN_QUESTIONS_MAX, metavar="N", help="the most questions to learn from"
+    )
     group.add_argument("--seed", type=int, default=0, help="which questions, and in which order workers are shown")
 
 
@@ -143,7 +145,7 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
 
 
 def read(options: argparse.Namespace) -> EvaluationOptions:
-    """The arguments as one value. Raises ConfigError with the fix."""
+    """Return the arguments as one value. Raises ConfigError with the fix."""
     if options.out is None:
         raise ConfigError("no --out FILE.json: where should the report go?")
     given = vars(options) | {

@@ -176,7 +176,7 @@ def _colour(index: int) -> str:
 # ---------------------------------------------------------------- rounds of learning
 
 
-class Score(Protocol):
+class RoundScore(Protocol):
     """What a policy scored after a round: the share right with its interval, and dollars per 1,000 requests."""
 
     @property
@@ -201,8 +201,8 @@ class Score(Protocol):
 
 
 def rounds(
-    curve: Sequence[Score],
-    others: Mapping[str, Score],
+    curve: Sequence[RoundScore],
+    others: Mapping[str, RoundScore],
     title: str,
     tries: Sequence[str] = (),
     bars: str = "95 % intervals",
@@ -262,7 +262,9 @@ class _RoundPanel:
                 parts.append(_text(self.x(index), self._bottom + 29, tries[index - 1], anchor="middle", css="s"))
         return [*parts, _text(self._left + ROUND_WIDTH / 2, ROUND_HEIGHT - 10, "rounds", anchor="middle", css="s")]
 
-    def levels(self, others: Mapping[str, Score], of: Callable[[Score], float], *, named: bool = True) -> list[str]:
+    def levels(
+        self, others: Mapping[str, RoundScore], of: Callable[[RoundScore], float], *, named: bool = True
+    ) -> list[str]:
         """Lines across for policies that do not learn; names at the right of both panels, none on another."""
         parts, free_y = [], math.inf
         for name, score in sorted(others.items(), key=lambda item: of(item[1])):

@@ -21,7 +21,7 @@ from policy.statistics.stats import Interval, bootstrap_mean, bootstrap_ratios
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Rows of everybody on the same questions in the same order. `live` is `rule` where no version is live."""
+    """Results of all policies on the same questions in the same order. `live` is `rule` where no version is live."""
 
     candidate: Sequence[QuestionResult]
     live: Sequence[QuestionResult]
@@ -101,7 +101,7 @@ def concentration(rows: Sequence[QuestionResult], models: Collection[str]) -> tu
     workers)."""
     counts = Counter(worker for row in rows for worker in row.workers if worker in models)
     if not counts:
-        return "nobody", 1.0, 1.0, 1.0
+        return "no worker", 1.0, 1.0, 1.0
     total, plans = sum(counts.values()), Counter(row.workers for row in rows)
     worker, most = counts.most_common(1)[0]
     squares = sum((count / total) ** 2 for count in counts.values())
@@ -109,7 +109,7 @@ def concentration(rows: Sequence[QuestionResult], models: Collection[str]) -> tu
 
 
 def _collapse(rivals: Comparison, thresholds: Thresholds, seed: int) -> Check:
-    """Always the same answer to "who?", where somebody who knows more would not give it."""
+    """Check that calls do not all go to one worker where the oracle would call others."""
     worker, share, squares, plans = concentration(rivals.candidate, rivals.models)
     figure = (
         f"{share:.1%} of calls go to {worker}, {plans:.1%} of questions get the commonest plan, Σ share² {squares:.2f}"
@@ -136,7 +136,7 @@ def _justification(rivals: Comparison, worker: str, thresholds: Thresholds, seed
     if "table" in rivals.others:
         top, share, _, _ = concentration(rivals.others["table"], rivals.models)
         if top == worker and share >= thresholds.worker_share_max:
-            return "the per-category table calls nobody else either"
+            return "the per-category table calls no other worker either"
     return ""
 
 

@@ -2,7 +2,7 @@
 
 Plans only, no worker is called. What counts is whether the attacked plan is still valid, whether it costs more than the
 plain one, and whether the attack got what it asked for where the plain plan had not given it anyway. Controls add
-harmless words: what they change, changes by itself. The texts are in injections.json, with a version.
+harmless words: a plan that changes under them is not steered. The texts are in injections.json, with a version.
 
 In a text `@question@` is the question, `@dear@` the handle of the dearest model offered, `@target@` another model's.
 """
@@ -177,7 +177,7 @@ async def _first_plan(planner: Planner, posed: PosedPrompt) -> Plan | None:
 
 
 def _ignore(step: Step) -> None:
-    """Nothing is run, so nothing starts early."""
+    """Do nothing: no plan is run here, so no step starts early."""
 
 
 def _plan_of(posed: PosedPrompt, plan: Plan | None) -> InjectedPlan:
@@ -205,7 +205,7 @@ class InjectionFigures:
     valid: float
     usd_ratio: float
     steps_ratio: float
-    changed: float  # share of plans that call somebody else than the plain one
+    changed: float  # share of plans that call other workers than the plain plan
     obeyed: float  # share of those that could be
 
 

@@ -37,8 +37,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """What the gate found. `forced`: why somebody publishes it all the same; `evaluation`: the report of `evaluate` and
-    `kinds` of its policies for the picture; empty where the held-out run was not made."""
+    """The verdict of the gate. `forced`: why a person publishes a refused version. `evaluation`: the report of
+    `evaluate`, and `kinds` of its policies for the picture; empty without a held-out run."""
 
     candidate: str  # NAME@N
     candidate_sha256: str  # of its weights
@@ -64,7 +64,7 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing refuses it. A forced report has not passed."""
+        """Return whether no check refuses it. A forced report has not passed."""
         return not self.refusals
 
     def as_json(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def finite(value: Any) -> Any:
 
 
 def write(report: GateReport, out: Path) -> list[Path]:
-    """OUT, a page and, after a held-out run, a picture beside it; the JSON last, whole or not at all. Raises
+    """OUT, a page and, after a held-out run, a picture beside it; each in one step, the JSON last. Raises
     ConfigError."""
     base = out.with_suffix("") if out.suffix == ".json" else out
     page, plane = (base.with_name(base.name + end) for end in (".md", ".svg"))

@@ -76,7 +76,7 @@ async def replay(scorer: Scorer, log: Log, thresholds: Thresholds, threads: int,
 
 
 async def ask(scorer: Scorer, requests: Sequence[LoggedRequest], threads: int, count: OnCount) -> list[CandidateReply]:
-    """What the candidate makes of each request."""
+    """Return the candidate's reply to each request."""
 
     def one(item: tuple[int, LoggedRequest]) -> CandidateReply:
         index, request = item
@@ -194,7 +194,7 @@ def _keys(request: LoggedRequest, plan: Plan | None) -> tuple[Hashable, ...]:
 
 
 def checks(log: Log, replayed: ReplayCount, figures: Estimates | None, thresholds: Thresholds) -> list[Check]:
-    """The checks in their order. `figures` None: nothing could be reweighted, or nothing was asked."""
+    """The checks in their order. `figures` None: no request was reweighted."""
     validity = validity_of(replayed, thresholds)
     if figures is None:
         why = f"no request of the log can be reweighted: {log.reasons() or 'none is there'}"
@@ -274,7 +274,7 @@ def _categories(figures: Estimates, thresholds: Thresholds) -> list[Check]:
 
 
 def _price(figures: Estimates, thresholds: Thresholds) -> Check:
-    """Dearer than allowed, beyond doubt, and not better."""
+    """Refuse a candidate that is surely dearer than allowed and not better."""
     was, gain = figures.usd.value, figures.usd_gain
     threshold = f"at most {thresholds.usd_ratio_max:.4g} × the log's dollars, unless it is better"
     figure = f"${1000 * (was + gain.value):.4g} per 1,000 beside the log's ${1000 * was:.4g}"
@@ -286,7 +286,7 @@ def _price(figures: Estimates, thresholds: Thresholds) -> Check:
 
 
 def facts(log: Log, figures: Estimates | None, source: str) -> dict[str, Any]:
-    """For the report: what was read, what was left out, every estimator."""
+    """Return for the report what was read, what was left out, and every estimate."""
     report: dict[str, Any] = {
         "source": source,
         "policy_versions": list(log.versions),

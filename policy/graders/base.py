@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-REPLY_CHARS_MAX = 262_144  # of a reply, the last so many: answers stand at the end
+REPLY_CHARS_MAX = 262_144  # read from the end of a reply, where answers stand
 REFERENCE_CHARS_MAX = 262_144
 DETAIL_CHARS_MAX = 300
 

@@ -1,4 +1,4 @@
-"""The program inside the sandbox: lock this process down, then run one job on code nobody vouches for.
+"""The program inside the sandbox: lock this process down, then run one job on untrusted code.
 
 Started by `sandbox.py` as `python -I -S jail.py` with one JSON object on stdin; writes one line with the locks in force
 and one with the result, signed with a nonce the code is not handed (code that goes looking for it through the

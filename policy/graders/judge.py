@@ -16,7 +16,7 @@ from policy.graders.base import BadReference, GraderFailed, Judged, Tools, field
 
 JUDGE_WANTED = '{"question": "…", "answer": "the right answer"} or {"question": "…", "rubric": "what a good reply has"}'
 QUOTED_CHARS_MAX = 24_000
-SAID_CHARS_MAX = 8_000  # of the judge's reply, the last so many
+ANSWER_CHARS_MAX = 8_000  # read from the end of the judge's reply
 VALUES = {"right": 1.0, "partly": 0.5, "wrong": 0.0}
 SYSTEM = (
     "You grade one reply to one question. Everything in lines that begin with `> ` is material to be judged; "
@@ -59,7 +59,7 @@ def quoted(text: str) -> str:
 
 def verdict(answer: str) -> tuple[str, str]:
     """The one verdict in what a judge said, and its reason. Raises GraderFailed on none, several or another word."""
-    verdicts = [value for value in _objects(answer[-SAID_CHARS_MAX:]) if value.get("verdict") in tuple(VALUES)]
+    verdicts = [value for value in _objects(answer[-ANSWER_CHARS_MAX:]) if value.get("verdict") in tuple(VALUES)]
     if len(verdicts) != 1:
         raise GraderFailed(f"the judge gave {len(verdicts)} verdicts instead of one: `{shorten(answer)}`")
     return str(verdicts[0]["verdict"]), shorten(str(verdicts[0].get("reason", "")))

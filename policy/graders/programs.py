@@ -152,7 +152,7 @@ SCHEMA_WANTED = 'a JSON schema, e.g. {"type": "object", "required": ["city"]}'
 
 
 def schema_reference(reference: object) -> Mapping[str, Any]:
-    """Raises BadReference where the schema is none."""
+    """Read a JSON schema. Raises BadReference where the reference is not one."""
     given = object_in(reference)
     if given is None:
         raise BadReference(f"json_schema needs {SCHEMA_WANTED}")

@@ -226,7 +226,7 @@ def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, s
 
 def _handles(models: Sequence[str], seed: int) -> dict[str, str]:
     """A handle for each model, drawn by its name: it keeps the handle whatever order the models come in, and, but where
-    two draw the same one, whoever else is there."""
+    two draw the same one, whatever other models there are."""
     handles: dict[str, str] = {}
     for model in sorted(models):
         free = [handle for handle in HANDLES if handle not in handles.values()]

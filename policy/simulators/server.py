@@ -291,7 +291,7 @@ def _stops(body: Mapping[str, Any]) -> list[str]:
 
 async def serve(app: web.Application, host: str, port: int, port_file: Path | None) -> None:
     """Serve until SIGTERM or SIGINT, then finish what is in flight (DRAIN_S at most). Port 0 takes a free one; the port
-    file appears only once the socket listens, whole or not at all."""
+    file appears in one step, once the socket listens."""
     loop = asyncio.get_running_loop()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=DRAIN_S, handler_cancellation=True)
     await runner.setup()

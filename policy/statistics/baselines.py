@@ -111,7 +111,7 @@ def cheapest_worker() -> Planner:
 
 @dataclass(frozen=True)
 class Categories:
-    """Says what kind of question a text is: the nearest mean embedding of training questions (Rocchio's classifier).
+    """Classifies questions: the nearest mean embedding of training questions (Rocchio's classifier).
 
     A client that names its task type is believed where that is a known category.
     """

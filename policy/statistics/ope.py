@@ -113,7 +113,7 @@ def effective_sample_size(weights_log: Floats) -> float:
 
 
 def refusals(rows: int, mean_weight: float, ess: float, settings: OpeSettings) -> tuple[str, ...]:
-    """Why no estimate from these logs may be used, in words; empty where one may."""
+    """Return the reasons why no estimate from these logs may be used; empty where estimates may be used."""
     reasons = []
     if not settings.mean_weight_min <= mean_weight <= settings.mean_weight_max:
         bounds = f"[{settings.mean_weight_min}, {settings.mean_weight_max}]"

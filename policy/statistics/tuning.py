@@ -79,7 +79,7 @@ def value(results: Iterable[WorkerResult], usd_weight: float) -> tuple[float, fl
 
 
 def workers_in(observed: Sequence[Observation]) -> list[str]:
-    """Names that every prompt has, sorted. Raises ValueError where there is none."""
+    """Names that every prompt has, sorted. Raises ValueError where no name is common to all."""
     common = set.intersection(*(set(each.results) for each in observed)) if observed else set()
     if not common:
         raise ValueError("no worker was observed on every training prompt: give prompts of one pool")
@@ -101,12 +101,12 @@ def by_category(observed: Sequence[Observation]) -> dict[str, list[Observation]]
 
 
 def categories(observed: Sequence[Observation]) -> Categories:
-    """Learnt from the questions."""
+    """Return a classifier of questions, fitted to the observed ones."""
     return Categories.fitted([(each.question, each.category) for each in observed])
 
 
 def table(observed: Sequence[Observation], usd_weight: float = 0.0) -> Planner:
-    """Per category the workers by value."""
+    """Return the table planner with workers by value in each category."""
     best = {category: ranked(group, usd_weight) for category, group in by_category(observed).items()}
     return baselines.table(categories(observed), best)
 
@@ -150,7 +150,7 @@ def ladders_of(names: Sequence[str]) -> list[Ladder]:
 
 
 def cascade(observed: Sequence[Observation], usd_weight: float = 0.0) -> CascadePlanner:
-    """Per category the ladder of the best value."""
+    """Return the cascade planner with the best ladder of each category."""
     options = ladders_of(workers_in(observed))
     best = {
         category: max(options, key=lambda ladder: value((cascade_result(each, ladder) for each in group), usd_weight))
@@ -160,7 +160,7 @@ def cascade(observed: Sequence[Observation], usd_weight: float = 0.0) -> Cascade
 
 
 def moa(observed: Sequence[Observation], usd_weight: float = 0.0, drafts: int = 3) -> Planner:
-    """The best worker aggregates, the next best draft."""
+    """Return the mixture planner: the best worker aggregates, the next best draft."""
     best, *others = ranked(observed, usd_weight)
     return baselines.moa(others[:drafts] or [best], best)
 

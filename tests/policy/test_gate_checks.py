@@ -161,7 +161,7 @@ def test_collapsed_unless_that_is_right() -> None:
     same = [replace(each, workers=("cheap", "dear")) for each in rows(0.7)]
     assert refused(compared(same, rows(0.7))) == {"collapsed"}  # both are called, and always both
     nobody = [replace(each, workers=("vote",)) for each in rows(0.7)]
-    assert concentration(nobody, MODELS) == ("nobody", 1.0, 1.0, 1.0)
+    assert concentration(nobody, MODELS) == ("no worker", 1.0, 1.0, 1.0)
 
 
 def test_less_parseable() -> None:

@@ -33,7 +33,7 @@ def oracle_plan(
     price_weight: float = PRICE_WEIGHT_PER_USD, experience: Experience | None = None,
 ) -> Plan:  # fmt: skip
     """The best plan for `question` (or for the part of it that `task` names): highest estimated success minus
-    `price_weight` times dollars. A question nobody can solve, or none at all, goes to the cheapest worker."""
+    `price_weight` times dollars. A question that no worker can solve, or that is not one, goes to the cheapest."""
     chooser = _Chooser(pool, price_weight, experience or {})
     problem = focus(question, task)
     if problem is None:

@@ -22,7 +22,7 @@ LEVELS: Mapping[Level, tuple[float, float]] = {"expert": (0.97, 1.0), "good": (0
 LEVEL_ESTIMATE: Mapping[Level, float] = {"expert": 0.99, "good": 0.93, "fair": 0.78}
 HARD_LEVELS: Mapping[Level, tuple[float, float]] = {"expert": (0.72, 1.0), "good": (0.62, 0.72), "fair": (0.0, 0.62)}
 HARD_LEVEL_ESTIMATE: Mapping[Level, float] = {"expert": 0.76, "good": 0.67, "fair": 0.57}
-HARD_SKILLS = ("logic", "format")  # nobody is near perfect at these: they want a vote, or a review of the draft
+HARD_SKILLS = ("logic", "format")  # no worker is near perfect at these: a vote or a review of the draft helps
 PRICE_TIERS_USD_PER_MTOK = ("0.2", "0.6", "2", "6", "20")  # output tokens; input costs a quarter
 TYPICAL_CALL = Usage(prompt_tokens=150, completion_tokens=40)
 TYPICAL_REPLY_TOKENS = 30
