@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 
 from bench.policies import SPOILS, manifest_of, reseal, spoil, write_adapter, write_full
 from gateway.adapters.engines.files import BaseWeights, check, check_adapter, check_finite, check_full, read_header
-from gateway.adapters.engines.sealed import read_object
+from gateway.adapters.engines.sealed import file_sha256, read_object
+from gateway.core.policies.manifest import weights_digest
 from gateway.errors import VersionRefused
 from tests.tiny_model import write_tiny_model
 
@@ -47,7 +48,7 @@ def test_good_directories_pass(base: Path, full: Path, adapter: Path) -> None:
     found = check(full)
     check_full(found, BaseWeights(base))
     assert (found.manifest.kind, found.directory, set(found.manifest.probe)) == (
-        "full",
+        "sealed",
         full.resolve(),
         set(manifest_of(full)["probe"]),
     )
@@ -163,12 +164,12 @@ def test_an_adapter_of_other_weights_or_kind(adapter: Path, full: Path, base: Pa
     assert refusal(lambda: check_full(check(adapter), BaseWeights(base))).reason == "kind"
 
 
-def test_a_base_in_shards_has_shapes_and_no_checksum(base: Path, tmp_path: Path, adapter: Path) -> None:
+def test_a_base_in_shards_has_shapes_and_one_checksum(base: Path, tmp_path: Path, adapter: Path) -> None:
     for number in (1, 2):
         save_file({f"tensor.{number}": np.zeros((2, 3), np.float32)}, tmp_path / f"model-0000{number}.safetensors")
     sharded = BaseWeights(tmp_path)
     assert sharded.shapes == {"tensor.1": (2, 3), "tensor.2": (2, 3)}
-    assert sharded.sha256 == ""
+    assert sharded.sha256 == weights_digest({path.name: file_sha256(path) for path in tmp_path.glob("*.safetensors")})
 
 
 def test_full_weights_of_another_model(base: Path, full: Path) -> None:

@@ -37,9 +37,9 @@ DOCUMENT: dict[str, Any] = {
 def test_a_document_and_its_manifest_say_the_same() -> None:
     manifest = manifest_of(DOCUMENT)
     check_complete(DOCUMENT, MANIFEST_FILE)
-    assert (manifest.id, manifest.next_version, manifest.pools, manifest.kind) == ("tiny@7", "8", ("arena",), "full")
+    assert (manifest.id, manifest.next_version, manifest.pools, manifest.kind) == ("tiny@7", "8", ("arena",), "sealed")
     assert manifest_of({**asdict(manifest), "pools": ["arena"]}) == manifest
-    assert manifest.weights_sha256 == "b"
+    assert replace(manifest, sha256={"config.json": "a", "model.safetensors": "b"}).weights_sha256 == "b"
     assert replace(manifest, kind="adapter").weights_sha256 == "c"
     assert manifest.public()["quality"] is None
 
