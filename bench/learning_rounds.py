@@ -36,7 +36,7 @@ from policy.evaluate import plot
 from policy.evaluate.entrants import RULE
 from policy.evaluate.inprocess import FREE
 from policy.recipes.stack import ROOT
-from policy.recipes.traffic import Score as Shown
+from policy.recipes.traffic import PolicyScore as Shown
 from policy.statistics.baselines import fixed
 
 if TYPE_CHECKING:

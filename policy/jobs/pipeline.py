@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential
+
 from gateway.adapters.postgres.jobs import JobStore
 from gateway.core.policies.jobs import Job, JobSpec, Stage, stored_spec
 from gateway.core.policies.versions import State, Version
 from gateway.errors import BatonError, Conflict, Unavailable
 from policy.jobs import child
+from policy.jobs.child import ProgressFile, Tail
 from policy.jobs.select import changed, write_json
-from policy.jobs.watch import ProgressFile, Tail
 
 EXIT_DONE, EXIT_REFUSED, EXIT_STOPPED = 0, 4, 143
 OUTAGE_S_MAX = 600.0  # PostgreSQL may be away for so long between two stages
@@ -208,17 +210,22 @@ class Pipeline:
         await self._steadily(lambda: self._store.write(self._job, [line]))
 
     async def _steadily(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Through an outage of PostgreSQL, for a while. Raises Unavailable when it lasts."""
-        loop, pause_s = asyncio.get_running_loop(), PAUSE_FIRST_S
-        until_s = loop.time() + OUTAGE_S_MAX
-        while True:
-            try:
-                return await call()
-            except Unavailable as error:
-                if error.code != "store_unavailable" or loop.time() > until_s:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        """Repeat a call through an outage of PostgreSQL. Raises Unavailable if the outage lasts OUTAGE_S_MAX."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(_is_outage),
+            wait=wait_exponential(multiplier=PAUSE_FIRST_S, max=PAUSE_MAX_S),
+            stop=stop_after_delay(OUTAGE_S_MAX),
+            reraise=True,
+        )
+
+        async def attempt() -> T:  # tenacity awaits only what it knows to be a coroutine function
+            return await call()
+
+        return await retrying(attempt)
+
+
+def _is_outage(error: BaseException) -> bool:
+    return isinstance(error, Unavailable) and error.code == "store_unavailable"
 
 
 def gate_spec(job: JobSpec, rows: str | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ For `logged` the selected rows become a file; for the others the files that are 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from typing import Any
 
 from gateway.adapters.engines.sealed import file_sha256
 from gateway.errors import ConfigError
+from gateway.files import write_atomic
 from policy.dataset.export import export, summary
 from policy.spec import checked
 from policy.train.spec import TrainSpec, chosen
@@ -57,10 +57,5 @@ def changed(inputs: Mapping[str, str]) -> str | None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Whole or not at all."""
-    part = path.with_suffix(".partial")
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    """Replace a file with `content` as JSON."""
+    write_atomic(path, json.dumps(content))

@@ -37,7 +37,7 @@ from policy.environments.sampling import sample
 from policy.evaluate import plot
 from policy.recipes.operator import Gradings, LearningRound, Operator, RecipeFailed
 from policy.recipes.stack import Gateway, gateway, program, temporary_directory
-from policy.recipes.traffic import Questions, Score, Traffic
+from policy.recipes.traffic import PolicyScore, Questions, Traffic
 from policy.simulators.arena.workers import STANDARD, pool_yaml
 
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
@@ -70,7 +70,7 @@ class LearningReport:
 
     about: dict[str, Any]
     rounds: list[LearningRound] = field(default_factory=list)
-    baselines: dict[str, Score] = field(default_factory=dict)
+    baselines: dict[str, PolicyScore] = field(default_factory=dict)
     requests: dict[str, int] = field(default_factory=dict)
     rollback: dict[str, Any] | None = None
     seconds: float = 0.0
@@ -80,7 +80,7 @@ class LearningReport:
         """Accuracy of the last version over the cold start's."""
         return self.rounds[-1].held_out.accuracy - self.rounds[0].held_out.accuracy
 
-    def shown(self) -> dict[str, Score]:
+    def shown(self) -> dict[str, PolicyScore]:
         """The baselines worth a line in the picture: of fixed workers the best alone."""
         fixed = {name: score for name, score in self.baselines.items() if name.startswith("fixed:")}
         best = max(fixed, key=lambda name: (fixed[name].accuracy, -fixed[name].usd_per_1k), default=None)
@@ -129,7 +129,7 @@ class LearningReport:
         return "\n\n".join(["# Learning under traffic", f"![over rounds]({FILES[2]})", self.table(), *self.notes(), ""])
 
 
-def _cells(score: Score) -> str:
+def _cells(score: PolicyScore) -> str:
     return f"| {score.accuracy:.1%} | {score.low:.1%}–{score.high:.1%} | {score.usd_per_1k:.3f}"
 
 
@@ -143,11 +143,11 @@ def stage(directory: Path, python: str) -> Iterator[tuple[Gateway, Path]]:
             yield served, directory / "data"
 
 
-async def oracle(questions: Questions, n: int) -> Score:
+async def oracle(questions: Questions, n: int) -> PolicyScore:
     """The best plan known for each held-out question, carried out in this process."""
     prompts, environment = questions.prompts("validation", n, SUITE), questions.environment
     found = await sample(environment, [(prompt, [environment.oracle(prompt)]) for prompt in prompts])
-    return Score.of([each.outcome for each in found.episodes], [each.cost_nano / 1e9 for each in found.episodes])
+    return PolicyScore.of([each.outcome for each in found.episodes], [each.cost_nano / 1e9 for each in found.episodes])
 
 
 async def run(options: argparse.Namespace, served: Gateway, data: Path, report: LearningReport) -> None:

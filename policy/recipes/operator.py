@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import gradings
 from policy.recipes.stack import ROOT, Gateway, clean_environment
-from policy.recipes.traffic import GradedQuestion, Questions, Score, Traffic
+from policy.recipes.traffic import GradedQuestion, PolicyScore, Questions, Traffic
 
 EXIT_REFUSED = 4
 GRADED_S = 120.0  # for the last outcome of a round to appear
@@ -62,8 +62,8 @@ class LearningRound:
     round: int
     version: str
     job: str
-    held_out: Score
-    traffic: Score | None = None
+    held_out: PolicyScore
+    traffic: PolicyScore | None = None
     rollouts: int = 0
     train_s: float = 0.0
     swap_s: float = 0.0
@@ -125,7 +125,7 @@ class Operator:
         return self.gradings.ended()
 
     async def round(
-        self, number: int, rollouts: int, canary: int, suite: Sequence[GradedQuestion], was: Score
+        self, number: int, rollouts: int, canary: int, suite: Sequence[GradedQuestion], was: PolicyScore
     ) -> LearningRound:
         """Traffic → outcomes → train → gate → shadow → canary → live → the held-out questions again. A candidate that
         the gate refuses changes nothing: what was live goes on, and the next round has more to learn from."""

@@ -106,7 +106,7 @@ class GradedQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PolicyScore:
     """A policy on one set of questions: share right with its 95 % interval, dollars per 1,000."""
 
     n: int
@@ -116,7 +116,7 @@ class Score:
     usd_per_1k: float
 
     @classmethod
-    def of(cls, right: Sequence[float], usd: Sequence[float]) -> Score:
+    def of(cls, right: Sequence[float], usd: Sequence[float]) -> PolicyScore:
         """Raises ValueError on none."""
         low, high = bootstrap(right)
         return cls(len(right), sum(right) / len(right), low, high, 1000 * sum(usd) / len(usd))
@@ -220,15 +220,15 @@ class Traffic:
         answer = read_answer(asked.question, reply, 1000 * (time.perf_counter() - began_s))
         return answer, reply.headers.get("x-baton-policy", "").partition(" (")[2].rstrip(")"), reply.text
 
-    async def ask_to_learn(self, what: str, questions: Sequence[GradedQuestion]) -> Score:
+    async def ask_to_learn(self, what: str, questions: Sequence[GradedQuestion]) -> PolicyScore:
         """Everyday traffic: explored, logged, graded."""
         return await self._all(what, questions, "baton", learn=True)
 
-    async def score(self, what: str, questions: Sequence[GradedQuestion], policy: str = "baton") -> Score:
+    async def score(self, what: str, questions: Sequence[GradedQuestion], policy: str = "baton") -> PolicyScore:
         """A policy at its best, on questions that never train."""
         return await self._all(what, questions, policy, learn=False)
 
-    async def _all(self, what: str, questions: Sequence[GradedQuestion], policy: str, *, learn: bool) -> Score:
+    async def _all(self, what: str, questions: Sequence[GradedQuestion], policy: str, *, learn: bool) -> PolicyScore:
         slots, progress = asyncio.Semaphore(AT_ONCE), _Progress(what, len(questions))
 
         async def one(asked: GradedQuestion) -> Answer:
@@ -239,7 +239,7 @@ class Traffic:
 
         answers = await asyncio.gather(*(one(asked) for asked in questions))
         progress.end()
-        return Score.of([each.right for each in answers], [float(each.cost_usd) for each in answers])
+        return PolicyScore.of([each.right for each in answers], [float(each.cost_usd) for each in answers])
 
     @asynccontextmanager
     async def keep_asking(self, questions: Sequence[GradedQuestion], per_s: float) -> AsyncIterator[None]:

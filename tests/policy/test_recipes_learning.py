@@ -13,11 +13,11 @@ from policy.environments.arena import ArenaEnvironment
 from policy.evaluate.plot import kind_of, rounds
 from policy.recipes.learning import FILES, NO_TORCH, LearningReport, main
 from policy.recipes.operator import LearningRound
-from policy.recipes.traffic import Answer, Questions, Score, Tally
+from policy.recipes.traffic import Answer, PolicyScore, Questions, Tally
 
 
-def score(accuracy: float, usd: float = 0.2) -> Score:
-    return Score(100, accuracy, accuracy - 0.05, accuracy + 0.05, usd)
+def score(accuracy: float, usd: float = 0.2) -> PolicyScore:
+    return PolicyScore(100, accuracy, accuracy - 0.05, accuracy + 0.05, usd)
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.reward import DIAL
-from policy.start.recorded.lessons import lessons
-from policy.start.recorded.planner import ProgramPlanner
+from policy.start.recorded.lessons import ProgramPlanner, lessons
 from policy.start.recorded.programs import Program, Worth, gives, search
 from policy.statistics.tuning import Nearest, Observation, WorkerResult, observe
 from tests.policy.environments import SUMS, WORDS, lines, recorded

@@ -12,13 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from gateway.core.log.rollout import RoundRecord
+from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import question_text
-from gateway.core.loop.plan import Plan
-from gateway.core.loop.prompt import Profile, PromptInput, render
+from gateway.core.loop.plan import Plan, Step
+from gateway.core.loop.prompt import Profile, PromptInput, most_agreeing, render
+from gateway.core.pool.workers import MODEL_KINDS, VOTE_URL
 from gateway.service.loop.conducting import prompt_input
+from gateway.service.loop.routers import SHIP
+from gateway.service.loop.state import EarlyStart, Situation
 from policy.environments.base import Environment, Prompt
 from policy.environments.sampling import SamplingProgress, sample
-from policy.start.recorded.planner import ProgramPlanner
 from policy.start.recorded.programs import Program, Worth
 from policy.statistics.tuning import Nearest
 
@@ -32,7 +36,7 @@ LAST_ROUND_SHARE = 0.3  # of third rounds are taught: they only ever ship
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class PlanLesson:
     """A rendered prompt and the plan that belongs under it."""
 
     prompt: str
@@ -59,7 +63,7 @@ async def lessons(
     episodes: int,
     seed: int,
     on_progress: Callable[[SamplingProgress], None] | None = None,
-) -> list[Lesson]:
+) -> list[PlanLesson]:
     """About two lessons an episode. `dial`: by place the program for each category; `usd_weights`: what a dollar costs
     there. `near`: where the shown experience comes from; a question never counts for itself. Raises ValueError on no
     prompts."""
@@ -93,12 +97,66 @@ def _posed(rng: Random, prompt: Prompt, quality: int, near: Nearest | None) -> P
     return replace(prompt, pool=tuple(pool), quality=quality, experience=experience)
 
 
-def _told(rng: Random, planner: ProgramPlanner) -> list[Lesson]:
-    found: list[Lesson] = []
+def _told(rng: Random, planner: ProgramPlanner) -> list[PlanLesson]:
+    found: list[PlanLesson] = []
     for told in planner.told:
         if told.situation.round >= LAST_ROUND and rng.random() >= LAST_ROUND_SHARE:
             continue
         asks = told.situation.round > 1 and any(not step.see for step in told.plan.steps)
-        lesson = Lesson(rendered(prompt_input(told.situation)), plan_text(told.plan))
+        lesson = PlanLesson(rendered(prompt_input(told.situation)), plan_text(told.plan))
         found += [lesson] * (GOING_ON if asks else 1)
     return found
+
+
+# ---------------------------------------------------------------- a program as a policy
+
+
+@dataclass(frozen=True, slots=True)
+class TaughtRound:
+    """A prompt's situation and the plan that the program has for it."""
+
+    situation: Situation
+    plan: Plan
+
+
+class ProgramPlanner:
+    """Carries one program out. `told`: every situation it was put in, with its plan, in order."""
+
+    name = "teacher"
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.told: list[TaughtRound] = []
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises nothing: workers that are not offered are left out, and with nobody left it ships."""
+        plan = self._plan(situation)
+        self.told.append(TaughtRound(situation, plan))
+        return plan
+
+    def _plan(self, situation: Situation) -> Plan:
+        program = self._program
+        if situation.round == 1:
+            first = self._handles(situation, program.first)
+            polled = len(first) > 1 and (not program.enough or situation.final)
+            return Plan((*_asked(first), *(_vote(situation, len(first)) if polled else ())))
+        if situation.round > 2 or not program.enough:
+            return SHIP
+        if len(most_agreeing(situation.replies)) >= program.enough:
+            return Plan(_vote(situation, 0))  # of those that agree the first asked one's reply, not the last one's
+        then = self._handles(situation, program.then)
+        return Plan((*_asked(then), *(_vote(situation, len(then)) if program.poll else ())))
+
+    def _handles(self, situation: Situation, names: Sequence[str]) -> list[str]:
+        offered = {spec.name: spec.handle for spec in situation.workers if spec.kind in MODEL_KINDS}
+        return [offered[name] for name in names if name in offered]
+
+
+def _asked(handles: Sequence[str]) -> tuple[Step, ...]:
+    return tuple(Step(handle, None) for handle in handles)
+
+
+def _vote(situation: Situation, asked: int) -> tuple[Step, ...]:
+    """The step that gives the majority of all replies so far and of the `asked` steps before it; none without vote."""
+    tool = next((spec.handle for spec in situation.workers if spec.url == VOTE_URL), None)
+    return () if tool is None else (Step(tool, None, tuple(range(situation.allowed.first_index + asked))),)

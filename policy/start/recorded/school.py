@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from policy.start.recorded.lessons import Lesson
+from policy.start.recorded.lessons import PlanLesson
 from policy.start.synthetic.config import ModelConfig
 from policy.start.synthetic.feed import IGNORED, TokenRow
 from policy.start.synthetic.model import Qwen2
@@ -57,13 +57,13 @@ class SchoolReport:
     exact: float | None = None
 
 
-def tokenizer_of(lessons: Sequence[Lesson]) -> Tokenizer:
+def tokenizer_of(lessons: Sequence[PlanLesson]) -> Tokenizer:
     """Trained on the lessons."""
     some = lessons[:TOKENIZER_LESSONS]
     return train_tokenizer((text for each in some for text in (prompt_text(each.prompt), each.plan)), VOCAB)
 
 
-def rows_of(tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> list[TokenRow]:
+def rows_of(tokenizer: Tokenizer, lessons: Sequence[PlanLesson]) -> list[TokenRow]:
     """Token ids as the server makes them; what is to be predicted is the plan and its end."""
     prompts = tokenizer.encode_batch([prompt_text(each.prompt) for each in lessons], add_special_tokens=False)
     plans = tokenizer.encode_batch([each.plan for each in lessons], add_special_tokens=False)
@@ -75,7 +75,7 @@ def rows_of(tokenizer: Tokenizer, lessons: Sequence[Lesson]) -> list[TokenRow]:
 
 
 def teach(
-    lessons: Sequence[Lesson], settings: Schooling, say: Callable[[SchoolReport], None]
+    lessons: Sequence[PlanLesson], settings: Schooling, say: Callable[[SchoolReport], None]
 ) -> tuple[Qwen2, Tokenizer]:
     """A model that plans as the lessons do. Deterministic for the same lessons, settings and torch build."""
     torch.set_num_threads(settings.threads)

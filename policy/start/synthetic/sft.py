@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from torch.nn import functional
 
 from gateway.core.loop.plan import validate
 from gateway.errors import PlanRefused
+from gateway.files import replacing
 from policy.simulators.arena.world import solve_rate
 from policy.start.synthetic.config import WORKERS_MAX, ModelConfig, TrainConfig
 from policy.start.synthetic.feed import IGNORED, TokenRow, batches_from
@@ -93,16 +93,15 @@ def train(tokenizer: Tokenizer, shape: ModelConfig, config: TrainConfig, directo
 
 
 def _save(directory: Path, model: Qwen2, optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
-    """Written aside and moved into place: a kill leaves the checkpoint before it."""
+    """Replace the checkpoint in one step: a kill leaves the one before it."""
     state = {
         "step": step,
         "config": asdict(config),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
-    temporary = directory / (CHECKPOINT + ".tmp")
-    torch.save(state, temporary)
-    os.replace(temporary, directory / CHECKPOINT)
+    with replacing(directory / CHECKPOINT, durable=False) as file:
+        torch.save(state, file)
 
 
 def _load(directory: Path, model: Qwen2, optimizer: torch.optim.Optimizer, config: TrainConfig) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gateway.errors import ConfigError, Unavailable
+from gateway.files import replacing, write_atomic
 
 CHECKPOINT = "checkpoint"
 SPENT = "spent_nano"  # real money: on disk after each episode, whatever becomes of the step
@@ -38,16 +37,10 @@ def save(work: Path, digest: str, progress: Progress, weights: dict[str, Tensor]
         "weights": weights,
         "optimizer": optimizer,
     }
-    aside = work / f"{CHECKPOINT}.tmp"
     try:
-        with aside.open("wb") as file:
+        with replacing(work / CHECKPOINT) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, work / CHECKPOINT)
     except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError for a disk that is full
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
         why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise Unavailable(
             f"{work / CHECKPOINT}: cannot be written ({why}); free some space and run again with --resume: the "
@@ -73,10 +66,8 @@ def load(work: Path, digest: str) -> tuple[Progress, dict[str, Tensor], dict[str
 
 def note_spent(work: Path, nano: int) -> None:
     """Keep what has been spent. Raises Unavailable where it cannot be: then nothing more may be."""
-    aside = work / f"{SPENT}.tmp"
     try:
-        aside.write_text(str(nano))
-        os.replace(aside, work / SPENT)
+        write_atomic(work / SPENT, str(nano), durable=False)
     except OSError as error:
         raise Unavailable(f"{work / SPENT}: cannot be written ({error.strerror}); free some space") from None
 

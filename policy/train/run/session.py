@@ -6,36 +6,43 @@ import asyncio
 import shutil
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from pydantic import ValidationError
 
+from gateway.core.loop.prompt import QUALITY_MAX, Profile
 from gateway.core.policies.manifest import Manifest
+from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError, Unavailable
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.base import Spend
 from policy.environments.live import LiveEnvironment
+from policy.environments.sampling import sample
+from policy.evaluate.inprocess import FREE
 from policy.reward import taught_dial
 from policy.spec import first_of
 from policy.start.recorded.school import Schooling
 from policy.start.recorded.start import StartSettings, warm_start
 from policy.train.run import export
 from policy.train.run.checkpoint import Progress, note_spent
-from policy.train.run.dial import affordable
 from policy.train.run.initial import Initial, initial_weights
 from policy.train.run.loop import Trainer
 from policy.train.settings import Settings
 from policy.train.sources.conductor import BatchConductor, Sampler
 from policy.train.sources.logged import Found, LoggedSource, of_database, of_export
-from policy.train.sources.sampled import SampledSource, Source
-from policy.train.sources.scene import executor_of, open_replay, scene_of
+from policy.train.sources.sampled import PLAN_TIMEOUT_S, SampledSource, Source
+from policy.train.sources.scene import Scene, executor_of, open_replay, scene_of
 from policy.train.spec import TrainSpec
 from policy.train.step.masks import Masks
 
 Say = Callable[[str], None]
 Close = Callable[[], Awaitable[None]]
+DIAL_QUESTIONS = 400  # training questions asked at each place of the dial
+NEARLY_GREEDY = 0.05  # temperature: as it will be served, but for ties
 LIVE_WAIT_S = 0.02  # for calls to come together where the network decides when
 
 
@@ -204,3 +211,31 @@ def _written(
 def _data(spec: TrainSpec, progress: Progress) -> str:
     where = {"replay": spec.data, "arena": spec.staff, "live": spec.prompts_file}.get(spec.env) or ""
     return f"{progress.rollouts} rollouts: {spec.env} {where}".strip()
+
+
+# ---------------------------------------------------------------- the dial
+
+
+async def affordable(
+    scene: Scene, conductor: BatchConductor, profile: Profile, settings: Settings, usd_per_1k_max: float,
+    say: Callable[[str], None],
+) -> int:  # fmt: skip
+    """The highest place of the dial whose plans cost no more on training questions, shown where a request sets none; 0
+    where none does. Stops once two places in a row were too dear."""
+    asking = ConductorSettings(profile, FREE, PLAN_TIMEOUT_S, settings.plan_tokens, NEARLY_GREEDY)
+    best, too_dear = 0, 0
+    for quality in range(QUALITY_MAX + 1):
+        posed = [
+            replace(scene.posed(prompt, settings, -1).prompt, quality=quality)
+            for prompt in scene.prompts[:DIAL_QUESTIONS]
+        ]
+        planners = [ConductorPlanner(conductor.of("dial", quality, prompt.id), asking) for prompt in posed]
+        work = [(prompt, [planner]) for prompt, planner in zip(posed, planners, strict=True)]
+        found = (await sample(scene.environment, work, concurrency=len(work))).episodes
+        usd = fmean(episode.cost_nano for episode in found) / NANO_PER_USD * 1000
+        right = fmean(episode.outcome for episode in found)
+        say(f"dial {quality}: right {right:.3f} of {len(found)} training questions, ${usd:.2f} per 1,000")
+        best, too_dear = (quality, 0) if usd <= usd_per_1k_max else (best, too_dear + 1)
+        if too_dear == 2:
+            break
+    return best

@@ -15,13 +15,12 @@ from gateway.api.operator.jobs import read_spec
 from gateway.cli.learn.train import described
 from gateway.core.policies.jobs import JobSpec, read_policy, stored_spec
 from gateway.errors import BadRequest, ConfigError
-from policy.jobs import watch
-from policy.jobs.child import last_words
+from policy.jobs import child
+from policy.jobs.child import ProgressFile, Tail, last_words
 from policy.jobs.pipeline import gate_spec
 from policy.jobs.schedule import Schedule, due
 from policy.jobs.select import changed, inputs
 from policy.jobs.spec import job_spec
-from policy.jobs.watch import ProgressFile, Tail
 from policy.jobs.worker import read_settings
 from policy.spec import checked
 from policy.train.spec import TrainSpec
@@ -199,7 +198,7 @@ def test_a_schedule_that_no_job_could_have_names_the_setting() -> None:
 
 def test_progress_is_the_last_whole_line_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, clock = tmp_path / "progress.jsonl", [100.0]
-    monkeypatch.setattr("policy.jobs.watch.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("policy.jobs.child.time.monotonic", lambda: clock[0])
     progress = ProgressFile(path)
     assert progress.read() is None
     path.write_text('{"step": 2, "steps": 10}\n{"step": 3')
@@ -226,7 +225,7 @@ def test_a_log_is_followed_by_whole_lines_and_not_lost_when_it_cannot_be_stored(
 
 
 def test_a_log_without_end_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "JOB_LINES_MAX", 3)
+    monkeypatch.setattr(child, "JOB_LINES_MAX", 3)
     path = tmp_path / "log"
     path.touch()
     tail = Tail(path)
