@@ -135,7 +135,7 @@ class Learner:
         """`train --env logged` on these rollouts; the last pass's metrics."""
         from policy.environments.base import Spend
         from policy.train.run.loop import Trainer
-        from policy.train.sources.logged import Found, LoggedSource
+        from policy.train.sources.logged import LoggedSource, TrainableRows
         from policy.train.sources.sampled import reward_of
         from policy.train.step.rows import rows_of
 
@@ -143,7 +143,7 @@ class Learner:
         for episode in map(self._judged, episodes):
             record = episode.record
             rows += rows_of(episode, reward_of(episode, self.settings.reward), record.id, record.task_type or "")
-        source = LoggedSource(Found(rows, len(episodes), []), "rounds@1")
+        source = LoggedSource(TrainableRows(rows, len(episodes), []), "rounds@1")
         settings = self.settings.model_copy(update={"seed": rng_for(self.seed, number).randrange(2**31)})
         with tempfile.TemporaryDirectory(prefix="baton-rounds-") as work:
             trainer = Trainer(self.initial.weights, self.masks, source, settings, Spend(), Path(work), "rounds")

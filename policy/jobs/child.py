@@ -1,7 +1,7 @@
 """One program run for a job: leashed to this process, niced, asked to stop before it is killed; its log and progress.
 
-A directory is worked on by one program at a time, whoever started it: the lock on it is passed down to the program, so
-that it is free only when a program left behind by a killed worker has written its checkpoint and gone.
+One program at a time works on a directory. The program inherits the lock on it, so the lock is free only when a
+program that a killed worker left behind has written its checkpoint and ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOB_LINES_MAX = 10_000  # of one attempt; the file has them all
 
 @asynccontextmanager
 async def held(directory: Path, wait_s: float = STOP_S + 30) -> AsyncIterator[int]:
-    """The lock of a directory as a file descriptor to pass down. Raises Conflict when another holds it for too long."""
+    """Yield the lock of a directory as a file descriptor. Raises Conflict after `wait_s` if another holds it."""
     with (directory / "lock").open("a") as file:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_s
@@ -53,14 +53,14 @@ async def run(
     *,
     lock: int,
     tick: Callable[[], Awaitable[bool]],
-    said: bytes | None = None,
+    stdin_data: bytes | None = None,
     tick_s: float = TICK_S,
     stop_s: float = STOP_S,
 ) -> int:
     """The exit status (negative: the signal that ended it). `tick` is awaited every `tick_s` and once more after the
-    end; when it returns true, or raises, or this is cancelled, the program is asked to stop. `said`: its standard
+    end; when it returns true, or raises, or this is cancelled, the program is asked to stop. `stdin_data`: its standard
     input."""
-    process = await _start(command, log, lock, said)
+    process = await _start(command, log, lock, stdin_data)
     ended = asyncio.create_task(process.wait())
     try:
         while not ended.done():
@@ -73,13 +73,13 @@ async def run(
     return ended.result()
 
 
-async def _start(command: Sequence[str], log: Path, lock: int, said: bytes | None) -> asyncio.subprocess.Process:
+async def _start(command: Sequence[str], log: Path, lock: int, stdin_data: bytes | None) -> asyncio.subprocess.Process:
     leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), str(int(signal.SIGTERM)), "-"]
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *leash,
             *command,
-            stdin=asyncio.subprocess.PIPE if said is not None else asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if stdin_data is not None else asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd=PROGRAMS_ROOT,
@@ -88,16 +88,16 @@ async def _start(command: Sequence[str], log: Path, lock: int, said: bytes | Non
         )
     with suppress(ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
-    if said is not None and process.stdin is not None:
+    if stdin_data is not None and process.stdin is not None:
         with suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(said)
+            process.stdin.write(stdin_data)
             await process.stdin.drain()
         process.stdin.close()
     return process
 
 
 async def _end(process: asyncio.subprocess.Process, ended: asyncio.Task[int], stop_s: float) -> None:
-    """Ask, wait, make. A second cancellation does not cut the wait short: the kill is what bounds it."""
+    """Send SIGTERM, wait up to `stop_s`, send SIGKILL. A second cancellation does not shorten the wait."""
     if not ended.done():
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
@@ -125,23 +125,23 @@ def last_words(log: Path, since: int = 0) -> str:
 
 
 class ProgressFile:
-    """The trainer's progress file. `read` gives its last whole line with `eta_s`, None where nothing is new."""
+    """The trainer's progress file. `read` returns its last complete line with `eta_s`, None if nothing is new."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._first: tuple[float, float] | None = None  # (seconds, step) of the first line seen
-        self._said: Mapping[str, Any] | None = None
+        self._shown: Mapping[str, Any] | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Never raises: a file that is not there yet, or a line half written, is nothing new."""
-        said = _last_object(self._path)
-        if said is None or said == self._said:
+        """Never raises: a missing file and an incomplete line count as nothing new."""
+        line = _last_object(self._path)
+        if line is None or line == self._shown:
             return None
-        self._said = said
-        return {**said, "eta_s": self._eta_s(said)}
+        self._shown = line
+        return {**line, "eta_s": self._eta_s(line)}
 
-    def _eta_s(self, said: Mapping[str, Any]) -> int | None:
-        step, steps, now_s = said.get("step"), said.get("steps"), time.monotonic()
+    def _eta_s(self, line: Mapping[str, Any]) -> int | None:
+        step, steps, now_s = line.get("step"), line.get("steps"), time.monotonic()
         if not isinstance(step, int) or not isinstance(steps, int):
             return None
         if self._first is None:
@@ -158,7 +158,7 @@ def _last_object(path: Path) -> dict[str, Any] | None:
             lines = file.read(65_536).split(b"\n")
     except OSError:
         return None
-    for line in reversed(lines[:-1]):  # what follows the last newline is not whole
+    for line in reversed(lines[:-1]):  # what follows the last newline is not complete
         try:
             found = json.loads(line)
         except ValueError:
@@ -168,7 +168,7 @@ def _last_object(path: Path) -> dict[str, Any] | None:
 
 
 class Tail:
-    """New whole lines of a log file from where it ended at first. `take` shows them, `taken` moves on."""
+    """New lines of a log file, from where it ended at first. `take` returns them; `taken` marks them as stored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -184,13 +184,13 @@ class Tail:
                 data = file.read(READ_BYTES_MAX)
         except OSError:
             return []
-        whole = data[: data.rfind(b"\n") + 1] if b"\n" in data else data if len(data) == READ_BYTES_MAX else b""
-        self._next = self._at + len(whole)
-        lines = [line.rstrip().rpartition("\r")[2] for line in whole.decode(errors="replace").split("\n")]
+        complete = data[: data.rfind(b"\n") + 1] if b"\n" in data else data if len(data) == READ_BYTES_MAX else b""
+        self._next = self._at + len(complete)
+        lines = [line.rstrip().rpartition("\r")[2] for line in complete.decode(errors="replace").split("\n")]
         return self._bounded([line for line in lines if line.strip()])
 
     def taken(self) -> None:
-        """What `take` gave last is stored."""
+        """Mark the lines of the last `take` as stored."""
         self._at, self._given = self._next, self._given + self._seen
 
     def _bounded(self, lines: list[str]) -> list[str]:

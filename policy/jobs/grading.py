@@ -57,12 +57,12 @@ def judge(settings: JudgeSettings) -> Ask:
                 reply = await client.post(f"{base_url}/chat/completions", json=body, headers=headers)
         except httpx.HTTPError as error:
             raise GraderFailed(f"the judge did not answer ({type(error).__name__})") from None
-        return _said(reply)
+        return _verdict_text(reply)
 
     return ask
 
 
-def _said(reply: httpx.Response) -> str:
+def _verdict_text(reply: httpx.Response) -> str:
     try:
         found = json.loads(reply.content[:JUDGE_REPLY_BYTES_MAX])
         if reply.status_code == 200:
@@ -74,14 +74,14 @@ def _said(reply: httpx.Response) -> str:
 
 
 class Grading:
-    """Grades what waits. `tools` are made when needed, so that a grader without a judge costs nothing."""
+    """Grades waiting replies. `tools` is called when needed, so that a grader without a judge costs nothing."""
 
     def __init__(self, store: GradingStore, tools: Callable[[], Tools] = Tools) -> None:
         self._store = store
         self._tools = tools
 
     async def round(self) -> int:
-        """Grade what is due, up to BATCH; how many were looked at. Raises Unavailable."""
+        """Grade up to BATCH replies that are due. Returns how many were due. Raises Unavailable."""
         lent = await self._store.lend(BATCH, LEASE_S)
         gate = asyncio.Semaphore(AT_ONCE)
 
@@ -120,5 +120,5 @@ class Grading:
 
 def judge_tools(settings: JudgeSettings | None) -> Callable[[], Tools]:
     """Tools with a judge where one is set."""
-    asked: Any = judge(settings) if settings else None
-    return lambda: Tools(ask=asked)
+    ask: Any = judge(settings) if settings else None
+    return lambda: Tools(ask=ask)

@@ -1,8 +1,8 @@
 """The stages of a job, top to bottom: select → train → gate → publish → shadow.
 
-Each stage leaves a file in the job's directory that says it is done, written whole or not at all, and is passed over
-when that is there; so a job that is taken up again goes on where it was. Nothing is published before the gate has
-passed it, and publishing is one transaction of the registry.
+Each stage leaves a file in the job's directory that says it is done, written in one step, and is skipped when that
+file is there; so a resumed job goes on where it was. Nothing is published before the gate has passed it, and publishing
+is one transaction of the registry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class JobStopped(Exception):
-    """The job was asked to stop, and has."""
+    """The job has stopped on request."""
 
 
 class Failed(Exception):
@@ -42,7 +42,7 @@ class Failed(Exception):
 
 
 class Refused(Exception):
-    """The gate did not let the candidate through; the message names what it found."""
+    """The gate did not let the candidate through; the message names the reasons."""
 
 
 class Releases(Protocol):
@@ -181,9 +181,9 @@ class Pipeline:
             raise JobStopped
 
     async def _program(
-        self, command: Sequence[str], said: bytes | None = None, good: Sequence[int] = (EXIT_DONE,)
+        self, command: Sequence[str], stdin_data: bytes | None = None, good: Sequence[int] = (EXIT_DONE,)
     ) -> None:
-        """Run it to its end while saying how it goes. Raises JobStopped, and Failed with its last words."""
+        """Run a program and store its progress and log. Raises JobStopped, and Failed with its last words."""
         log = self._place / "log"
         tail, progress = Tail(log), ProgressFile(self._place / "progress.jsonl")
 
@@ -193,11 +193,17 @@ class Pipeline:
                 await self._store.write(self._job, tail.take())
                 tail.taken()
             except Unavailable:
-                pass  # the program needs no database; what is missed now is said later
+                pass  # the program needs no database; the next heartbeat carries what this one lost
             return self.cancelled
 
         status = await child.run(
-            command, log, lock=self._lock, tick=tick, said=said, tick_s=self._shop.tick_s, stop_s=self._shop.stop_s
+            command,
+            log,
+            lock=self._lock,
+            tick=tick,
+            stdin_data=stdin_data,
+            tick_s=self._shop.tick_s,
+            stop_s=self._shop.stop_s,
         )
         if status in good:
             return
@@ -267,12 +273,12 @@ def _end_of(status: int) -> str:
 
 async def carry_out(job: Job, store: JobStore, releases: Releases, shop: Workshop) -> None:
     """One attempt, and its end in the store. Cancelling gives the job back: the next worker goes on from the
-    checkpoint. Raises Unavailable when PostgreSQL stays away; then the job is found by its silence."""
+    checkpoint. Raises Unavailable while PostgreSQL is away; the missed heartbeat frees the job later."""
     pipeline = Pipeline(job, store, releases, shop)
     try:
         await _attempt(pipeline, job, store)
     except asyncio.CancelledError:
-        with suppress(Unavailable, Conflict):  # then it is found by its silence, or is another's already
+        with suppress(Unavailable, Conflict):  # the missed heartbeat frees the job, or another worker has it
             await store.give_back(job)
         raise
     except Conflict as error:
@@ -300,6 +306,8 @@ async def _attempt(pipeline: Pipeline, job: Job, store: JobStore) -> None:
     except BatonError as error:
         await store.end(job, "failed", error.message)
     except OSError as error:
-        await store.end(job, "failed", f"{error.filename or 'the disk'}: {error.strerror or error}; mend it and resume")
+        await store.end(
+            job, "failed", f"{error.filename or 'the disk'}: {error.strerror or error}; fix it, then resume"
+        )
     else:
         await store.end(job, "done")

@@ -64,7 +64,7 @@ EXPERIENCES: Mapping[str, tuple[str, ...]] = {"nothing": ("--experience", "0"), 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What is where in the directory of a run."""
+    """Paths in the directory of a run."""
 
     out: Path
 
@@ -125,29 +125,29 @@ def stage(places: Places, python: str) -> Iterator[tuple[Gateway, Path]]:
 
 async def teach(operator: Operator, rollouts: int) -> None:
     """Ask until `rollouts` requests of this directory's log have been judged."""
-    asked = operator.questions.asked("train", rollouts, 0)
-    done = operator.gradings.asked()
+    questions = operator.questions.graded("train", rollouts, 0)
+    done = operator.gradings.count()
     operator.traffic.tally.graded += done
     for at in range(done, rollouts, WAVE):
-        await operator.traffic.ask_to_learn(f"traffic, {at} of {rollouts} asked", asked[at : at + WAVE])
+        await operator.traffic.ask_to_learn(f"traffic, {at} of {rollouts} asked", questions[at : at + WAVE])
     await operator.wait_for_grades()
 
 
 async def job_of(operator: Operator, places: Places, name: str, words: Sequence[str]) -> dict[str, Any]:
     """Follow the job of that name to its end: the one that was begun, or a new one. Raises RecipeFailed if the begun
     one has other arguments."""
-    kept = places.job(name)
-    if kept.exists():
-        told = json.loads(kept.read_text(encoding="utf-8"))
-        if told["words"] != list(words):
-            raise RecipeFailed(f"{kept} is of a job with other arguments; remove it to submit a new one")
-        _, said = await operator.baton("train", "status", told["id"], "--json")
-        if json.loads(said)["state"] in ("failed", "cancelled"):
-            await operator.baton("train", "resume", told["id"])
+    file = places.job(name)
+    if file.exists():
+        begun = json.loads(file.read_text(encoding="utf-8"))
+        if begun["words"] != list(words):
+            raise RecipeFailed(f"{file} is of a job with other arguments; remove it to submit a new one")
+        _, output = await operator.baton("train", "status", begun["id"], "--json")
+        if json.loads(output)["state"] in ("failed", "cancelled"):
+            await operator.baton("train", "resume", begun["id"])
     else:
-        told = {"id": await operator.submit(words), "words": list(words)}
-        write_atomic(kept, json.dumps(told) + "\n")
-    _, job = await operator.follow(told["id"])
+        begun = {"id": await operator.submit(words), "words": list(words)}
+        write_atomic(file, json.dumps(begun) + "\n")
+    _, job = await operator.follow(begun["id"])
     for report in ("gate.json", "gate.md"):
         shutil.copyfile(operator.data / "jobs" / job["id"] / report, places.out / f"{name}-{report}")
     return job
@@ -157,8 +157,8 @@ async def release(operator: Operator, version: str, why: str) -> None:
     """Make it live, through a canary; nothing where it is already."""
     if await operator.find_live() == version:
         return
-    _, said = await operator.baton("policy", "list", "--json")
-    if {row["version"]: row["state"] for row in json.loads(said)["data"]}[version] == "shadow":
+    _, output = await operator.baton("policy", "list", "--json")
+    if {row["version"]: row["state"] for row in json.loads(output)["data"]}[version] == "shadow":
         await operator.baton("policy", "canary", version, str(CANARY_PERCENT), "--why", why)
     await operator.baton("policy", "promote", version, "--why", why)
 
@@ -190,11 +190,11 @@ async def run_loop(options: argparse.Namespace, places: Places, served: Gateway,
 
 
 class GateRefused(RecipeFailed):
-    """The gate's words."""
+    """The gate refused the candidate; the message is its reason."""
 
 
 def replace_directory(source: Path, target: Path) -> None:
-    """A directory, whole or not at all; what was there goes."""
+    """Replace `target` by a copy of `source`. An interrupted copy leaves `target` without content, never in part."""
     aside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     shutil.copytree(source, aside)
@@ -203,7 +203,7 @@ def replace_directory(source: Path, target: Path) -> None:
 
 
 def ship(places: Places, name: str) -> None:
-    """The conductor into policy/shipped, whole or not at all. Its manifest tells paths from the run's directory on."""
+    """Copy the conductor to policy/shipped. Paths in its manifest become relative to the run's directory."""
     target = SHIPPED / name
     replace_directory(places.conductor, target)
     manifest = target / "manifest.json"

@@ -1,4 +1,4 @@
-"""The learning loop as a whole, on real parts: `make demo-learning`, or
+"""The learning loop on real parts: `make demo-learning`, or
 
     python -m policy.recipes.learning --rounds 3 --rollouts 512 --out DIR
 
@@ -43,7 +43,7 @@ from policy.simulators.arena.workers import STANDARD, pool_yaml
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
 SETTINGS = {
     "BATON_EXPLORE_SHARE": "0.9",  # of what applications ask; the held-out questions are never explored
-    "BATON_EXPERIENCE_NEIGHBOURS": "1",  # a conductor is told of no worker's single outcome: nothing is shown
+    "BATON_EXPERIENCE_NEIGHBOURS": "1",  # too few outcomes to show: no experience in prompts
     "BATON_SHADOW_SHARE": "1",
     "BATON_PLAN_TOKENS_MAX": "192",  # a plan that is longer has lost its way
     "BATON_WATCH_LOOK_S": "2",
@@ -66,7 +66,7 @@ SIMULATOR = "Simulated workers and generated tasks (docs/arena.md): no figure he
 
 @dataclass(slots=True)
 class LearningReport:
-    """All that came of a run, so far."""
+    """The results of a run so far."""
 
     about: dict[str, Any]
     rounds: list[LearningRound] = field(default_factory=list)
@@ -90,11 +90,11 @@ class LearningReport:
         """The rounds and the baselines, as Markdown."""
         lines = ["| | version | held out, right | 95 % | $ per 1,000 | traffic, right | job | train + gate, s |"]
         lines.append("|---|---|---:|---:|---:|---:|---|---:|")
-        for told in self.rounds:
-            name = "cold start" if told.round == 0 else f"round {told.round}"
-            traffic = f"{told.traffic.accuracy:.1%}" if told.traffic else "–"
+        for each in self.rounds:
+            name = "cold start" if each.round == 0 else f"round {each.round}"
+            traffic = f"{each.traffic.accuracy:.1%}" if each.traffic else "–"
             lines.append(
-                f"| {name} | {told.version} {_cells(told.held_out)} | {traffic} | {told.job} | {told.train_s:.0f} |"
+                f"| {name} | {each.version} {_cells(each.held_out)} | {traffic} | {each.job} | {each.train_s:.0f} |"
             )
         for name, score in sorted(self.baselines.items(), key=lambda item: -item[1].accuracy):
             lines.append(f"| {name} | {_cells(score)} | | | |")
@@ -103,7 +103,7 @@ class LearningReport:
     def notes(self) -> list[str]:
         """Sentences under the table."""
         notes = [SIMULATOR, f"Held-out questions: {self.rounds[0].held_out.n}. Gain: {self.gain:+.3f} right."]
-        notes += [f"Round {told.round} was refused by the gate: {told.said}" for told in self.rounds if told.said]
+        notes += [f"Round {each.round} was refused by the gate: {each.refusal}" for each in self.rounds if each.refusal]
         if self.requests:
             notes.append(f"Requests: {self.requests['sent']}, failed: {self.requests['failed']}, tried again: ")
             notes[-1] += f"{self.requests['retried']}, planned by the fallback: {self.requests['fallbacks']}."
@@ -116,9 +116,9 @@ class LearningReport:
         """The three files."""
         out.mkdir(parents=True, exist_ok=True)
         body = {name: getattr(self, name) for name in ("about", "requests", "rollback", "seconds")}
-        body |= {"rounds": [asdict(told) for told in self.rounds], "gain": self.gain}
+        body |= {"rounds": [asdict(each) for each in self.rounds], "gain": self.gain}
         body |= {"baselines": {name: asdict(score) for name, score in self.baselines.items()}}
-        curve, jobs = [told.held_out for told in self.rounds], [told.job for told in self.rounds[1:]]
+        curve, jobs = [each.held_out for each in self.rounds], [each.job for each in self.rounds[1:]]
         title = "What the live version does with held-out questions"
         texts = [json.dumps(body, indent=2) + "\n", self.page(), plot.rounds(curve, self.shown(), title, jobs)]
         for name, text in zip(FILES, texts, strict=True):
@@ -151,10 +151,10 @@ async def oracle(questions: Questions, n: int) -> PolicyScore:
 
 
 async def run(options: argparse.Namespace, served: Gateway, data: Path, report: LearningReport) -> None:
-    """The whole story, told in `report` as it goes. Raises RecipeFailed."""
+    """Run all rounds and the rollback; `report` grows with each. Raises RecipeFailed."""
     began_s = time.monotonic()
     questions = Questions(ArenaEnvironment(staff="untold", executor=Executor(rounds=1)), options.seed)
-    suite, gradings = questions.asked("validation", options.n, SUITE), Gradings(served.database_url)
+    suite, gradings = questions.graded("validation", options.n, SUITE), Gradings(served.database_url)
     gate = " ".join([GATE.format(n=options.gate_n), *(f"--set {one}" for one in (*THRESHOLDS, *options.gate))])
     train = [*(word for one in options.set for word in ("--set", one)), "--set", f"seed={options.seed}"]
     train += ["--validation-share", str(options.validation_share), "--key-share", KEY_SHARE, "--gate", gate]
@@ -176,14 +176,14 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
             keep(traffic)
             for number in range(1, options.rounds + 1):
                 title(f"Round {number} of {options.rounds}")
-                told = await operator.round(number, options.rollouts, options.canary, suite, was)
-                was = told.held_out
-                report.rounds.append(told)
+                done = await operator.round(number, options.rollouts, options.canary, suite, was)
+                was = done.held_out
+                report.rounds.append(done)
                 keep(traffic)
             if operator.live != live:
                 title("Rollback")
                 last = operator.live
-                version, took_s = await operator.roll_back(questions.asked("train", 100, SPARE))
+                version, took_s = await operator.roll_back(questions.graded("train", 100, SPARE))
                 report.rollback = {"from": last, "to": version, "seconds": took_s}
             keep(traffic)
     finally:
@@ -193,7 +193,7 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
 async def _baselines(
     traffic: Traffic, questions: Questions, options: argparse.Namespace, report: LearningReport
 ) -> None:
-    suite = questions.asked("validation", options.n, SUITE)
+    suite = questions.graded("validation", options.n, SUITE)
     for policy in [*(f"fixed:{worker.name}" for worker in STANDARD), "rule"]:
         report.baselines[policy] = await traffic.score(policy, suite, f"baton/{policy}")
     report.baselines["oracle"] = await oracle(questions, options.n)

@@ -39,13 +39,13 @@ class Gradings:
     def __init__(self, database_url: str) -> None:
         self._engine = sync_engine(database_url)
 
-    def asked(self) -> int:
-        """How many there are."""
+    def count(self) -> int:
+        """Number of them."""
         with self._engine.connect() as connection:
             return int(connection.scalar(select(func.count()).select_from(gradings)) or 0)
 
     def ended(self) -> int:
-        """How many of them have their grade, or will never have one."""
+        """Number of them that have their grade, or will never have one."""
         ended = select(func.count()).select_from(gradings).where(gradings.c.state != "waiting")
         with self._engine.connect() as connection:
             return int(connection.scalar(ended) or 0)
@@ -67,12 +67,12 @@ class LearningRound:
     rollouts: int = 0
     train_s: float = 0.0
     swap_s: float = 0.0
-    said: str = ""
+    refusal: str = ""
 
 
 @dataclass(slots=True)
 class Operator:
-    """Who gives the commands. `served` and `traffic` are of the running gateway; `data` is its directory."""
+    """Gives the commands. `served` and `traffic` are of the running gateway; `data` is its data directory."""
 
     served: Gateway
     data: Path
@@ -83,7 +83,7 @@ class Operator:
     live: str = ""
 
     async def baton(self, *words: str, good: Sequence[int] = (0,)) -> tuple[int, str]:
-        """Run a command, show what it says; its status and output. Raises RecipeFailed on any other status."""
+        """Run a command and show its output; its status and output. Raises RecipeFailed on a status not in `good`."""
         print(f"$ baton {shlex.join(words)}", file=sys.stderr, flush=True)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway", *words,
@@ -109,8 +109,8 @@ class Operator:
 
     async def find_live(self) -> str:
         """The live version."""
-        _, said = await self.baton("policy", "list", "--json")
-        [self.live] = [row["version"] for row in json.loads(said)["data"] if row["state"] == "live"]
+        _, output = await self.baton("policy", "list", "--json")
+        [self.live] = [row["version"] for row in json.loads(output)["data"] if row["state"] == "live"]
         return self.live
 
     async def wait_for_grades(self) -> None:
@@ -130,39 +130,39 @@ class Operator:
         """Traffic → outcomes → train → gate → shadow → canary → live → the held-out questions again. A candidate that
         the gate refuses changes nothing: what was live goes on, and the next round has more to learn from."""
         traffic = self.traffic
-        asked = self.questions.asked("train", rollouts, 10 * number)
-        earned = await traffic.ask_to_learn(f"round {number}, traffic for {self.live}", asked)
+        questions = self.questions.graded("train", rollouts, 10 * number)
+        earned = await traffic.ask_to_learn(f"round {number}, traffic for {self.live}", questions)
         await self.wait_for_grades()
-        async with traffic.keep_asking(self.questions.asked("train", 500, 10 * number + 1), STEADY_PER_S):
+        async with traffic.keep_asking(self.questions.graded("train", 500, 10 * number + 1), STEADY_PER_S):
             began_s = time.monotonic()
             words = ("--env", "logged", "--policy-version", self.live, *self.train)
             status, job = await self.follow(await self.submit(words))
             train_s = time.monotonic() - began_s
             if status == EXIT_REFUSED:
-                return LearningRound(number, self.live, "refused", was, earned, rollouts, train_s, said=job["error"])
+                return LearningRound(number, self.live, "refused", was, earned, rollouts, train_s, refusal=job["error"])
             swap_s = await self._release(job["version"], number, canary)
         held_out = await traffic.score(f"round {number}, held-out questions for {self.live}", suite)
         return LearningRound(number, self.live, "done", held_out, earned, rollouts, train_s, swap_s)
 
     async def submit(self, words: Sequence[str]) -> str:
         """Queue a job with those arguments; its id."""
-        _, said = await self.baton("train", "submit", "--json", "--policy", "conductor", *words)
-        return str(json.loads(said)["id"])
+        _, output = await self.baton("train", "submit", "--json", "--policy", "conductor", *words)
+        return str(json.loads(output)["id"])
 
     async def follow(self, job: str) -> tuple[int, dict[str, Any]]:
         """Follow a job to its end: its exit status (0, or 4 when the gate refused it) and the job. Raises
         RecipeFailed."""
         status, _ = await self.baton("train", "logs", "-f", job, good=(0, EXIT_REFUSED))
-        _, said = await self.baton("train", "status", job, "--json")
-        return status, dict(json.loads(said))
+        _, output = await self.baton("train", "status", job, "--json")
+        return status, dict(json.loads(output))
 
     async def _release(self, version: str, number: int, canary: int) -> float:
         """From the shadow to live; seconds that the promotion took as its command is timed. Raises RecipeFailed."""
         await asyncio.sleep(SHADOW_S)  # it plans beside the live one meanwhile
         await self.baton("policy", "canary", version, str(CANARY_PERCENT), "--why", f"round {number}")
         before = self.traffic.tally.versions[version]
-        asked = self.questions.asked("train", canary, 10 * number + 2)
-        await self.traffic.ask_to_learn(f"round {number}, {CANARY_PERCENT} % of traffic for {version}", asked)
+        questions = self.questions.graded("train", canary, 10 * number + 2)
+        await self.traffic.ask_to_learn(f"round {number}, {CANARY_PERCENT} % of traffic for {version}", questions)
         planned = self.traffic.tally.versions[version] - before
         print(f"    {planned} of these requests were planned by {version}", file=sys.stderr, flush=True)
         began_s = time.monotonic()

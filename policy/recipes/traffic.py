@@ -39,7 +39,7 @@ SEEDS_APART = 1_000_000  # between the questions of two kinds of traffic
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and how a reply to it is graded (1.0 right, 0.0 wrong)."""
+    """The text of a question, and how a reply to it is graded (1.0 right, 0.0 wrong)."""
 
     id: str
     text: str
@@ -66,20 +66,20 @@ class Answer:
 
 def read_answer(question: Question, reply: httpx.Response, wall_ms: float) -> Answer:
     """A reply as an Answer."""
-    told = reply.headers
+    headers = reply.headers
     text = reply.json()["choices"][0]["message"]["content"] or "" if reply.status_code == 200 else ""
     return Answer(
         question.id,
         reply.status_code,
         question.grade(text) if reply.status_code == 200 else 0.0,
         text,
-        told.get("x-baton-rollout-id", ""),
-        Decimal(told.get("x-baton-cost-usd", "0")),
-        int(told.get("x-baton-steps", "0")),
-        float(told.get("x-baton-overhead-ms", "0")),
+        headers.get("x-baton-rollout-id", ""),
+        Decimal(headers.get("x-baton-cost-usd", "0")),
+        int(headers.get("x-baton-steps", "0")),
+        float(headers.get("x-baton-overhead-ms", "0")),
         wall_ms,
-        told.get("x-baton-fallback"),
-        told.get("x-baton-capped"),
+        headers.get("x-baton-fallback"),
+        headers.get("x-baton-capped"),
     )
 
 
@@ -94,7 +94,7 @@ def bootstrap(values: Sequence[float], *, resamples: int = BOOTSTRAPS, seed: int
 
 @dataclass(frozen=True, slots=True)
 class GradedQuestion:
-    """A question with what its client tells the grader."""
+    """A question with the answer that its client gives the grader."""
 
     question: Question
     reference: str
@@ -133,8 +133,8 @@ class Questions:
         """`n` of them; another `kind`, other ones."""
         return self.environment.prompts(split, n, SEEDS_APART * (self._seed + 1) + kind)
 
-    def asked(self, split: Split, n: int, kind: int) -> list[GradedQuestion]:
-        """The same, as clients ask them."""
+    def graded(self, split: Split, n: int, kind: int) -> list[GradedQuestion]:
+        """The same, with the answer for the grader."""
         return [_graded_question(prompt) for prompt in self.prompts(split, n, kind)]
 
 
@@ -147,7 +147,7 @@ def _graded_question(prompt: Prompt) -> GradedQuestion:
 
 @dataclass(slots=True)
 class Tally:
-    """Every request of the run, whoever sent it."""
+    """Counts of all requests of a run, by outcome and version."""
 
     sent: int = 0
     failed: int = 0
@@ -177,7 +177,7 @@ class Traffic:
     @classmethod
     @asynccontextmanager
     async def open(cls, served: Gateway) -> AsyncIterator[Traffic]:
-        """With a new key for every application."""
+        """Yield the traffic of APPLICATIONS applications, each with a new key."""
         limits = httpx.Limits(max_connections=2 * AT_ONCE, max_keepalive_connections=2 * AT_ONCE)
         async with httpx.AsyncClient(timeout=REQUEST_S, limits=limits) as http:
             admin = {"authorization": f"Bearer {served.admin_key}"}
@@ -190,34 +190,34 @@ class Traffic:
             yield cls(served, http, keys)
 
     async def ask(
-        self, asked: GradedQuestion, metadata: Mapping[str, str], policy: str = "baton"
+        self, request: GradedQuestion, metadata: Mapping[str, str], policy: str = "baton"
     ) -> tuple[Answer, str]:
         """One request, and which version planned it (empty: none did)."""
-        body: dict[str, Any] = {"model": policy, "messages": [{"role": "user", "content": asked.question.text}]}
+        body: dict[str, Any] = {"model": policy, "messages": [{"role": "user", "content": request.question.text}]}
         body["metadata"] = dict(metadata)
         headers = {"authorization": f"Bearer {next(self._keys)}"}
-        answer, version, said = await self._once(asked, body, headers)
+        answer, version, text = await self._once(request, body, headers)
         for attempt in range(RETRIES_MAX):
             if answer.status in (OK, *range(400, 500)) and answer.status not in RETRIED:
                 break
             self.tally.retried += 1
             await asyncio.sleep(RETRY_S * 2**attempt)
-            answer, version, said = await self._once(asked, body, headers)
+            answer, version, text = await self._once(request, body, headers)
         if answer.status != OK:
-            print(f"  failed: {answer.status} {said[:FAILED_CHARS]}", file=sys.stderr, flush=True)
+            print(f"  failed: {answer.status} {text[:FAILED_CHARS]}", file=sys.stderr, flush=True)
         self.tally.add(answer, version, graded="grader" in metadata)
         return answer, version
 
     async def _once(
-        self, asked: GradedQuestion, body: Mapping[str, Any], headers: Mapping[str, str]
+        self, request: GradedQuestion, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> tuple[Answer, str, str]:
-        """One attempt: the answer, which version planned it, and what was said."""
+        """One attempt: the answer, which version planned it, and the text of the reply."""
         began_s = time.perf_counter()
         try:
             reply = await self._http.post(self._url, json=body, headers=headers)
         except httpx.HTTPError as error:
-            return Answer(asked.question.id, 0, 0.0), "", repr(error)
-        answer = read_answer(asked.question, reply, 1000 * (time.perf_counter() - began_s))
+            return Answer(request.question.id, 0, 0.0), "", repr(error)
+        answer = read_answer(request.question, reply, 1000 * (time.perf_counter() - began_s))
         return answer, reply.headers.get("x-baton-policy", "").partition(" (")[2].rstrip(")"), reply.text
 
     async def ask_to_learn(self, what: str, questions: Sequence[GradedQuestion]) -> PolicyScore:
@@ -231,25 +231,25 @@ class Traffic:
     async def _all(self, what: str, questions: Sequence[GradedQuestion], policy: str, *, learn: bool) -> PolicyScore:
         slots, progress = asyncio.Semaphore(AT_ONCE), _Progress(what, len(questions))
 
-        async def one(asked: GradedQuestion) -> Answer:
+        async def one(request: GradedQuestion) -> Answer:
             async with slots:
-                answer, _ = await self.ask(asked, asked.graded if learn else NEVER_TRAINED, policy)
+                answer, _ = await self.ask(request, request.graded if learn else NEVER_TRAINED, policy)
             progress.count(answer.right)
             return answer
 
-        answers = await asyncio.gather(*(one(asked) for asked in questions))
+        answers = await asyncio.gather(*(one(request) for request in questions))
         progress.end()
         return PolicyScore.of([each.right for each in answers], [float(each.cost_usd) for each in answers])
 
     @asynccontextmanager
     async def keep_asking(self, questions: Sequence[GradedQuestion], per_s: float) -> AsyncIterator[None]:
-        """Everyday traffic at that rate for as long as the block lasts, whatever else goes on."""
+        """Send everyday traffic at that rate until the block ends."""
         flying: set[asyncio.Task[Any]] = set()
 
         async def go_on() -> None:
             for index in count():
-                asked = questions[index % len(questions)]
-                task = asyncio.create_task(self.ask(asked, asked.graded))
+                request = questions[index % len(questions)]
+                task = asyncio.create_task(self.ask(request, request.graded))
                 flying.add(task)
                 task.add_done_callback(flying.discard)
                 await asyncio.sleep(1 / per_s)
@@ -265,19 +265,19 @@ class Traffic:
 
 
 class _Progress:
-    """A line on stderr, now and then."""
+    """A line of progress on stderr, every PROGRESS_S seconds."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total = what, total
-        self._done, self._right, self._said_s = 0, 0.0, time.monotonic()
+        self._done, self._right, self._shown_s = 0, 0.0, time.monotonic()
 
     def count(self, right: float) -> None:
         self._done += 1
         self._right += right
-        if time.monotonic() - self._said_s > PROGRESS_S:
+        if time.monotonic() - self._shown_s > PROGRESS_S:
             self.end()
 
     def end(self) -> None:
-        self._said_s = time.monotonic()
+        self._shown_s = time.monotonic()
         share = self._right / max(1, self._done)
         print(f"  {self._what}: {self._done} of {self._total}, {share:.1%} right", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What is told of a step: `metrics.jsonl`, the progress file, and one line on the terminal. Names: docs/training.md."""
+"""The metrics of a step: `metrics.jsonl`, the progress file, and one line on the terminal. Names: docs/training.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def of_episodes(episodes: Sequence[Episode], rewards: Sequence[float]) -> dict[s
         return {}
     usd = sum(episode.cost_nano for episode in episodes) / NANO_PER_USD
     solved = sum(episode.outcome >= RIGHT_FROM for episode in episodes)
-    told: dict[str, Value] = {
+    figures: dict[str, Value] = {
         "episodes": len(episodes),
         "reward": fmean(rewards),
         "accuracy": fmean(episode.outcome for episode in episodes),
@@ -35,8 +35,8 @@ def of_episodes(episodes: Sequence[Episode], rewards: Sequence[float]) -> dict[s
         "latency_s_mean": fmean(episode.latency_s for episode in episodes),
     }
     if solved:
-        told["usd_per_solved"] = usd / solved
-    return told | of_workers([name for episode in episodes for name in episode.workers])
+        figures["usd_per_solved"] = usd / solved
+    return figures | of_workers([name for episode in episodes for name in episode.workers])
 
 
 def of_workers(workers: Sequence[str]) -> dict[str, Value]:
@@ -52,7 +52,7 @@ def usd(nano: int) -> float:
     return float(nano_to_usd(nano))
 
 
-def line(told: Mapping[str, Value]) -> str:
+def line(figures: Mapping[str, Value]) -> str:
     """A step in one line."""
     pairs = (
         ("reward", "reward", ".3f"),
@@ -65,24 +65,26 @@ def line(told: Mapping[str, Value]) -> str:
         ("sampling", "sampling_s", ".1f"),
         ("update", "update_s", ".1f"),
     )
-    shown = [f"{label} {told[name]:{form}}" for label, name, form in pairs if isinstance(told.get(name), float | int)]
-    return f"step {told['step']}/{told['steps']} " + " ".join(shown)
+    shown = [
+        f"{label} {figures[name]:{form}}" for label, name, form in pairs if isinstance(figures.get(name), float | int)
+    ]
+    return f"step {figures['step']}/{figures['steps']} " + " ".join(shown)
 
 
 class MetricsFile:
     """One JSON object a line. Opened for a run that has done `steps` steps: later lines that are there are dropped."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        kept = []
+        lines = []
         if path.is_file() and steps:
-            kept = [text for text in path.read_text().splitlines() if _step(text) <= steps]
-        path.write_text("".join(f"{text}\n" for text in kept))
+            lines = [text for text in path.read_text().splitlines() if _step(text) <= steps]
+        path.write_text("".join(f"{text}\n" for text in lines))
         self._path = path
 
-    def add(self, told: Mapping[str, Value]) -> None:
+    def add(self, figures: Mapping[str, Value]) -> None:
         """Append."""
         with self._path.open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(figures) + "\n")
 
 
 def _step(text: str) -> int:
@@ -92,8 +94,8 @@ def _step(text: str) -> int:
         return 1 << 60  # a torn line is of the step that was cut off
 
 
-def progress(path: Path | None, told: Mapping[str, Value]) -> None:
+def progress(path: Path | None, figures: Mapping[str, Value]) -> None:
     """A line for a program that watches."""
     if path is not None:
         with path.open("a") as file:
-            file.write(json.dumps({name: told[name] for name in PROGRESS if name in told}) + "\n")
+            file.write(json.dumps({name: figures[name] for name in PROGRESS if name in figures}) + "\n")

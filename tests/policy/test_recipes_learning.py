@@ -24,7 +24,9 @@ def score(accuracy: float, usd: float = 0.2) -> PolicyScore:
 def report() -> LearningReport:
     told = [
         LearningRound(0, "conductor@1", "–", score(0.2)),
-        LearningRound(1, "conductor@1", "refused", score(0.2), score(0.19), 400, 60.0, said="worse_than_live: it is"),
+        LearningRound(
+            1, "conductor@1", "refused", score(0.2), score(0.19), 400, 60.0, refusal="worse_than_live: it is"
+        ),
         LearningRound(2, "conductor@2", "done", score(0.4), score(0.3), 400, 70.0, 0.2),
     ]
     baselines = {
@@ -119,7 +121,7 @@ def test_traffic_is_counted_by_outcome_and_version() -> None:
 
 def test_no_two_kinds_of_traffic_share_a_question_and_a_client_tells_its_grader_the_answer() -> None:
     questions = Questions(ArenaEnvironment(staff="untold"), 0)
-    ten, twenty = questions.asked("train", 20, 10), questions.asked("train", 20, 20)
+    ten, twenty = questions.graded("train", 20, 10), questions.graded("train", 20, 20)
     assert not {one.question.text for one in ten} & {one.question.text for one in twenty}
     for one in ten:
         assert one.graded == {"grader": "exact", "reference": one.reference}

@@ -257,7 +257,7 @@ def test_logged_and_sampled_rows_are_the_same() -> None:
         (row.plan_ids, row.logprobs, row.reward) for row in sampled
     )
     source = LoggedSource(found, "toy@5")
-    assert asyncio.run(source.batch(0)).told["staleness"] == 3.0
+    assert asyncio.run(source.batch(0)).metrics["staleness"] == 3.0
 
 
 def test_logs_without_log_probs_or_of_another_prompt_are_refused_by_name() -> None:

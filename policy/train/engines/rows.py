@@ -44,7 +44,7 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What both engines are told; the defaults are the Conductor paper's for a 7B model (docs/engines.md)."""
+    """Settings of both engines; the defaults are the Conductor paper's for a 7B model (docs/engines.md)."""
 
     steps: int = 200  # optimizer steps
     rows_per_step: int = 256  # over all devices
@@ -94,18 +94,18 @@ def prepare(rows: Sequence[EngineRow], settings: EngineSettings) -> list[Prepare
             )
     if len({row.allowed is None for row in rows}) > 1:
         raise BadRequest("grammar masks are there for some rows only: give them for all or for none")
-    told = [
+    prepared = [
         Prepared(row, advantage, trained_tokens(row, settings.decisions_only))
         for row, advantage in zip(rows, _advantages(rows, settings), strict=True)
         if advantage
     ]
-    found = [one for one in told if any(one.trains)]
-    if not found:
+    useful = [row for row in prepared if any(row.trains)]
+    if not useful:
         raise BadRequest(
             f"none of {len(rows)} rows teaches anything: within each group all rewards are equal; "
             'try baseline "batch", which compares rows of different questions'
         )
-    return found
+    return useful
 
 
 def trained_tokens(row: EngineRow, decisions_only: bool) -> tuple[bool, ...]:
@@ -132,7 +132,7 @@ def _advantages(rows: Sequence[EngineRow], settings: EngineSettings) -> list[flo
 
 
 def order(count: int, settings: EngineSettings) -> list[int]:
-    """Which row comes when, for the whole run: passes over `count` rows, each shuffled by the seed. Known before, so
+    """The order of rows for all of the run: passes over `count` rows, each shuffled by the seed. Known before, so
     that a resumed run goes on where it stopped."""
     shuffler, wanted = random.Random(settings.seed), settings.steps * settings.rows_per_step
     found: list[int] = []
@@ -149,9 +149,9 @@ def read_rows(path: Path) -> list[EngineRow]:
     try:
         table = pq.read_table(path, columns=list(COLUMNS))
     except (OSError, pa.ArrowException, KeyError) as error:
-        said = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise BadRequest(
-            f"{path}: not an export in verl's shape ({said}); `traces export --format verl` makes one"
+            f"{path}: not an export in verl's shape ({reason}); `traces export --format verl` makes one"
         ) from None
     if table.num_rows > ROWS_MAX:
         raise BadRequest(f"{path}: {table.num_rows} rows, more than {ROWS_MAX}; export a shorter time")

@@ -75,8 +75,8 @@ def train_with_trl(
 
     OUT appears whole or not at all: the weights (or, with `lora_rank`, a PEFT adapter) beside the tokenizer's files.
     `finish` is called on it before it gets its name, by one process, with the probe of the new weights. WORK holds
-    checkpoints and metrics.jsonl; with `resume` the last whole checkpoint there is taken up. None where a `Stopping`
-    was asked first. Raises MissingLogprobs, BadRequest and ConfigError on what it can't take.
+    checkpoints and metrics.jsonl; with `resume` it goes on from the last complete checkpoint there. Returns None if a
+    `Stopping` was asked first. Raises MissingLogprobs, BadRequest and ConfigError on what it can't take.
     """
     prepared = prepare(rows, settings)
     if out.exists():
@@ -123,11 +123,11 @@ def quiet() -> Iterator[None]:
 
 
 def last_checkpoint(work: Path) -> str | None:
-    """The newest whole one: the trainer's state is what transformers writes last."""
-    whole = {
+    """The newest complete one: the trainer's state is what transformers writes last."""
+    complete = {
         int(one.parent.name.rpartition("-")[2]): one.parent for one in work.glob("checkpoint-*/trainer_state.json")
     }
-    return str(whole[max(whole)]) if whole else None
+    return str(complete[max(complete)]) if complete else None
 
 
 class LoggedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -254,8 +254,8 @@ class _Metrics(TrainerCallback):  # type: ignore[misc]
             with self._path.open("a") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
             if "loss" in logs:
-                told = ", ".join(f"{name} {logs[name]:.4g}" for name in ("reward", "ratio_mean", "entropy"))
-                self._say(f"step {state.global_step} of {state.max_steps}: {told}")
+                figures = ", ".join(f"{name} {logs[name]:.4g}" for name in ("reward", "ratio_mean", "entropy"))
+                self._say(f"step {state.global_step} of {state.max_steps}: {figures}")
 
 
 class Stopping(TrainerCallback):  # type: ignore[misc]

@@ -177,7 +177,7 @@ def write_rows(prepared: Sequence[Prepared], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    told = [
+    records = [
         {
             "data_source": "baton",
             "prompt": [{"role": "user", "content": one.row.name}],
@@ -187,7 +187,7 @@ def write_rows(prepared: Sequence[Prepared], path: Path) -> None:
         }
         for index, one in enumerate(prepared)
     ]
-    pq.write_table(pa.Table.from_pylist(told), path)
+    pq.write_table(pa.Table.from_pylist(records), path)
 
 
 def _logged(one: Prepared) -> dict[str, Any]:

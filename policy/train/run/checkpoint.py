@@ -27,7 +27,7 @@ class Progress:
 
 
 def save(work: Path, digest: str, progress: Progress, weights: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-    """Raises Unavailable where the disk takes no more; the checkpoint before then stays."""
+    """Replace the checkpoint. Raises Unavailable on a full disk; the checkpoint before it stays."""
     state = {
         "digest": digest,
         "step": progress.step,
@@ -44,7 +44,7 @@ def save(work: Path, digest: str, progress: Progress, weights: dict[str, Tensor]
         why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise Unavailable(
             f"{work / CHECKPOINT}: cannot be written ({why}); free some space and run again with --resume: the "
-            "checkpoint before it is whole"
+            "checkpoint before it is complete"
         ) from None
 
 
@@ -65,7 +65,7 @@ def load(work: Path, digest: str) -> tuple[Progress, dict[str, Tensor], dict[str
 
 
 def note_spent(work: Path, nano: int) -> None:
-    """Keep what has been spent. Raises Unavailable where it cannot be: then nothing more may be."""
+    """Store the nano-dollars spent so far. Raises Unavailable if it cannot: then nothing more may be spent."""
     try:
         write_atomic(work / SPENT, str(nano), durable=False)
     except OSError as error:
@@ -73,7 +73,7 @@ def note_spent(work: Path, nano: int) -> None:
 
 
 def spent_nano(work: Path) -> int:
-    """What `note_spent` kept, 0 where it kept nothing. Raises ConfigError on a file that is none."""
+    """Nano-dollars that `note_spent` stored, 0 without a file. Raises ConfigError on a damaged file."""
     try:
         return int((work / SPENT).read_text())
     except FileNotFoundError:

@@ -85,14 +85,14 @@ def revision() -> str:
     """Of the code: its git commit, else the release."""
     root = Path(__file__).parent
     try:
-        told = subprocess.run(  # noqa: S603 - a fixed command
+        done = subprocess.run(  # noqa: S603 - a fixed command
             ["git", "-C", str(root), "rev-parse", "HEAD"],  # noqa: S607
             capture_output=True,
             text=True,
             timeout=GIT_TIMEOUT_S,
             check=True,
         )
-        return told.stdout.strip()
+        return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return __version__
 

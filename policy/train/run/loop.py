@@ -1,4 +1,4 @@
-"""The training loop, top to bottom: a batch, its advantages, one update, what to tell, a checkpoint.
+"""The training loop, top to bottom: a batch, its advantages, one update, metrics, a checkpoint.
 
 1. A batch is questions by learning value, posed anew, G episodes each (sampled.py), or rows of the log (logged.py).
 2. Rewards are measured against the rows that answered the same prompt; groups without a spread are dropped.
@@ -34,12 +34,12 @@ Say = Callable[[str], None]
 
 
 class Stopped(BatonError):
-    """Asked to stop; the checkpoint is written."""
+    """The run has stopped on request; its checkpoint is written."""
 
 
 @dataclass(slots=True)
 class Trainer:
-    """One run: what is trained, from what, and where its files go. `digest` names its settings."""
+    """One run: the weights, the source of batches, and the places of its files. `digest` identifies its settings."""
 
     weights: Weights
     masks: Masks
@@ -61,19 +61,19 @@ class Trainer:
             betas=(0.9, settings.beta2),
             weight_decay=settings.weight_decay,
         )
-        progress = self._restored(optimizer) if resume else Progress()
+        progress = self._restore(optimizer) if resume else Progress()
         self.spend.spent_nano = max(progress.spent_nano, checkpoint.spent_nano(self.work) if resume else 0)
         log = MetricsFile(self.work / METRICS_FILE, progress.step)
         for step in range(progress.step, settings.steps):
             batch = await self._batch(step, stop)
             if batch is None or (batch.capped and not batch.rows):
                 break
-            told = self._learnt(batch, optimizer, step, reference)
+            figures = self._learn(batch, optimizer, step, reference)
             progress.step, progress.rollouts = step + 1, progress.rollouts + batch.rollouts
             progress.spent_nano = self.spend.spent_nano
-            log.add(told)
-            metrics.progress(self.progress_file, told)
-            say(metrics.line(told))
+            log.add(figures)
+            metrics.progress(self.progress_file, figures)
+            say(metrics.line(figures))
             if batch.capped or stop.is_set():
                 break
             if progress.step % settings.checkpoint_steps == 0:
@@ -100,18 +100,18 @@ class Trainer:
                 return None
         return await sampling
 
-    def _learnt(
+    def _learn(
         self, batch: Batch, optimizer: torch.optim.Optimizer, step: int, reference: Weights | None
     ) -> dict[str, Value]:
         began_s = time.perf_counter()
-        learnt = learn(self.weights, self.masks, optimizer, batch.rows, self.settings, step, reference)
+        step_metrics = learn(self.weights, self.masks, optimizer, batch.rows, self.settings, step, reference)
         self.masks.forget()
         return {
             "step": step + 1,
             "steps": self.settings.steps,
-            **batch.told,
+            **batch.metrics,
             "rows": len(batch.rows),
-            **learnt,
+            **step_metrics,
             "lr": self.settings.rate(step),
             "spent_usd": metrics.usd(self.spend.spent_nano),
             "update_s": time.perf_counter() - began_s,
@@ -128,7 +128,7 @@ class Trainer:
         weights = {name: parameter.detach() for name, parameter in trainable(self.weights.model).items()}
         checkpoint.save(self.work, self.digest, progress, weights, optimizer.state_dict())
 
-    def _restored(self, optimizer: torch.optim.Optimizer) -> Progress:
+    def _restore(self, optimizer: torch.optim.Optimizer) -> Progress:
         found = checkpoint.load(self.work, self.digest)
         if found is None:
             return Progress()

@@ -1,4 +1,4 @@
-"""A training run as one call: from the spec to a policy directory that is written whole or not at all."""
+"""A training run as one call: from the spec to a policy directory that appears in one step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from policy.train.run.initial import Initial, initial_weights
 from policy.train.run.loop import Trainer
 from policy.train.settings import Settings
 from policy.train.sources.conductor import BatchConductor, Sampler
-from policy.train.sources.logged import Found, LoggedSource, of_database, of_export
+from policy.train.sources.logged import LoggedSource, TrainableRows, of_database, of_export
 from policy.train.sources.sampled import PLAN_TIMEOUT_S, SampledSource, Source
 from policy.train.sources.scene import Scene, executor_of, open_replay, scene_of
 from policy.train.spec import TrainSpec
@@ -106,8 +106,8 @@ def _dialled(spec: TrainSpec, initial: Initial) -> TrainSpec:
         values = {**spec.settings.model_dump(), "dial": dial}
         return spec.model_copy(update={"settings": Settings.model_validate(values)})
     except (TypeError, ValueError) as error:
-        told = first_of(error) if isinstance(error, ValidationError) else error
-        raise ConfigError(f"--init {initial.directory}/manifest.json: settings.dial: {told}") from None
+        reason = first_of(error) if isinstance(error, ValidationError) else error
+        raise ConfigError(f"--init {initial.directory}/manifest.json: settings.dial: {reason}") from None
 
 
 async def _trained(
@@ -142,8 +142,8 @@ async def _source(
     conductor = BatchConductor(sampler, initial.tokens, masks, initial.weights.context, _name(spec, initial))
     live = isinstance(scene.environment, LiveEnvironment)
     conductor.apart, conductor.wait_s = live, LIVE_WAIT_S if live else 0.0
-    kept = partial(note_spent, work) if live else None
-    source = SampledSource(scene, conductor, spec.settings, initial.profile, kept)
+    note = partial(note_spent, work) if live else None
+    source = SampledSource(scene, conductor, spec.settings, initial.profile, note)
     close = scene.environment.close if isinstance(scene.environment, LiveEnvironment) else _nothing
 
     async def within_budget() -> int | None:
@@ -158,7 +158,7 @@ async def _nothing() -> None:
     """What has nothing to close."""
 
 
-def _found(spec: TrainSpec, initial: Initial) -> Found:
+def _found(spec: TrainSpec, initial: Initial) -> TrainableRows:
     known, weights = initial.manifest.prompt_hash, spec.settings.reward
     if spec.export is not None:
         return of_export(spec.export, known, weights)

@@ -25,14 +25,14 @@ from policy.train.step.masks import Masks, Place, unpacked
 from policy.train.step.parcels import parcels
 from policy.train.weights.small import Decoding, Weights
 
-QUIET_TURNS = 100  # of the event loop without a new call, after which nobody else is about to call
+QUIET_TURNS = 100  # of the event loop without a new call, after which no further call is expected
 PROMPTS_KEPT = 4096
 PLAN_TOKENS = 24  # reckoned for a plan that is not written yet
 
 
 @dataclass(eq=False, slots=True)
 class Decoded:
-    """One row: what it is asked, and the plan as it grows."""
+    """One row: its prompt, and the plan as it grows."""
 
     prompt_ids: tuple[int, ...]
     place: Place
@@ -72,12 +72,12 @@ class Sampler:
     def _finish(self, rows: list[Decoded], decoding: Decoding) -> None:
         while True:
             self._draw(rows, decoding.scores)
-            kept = [index for index, row in enumerate(rows) if row.finish is None]
-            if not kept:
+            open_rows = [index for index, row in enumerate(rows) if row.finish is None]
+            if not open_rows:
                 return
-            if len(kept) < len(rows):
-                rows = [rows[index] for index in kept]
-                decoding.keep(kept)
+            if len(open_rows) < len(rows):
+                rows = [rows[index] for index in open_rows]
+                decoding.keep(open_rows)
             decoding.feed([row.ids[-row.unfed :] for row in rows])
             for row in rows:
                 row.unfed = 0
@@ -163,13 +163,13 @@ class BatchConductor:
         return row
 
     def chunk(self, row: Decoded) -> ConductorChunk:
-        """A whole plan as the planner reads it."""
+        """A complete plan as the planner reads it."""
         data = b"".join(self._tokens.token_bytes(token) for token in row.ids)
         texts = tuple(self._tokens.token_text(token) for token in row.ids)
         return ConductorChunk(TextStream().feed(data, final=True), tuple(row.ids), tuple(row.logprobs), texts)
 
     async def _flush(self) -> None:
-        """Decode all that wait, until nobody does."""
+        """Decode until no row waits."""
         try:
             while self._waiting:
                 await self._quiet()
@@ -188,7 +188,7 @@ class BatchConductor:
                 await asyncio.to_thread(self._sampler.decode, rows)
             else:
                 self._sampler.decode(rows)
-        except Exception as error:  # boundary: whoever waits for a row must hear of it, whatever it was
+        except Exception as error:  # boundary: the error goes to the callers that wait for rows
             return error
         return None
 
@@ -212,7 +212,7 @@ class EpisodeConductor:
         self._asked: Counter[tuple[int, ...]] = Counter()
 
     async def decode(self, call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
-        """As the port says; the whole plan comes at once."""
+        """As the port says; the plan comes in one piece."""
         batch = self._batch
         prompt_ids = batch.prompt_ids(call.messages)
         self._asked[prompt_ids] += 1

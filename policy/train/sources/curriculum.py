@@ -27,9 +27,9 @@ class Mean:
 
     def add(self, values: Sequence[float], memory: float) -> None:
         """Episodes that were just seen."""
-        kept = self.weight * memory
-        self.mean = (kept * self.mean + sum(values)) / (kept + len(values))
-        self.weight = kept + len(values)
+        remaining = self.weight * memory
+        self.mean = (remaining * self.mean + sum(values)) / (remaining + len(values))
+        self.weight = remaining + len(values)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Questions of one's own, answered by real workers through a running gateway, under a dollar cap."""
+"""Questions from a file, answered by real workers through a running gateway, under a dollar cap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILE_BYTES_MAX = 256 << 20
 KEY_BYTES_MAX = 4096
 
 
-class Asked(BaseModel):
+class PromptLine(BaseModel):
     """A line of the prompts file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,29 +86,29 @@ def _pool(path: Path, name: str) -> tuple[WorkerSpec, ...]:
 
 
 def _prompts(path: Path, pool: tuple[WorkerSpec, ...], grader: str) -> list[Prompt]:
-    found: list[Prompt] = []
-    for number, line in enumerate(_text(path, FILE_BYTES_MAX).splitlines(), 1):
-        if not line.strip():
+    prompts: list[Prompt] = []
+    for number, text in enumerate(_text(path, FILE_BYTES_MAX).splitlines(), 1):
+        if not text.strip():
             continue
         try:
-            asked = Asked.model_validate(json.loads(line))
-            graders.check_reference(grader, asked.reference)
+            line = PromptLine.model_validate(json.loads(text))
+            graders.check_reference(grader, line.reference)
         except (ValueError, GraderError) as error:
             why = first_of(error) if isinstance(error, ValidationError) else str(error)
             raise ConfigError(f"--prompts {path}:{number}: {why}") from None
-        found.append(_prompt(asked, pool, f"{path}:{number}"))
-        if len(found) > PROMPTS_MAX:
+        prompts.append(_prompt(line, pool, f"{path}:{number}"))
+        if len(prompts) > PROMPTS_MAX:
             raise ConfigError(f"--prompts {path}: over {PROMPTS_MAX} lines; give fewer")
-    if not found:
+    if not prompts:
         raise ConfigError(f"--prompts {path}: holds no question")
-    return found
+    return prompts
 
 
-def _prompt(asked: Asked, pool: tuple[WorkerSpec, ...], where: str) -> Prompt:
-    messages: tuple[Mapping[str, Any], ...] = asked.messages or ({"role": "user", "content": asked.question},)
-    if not (asked.messages or asked.question):
+def _prompt(line: PromptLine, pool: tuple[WorkerSpec, ...], where: str) -> Prompt:
+    messages: tuple[Mapping[str, Any], ...] = line.messages or ({"role": "user", "content": line.question},)
+    if not (line.messages or line.question):
         raise ConfigError(f"--prompts {where}: needs `question` or `messages`")
-    return Prompt(asked.id, messages, pool, asked.reference, asked.category or None)
+    return Prompt(line.id, messages, pool, line.reference, line.category or None)
 
 
 def _text(path: Path, bytes_max: int) -> str:

@@ -1,6 +1,7 @@
 """Rows of the log: nothing is sampled. A step is one pass over all of them, against the log-probs that were stored.
 
-What cannot be trained on is left out by name; where nothing is left, or nothing differs, the run ends before it begins.
+Rows that cannot be trained on are left out by name. If no row is left, or all rewards are equal, the run does not
+begin.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ EXPORT_ROWS_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TrainableRows:
     """Rows that can be trained on, the rollouts they are of, and why the others were left out."""
 
     rows: list[TrainingRow]
@@ -37,19 +38,21 @@ class Found:
 
 
 class LoggedSource:
-    """Every batch is the whole log. Raises ConfigError on one that teaches nothing."""
+    """Every batch is all rows of the log. Raises ConfigError on a log that teaches nothing."""
 
-    def __init__(self, found: Found, version: str) -> None:
+    def __init__(self, log_rows: TrainableRows, version: str) -> None:
         """`version`: the one that training begins with, `conductor@7`; what the log has of older ones is stale."""
-        if not found.rows:
-            raise ConfigError(f"no rollout can be trained on: {listed(Counter(found.refused)) or 'none was selected'}")
-        require_outcomes([row.reward for row in found.rows])
-        self._found = found
-        behind = [_behind(row.version, version) for row in found.rows]
-        self._told: dict[str, Value] = {
-            "reward": sum(row.reward for row in found.rows) / len(found.rows),
-            "episodes": found.rollouts,
-            "refused": {name: float(count) for name, count in sorted(Counter(found.refused).items())},
+        if not log_rows.rows:
+            raise ConfigError(
+                f"no rollout can be trained on: {listed(Counter(log_rows.refused)) or 'none was selected'}"
+            )
+        require_outcomes([row.reward for row in log_rows.rows])
+        self._found = log_rows
+        behind = [_behind(row.version, version) for row in log_rows.rows]
+        self._metrics: dict[str, Value] = {
+            "reward": sum(row.reward for row in log_rows.rows) / len(log_rows.rows),
+            "episodes": log_rows.rollouts,
+            "refused": {name: float(count) for name, count in sorted(Counter(log_rows.refused).items())},
             "staleness": sum(behind) / len(behind),
         }
 
@@ -57,10 +60,10 @@ class LoggedSource:
         """As the interface says."""
         began_s = time.perf_counter()
         rollouts = 0 if step else self._found.rollouts
-        return Batch(self._found.rows, rollouts, self._told | {"sampling_s": time.perf_counter() - began_s})
+        return Batch(self._found.rows, rollouts, self._metrics | {"sampling_s": time.perf_counter() - began_s})
 
     def state(self) -> dict[str, Any]:
-        """Nothing is learnt here."""
+        """Empty: this source keeps no state."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -75,32 +78,32 @@ def _behind(version: str, now: str) -> float:
     return float(max(0, int(latest) - int(number))) if same else 0.0
 
 
-def of_database(url: str, filters: Mapping[str, Any], prompt_hash: str, weights: RewardSettings) -> Found:
+def of_database(url: str, filters: Mapping[str, Any], prompt_hash: str, weights: RewardSettings) -> TrainableRows:
     """Rows of a log in PostgreSQL. `filters`: fields of Selection and Rules by name. Raises as `curate.load`."""
     selection, rules = chosen(filters)
     return of_dataset(curate.load(url, selection, rules).train, prompt_hash, weights)
 
 
-def of_export(path: Path, prompt_hash: str, weights: RewardSettings) -> Found:
+def of_export(path: Path, prompt_hash: str, weights: RewardSettings) -> TrainableRows:
     """Rows of a Parquet file that `traces export` wrote. Raises ConfigError."""
     rows = [row for row in islice(parquet.read(path), EXPORT_ROWS_MAX) if row.split == "train"]
     return of_dataset(rows, prompt_hash, weights)
 
 
-def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSettings) -> Found:
+def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSettings) -> TrainableRows:
     """Rows of policy.dataset: one each, with the outcome, cost and latency of the whole request."""
     refused_plans = unparsed(rows)
-    kept: list[TrainingRow] = []
+    trainable: list[TrainingRow] = []
     refused: list[str] = []
     for row in rows:
         try:
             value = reward_of(row, row.root_id not in refused_plans, weights)
             if row.prompt_hash != prompt_hash:
                 raise RowRefused("other_prompt")
-            kept.append(_row(row, value))
+            trainable.append(_row(row, value))
         except RowRefused as error:
             refused.append(error.reason)
-    return Found(kept, len({row.episode for row in kept}), refused)
+    return TrainableRows(trainable, len({row.episode for row in trainable}), refused)
 
 
 def _row(row: dataset.Row, value: float) -> TrainingRow:

@@ -23,7 +23,7 @@ from policy.train.sources.curriculum import Curriculum
 from policy.train.sources.scene import Scene
 from policy.train.step.rows import TrainingRow, rows_of
 
-PLAN_TIMEOUT_S = 3_600.0  # a batch is decoded together, and nobody waits for a reply
+PLAN_TIMEOUT_S = 3_600.0  # a batch is decoded together, so the wait for a plan is long
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Batch:
 
     rows: list[TrainingRow]
     rollouts: int
-    told: dict[str, Value] = field(default_factory=dict)
+    metrics: dict[str, Value] = field(default_factory=dict)
     capped: bool = False
 
 
@@ -88,9 +88,9 @@ class SampledSource:
         work = [(prompt, [self._planner(step, prompt, index) for index in range(settings.samples)]) for prompt in posed]
         found = await self._sampled(work)
         rows, rewards = self._judged(posed, found)
-        told = metrics.of_episodes(found.episodes, rewards)
-        told["sampling_s"] = time.perf_counter() - began_s
-        return Batch(rows, len(found.episodes), told, found.capped)
+        figures = metrics.of_episodes(found.episodes, rewards)
+        figures["sampling_s"] = time.perf_counter() - began_s
+        return Batch(rows, len(found.episodes), figures, found.capped)
 
     def _planner(self, step: int, prompt: Prompt, index: int) -> Planner:
         return ConductorPlanner(self._conductor.of(self._settings.seed, step, prompt.id, index), self._asking)
