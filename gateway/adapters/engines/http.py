@@ -142,7 +142,7 @@ class EngineApi:
             return math.inf
         if answer.status != 200:
             raise VersionRefused("probe", f"the engine at {self.url} cannot score the probe: {answer.message()}")
-        return _drift(_scores(answer.body, token_ids), probe.get("logprobs"))
+        return _drift(token_scores(answer.body, token_ids), probe.get("logprobs"))
 
     async def sampled_drift(self, model: str, probe: Mapping[str, Any]) -> float:
         """The largest |Δ log-prob| in nats between a text as `model` samples it and the same tokens as it scores them:
@@ -160,7 +160,7 @@ class EngineApi:
         if answer.status >= 500:
             await self.check_alive()
             return math.inf
-        prompt_ids, token_ids, logprobs = _sampled(answer, self.url)
+        prompt_ids, token_ids, logprobs = sampled_tokens(answer, self.url)
         if probe.get("messages") and prompt_ids != list(probe["prompt_ids"]):
             raise VersionRefused(
                 "tokenizer",
@@ -171,7 +171,7 @@ class EngineApi:
         return await self.drift(model, scored)
 
 
-def _sampled(answer: EngineReply, url: str) -> tuple[list[int], list[int], list[float]]:
+def sampled_tokens(answer: EngineReply, url: str) -> tuple[list[int], list[int], list[float]]:
     """Prompt ids, token ids and log-probs of a completion. Raises VersionRefused(probe)."""
     try:
         choice = answer.body["choices"][0]
@@ -197,7 +197,7 @@ def _parsed(raw: bytes) -> Any:
         return raw[:MESSAGE_CHARS_MAX].decode(errors="replace")
 
 
-def _scores(body: Any, token_ids: Sequence[int]) -> list[float]:
+def token_scores(body: Any, token_ids: Sequence[int]) -> list[float]:
     """The log-probs of the last tokens of the prompt; NaN if the reply has none."""
     try:
         entries = body["choices"][0]["prompt_logprobs"][-len(token_ids) :]
