@@ -161,7 +161,7 @@ class Trial:
     async def _plan(self, given: str | None, seed: int, counts: bool) -> str:
         """The version that decoded a plan. `counts`: its rollout began after the last flip."""
         messages = [{"role": "user", "content": f"What is {seed} times {seed % 7}? Explain every step."}]
-        call = ConductorCall(messages, SCHEMA, Sampling(1.0, 1.0, 256, seed), PLAN_S, given)
+        call = ConductorCall(messages, SCHEMA, Sampling(temperature=1.0, tokens_max=256, seed=seed), PLAN_S, given)
         async for item in self._conductor.decode(call):
             if isinstance(item, ConductorEnd):
                 self.figures.versions.add(item.model)

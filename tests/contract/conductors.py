@@ -62,7 +62,7 @@ def planning_call(
 ) -> ConductorCall:
     """A planning call with defaults that any of the three conductors can meet."""
     messages = [{"role": "user", "content": question}]
-    sampling = Sampling(temperature, tokens_max=tokens_max, seed=seed)
+    sampling = Sampling(temperature=temperature, tokens_max=tokens_max, seed=seed)
     return ConductorCall(messages, schema or SCHEMA, sampling, timeout_s)
 
 

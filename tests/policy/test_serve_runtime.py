@@ -146,7 +146,9 @@ def test_a_hash_may_not_name_a_file_elsewhere(model: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "llama"},
+        {"model_type": "gpt2"},
+        {"attention_bias": True},
+        {"mlp_bias": True},
         {"use_sliding_window": True},
         {"rope_scaling": {"type": "yarn"}},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}},
@@ -154,7 +156,7 @@ def test_a_hash_may_not_name_a_file_elsewhere(model: Path) -> None:
         {"eos_token_id": None},
     ],
 )
-def test_only_plain_qwen2_is_accepted(changes: dict[str, Any], model: Path) -> None:
+def test_only_a_plain_qwen2_or_llama_is_accepted(changes: dict[str, Any], model: Path) -> None:
     config = json.loads((model / "config.json").read_text()) | changes
     with pytest.raises(VersionRefused, match=r"config\.json"):
         Shape.from_config(config)
@@ -171,7 +173,7 @@ def test_weights_of_another_shape_are_named(model: Path) -> None:
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"] = np.ones(7, dtype=np.float32)
     save_file(weights, model / "model.safetensors")
-    with pytest.raises(VersionRefused, match=r"model\.norm\.weight should be \(128,\), found \(7,\)"):
+    with pytest.raises(VersionRefused, match=r"model\.norm\.weight should be \(128,\), it has \(7,\)"):
         load_weights(model, load_shape(model))
 
 

@@ -25,7 +25,7 @@ REFUSED_STATUSES = (400, 404, 413, 422)  # of a worker: the request is bad, not 
 # ---------------------------------------------------------------- conductor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How a plan is decoded. Every parameter is sent, since a server's default for an absent one may come out of the
     model's files. `logprobs` are always requested: learning from the log needs them."""
