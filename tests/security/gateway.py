@@ -61,6 +61,8 @@ class Upstream:
         self.calls.clear()
 
     def _answer(self, request: Request) -> Reply:
+        if request.method == "GET":  # whether it is ready
+            return json_reply({"object": "list", "data": [{"id": "conductor", "object": "model"}]})
         body = request.body
         self.calls.append((body["model"], body))
         reply = self.plan(body) if body["model"] == "conductor" else self.reply(body)
