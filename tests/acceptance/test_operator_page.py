@@ -148,7 +148,7 @@ def test_an_empty_page_says_what_to_paste_and_it_works(page: Page, gateway: Gate
     assert json.loads(done.stdout)["object"] == "chat.completion"
     page.js("location.hash = '#/?window_s=900'")
     page.until("document.querySelector('.tile dd')?.innerText >= '1'")
-    assert count(page, "figure svg rect") >= 2
+    page.until("document.querySelectorAll('figure svg rect').length >= 2")
 
 
 def test_the_list_names_who_answered_and_leads_to_the_rollout(page: Page) -> None:
