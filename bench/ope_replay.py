@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gateway.core.pool.workers import NANO_PER_USD
 from policy.reward import RewardSettings, reward
-from policy.simulators.replay import LINE_BYTES_MAX, QUESTIONS_MAX, BadRecording
+from policy.simulators.recordings import LINE_BYTES_MAX, QUESTIONS_MAX, BadRecording
 from policy.statistics.ope import LoggedSample, OffPolicyReport, OpeSettings, RewardTable, estimate, fold_of
 from policy.statistics.stats import Floats
 

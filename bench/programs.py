@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
-from policy.simulators.replay import read_prices
+from policy.simulators.recordings import read_prices
 from policy.start.recorded.programs import Program, Worth, gives, search
 from policy.statistics import tuning
 from policy.statistics.tuning import Observation

@@ -7,20 +7,23 @@ Seconds are an assumption (the same rate for every model): the recording has non
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gateway.core.loop.caps import Caps
 from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, PoolFile, Price
 from gateway.service.ports.request import WorkerExperience
 from policy.environments.base import Prompt, Spend, Split, fraction, rng_for, split_of
-from policy.environments.executor import ExecutedEnvironment, Executor, TimedWorkers
+from policy.environments.executor import CAPS, ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import NOWHERE, SpeakerWorkers
-from policy.simulators.replay import BadRecording, Recording, Recordings, ReplaySpeaker, load, pool_file
+from policy.simulators.recordings import BadRecording, Recording, Recordings, load
+from policy.simulators.replay import ReplaySpeaker, pool_file
 
 VALIDATION_SHARE = 0.25
 FIRST_S, TOKENS_PER_S = 0.5, 80.0  # assumed
@@ -28,8 +31,10 @@ Experience = Callable[[Prompt], Mapping[str, WorkerExperience]]
 
 
 class ReplayEnvironment(ExecutedEnvironment):
-    """Questions of a recording that every model answered and that can be graded. `experience`: what is shown of the
-    workers on questions like a prompt; it must come from the train split. `tell_domain`: as a client that names it."""
+    """Questions of a recording that can be graded. Where the models were named to `load`, a question offers those that
+    answered it; else every model must have answered it. `left_out` counts by name what is not offered. `experience`:
+    what is shown of the workers on questions like a prompt; it must come from the train split. `tell_domain`: as a
+    client that names it."""
 
     name = "replay"
 
@@ -53,10 +58,13 @@ class ReplayEnvironment(ExecutedEnvironment):
         self._validation_share = validation_share
         self._experience = experience
         self._tell_domain = tell_domain
-        usable = [entry for entry in recordings.by_question.values() if _usable(entry, recordings.models)]
-        if not usable:
-            raise BadRecording("no question was answered by every model and has a `gold` answer; give fewer --workers")
-        self._recorded = usable
+        self.left_out = _left_out(recordings)
+        self._recorded = [entry for entry in recordings.by_question.values() if _reason(entry, recordings) is None]
+        if not self._recorded:
+            raise BadRecording(
+                "no question was answered by every model and has a `gold` answer; give fewer --workers: a question "
+                f"then offers those that answered it (left out: {self.left_out})"
+            )
 
     @classmethod
     def open(cls, path: Path, prices: Mapping[str, Any], models: Sequence[str] = (), **more: Any) -> ReplayEnvironment:
@@ -76,7 +84,8 @@ class ReplayEnvironment(ExecutedEnvironment):
         return sum(split_of(entry.id, self._validation_share) == split for entry in self._recorded)
 
     def _prompt(self, entry: Recording, seed: int) -> Prompt:
-        pool = rng_for("replay pool", seed, entry.id).sample(self._pool, len(self._pool))
+        offered = [spec for spec in self._pool if spec.kind not in MODEL_KINDS or spec.name in entry.answers]
+        pool = rng_for("replay pool", seed, entry.id).sample(offered, len(offered))
         messages = ({"role": "user", "content": entry.question},)
         kind = entry.domain if self._tell_domain else None
         prompt = Prompt(entry.id, messages, tuple(pool), entry.gold or "", entry.domain, kind, truth=entry)
@@ -100,15 +109,36 @@ class ReplayEnvironment(ExecutedEnvironment):
 
         def loss(spec: Any) -> tuple[bool, int]:
             answer = entry.answers[spec.name]
-            usage = Usage(entry.input_tokens, answer.output_tokens)
-            return not self.grade(prompt, answer.text), cost_nano(spec.price or Price(), usage)
+            tokens_nano = cost_nano(spec.price or Price(), Usage(entry.input_tokens, answer.output_tokens))
+            nano = tokens_nano if answer.cost_nano is None else answer.cost_nano
+            return not self.grade(prompt, answer.text), nano
 
         best = min((spec for spec in prompt.pool if spec.kind in MODEL_KINDS), key=loss)
         return f'{{"steps":[{{"worker":"{best.handle}","task":null,"see":[]}}]}}'
 
 
-def _usable(entry: Recording, models: Sequence[str]) -> bool:
-    return bool(entry.id) and entry.gold is not None and all(model in entry.answers for model in models)
+def caps_above(recordings: Recordings) -> Caps:
+    """Caps that no recorded cost reaches: recorded dollars may be above what tokens × price let a call draw."""
+    every = (answer.cost_nano or 0 for entry in recordings.by_question.values() for answer in entry.answers.values())
+    return replace(CAPS, cost_nano=max(CAPS.cost_nano, CAPS.calls * max(every, default=0)))
+
+
+def _reason(entry: Recording, recordings: Recordings) -> str | None:
+    """Why a question is not offered; None: it is."""
+    if not entry.id or entry.gold is None:
+        return "questions without `gold`" if entry.id else "questions without `id`"
+    if not entry.answers:
+        return "questions that no worker answered"
+    if not recordings.chosen and len(entry.answers) < len(recordings.models):
+        return "questions that not every worker answered"
+    return None
+
+
+def _left_out(recordings: Recordings) -> dict[str, int]:
+    """Counts of what is not offered: questions by reason, and each worker's missing answers."""
+    reasons = Counter(_reason(entry, recordings) for entry in recordings.by_question.values())
+    questions = {reason: n for reason, n in reasons.items() if reason is not None}
+    return questions | {f"answers of {model}": n for model, n in recordings.gaps().items()}
 
 
 def _truth(prompt: Prompt) -> Recording:

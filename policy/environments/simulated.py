@@ -16,7 +16,7 @@ from gateway.core.openai.usage import read_usage, usage_body
 from gateway.core.pool.workers import VOTE_URL
 from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamRefused
 from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply
-from policy.simulators.server import RequestRefusal, Speaker, completion, cuts_of, seconds
+from policy.simulators.server import RequestRefusal, Speaker, bill_nano, completion, cuts_of, seconds
 
 NOWHERE = "http://127.0.0.1:9"  # the workers are in this process; a pool file wants an address
 
@@ -43,7 +43,7 @@ class SpeakerWorkers:
         key = (call.rollout_id, call.step_id)
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds(answer, cuts)
         reply = completion(answer, cuts)
-        return WorkerReply(reply, read_usage(reply) or Usage())
+        return WorkerReply(reply, read_usage(reply) or Usage(), cost_nano=bill_nano(answer, cuts))
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the same reply as chunks, then its usage."""

@@ -137,12 +137,17 @@ def _about(report: Mapping[str, Any]) -> str:
     lines = [
         f"Evaluated on {evaluated['questions']} questions: {where}, split {evaluated['split']}, "
         f"seed {evaluated['seed']}. {SIMULATED[evaluated['environment']]}",
+        *_left_out_line(evaluated.get("left_out", {})),
         *(_source_line(each) for each in report["tuned_on"]),
         f"Oracle ({oracle['kind']}): {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.3g} per 1,000.",
     ]
     if not report["tuned_on"]:
         lines.insert(1, "Nothing was learnt for this report: no table, no cascade, no experience.")
     return "\n\n".join(lines)
+
+
+def _left_out_line(left_out: Mapping[str, int]) -> list[str]:
+    return [f"Not offered: {', '.join(f'{name}: {n}' for name, n in left_out.items())}."] if left_out else []
 
 
 def _source_line(each: Mapping[str, Any]) -> str:

@@ -20,11 +20,11 @@ from gateway.service.ports.request import WorkerExperience
 from policy.environments.arena import ArenaEnvironment, truth_of
 from policy.environments.base import Prompt, Split, fraction
 from policy.environments.executor import ExecutedEnvironment, Executor
-from policy.environments.replay import ReplayEnvironment
+from policy.environments.replay import ReplayEnvironment, caps_above
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.options import ARENA_QUESTIONS, EvaluationOptions
 from policy.simulators import HANDLES
-from policy.simulators.replay import BadRecording, Recordings, load, models_in, question_key, read_prices
+from policy.simulators.recordings import BadRecording, Recordings, load, models_in, question_key, read_prices
 from policy.start.synthetic.label import needed_skills
 from policy.statistics import tuning
 from policy.statistics.tuning import Nearest
@@ -154,12 +154,17 @@ class _ReplayStage:
         self._options, self._data = options, options.data
         recordings = _load(options.data, options.workers)
         self._prices = _prices(options.prices, recordings.models)
-        self.environment = _replay(recordings, self._prices, Executor(rounds=options.rounds))
+        self.environment = _replay(recordings, self._prices, Executor(caps_above(recordings), options.rounds))
         other = train is not None and not _same(train, options.data)
         self.split = options.split or ("all" if other else "validation")
         self.prompts = self._choose(SPLITS if self.split == "all" else (self.split,))
         self._asked_keys = {question_key(question_text(prompt.messages)) for prompt in self.prompts}
-        self.facts = {"file": str(options.data), "sha256": sha256_of(options.data), "prices": str(options.prices)}
+        self.facts = {
+            "file": str(options.data),
+            "sha256": sha256_of(options.data),
+            "prices": str(options.prices),
+            "left_out": self.environment.left_out,
+        }
 
     def _choose(self, splits: Sequence[Split]) -> list[Prompt]:
         prompts = _every(self.environment, splits, self._options.seed)
@@ -183,7 +188,8 @@ class _ReplayStage:
             names = [name for name in self.environment.models if name in _models_in(file)]
             if not names:
                 raise ConfigError(f"{file}: says nothing of any of {', '.join(self.environment.models)}")
-            environment = _replay(_load(file, names), self._prices, Executor(rounds=1))
+            lessons = _load(file, names)
+            environment = _replay(lessons, self._prices, Executor(caps_above(lessons), rounds=1))
             source, splits = str(file), SPLITS
         every = _every(environment, splits, self._options.seed)
         prompts = [prompt for prompt in every if question_key(question_text(prompt.messages)) not in self._asked_keys]

@@ -2,25 +2,16 @@
 
 `python -m policy.simulators.replay serve FILE` answers (model, question) with what that model really said, with its
 real tokens; a question or model without a recording is a 404 `no_recording`, never an invented answer. `… pool FILE`
-prints the pool file for it. A line of FILE (JSONL, also .gz): `{"id", "question", "input_tokens", "workers": {model:
-{"output", "output_tokens"}}}`; `domain`, `gold` and a worker's `correct` are for grading; anything else in it is
-ignored.
+prints the pool file for it. `policy.simulators.recordings` reads FILE and says what its lines hold.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
-import hashlib
-import io
-import json
 import re
 import sys
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,142 +20,12 @@ import yaml
 
 from gateway.core.pool.workers import VOTE_URL, PoolFile
 from policy.simulators import HANDLES
+from policy.simulators.recordings import BadRecording, Recordings, load, models_in, question_key, read_prices
 from policy.simulators.server import RequestRefusal, SimulatedReply, WorkerServer, choices_of, last_user_text, serve
 
-LINE_BYTES_MAX = 4 * 2**20
-QUESTIONS_MAX = 200_000
-RECORDED_BYTES_MAX = 2 * 2**30  # of compressed answers held in memory
 CONTEXT_TOKENS = 32_768
 OUTPUT_TOKENS_MAX = 8_192
 _PIECE = re.compile(r"\s*\S+|\s+$")
-
-
-class BadRecording(ValueError):
-    """A file that cannot be used; the message names file:line and the fix."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedAnswer:
-    """One recorded completion, compressed."""
-
-    packed: bytes
-    output_tokens: int
-    correct: bool | None = None  # the recording's own verdict, where it has one
-
-    @property
-    def text(self) -> str:
-        """The completion as the model gave it."""
-        return zlib.decompress(self.packed).decode()
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """One question with what each model answered."""
-
-    id: str
-    input_tokens: int
-    answers: Mapping[str, RecordedAnswer]
-    asked: bytes = b""  # the question, compressed
-    domain: str | None = None
-    gold: str | None = None
-
-    @property
-    def question(self) -> str:
-        """The question, word for word."""
-        return zlib.decompress(self.asked).decode()
-
-
-@dataclass(slots=True)
-class Recordings:
-    """Everything recorded, found by exact question text (white space does not count)."""
-
-    by_question: dict[bytes, Recording] = field(default_factory=dict)
-    models: tuple[str, ...] = ()
-
-
-def question_key(text: str) -> bytes:
-    """Digest of a question with its white space squeezed."""
-    return hashlib.blake2b(" ".join(text.split()).encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def load(path: Path, models: Sequence[str] = ()) -> Recordings:
-    """Read a recording line by line, keeping only `models` (empty: all). Raises BadRecording."""
-    recordings = Recordings()
-    seen: dict[str, None] = {}
-    held_bytes = 0
-    for number, line in _lines(path):
-        question, recording = _parse(line, f"{path}:{number}", models)
-        held_bytes += len(recording.asked) + sum(len(answer.packed) for answer in recording.answers.values())
-        if len(recordings.by_question) >= QUESTIONS_MAX or held_bytes > RECORDED_BYTES_MAX:
-            raise BadRecording(f"{path}:{number}: over {QUESTIONS_MAX} questions or 2 GiB; split the file")
-        if question_key(question) in recordings.by_question:
-            raise BadRecording(f"{path}:{number}: the question stands in an earlier line; delete one of the two")
-        recordings.by_question[question_key(question)] = recording
-        seen.update(dict.fromkeys(recording.answers))
-    if not recordings.by_question:
-        raise BadRecording(f"{path}: holds no recording; give a JSONL file with at least one line")
-    missing = [model for model in models if model not in seen]
-    if missing:
-        raise BadRecording(f"{path}: has no answers of `{missing[0]}`; drop it from --workers")
-    recordings.models = tuple(models) or tuple(sorted(seen))
-    return recordings
-
-
-def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with _open(path) as file:
-            number = 0
-            while line := file.readline(LINE_BYTES_MAX + 1):
-                number += 1
-                if len(line) > LINE_BYTES_MAX:
-                    raise BadRecording(f"{path}:{number}: line over {LINE_BYTES_MAX} bytes; split or shorten it")
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadRecording(f"{path}: cannot be read ({error}); give a JSONL file, plain or .gz") from None
-
-
-def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recording]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        raise BadRecording(f"{place}: not JSON; write one object a line") from None
-    if not isinstance(record, dict):
-        raise BadRecording(f"{place}: not an object; write one object a line")
-    question, workers = record.get("question"), record.get("workers")
-    if not isinstance(question, str) or not question.strip():
-        raise BadRecording(f"{place}: `question` must be a text")
-    if not isinstance(workers, dict):
-        raise BadRecording(f"{place}: `workers` must map a model to its `output` and `output_tokens`")
-    tokens = _count(record.get("input_tokens"), place, "input_tokens")
-    wanted = {model: answer for model, answer in workers.items() if not models or model in models}
-    answers = {model: _answer(answer, place, model) for model, answer in wanted.items()}
-    domain, gold = (None if record.get(key) is None else str(record[key]) for key in ("domain", "gold"))
-    return question, Recording(str(record.get("id", "")), tokens, answers, _packed(question), domain, gold)
-
-
-def _answer(value: object, place: str, model: str) -> RecordedAnswer:
-    if not isinstance(value, dict) or not isinstance(value.get("output"), str):
-        raise BadRecording(f"{place}: `workers.{model}.output` must be a text")
-    correct = value.get("correct")
-    if not (correct is None or isinstance(correct, bool)):
-        raise BadRecording(f"{place}: `workers.{model}.correct` must be true or false")
-    tokens = _count(value.get("output_tokens"), place, f"workers.{model}.output_tokens")
-    return RecordedAnswer(_packed(value["output"]), tokens, correct)
-
-
-def _packed(text: str) -> bytes:
-    return zlib.compress(text.encode(errors="replace"), 1)
-
-
-def _count(value: object, place: str, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10_000_000:
-        raise BadRecording(f"{place}: `{name}` must be a whole number of tokens")
-    return value
 
 
 class ReplaySpeaker:
@@ -191,7 +52,8 @@ class ReplaySpeaker:
             raise RequestRefusal(404, "no_recording", f"nothing recorded of `{worker}` on this question, word for word")
         pieces = _PIECE.findall(answer.text) or [""]
         piece_s = self._token_s * answer.output_tokens / len(pieces)
-        return SimulatedReply([pieces], recording.input_tokens, answer.output_tokens, self._first_s, piece_s)
+        tokens = answer.output_tokens
+        return SimulatedReply([pieces], recording.input_tokens, tokens, self._first_s, piece_s, answer.cost_nano)
 
 
 def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> dict[str, Any]:
@@ -243,12 +105,6 @@ def pool_yaml(path: Path, models: Sequence[str], prices: Mapping[str, Any], base
     return head + yaml.safe_dump(document, sort_keys=False, width=120)
 
 
-def models_in(path: Path) -> tuple[str, ...]:
-    """Models answered in the first hundred lines, sorted. Raises BadRecording."""
-    first = islice(_lines(path), 100)
-    return tuple(sorted({model for n, line in first for model in _parse(line, f"{path}:{n}", ())[1].answers}))
-
-
 def parser() -> argparse.ArgumentParser:
     """The arguments."""
     top = argparse.ArgumentParser(prog="python -m policy.simulators.replay", description="Recorded answers as workers.")
@@ -284,17 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     asyncio.run(serve(WorkerServer(speaker, unknown_code="no_recording").app(), args.host, args.port, args.port_file))
     return 0
-
-
-def read_prices(path: Path) -> dict[str, Any]:
-    """Model → dollars per million tokens, from a JSON file. Raises BadRecording."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadRecording(f"{path}: cannot be read as JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise BadRecording(f"{path}: must map a model to its prices")
-    return value
 
 
 if __name__ == "__main__":

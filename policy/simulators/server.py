@@ -45,6 +45,7 @@ class SimulatedReply:
     """What a worker says to one request: a text per choice, in the tokens it is streamed by, and how long it takes.
 
     `completion_tokens` None: the pieces are the tokens. `first_s` passes before the first piece, `piece_s` between two.
+    `cost_nano`: what the whole reply cost, where that is known; None: its tokens × the worker's price.
     """
 
     choices: Sequence[Sequence[str]]
@@ -52,6 +53,7 @@ class SimulatedReply:
     completion_tokens: int | None = None
     first_s: float = 0.0
     piece_s: float = 0.0
+    cost_nano: int | None = None
 
 
 class Speaker(Protocol):
@@ -222,6 +224,15 @@ def cuts_of(answer: SimulatedReply, body: Mapping[str, Any]) -> list[Cut]:
 def seconds(answer: SimulatedReply, cuts: Sequence[Cut]) -> float:
     """Simulated seconds until the whole reply is there."""
     return answer.first_s + answer.piece_s * max((len(c.pieces) for c in cuts), default=0)
+
+
+def bill_nano(answer: SimulatedReply, cuts: Sequence[Cut]) -> int | None:
+    """What the reply cost as far as it was let go: a reply that was cut costs its share by tokens, rounded up. None
+    where the cost is not known."""
+    if answer.cost_nano is None or not answer.completion_tokens:
+        return answer.cost_nano
+    total, used = answer.completion_tokens * len(answer.choices), sum(c.tokens for c in cuts)
+    return -(-answer.cost_nano * used // total)
 
 
 def completion(answer: SimulatedReply, cuts: Sequence[Cut]) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.arena import ArenaEnvironment, Staff, Truth
 from policy.environments.base import Episode, PlanSource, Prompt, Spend, SpendCapped, split_of
 from policy.environments.executor import Executor
-from policy.environments.replay import ReplayEnvironment
+from policy.environments.replay import ReplayEnvironment, caps_above
 from policy.environments.sampling import SamplingProgress, sample
 from policy.simulators.arena.server import salt_of
 from policy.simulators.arena.world import run_plan
-from policy.simulators.replay import BadRecording
+from policy.simulators.recordings import BadRecording, Recordings, load
 from policy.statistics.baselines import fixed, random_worker
 from tests.fakes.conductor import ScriptedConductor
 from tests.kit import PRICE
@@ -361,3 +361,44 @@ def test_prices_are_needed(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in lines(2)))
     with pytest.raises(BadRecording, match="no price of `dear`"):
         ReplayEnvironment.open(path, {name: PRICES[name] for name in ("cheap", "mid")})
+
+
+async def test_recorded_dollars_are_what_an_episode_costs(tmp_path: Path) -> None:
+    rows = lines(2)
+    rows[0]["workers"]["dear"]["cost_usd"] = 3.5  # above what its tokens may draw
+    recordings = load_rows(tmp_path, rows)
+    env = ReplayEnvironment(recordings, PRICES, executor=Executor(caps_above(recordings)))
+    prompt = question(env, rows[0]["id"])
+    priced, counted = await env.run(prompt, [text(prompt, (name, None, [])) for name in ("dear", "cheap")])
+    assert (priced.cost_nano, counted.cost_nano) == (3_500_000_000, 50 * 100 + 100 * 400)
+    assert env.executor.caps.cost_nano == 16 * 3_500_000_000
+    assert env.oracle(prompt) == text(prompt, ("cheap", None, []))
+
+
+def test_a_question_offers_only_those_that_answered_it(tmp_path: Path) -> None:
+    rows = lines(4)
+    del rows[0]["workers"]["mid"]
+    rows[1]["workers"] = {"other": rows[1]["workers"]["dear"]}
+    del rows[2]["gold"]
+    env = ReplayEnvironment.open(write_rows(tmp_path, rows), PRICES, ["cheap", "mid"])
+    assert {spec.name for spec in question(env, rows[0]["id"]).pool} == {"cheap", "vote"}
+    assert {spec.name for spec in question(env, rows[3]["id"]).pool} == {"cheap", "mid", "vote"}
+    assert env.count("train") + env.count("validation") == len(rows) - 2
+    assert env.left_out == {
+        "questions that no worker answered": 1,
+        "questions without `gold`": 1,
+        "answers of cheap": 1,
+        "answers of mid": 2,
+    }
+    whole = load_rows(tmp_path, [row for row in rows if "other" not in row["workers"]])
+    assert ReplayEnvironment(whole, PRICES).left_out["questions that not every worker answered"] == 1
+
+
+def write_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> Recordings:
+    return load(write_rows(tmp_path, rows))

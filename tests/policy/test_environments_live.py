@@ -22,7 +22,8 @@ from policy.environments.live import GatewayWorkers, LiveEnvironment
 from policy.environments.replay import FIRST_S, TOKENS_PER_S, ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.environments.simulated import SpeakerWorkers
-from policy.simulators.replay import ReplaySpeaker, load
+from policy.simulators.recordings import load
+from policy.simulators.replay import ReplaySpeaker
 from policy.statistics.baselines import fixed
 from tests.integration.test_api import Served, served
 from tests.kit import Kit

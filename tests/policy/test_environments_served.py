@@ -20,7 +20,8 @@ from policy.environments.executor import Executor
 from policy.environments.replay import FIRST_S, TOKENS_PER_S, ReplayEnvironment
 from policy.simulators.arena.server import ArenaSpeaker
 from policy.simulators.arena.workers import STANDARD
-from policy.simulators.replay import ReplaySpeaker, load
+from policy.simulators.recordings import load
+from policy.simulators.replay import ReplaySpeaker
 from policy.simulators.server import Speaker, WorkerServer
 from policy.statistics.baselines import CascadePlanner, Categories, Ladder
 from tests.kit import Kit, ask

@@ -13,7 +13,7 @@ import pytest
 
 from bench.ope_replay import cases, compare, halves, main, markdown, read_world
 from policy.reward import RewardSettings
-from policy.simulators.replay import BadRecording
+from policy.simulators.recordings import BadRecording
 from policy.statistics.ope import (
     LoggedSample,
     OpeSettings,

@@ -19,16 +19,9 @@ from openai import AsyncOpenAI
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.pool.workers import PoolFile
-from policy.simulators.replay import (
-    BadRecording,
-    ReplaySpeaker,
-    load,
-    main,
-    models_in,
-    pool_file,
-    pool_yaml,
-)
-from policy.simulators.server import RequestRefusal, WorkerServer
+from policy.simulators.recordings import BadRecording, load, models_in, read_prices
+from policy.simulators.replay import ReplaySpeaker, main, pool_file, pool_yaml
+from policy.simulators.server import RequestRefusal, WorkerServer, bill_nano, cuts_of
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "replay"
 PRICES = {
@@ -124,6 +117,8 @@ def test_a_model_that_skipped_a_question_has_no_recording(tmp_path: Path) -> Non
 def test_load_reads_only_the_named_models(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", record(0))
     assert load(path, ["model-b"]).models == ("model-b",)
+    late = write(tmp_path / "late.jsonl", *(record(index) for index in range(120)), record(120, workers={"last": None}))
+    assert models_in(late) == ("lab/a", "last", "model-b")
     with pytest.raises(BadRecording, match="no answers of `none`; drop it"):
         load(path, ["model-b", "none"])
 
@@ -136,9 +131,19 @@ BAD: list[tuple[Any, str]] = [
     (record(1, workers=[]), "r.jsonl:2: `workers` must map"),
     (record(1, input_tokens="12"), "r.jsonl:2: `input_tokens` must be a whole number"),
     (record(1, input_tokens=True), "r.jsonl:2: `input_tokens` must be a whole number"),
-    (record(1, workers={"m": {"output": 3}}), r"r.jsonl:2: `workers.m.output` must be a text"),
-    (record(1, workers={"m": "x"}), r"r.jsonl:2: `workers.m.output` must be a text"),
+    (
+        record(1, workers={"m": {"output": 3, "output_tokens": 1}}),
+        "r.jsonl:2: `workers.m.output` must be a text, or null",
+    ),
+    (record(1, workers={"m": "x"}), "r.jsonl:2: `workers.m` must be an object; give `output`"),
     (record(1, workers={"m": {"output": "x", "output_tokens": -1}}), r"r.jsonl:2: `workers.m.output_tokens` must"),
+    *(
+        (
+            record(1, workers={"m": {"output": "x", "output_tokens": 1, "cost_usd": cost}}),
+            r"r.jsonl:2: `workers.m.cost_usd` must be a number of dollars, at least 0; drop it",
+        )
+        for cost in ("0.1", -1, True, float("nan"), 1e300)
+    ),
     (record(0), "r.jsonl:2: the question stands in an earlier line"),
 ]
 
@@ -163,13 +168,35 @@ def test_files_that_are_no_recordings(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(BadRecording, match="cannot be read"):
         load(cut)
     path = write(tmp_path / "r.jsonl", record(0), record(1))
-    monkeypatch.setattr("policy.simulators.replay.LINE_BYTES_MAX", 100)
+    monkeypatch.setattr("policy.simulators.recordings.LINE_BYTES_MAX", 100)
     with pytest.raises(BadRecording, match=r"r.jsonl:1: line over 100 bytes"):
         load(path)
     monkeypatch.undo()
-    monkeypatch.setattr("policy.simulators.replay.QUESTIONS_MAX", 1)
+    monkeypatch.setattr("policy.simulators.recordings.QUESTIONS_MAX", 1)
     with pytest.raises(BadRecording, match=r"r.jsonl:2: over 1 questions"):
         load(path)
+
+
+def test_recorded_dollars_are_rounded_once(tmp_path: Path) -> None:
+    said = {"output": "one two three four", "output_tokens": 4, "cost_usd": 0.1234567891}
+    speaker = ReplaySpeaker(
+        load(write(tmp_path / "r.jsonl", record(0, workers={"m": said, "n": {**said, "cost_usd": None}})))
+    )
+    for model, whole, half in (("m", 123_456_790, 61_728_395), ("n", None, None)):
+        body = ask(model, record(0)["question"])
+        answer = speaker.say(model, body)
+        assert bill_nano(answer, cuts_of(answer, body)) == whole
+        assert bill_nano(answer, cuts_of(answer, {**body, "max_tokens": 2})) == half
+
+
+def test_an_answer_without_text_has_a_stand_in_of_its_own(tmp_path: Path) -> None:
+    bare = {"output_tokens": 3, "correct": True}
+    rows = [record(index, workers={"m": bare, "n": {**bare, "output": None}, "o": None}) for index in (0, 1)]
+    recordings = load(write(tmp_path / "r.jsonl", *rows))
+    texts = [answer.text for each in recordings.by_question.values() for answer in each.answers.values()]
+    assert len(set(texts)) == 4
+    assert all(text.startswith("(no text recorded: ") for text in texts)
+    assert recordings.models == ("m", "n")
 
 
 def test_the_pool_file_tells_prices_and_no_brands(tmp_path: Path) -> None:
@@ -246,3 +273,23 @@ def test_a_model_keeps_its_handle_in_any_company() -> None:
     assert handles("hgfedcba") == whole
     assert len(set(whole.values())) == len(whole)
     assert sum(handles("abc")[name] == whole[name] for name in "abc") >= 2
+
+
+FILES = [  # file, prices, models, questions, answers, answers that are missing
+    ("zeroeval_dev", "prices", 15, 1732, 25_980, 0),
+    ("rgym_dev", "rgym_prices", 9, 3622, 28_976, 3622),
+    ("agents_dev", "agents_prices", 26, 485, 12_069, 541),
+]
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no folder of recorded answers beside the repository")
+@pytest.mark.parametrize(("name", "prices", "models", "questions", "answers", "gaps"), FILES)
+def test_every_row_of_the_real_recordings_is_read_or_counted(
+    name: str, prices: str, models: int, questions: int, answers: int, gaps: int
+) -> None:
+    recordings = load(RECORDED / f"{name}.jsonl.gz")
+    every = [answer for each in recordings.by_question.values() for answer in each.answers.values()]
+    assert (len(recordings.models), len(recordings.by_question), len(every)) == (models, questions, answers)
+    assert sum(recordings.gaps().values()) == gaps == models * questions - answers
+    assert all(answer.cost_nano and answer.correct is not None for answer in every)
+    assert set(read_prices(RECORDED / f"{prices}.json")) >= set(recordings.models)

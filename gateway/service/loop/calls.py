@@ -147,7 +147,7 @@ class StepCall:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
         reply = await self._attempted(self._calls.workers.complete)
         self._record()
-        await self._settle_counted(reply.usage, reply.body)
+        await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
         return reply.body
 
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
@@ -235,7 +235,9 @@ class StepCall:
         self._latest = record
         return record
 
-    async def _settle_counted(self, usage: Usage | None, reply: Mapping[str, Any]) -> None:
+    async def _settle_counted(
+        self, usage: Usage | None, reply: Mapping[str, Any], bill_nano: int | None = None
+    ) -> None:
         """`_settle`. Where the worker did not report usage, its tokenizer counts; where it has none, or the request
         ends before it has counted, bytes do."""
         by = "bytes" if usage is not None and usage.unreported else None
@@ -243,16 +245,18 @@ class StepCall:
             if by and self._open and (counted := await self._tokenizer_usage(reply)):
                 usage, by = counted, "tokenizer"
         finally:
-            self._settle(usage, by)
+            self._settle(usage, by, bill_nano)
 
-    def _settle(self, usage: Usage | None, counted_by: str | None = None) -> None:
-        """Close the open draw: at this usage, or in full where nobody can say what the worker will bill."""
+    def _settle(self, usage: Usage | None, counted_by: str | None = None, bill_nano: int | None = None) -> None:
+        """Close the open draw: at the worker's bill, else at this usage, or in full where neither is known."""
         if not self._open:
             return
         self._open = False
         record, meter = self._run.record, self._loop.tree.meter
         if usage is None:
             nano, usage, counted_by = self._worst.nano, Usage(self._worst.tokens, 0, estimated=True), "bound"
+        elif bill_nano is not None:
+            nano = bill_nano
         else:
             nano = 0 if usage == Usage() else cost_nano(price_of(self._run.spec), usage)
         meter.settle(self._worst, nano, usage.prompt_tokens + usage.completion_tokens)

@@ -107,11 +107,13 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReply:
-    """A whole completion as the worker sent it (OpenAI body) with the usage that will be billed."""
+    """A whole completion as the worker sent it (OpenAI body) with the usage that will be billed. `cost_nano`: the bill
+    itself, from a worker inside this process that knows it; None: usage × the worker's price."""
 
     body: Mapping[str, Any]
     usage: Usage
     headers: Mapping[str, str] = field(default_factory=dict)
+    cost_nano: int | None = None
 
 
 class Workers(Protocol):

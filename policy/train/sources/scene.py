@@ -18,7 +18,7 @@ from policy.environments.arena import ArenaEnvironment, Truth
 from policy.environments.base import Environment, PosedPrompt, Prompt, fraction, rng_for
 from policy.environments.executor import CAPS, Executor
 from policy.environments.replay import ReplayEnvironment
-from policy.simulators.replay import BadRecording, read_prices
+from policy.simulators.recordings import BadRecording, read_prices
 from policy.spec import first_of
 from policy.start.synthetic.label import needed_skills
 from policy.statistics import tuning

@@ -1,0 +1,205 @@
+"""Recorded answers of real models, read from a file: one JSON object a line (JSONL, also .gz).
+
+A line: `{"id", "question", "input_tokens", "workers": {model: {"output", "output_tokens"}}}`; `domain`, `gold` and a
+worker's `correct` are for grading; a worker's `cost_usd` is what its answer cost. Anything else in it is ignored.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gateway.core.money.amounts import usd_to_nano
+
+LINE_BYTES_MAX = 4 * 2**20
+QUESTIONS_MAX = 200_000
+RECORDED_BYTES_MAX = 2 * 2**30  # of compressed answers held in memory
+
+
+class BadRecording(ValueError):
+    """A file that cannot be used; the message names file:line and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAnswer:
+    """One recorded completion, compressed."""
+
+    packed: bytes
+    output_tokens: int
+    correct: bool | None = None  # the recording's own verdict, where it has one
+    cost_nano: int | None = None  # what it cost, in nano-dollars; None: its tokens × the price
+
+    @property
+    def text(self) -> str:
+        """The completion as the model gave it."""
+        return zlib.decompress(self.packed).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One question with what each model answered."""
+
+    id: str
+    input_tokens: int
+    answers: Mapping[str, RecordedAnswer]
+    asked: bytes = b""  # the question, compressed
+    domain: str | None = None
+    gold: str | None = None
+
+    @property
+    def question(self) -> str:
+        """The question, word for word."""
+        return zlib.decompress(self.asked).decode()
+
+
+@dataclass(slots=True)
+class Recordings:
+    """Everything recorded, found by exact question text (white space does not count)."""
+
+    by_question: dict[bytes, Recording] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
+    chosen: bool = False  # the caller named the models
+
+    def gaps(self) -> dict[str, int]:
+        """The number of questions that each model did not answer, for models that lack any."""
+        answered = Counter(model for each in self.by_question.values() for model in each.answers)
+        lacking = {model: len(self.by_question) - answered[model] for model in self.models}
+        return {model: questions for model, questions in lacking.items() if questions}
+
+
+def question_key(text: str) -> bytes:
+    """Digest of a question with its white space squeezed."""
+    return hashlib.blake2b(" ".join(text.split()).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def load(path: Path, models: Sequence[str] = ()) -> Recordings:
+    """Read a recording line by line, keeping only `models` (empty: all). Raises BadRecording."""
+    recordings = Recordings(chosen=bool(models))
+    seen: dict[str, None] = {}
+    held_bytes = 0
+    for number, line in _lines(path):
+        question, recording = _parse(line, f"{path}:{number}", models)
+        held_bytes += len(recording.asked) + sum(len(answer.packed) for answer in recording.answers.values())
+        if len(recordings.by_question) >= QUESTIONS_MAX or held_bytes > RECORDED_BYTES_MAX:
+            raise BadRecording(f"{path}:{number}: over {QUESTIONS_MAX} questions or 2 GiB; split the file")
+        if question_key(question) in recordings.by_question:
+            raise BadRecording(f"{path}:{number}: the question stands in an earlier line; delete one of the two")
+        recordings.by_question[question_key(question)] = recording
+        seen.update(dict.fromkeys(recording.answers))
+    if not recordings.by_question:
+        raise BadRecording(f"{path}: holds no recording; give a JSONL file with at least one line")
+    missing = [model for model in models if model not in seen]
+    if missing:
+        raise BadRecording(f"{path}: has no answers of `{missing[0]}`; drop it from --workers")
+    recordings.models = tuple(models) or tuple(sorted(seen))
+    return recordings
+
+
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with _open(path) as file:
+            number = 0
+            while line := file.readline(LINE_BYTES_MAX + 1):
+                number += 1
+                if len(line) > LINE_BYTES_MAX:
+                    raise BadRecording(f"{path}:{number}: line over {LINE_BYTES_MAX} bytes; split or shorten it")
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadRecording(f"{path}: cannot be read ({error}); give a JSONL file, plain or .gz") from None
+
+
+def _row(line: bytes, place: str) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """(the row, its question, its workers)."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadRecording(f"{place}: not JSON; write one object a line") from None
+    if not isinstance(record, dict):
+        raise BadRecording(f"{place}: not an object; write one object a line")
+    question, workers = record.get("question"), record.get("workers")
+    if not isinstance(question, str) or not question.strip():
+        raise BadRecording(f"{place}: `question` must be a text")
+    if not isinstance(workers, dict):
+        raise BadRecording(f"{place}: `workers` must map a model to its `output` and `output_tokens`")
+    return record, question, workers
+
+
+def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recording]:
+    record, question, workers = _row(line, place)
+    tokens = _count(record.get("input_tokens"), place, "input_tokens")
+    wanted = {model: answer for model, answer in workers.items() if answer is not None and model in (models or workers)}
+    name = str(record.get("id", ""))
+    answers = {model: _answer(answer, place, model, f"{name} {model}") for model, answer in wanted.items()}
+    domain, gold = (None if record.get(key) is None else str(record[key]) for key in ("domain", "gold"))
+    return question, Recording(name, tokens, answers, _packed(question), domain, gold)
+
+
+def _answer(value: object, place: str, model: str, name: str) -> RecordedAnswer:
+    field_name = f"workers.{model}"
+    if not isinstance(value, dict):
+        raise BadRecording(f"{place}: `{field_name}` must be an object; give `output` and `output_tokens`")
+    correct = value.get("correct")
+    if not (correct is None or isinstance(correct, bool)):
+        raise BadRecording(f"{place}: `{field_name}.correct` must be true or false")
+    tokens = _count(value.get("output_tokens"), place, f"{field_name}.output_tokens")
+    cost_nano = None if value.get("cost_usd") is None else _nano(value["cost_usd"], place, f"{field_name}.cost_usd")
+    return RecordedAnswer(_packed(_text(value, place, field_name, name)), tokens, correct, cost_nano)
+
+
+def _text(value: Mapping[str, Any], place: str, field_name: str, name: str) -> str:
+    """The text of an answer. An answer without one has a stand-in, another for each, so that none agrees with any."""
+    output = value.get("output")
+    if output is None:
+        return f"(no text recorded: {hashlib.blake2b(name.encode(), digest_size=5).hexdigest()})"
+    if not isinstance(output, str):
+        raise BadRecording(f"{place}: `{field_name}.output` must be a text, or null where none was recorded")
+    return output
+
+
+def _nano(value: object, place: str, name: str) -> int:
+    """Dollars as integer nano-dollars, rounded up once."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError
+        return usd_to_nano(str(value))
+    except ValueError:
+        raise BadRecording(f"{place}: `{name}` must be a number of dollars, at least 0; drop it if unknown") from None
+
+
+def _packed(text: str) -> bytes:
+    return zlib.compress(text.encode(errors="replace"), 1)
+
+
+def _count(value: object, place: str, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10_000_000:
+        raise BadRecording(f"{place}: `{name}` must be a whole number of tokens")
+    return value
+
+
+def models_in(path: Path) -> tuple[str, ...]:
+    """Models that answered any line, sorted. Raises BadRecording."""
+    return tuple(sorted({model for number, line in _lines(path) for model in _row(line, f"{path}:{number}")[2]}))
+
+
+def read_prices(path: Path) -> dict[str, Any]:
+    """Model → dollars per million tokens, from a JSON file. Raises BadRecording."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadRecording(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise BadRecording(f"{path}: must map a model to its prices")
+    return value
