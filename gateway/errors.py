@@ -288,14 +288,15 @@ class UpstreamProtocol(UpstreamError):
 
 class ConductorError(BatonError):
     """The conductor made no plan. `reason`: down | slow | unparseable | refused. `billable` says whether the call may
-    have cost money: not if it never reached the conductor, or got an error status."""
+    have cost money: not if it never reached the conductor, or got an error status. `upstream_status`: that status."""
 
     status, type, code = 502, "upstream_error", "conductor_unavailable"
 
-    def __init__(self, reason: str, message: str, *, billable: bool = True) -> None:
+    def __init__(self, reason: str, message: str, *, billable: bool = True, upstream_status: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.billable = billable
+        self.upstream_status = upstream_status
 
 
 class Unavailable(BatonError):

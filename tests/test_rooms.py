@@ -29,6 +29,12 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
     ),
     "policy.dataset": tuple(f"gateway.adapters.postgres.{name}" for name in ("database", "tables", "admin_tables")),
     "policy.environments": ("gateway.service.loop",),  # docs/adr/0011
+    "policy.evaluate.endpoint": (  # a planner behind a URL is asked with the client that serves; its key is a reference
+        "gateway.adapters.upstream.conductor",
+        "gateway.adapters.upstream.client",
+        "gateway.adapters.host.poolfile",
+        "gateway.config.settings",
+    ),
     "policy.recipes": (
         "gateway.config.settings",
         *(f"gateway.adapters.postgres.{name}" for name in ("database", "tables")),

@@ -32,6 +32,7 @@ from policy.environments.sampling import CONCURRENCY, sample
 from policy.simulators import HANDLES
 
 CAPS = Caps(cost_nano=2_000_000_000)
+UNHURRIED_S = 86_400.0  # a wall clock that ends no loop: workers are simulated, and a busy planner changes no figure
 ROUNDS = 3
 ATTEMPTS_MAX = 2
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)  # of the virtual clock

@@ -6,11 +6,22 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from policy.environments.base import Environment, Episode, PlanSource, Prompt
+from policy.environments.base import Episode, PlanSource, Prompt, Spend
 
 CONCURRENCY = 32
 Work = Iterable[tuple[Prompt, Sequence[PlanSource]]]
+
+
+class Episodes(Protocol):
+    """The part of an environment that runs a plan source on a prompt, under its meter."""
+
+    spend: Spend
+
+    async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
+        """As `Environment.episode`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,7 @@ class EpisodeGroups:
 
 
 async def sample(
-    environment: Environment,
+    environment: Episodes,
     work: Work,
     *,
     concurrency: int = CONCURRENCY,
@@ -57,7 +68,7 @@ async def sample(
 
 class _Lanes:
     def __init__(
-        self, environment: Environment, work: Work, on_progress: Callable[[SamplingProgress], None] | None
+        self, environment: Episodes, work: Work, on_progress: Callable[[SamplingProgress], None] | None
     ) -> None:
         self.groups: list[dict[int, Episode]] = []
         self.items = self._items(work)

@@ -1,6 +1,7 @@
 """Compare policies on questions they were not tuned on: accuracy, dollars, calls, with intervals and baselines.
 
-Nothing needs to be started by hand. Finished policies are kept in OUT.partial, and the same command goes on from there.
+Nothing needs to be started by hand. Finished policies, and finished questions of a planner behind a URL, are kept in
+OUT.partial, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.contest import PartialResults, ProgressPrinter, contest, facts_of, write_file
+from policy.evaluate.endpoint import planner_lines, read_endpoints
 from policy.evaluate.entrants import Entrant, entrants, train_files
 from policy.evaluate.figures import check_ends, curves, report
 from policy.evaluate.options import EvaluationOptions, read
@@ -52,13 +54,15 @@ async def _evaluate(options: EvaluationOptions, partial: PartialResults, say: Pr
         say.progress(what, now)
 
     scene = EvaluationScene(options, progress, train_files(options.policies))
-    policies = entrants(options.policies, scene.workers, options.usd_weights, options.qualities)
+    endpoints = await read_endpoints(options)
+    policies = entrants(options.policies, scene.workers, options.usd_weights, options.qualities, endpoints=endpoints)
     check_ends(options, policies)
     curves(options, policies)  # a curve of unknown policies is refused before minutes are spent
     results = await contest(options, scene, policies, partial, say)
     body = {
         "evaluated": facts_of(scene, options, len(scene.stage.prompts)),
         "tuned_on": [lessons.facts() for lessons in scene.sources],
+        "planners": {name: endpoint.facts() for name, endpoint in endpoints.items()},
         "settings": _settings(options),
         **report(options, policies, results),
     }
@@ -139,6 +143,7 @@ def _about(report: Mapping[str, Any]) -> str:
         f"seed {evaluated['seed']}. {SIMULATED[evaluated['environment']]}",
         *_left_out_line(evaluated.get("left_out", {})),
         *(_source_line(each) for each in report["tuned_on"]),
+        *planner_lines(report.get("planners", {})),
         f"Oracle ({oracle['kind']}): {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.3g} per 1,000.",
     ]
     if not report["tuned_on"]:

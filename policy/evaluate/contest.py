@@ -13,11 +13,12 @@ from typing import Any, TextIO
 
 from gateway import __version__
 from gateway.core.pool.workers import NANO_PER_USD
-from gateway.errors import ConfigError
+from gateway.errors import ConductorError, ConfigError
 from gateway.files import write_atomic
 from gateway.service.loop.state import Planner
 from policy.environments.base import Episode, PlanSource, Prompt
 from policy.environments.sampling import CONCURRENCY, SamplingProgress, sample
+from policy.evaluate.endpoint import Endpoint, EndpointLost
 from policy.evaluate.entrants import ORACLE_PLAN, ROUTERS, TUNED, Entrant
 from policy.evaluate.options import EvaluationOptions
 from policy.evaluate.stages import EvaluationScene, digest_of
@@ -124,18 +125,40 @@ class PartialResults:
         """Return the rows stored under the key; None where none can be read."""
         try:
             stored = json.loads((self.folder / f"{key}.json").read_text())
-            lists = ("workers", "refusals")
-            return [QuestionResult(**{**each, **{name: tuple(each[name]) for name in lists}}) for each in stored]
+            return [_result(each) for each in stored]
         except (OSError, ValueError, TypeError, KeyError):
             return None
+
+    def questions(self, key: str) -> dict[str, QuestionResult]:
+        """Return the finished questions of a policy that has not finished, by prompt id."""
+        rows: dict[str, QuestionResult] = {}
+        try:
+            lines = (self.folder / f"{key}.jsonl").read_text().splitlines()
+        except (OSError, ValueError):
+            return {}
+        for line in lines:
+            with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
+                row = _result(json.loads(line))
+                rows[row.prompt_id] = row
+        return rows
+
+    def keep_question(self, key: str, row: QuestionResult) -> None:
+        """Add a finished question. Raises ConfigError on a full disk."""
+        path = self.folder / f"{key}.jsonl"
+        try:
+            with path.open("a") as file:
+                file.write(f"\n{json.dumps(asdict(row))}")  # on a line of its own, also behind one that was cut off
+        except OSError as error:
+            raise _write_error(path, error) from None
 
     def keep(self, key: str, rows: Sequence[QuestionResult]) -> None:
         """Store rows under the key in one step. Raises ConfigError on a full disk."""
         write_file(self.folder / f"{key}.json", json.dumps([asdict(row) for row in rows]))
+        (self.folder / f"{key}.jsonl").unlink(missing_ok=True)
 
     def drop(self) -> None:
         """Delete the rows once the report is written; files of others in the folder stay."""
-        for path in self.folder.glob("*.json"):
+        for path in (*self.folder.glob("*.json"), *self.folder.glob("*.jsonl")):
             path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
@@ -151,7 +174,16 @@ def write_file(path: Path, text: str) -> None:
     try:
         write_atomic(path, text, durable=False)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}); make room, or name another --out") from None
+        raise _write_error(path, error) from None
+
+
+def _write_error(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be written ({error.strerror}); make room, or name another --out")
+
+
+def _result(stored: Mapping[str, Any]) -> QuestionResult:
+    """Raises TypeError or KeyError for a row of another shape."""
+    return QuestionResult(**{**stored, **{name: tuple(stored[name]) for name in ("workers", "refusals")}})
 
 
 async def contest(
@@ -177,7 +209,10 @@ async def contest(
         again = rows is not None
         if rows is None:
             what = f"[{number}/{len(policies)}] {entrant.name}"
-            rows = await _run_policy(options, scene, entrant, planners[entrant.name], prompts, what, say)
+            if entrant.endpoint is not None:
+                rows = await _EndpointRun(scene, entrant, entrant.endpoint, partial, key).rows(prompts, what, say)
+            else:
+                rows = await _run_policy(options, scene, entrant, planners[entrant.name], prompts, what, say)
             partial.keep(key, rows)
         results[entrant.name] = rows
         right = sum(row.outcome for row in rows) / len(rows)
@@ -249,6 +284,58 @@ async def _rows(
         scene.stage.environment, work, concurrency=concurrency, on_progress=lambda now: say.progress(what, now)
     )
     return [QuestionResult.of(prompt, group[0]) for prompt, group in zip(prompts, episodes.groups, strict=True)]
+
+
+class _EndpointRun:
+    """An endpoint on every question. It is an environment for `sample`, and stores each question when it ends."""
+
+    def __init__(
+        self, scene: EvaluationScene, entrant: Entrant, endpoint: Endpoint, partial: PartialResults, key: str
+    ) -> None:
+        self._environment = scene.stage.environment
+        self._endpoint, self._quality = endpoint, entrant.quality
+        self._partial, self._key = partial, key
+        self._rows = partial.questions(key)
+        self.spend = self._environment.spend
+
+    async def rows(self, prompts: Sequence[Prompt], what: str, say: ProgressPrinter) -> list[QuestionResult]:
+        """Ask the questions that are not stored. Raises ConductorError when the server is lost."""
+        left = [prompt for prompt in prompts if prompt.id not in self._rows]
+        if len(left) < len(prompts):
+            say.done(f"{what}: {len(prompts) - len(left)} of {len(prompts)} questions from before")
+        end: Exception | None = None
+        try:
+            async with self._endpoint.open(self._quality) as planner:
+                await sample(
+                    self,
+                    [(prompt, [planner]) for prompt in left],
+                    concurrency=self._endpoint.calls_max,
+                    on_progress=lambda now: say.progress(what, now),
+                )
+        except* EndpointLost as group:
+            finished = f"{len(self._rows)} of {len(prompts)} questions are kept in {self._partial.folder}"
+            end = ConductorError("down", f"{_first(group)}; {finished}: the same command goes on from there")
+        except* ConfigError as group:  # a full disk
+            end = _first(group)
+        if end is not None:
+            raise end
+        return [self._rows[prompt.id] for prompt in prompts]
+
+    async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
+        """As the environment does, and store the result."""
+        episode = await self._environment.episode(prompt, source, sample)
+        row = QuestionResult.of(prompt, episode)
+        self._partial.keep_question(self._key, row)
+        self._rows[prompt.id] = row
+        return episode
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    """Return the first exception in a group of groups."""
+    first: Exception = group
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    return first
 
 
 def facts_of(scene: EvaluationScene, options: EvaluationOptions, prompts: int) -> dict[str, Any]:

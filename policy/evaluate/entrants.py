@@ -14,6 +14,7 @@ from gateway.core.loop.plan import Plan, validate
 from gateway.errors import ConfigError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.loop.state import Planner, Situation
+from policy.evaluate.endpoint import WORKER, Endpoint, is_endpoint
 from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.stages import digest_of
 from policy.simulators.arena.world import read_prompt
@@ -21,7 +22,7 @@ from policy.start.synthetic.label import arena_label
 from policy.statistics import tuning
 from policy.statistics.baselines import OneRoundPlanner, RoutedOnce, cheapest_worker, random_plan, random_worker
 
-Kind = Literal["fixed", "router", "tuned", "conductor", "oracle"]
+Kind = Literal["fixed", "router", "tuned", "conductor", "endpoint", "oracle"]
 TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = {
     "table": tuning.table,
     "vote": tuning.vote,
@@ -66,12 +67,19 @@ class Entrant:
     file: Path | None = None  # what a tuned one is tuned on; None: the default source
     usd_weight: float = 0.0
     directory: ConductorDirectory | None = None
+    endpoint: Endpoint | None = None
     quality: int | None = None  # of a conductor: the dial; None: its own
 
     @property
     def reads_experience(self) -> bool:
         """Whether what the workers did on similar questions may change what it plans."""
-        return self.kind == "conductor" or self.identity.startswith("baton/")
+        return self.kind in ("conductor", "endpoint") or self.identity.startswith("baton/")
+
+    @property
+    def reads_dial(self) -> bool:
+        """Whether its prompt shows the quality dial."""
+        dial = self.directory.manifest.quality if self.directory else self.endpoint and self.endpoint.quality
+        return dial is not None
 
     @property
     def worker(self) -> str:
@@ -91,15 +99,18 @@ def entrants(
     usd_weights: Sequence[float],
     qualities: Sequence[int] = (),
     conductors: Mapping[str, ConductorDirectory] = MappingProxyType({}),
+    endpoints: Mapping[str, Endpoint] = MappingProxyType({}),
 ) -> list[Entrant]:
     """The policies asked for, and every fixed worker and the oracle. `conductors`: directories that are read already,
-    by name. Raises ConfigError on an unknown name or a policy named twice, VersionRefused for a bad directory."""
+    by name. `endpoints`: those among `names`. Raises ConfigError on an unknown name or a policy named twice,
+    VersionRefused for a bad directory."""
     chosen: list[Entrant] = []
     paths = {name: path for name in names if (path := _path(name))}
     read = read_conductors(paths.values())
-    directories = {name: read[path] for name, path in paths.items()}
+    policies = {name: _conductor(name, read[path]) for name, path in paths.items()}
+    policies |= {name: Entrant(name, "endpoint", each.identity, endpoint=each) for name, each in endpoints.items()}
     for name in names:
-        for entrant in _entrants_of(name, workers, usd_weights, qualities, directories):
+        for entrant in _entrants_of(name, workers, usd_weights, qualities, policies):
             if twin := next((one for one in chosen if one.identity == entrant.identity), None):
                 same = f", as `{twin.name}`" if twin.name != entrant.name else ""
                 raise ConfigError(f"--policy {name}: named twice{same}; drop one")
@@ -120,10 +131,10 @@ def _entrants_of(
     workers: Sequence[str],
     usd_weights: Sequence[float],
     qualities: Sequence[int],
-    directories: Mapping[str, ConductorDirectory],
+    policies: Mapping[str, Entrant],
 ) -> list[Entrant]:
-    if name in directories:
-        return _by_quality(_conductor(name, directories[name]), qualities)
+    if name in policies:
+        return _by_quality(policies[name], qualities)
     kind, _, file = name.partition(":")
     if kind in TUNED:
         return [_tuned_entrant(name, kind, file, weight, many=len(usd_weights) > 1) for weight in usd_weights]
@@ -139,7 +150,8 @@ def _entrants_of(
     full_name = ALIASES.get(name, name)
     if full_name in ROUTERS or full_name == ORACLE_PLAN:
         return [Entrant(name, "router", full_name)]
-    names = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE_PLAN, ORACLE, CONDUCTOR_SHIPPED]
+    known = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE_PLAN, ORACLE, CONDUCTOR_SHIPPED]
+    names = [*known, "http(s)://HOST/v1#MODEL", f"{WORKER}NAME"]
     raise ConfigError(f"--policy {name}: neither a policy directory nor one of {', '.join(names)}")
 
 
@@ -148,7 +160,7 @@ def _path(name: str) -> Path | None:
     if name == CONDUCTOR_SHIPPED:
         return SHIPPED
     reserved = name in ROUTERS or name in ALIASES or name in (ORACLE, ORACLE_PLAN) or name.startswith(FIXED)
-    if reserved or name.partition(":")[0] in TUNED:
+    if reserved or is_endpoint(name) or name.partition(":")[0] in TUNED:
         return None
     return Path(name) if Path(name).is_dir() else None
 
@@ -164,8 +176,8 @@ def _conductor(name: str, directory: ConductorDirectory) -> Entrant:
 
 
 def _by_quality(entrant: Entrant, qualities: Sequence[int]) -> list[Entrant]:
-    """Return an entrant for each place of the dial, where the directory reads the dial."""
-    if entrant.directory is None or entrant.directory.manifest.quality is None or not qualities:
+    """Return an entrant for each place of the dial, where the policy reads the dial."""
+    if not (entrant.reads_dial and qualities):
         return [entrant]
     many = len(qualities) > 1
     return [

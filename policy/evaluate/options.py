@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,6 +20,9 @@ NEIGHBOURS = 50  # as the gateway's `experience_neighbours`
 TRAIN_QUESTIONS_MAX = 2_000
 ARENA_QUESTIONS = 300
 QUESTIONS_MAX = 200_000
+PLANNER_CALLS_MAX = 256
+PLANNER_TIMEOUT_S_MAX = 3600.0
+SECRET_REF = re.compile(r"(env:[A-Z_][A-Z0-9_]*|file:.+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ class EvaluationOptions:
     neighbours: int = NEIGHBOURS
     true_experience: bool = False
     threads: int = 2
+    planner_key: str | None = None  # a reference, env:NAME or file:PATH
+    planner_price: str | None = None  # INPUT,OUTPUT; None: free
+    planner_calls: int = 8
+    planner_timeout_s: float = 60.0
+    pool_file: Path | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError with the fix."""
@@ -62,7 +71,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="may be repeated: a policy directory, conductor@shipped, fixed:WORKER, fixed:*, random, random-plan, "
+        help="may be repeated: a policy directory, conductor@shipped, http(s)://HOST:PORT/v1#MODEL (a prompted "
+        "planner, or a conductor on any OpenAI-compatible server), worker:NAME (a model of --pool-file plans), "
+        "fixed:WORKER, fixed:*, random, random-plan, "
         "cheapest, rule, baton/vote, baton/cascade, oracle; in the arena label and oracle-plan too; and, tuned on "
         "training questions: table, vote, cascade, moa, each also as NAME:TRAINFILE. Every fixed worker and the oracle "
         "are always in the report",
@@ -70,6 +81,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", choices=("replay", "arena"), default="replay", help="default replay")
     _add_questions(parser.add_argument_group("questions"))
     _add_judgement(parser.add_argument_group("policies and figures"))
+    _add_planners(parser.add_argument_group("planners behind a URL"))
 
 
 def _add_questions(group: argparse._ArgumentGroup) -> None:
@@ -144,6 +156,27 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--threads", type=int, default=2, metavar="N", help="plans a conductor decodes at once")
 
 
+def _add_planners(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--planner-key", metavar="REF", help="API key of a planner given by URL: env:NAME or file:PATH, never the key"
+    )
+    group.add_argument(
+        "--planner-price",
+        metavar="INPUT,OUTPUT",
+        help="dollars per million tokens of a planner given by URL, or of a worker without a price (default 0,0)",
+    )
+    group.add_argument("--planner-calls", type=int, default=8, metavar="N", help="plans asked at once; default 8")
+    group.add_argument(
+        "--planner-timeout",
+        dest="planner_timeout_s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds for one plan; default 60. A server that stays silent ends the evaluation",
+    )
+    group.add_argument("--pool-file", type=Path, metavar="FILE", help="pool file that has the worker of worker:NAME")
+
+
 def read(options: argparse.Namespace) -> EvaluationOptions:
     """Return the arguments as one value. Raises ConfigError with the fix."""
     if options.out is None:
@@ -169,6 +202,7 @@ def _check(options: EvaluationOptions) -> None:
     ):
         if value is not None and not least <= value <= QUESTIONS_MAX:
             raise ConfigError(f"--{name} {value}: must be between {least} and {QUESTIONS_MAX}")
+    _check_planners(options)
     _check_curves(options)
     recorded = [f"--{name}" for name in ("data", "prices", "workers", "train") if getattr(options, name)]
     if options.env == "arena" and recorded:
@@ -179,6 +213,17 @@ def _check(options: EvaluationOptions) -> None:
         raise ConfigError(f"--staff {options.staff}: there are {', '.join(STAFF)}")
     if options.env == "arena" and options.split == "all":
         raise ConfigError("--split all: the arena never runs out of questions; give validation or train")
+
+
+def _check_planners(options: EvaluationOptions) -> None:
+    if options.planner_key is not None and not SECRET_REF.match(options.planner_key):  # the key is not repeated
+        raise ConfigError("--planner-key: give a reference, env:NAME or file:PATH, never the key itself")
+    if not 1 <= options.planner_calls <= PLANNER_CALLS_MAX:
+        raise ConfigError(f"--planner-calls {options.planner_calls}: must be between 1 and {PLANNER_CALLS_MAX}")
+    if not 0 < options.planner_timeout_s <= PLANNER_TIMEOUT_S_MAX:
+        raise ConfigError(
+            f"--planner-timeout {options.planner_timeout_s:g}: must be above 0 and at most {PLANNER_TIMEOUT_S_MAX:g} s"
+        )
 
 
 def _check_curves(options: EvaluationOptions) -> None:

@@ -14,7 +14,8 @@ from xml.sax.saxutils import escape
 WIDTH, HEIGHT = 1000, 560
 LEFT, RIGHT, TOP, BOTTOM = 64, 400, 40, 56  # margins; the list of names stands in the right one
 USD_FLOOR = 1e-3  # a logarithm has no zero: cheaper points stand at the left edge
-COLOURS = {"fixed": "#8a8f98", "router": "#2f6fde", "tuned": "#8f4bd8", "conductor": "#d4351c", "oracle": "#1d8a4c"}
+COLOURS = {"fixed": "#8a8f98", "router": "#2f6fde", "tuned": "#8f4bd8", "conductor": "#d4351c", "endpoint": "#c98a00",
+           "oracle": "#1d8a4c"}  # fmt: skip
 WORKER_COLOURS = ("#2f6fde", "#d4351c", "#1d8a4c", "#c98a00", "#8f4bd8", "#0e8f9c", "#d0559a", "#6b7280", "#7a5230")
 LINE_COLOURS = ("#d4351c", "#8a8f98", "#1d8a4c")
 DASHES = {"oracle": "2 4", "router": "7 4", "fixed": "1 3"}

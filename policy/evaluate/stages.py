@@ -19,7 +19,7 @@ from gateway.service.loop.state import Planner
 from gateway.service.ports.request import WorkerExperience
 from policy.environments.arena import ArenaEnvironment, truth_of
 from policy.environments.base import Prompt, Split, fraction
-from policy.environments.executor import ExecutedEnvironment, Executor
+from policy.environments.executor import CAPS, UNHURRIED_S, ExecutedEnvironment, Executor
 from policy.environments.replay import ReplayEnvironment, caps_above
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.options import ARENA_QUESTIONS, EvaluationOptions
@@ -154,7 +154,8 @@ class _ReplayStage:
         self._options, self._data = options, options.data
         recordings = _load(options.data, options.workers)
         self._prices = _prices(options.prices, recordings.models)
-        self.environment = _replay(recordings, self._prices, Executor(caps_above(recordings), options.rounds))
+        caps = replace(caps_above(recordings), wall_s=UNHURRIED_S)
+        self.environment = _replay(recordings, self._prices, Executor(caps, options.rounds))
         other = train is not None and not _same(train, options.data)
         self.split = options.split or ("all" if other else "validation")
         self.prompts = self._choose(SPLITS if self.split == "all" else (self.split,))
@@ -281,7 +282,8 @@ def digest_of(value: object) -> str:
 class _ArenaStage:
     def __init__(self, options: EvaluationOptions) -> None:
         self._options = options
-        self.environment = ArenaEnvironment(staff=options.staff, executor=Executor(rounds=options.rounds))
+        caps = replace(CAPS, wall_s=UNHURRIED_S)
+        self.environment = ArenaEnvironment(staff=options.staff, executor=Executor(caps, options.rounds))
         split: Split = "train" if options.split == "train" else "validation"
         self.split = split
         prompts = self.environment.prompts(split, options.n or ARENA_QUESTIONS, options.seed)

@@ -329,7 +329,8 @@ async def _bounded(response: httpx.Response, bytes_max: int) -> bytes:
 def _status_error(status: int, raw: bytes) -> ConductorError:
     reason = "down" if status >= 500 or status in (408, 429) else "refused"
     text = " ".join(raw.decode(errors="replace").split())[:MESSAGE_CHARS_MAX]
-    return ConductorError(reason, f"the conductor's server answered {status}: {text}", billable=False)
+    message = f"the conductor's server answered {status}: {text}"
+    return ConductorError(reason, message, billable=False, upstream_status=status)
 
 
 def _object(text: str) -> dict[str, Any]:
