@@ -72,7 +72,7 @@ def python_reference(reference: object) -> PythonReference:
 
 def code_in(reply: str, entry: str | None = None) -> str:
     """The program a reply gives: of its fenced blocks the last that defines `entry` (any function or class where None),
-    else the last; without a fence its JSON answer, else the whole reply."""
+    else the last; without a fence its tagged or JSON answer, else the whole reply."""
     blocks = [text for tag, text in _FENCED.findall(reply) if tag.lower() in ("", "python", "python3", "py")]
     wanted = re.escape(entry) if entry else r"\w+"
     defining = [
@@ -80,7 +80,7 @@ def code_in(reply: str, entry: str | None = None) -> str:
     ]
     if blocks:
         return str((defining or blocks)[-1])
-    return extract_answer(reply) if '"answer"' in reply else reply
+    return extract_answer(reply) if '"answer"' in reply or "</answer>" in reply else reply
 
 
 async def python(right: PythonReference, reply: str, tools: Tools) -> Judged:

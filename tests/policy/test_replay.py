@@ -275,6 +275,18 @@ def test_a_model_keeps_its_handle_in_any_company() -> None:
     assert sum(handles("abc")[name] == whole[name] for name in "abc") >= 2
 
 
+@pytest.mark.skipif(not RECORDED.exists(), reason="no folder of recorded answers beside the repository")
+def test_tagged_answers_are_extracted_as_recorded() -> None:
+    same = total = 0
+    with gzip.open(RECORDED / "rgym_dev.jsonl.gz", "rt") as lines:
+        for line in islice(lines, 0, None, 20):
+            for recorded in json.loads(line)["workers"].values():
+                if "</answer>" in recorded["output"]:
+                    total += 1
+                    same += extract_answer(recorded["output"]) == recorded["answer"].strip()
+    assert same / total > 0.999
+
+
 FILES = [  # file, prices, models, questions, answers, answers that are missing
     ("zeroeval_dev", "prices", 15, 1732, 25_980, 0),
     ("rgym_dev", "rgym_prices", 9, 3622, 28_976, 3622),

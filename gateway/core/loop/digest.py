@@ -14,6 +14,7 @@ from typing import Any
 TEXT_CHARS_MAX = 65_536  # only this many last characters of a reply are read: answers stand at the end
 _ANSWER = re.compile(r"(?:^|[^a-z])(?:final\s+)?answer\s*(?:\*\*)?\s*[:=]\s*(?:\*\*)?[ \t]*(?=\S)", re.IGNORECASE)
 _ANSWER_IS = re.compile(r"\banswer\s+is:?\s+(?=\S)", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _JSON_ANSWER = re.compile(r'"answer"\s*:\s*(?=\S)', re.IGNORECASE)
 _FENCE = re.compile(r"^```[a-z]*\s*|\s*```$", re.IGNORECASE)
 _THOUSANDS = re.compile(r"^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
@@ -27,16 +28,26 @@ _REFUSAL = re.compile(
 
 
 def extract_answer(reply: str) -> str:
-    r"""The final answer of a reply: the `answer` of its JSON object; else the text after the last `Answer:`, the
-    content of the last `\boxed{…}`, or the text after the last "answer is"; else its last line. Empty for an empty
-    reply."""
+    r"""The final answer of a reply: the text in its last `<answer>…</answer>`; else the `answer` of its JSON object;
+    else the text after the last `Answer:`, the content of the last `\boxed{…}`, or the text after the last "answer
+    is"; else its last line. Empty for an empty reply and for empty tags."""
     text = reply[-TEXT_CHARS_MAX:].strip()
-    for find in (_from_json, _from_marker, _boxed, _from_sentence):
+    for find in (_from_tags, _from_json, _from_marker, _boxed, _from_sentence):
         answer = find(text)
         if answer is not None:
             return answer
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
+
+
+def _from_tags(text: str) -> str | None:
+    begin, answer = None, None
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            begin = tag.end()
+        elif begin is not None:
+            answer, begin = text[begin : tag.start()].strip(), None
+    return answer
 
 
 def _from_json(text: str) -> str | None:

@@ -22,6 +22,15 @@ from gateway.core.loop.digest import agreement, digest, extract_answer, is_refus
         ("just some text\nlast line ", "last line"),
         ("", ""),
         ("  \n ", ""),
+        ("Think.\n<answer>off</answer>\nDone. The answer is: on", "off"),
+        ("<answer>\n1 2\n3 4\n</answer>", "1 2\n3 4"),
+        ("<answer>1</answer> no, wait <ANSWER> 2 </ANSWER>", "2"),
+        ("The form is <answer>, so: <answer>3</answer>", "3"),
+        ("<answer>4</answer> and <answer>cut", "4"),
+        ('<answer>{"answer": 5}</answer>', '{"answer": 5}'),
+        ("<answer></answer>\nAnswer: 6", ""),
+        ("</answer>\nAnswer: 7", "7"),
+        ("<answer>8\n9", "9"),
         ('{"reasoning": "2+2, answer later", "answer": "4"}', "4"),
         ('```json\n{"reasoning": "x", "answer": 4.50}\n```', "4.5"),
         ('{"reasoning": "x",\n "answer": [1, 2]}', "[1, 2]"),
@@ -42,6 +51,10 @@ def test_extract(reply: str, answer: str) -> None:
 
 def test_extract_reads_the_end_of_a_long_reply() -> None:
     assert extract_answer("Answer: 1\n" + "x " * 100_000 + "\nAnswer: 2") == "2"
+
+
+def test_tags_without_end_take_linear_time() -> None:
+    assert extract_answer("<answer>" * 100_000) == "<answer>" * (65_536 // len("<answer>"))
 
 
 @pytest.mark.parametrize(
