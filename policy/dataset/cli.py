@@ -59,7 +59,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 def add_rules(parser: argparse.ArgumentParser) -> None:
     """Arguments that become Rules."""
     group = parser.add_argument_group("rules")
-    group.add_argument("--key-share", type=float, default=0.05, metavar="X", help="rows one key may hold, default 0.05")
+    group.add_argument("--key-share", type=float, metavar="X", help="rows one key may hold; from 20 keys on 0.05")
     group.add_argument("--validation-share", type=float, default=0.0, metavar="X", help="the latest X of the rows")
     group.add_argument("--split-at", metavar="TIME", help="what began from then on validates")
     group.add_argument("--pool-file", type=Path, metavar="FILE", help="today's pool: other worker versions are stale")

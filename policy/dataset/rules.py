@@ -21,6 +21,8 @@ from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Call, Row, Side
 from policy.reward import RewardSettings, at_quality, reward
 
+KEY_SHARE = 0.05  # of the rows, for one key among many
+HALF = 0.5
 LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
 
 # What a call that can be learnt from sends for the parameters that its log-probs cannot be recomputed under.
@@ -33,12 +35,12 @@ class Rules:
 
     tokens_required: bool = True  # false: for reading, never for training on the log
     versions: Mapping[str, str] | None = None  # worker → its version today; None: nothing is stale
-    key_share_max: float = 0.05  # of the rows of each side that one key may hold
+    key_share_max: float | None = None  # of the rows of each side that one key may hold; None: see `share_max`
     validation_share: float = 0.0  # the latest such share of the rows validates
     split_at: datetime | None = None  # or: what began at this time or later validates
 
     def __post_init__(self) -> None:
-        if not 0 < self.key_share_max <= 1:
+        if self.key_share_max is not None and not 0 < self.key_share_max <= 1:
             raise ConfigError(f"key share {self.key_share_max} is outside (0, 1]; 0.05 is 5 %", param="key_share_max")
         if not 0 <= self.validation_share < 1:
             raise ConfigError(f"validation share {self.validation_share} is outside [0, 1)", param="validation_share")
@@ -203,12 +205,22 @@ def key_allowance(counts: Mapping[str, int], share_max: float) -> int:
     return low
 
 
-def capped(marks: Sequence[Mark], share_max: float) -> tuple[list[Mark], list[Mark]]:
-    """(kept, left out): of each key at most `key_allowance` rows, the same ones in every run, whole requests first."""
+def share_max(keys: int, wanted: float | None = None) -> float:
+    """The share of the rows that one of `keys` keys may hold: `wanted`, else KEY_SHARE where the keys are many enough
+    for it, else all: a team with a few keys of its own trusts them, and `summed_up` warns of the largest."""
+    if wanted is not None:
+        return wanted
+    return KEY_SHARE if keys >= 1 / KEY_SHARE else 1.0
+
+
+def capped(marks: Sequence[Mark], wanted: float | None) -> tuple[list[Mark], list[Mark]]:
+    """(kept, left out): of each key at most `key_allowance` rows, the same ones in every run, whole requests first.
+    `wanted`: as in `share_max`."""
     by_key: dict[str, list[Mark]] = defaultdict(list)
     for one in marks:
         by_key[one.key_id].append(one)
-    allowed = key_allowance({key: len(own) for key, own in by_key.items()}, share_max)
+    counts = {key: len(own) for key, own in by_key.items()}
+    allowed = key_allowance(counts, share_max(len(counts), wanted))
     over = {one.call for own in by_key.values() for one in sorted(own, key=_lot)[allowed:]}
     return [one for one in marks if one.call not in over], [one for one in marks if one.call in over]
 
@@ -248,6 +260,11 @@ def summed_up(marks: Sequence[Mark], sides: Mapping[Call, Side], left_out: Mappi
     if report.outcome_values == 1:
         report.warnings.append(
             f"every outcome is {values[0]:g}: nothing can be learnt from it; post outcomes that differ"
+        )
+    if 1 < report.keys < 1 / KEY_SHARE and report.key_share > HALF:
+        share = f"{100 * report.key_share:.0f} %"
+        report.warnings.append(
+            f"one of {report.keys} keys holds {share} of the rows; if its user is not trusted, give --key-share"
         )
     if left_out.get("prompt_on_both_sides") and not counts["validation"]:
         report.warnings.append("no row is left to validate on: all of them ask what the training side asks")

@@ -167,6 +167,24 @@ def test_too_few_keys_are_refused_by_name() -> None:
     assert rules.capped([], 0.05) == ([], [])
 
 
+@pytest.mark.parametrize(("keys", "kept"), [(1, 200), (3, 200), (18, 200), (40, None)])
+def test_a_team_with_few_keys_keeps_its_rows(keys: int, kept: int | None) -> None:
+    """One key of 100 rows and the others of a hundred together: bounded from 20 keys on."""
+    marks = [a_mark(index, key="loud" if index < 100 else f"key{index % keys}") for index in range(200)]
+    remaining, over = rules.capped(marks, None)
+    assert len(remaining) + len(over) == 200
+    assert kept is None or len(remaining) == kept
+    if kept is None:
+        assert max(Counter(one.key_id for one in remaining).values()) <= 0.05 * len(remaining)
+
+
+def test_a_key_that_holds_most_of_few_is_warned_of() -> None:
+    marks = [a_mark(index, key="loud" if index < 9 else "quiet", outcome=index % 2) for index in range(10)]
+    sides, left_out = rules.divided(marks, Rules())
+    (warning,) = rules.summed_up(marks, sides, left_out).warnings
+    assert warning.startswith("one of 2 keys holds 90 % of the rows")
+
+
 def test_each_side_is_capped_and_everything_is_counted() -> None:
     loud = [a_mark(index, key="loud") for index in range(100)]
     many = [a_mark(index, key=f"key{index % 30}", call=(f"m{index}", 1), group=f"m{index}") for index in range(100)]
