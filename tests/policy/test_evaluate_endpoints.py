@@ -263,6 +263,18 @@ def test_a_conductor_of_a_known_prompt_is_asked_in_it(evaluate: Reports, calls_m
         assert "structured_outputs" in planner.bodies[0]
 
 
+def test_a_conductor_with_a_dial_is_asked_at_each_place(evaluate: Reports, calls_mid: str) -> None:
+    facts = {"name": "c", "version": "3", "prompt_version": "dial-1", "prompt_hash": prompt_hash("dial"), "quality": 5}
+    planner = Planner(calls_mid, baton=facts)
+    with on_thread(planner) as url:
+        status, report = evaluate("--rounds", "1", "--policy", f"{url}#m", "--quality", "2", "--quality", "8")
+    assert status == 0
+    assert [point["policy"] for point in report["curves"][f"{url}#m"]["points"]] == [f"{url}#m~q2", f"{url}#m~q8"]
+    n = report["evaluated"]["questions"]
+    prompts = [json.dumps(body["messages"]) for body in planner.bodies]
+    assert len(set(prompts)) == len(prompts) == 2 * n
+
+
 BAD: list[tuple[list[str], int, str]] = [
     (["--policy", "http://127.0.0.1:9/v1"], 2, "names no host or no model; write http(s)://HOST:PORT/v1#MODEL"),
     (["--policy", f"http://user:{KEY}@127.0.0.1:9/v1#m"], 2, "a URL holds no key; give --planner-key env:NAME"),
