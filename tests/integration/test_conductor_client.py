@@ -14,7 +14,7 @@ from gateway.adapters.upstream.conductor import HttpConductor, strict_schema
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.conductors import SCHEMA, planning_call
-from tests.upstreams.server import Handler, Reply, Request, Server, event, event_stream, json_reply
+from tests.upstreams.server import Handler, Reply, Request, Server, event, event_stream, json_reply, raw_reply
 from tests.waiting import BOUND_S
 
 
@@ -247,6 +247,21 @@ async def test_the_dialect_is_asked_for_until_the_server_answers(owner: str | No
         assert dialect in body
         named = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
         assert {name: body[name] for name in named if name in body} == (named if owner == "vllm" else {})
+
+
+async def test_a_connection_that_was_being_closed_is_replaced_once() -> None:
+    """As vLLM's server closes an idle connection when the next call is on its way."""
+    hung_up: list[str] = []
+
+    def answer(request: Request) -> Reply:
+        if len(hung_up) < 1:
+            hung_up.append(request.path)
+            return raw_reply()
+        return event_stream([chunk("{}", "stop"), b"data: [DONE]\n\n"])
+
+    async with conductor_on(answer) as conductor:
+        items = [item async for item in conductor.decode(planning_call())]
+    assert (hung_up, "".join(getattr(item, "text", "") for item in items)) == (["/v1/chat/completions"], "{}")
 
 
 def test_an_unknown_dialect_is_refused_at_once() -> None:

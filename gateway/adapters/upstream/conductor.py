@@ -157,7 +157,7 @@ class HttpConductor(Conductor):
                 "POST", f"{self._base_url}/chat/completions", json=body, headers={**call.headers, **self._headers}
             )
             async with _transport(deadline):
-                response = await self._client.send(request, stream=True)
+                response = await self._sent(request)
                 if response.status_code == 200:
                     return response, body
                 try:
@@ -169,6 +169,17 @@ class HttpConductor(Conductor):
                 raise _status_error(response.status_code, raw)
             self._refused.add(option)
         raise ConductorError("refused", "the conductor's server refuses every form of the request", billable=False)
+
+    async def _sent(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; once more if the server closes the connection without a byte of an answer. A server closes
+        idle connections, and a call may meet that. A plan changes nothing, so it may be asked for twice (RFC 9110
+        §9.2.2)."""
+        try:
+            return await self._client.send(request, stream=True)
+        except httpx.TransportError as error:
+            if not isinstance(error.__cause__, aiohttp.ServerDisconnectedError):
+                raise
+            return await self._client.send(request, stream=True)
 
     def _refused_option(self, status: int, raw: bytes, body: Mapping[str, Any]) -> str | None:
         """The option that a hosted model refuses and that Baton can do without, or None. Always None for `vllm`."""
