@@ -54,7 +54,7 @@ class ReplayEnvironment(ExecutedEnvironment):
         super().__init__(executor, spend, concurrency)
         document = PoolFile.model_validate(pool_file(recordings.models, prices, NOWHERE, seed))
         self._pool = document.pool("replay")
-        self._speaker = ReplaySpeaker(recordings, FIRST_S, TOKENS_PER_S)
+        self._recordings, self._seed = recordings, seed
         self._validation_share = validation_share
         self._experience = experience
         self._tell_domain = tell_domain
@@ -92,14 +92,15 @@ class ReplayEnvironment(ExecutedEnvironment):
         return prompt if self._experience is None else replace(prompt, experience=self._experience(prompt))
 
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
-        """The recorded models, and `vote`."""
-        return SpeakerWorkers(self._speaker)
+        """The recorded models, and `vote`. An episode begins with the answers and goes on with samples."""
+        return SpeakerWorkers(ReplaySpeaker(self._recordings, FIRST_S, TOKENS_PER_S, self._seed))
 
     def grade(self, prompt: Prompt, reply: str) -> float:
         """The recording's own verdict where the reply is one of its answers, else the final answer against the gold."""
         for answer in _truth(prompt).answers.values():
-            if answer.correct is not None and answer.text == reply:
-                return float(answer.correct)
+            for draw in answer.draws:
+                if draw.correct is not None and draw.text == reply:
+                    return float(draw.correct)
         return float(normalise(extract_answer(reply)) == normalise(prompt.reference))
 
     def oracle(self, prompt: Prompt) -> str:

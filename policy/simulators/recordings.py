@@ -1,7 +1,8 @@
 """Recorded answers of real models, read from a file: one JSON object a line (JSONL, also .gz).
 
 A line: `{"id", "question", "input_tokens", "workers": {model: {"output", "output_tokens"}}}`; `domain`, `gold` and a
-worker's `correct` are for grading; a worker's `cost_usd` is what its answer cost. Anything else in it is ignored.
+worker's `correct` are for grading; a worker's `cost_usd` is what its answer cost; `samples` are further draws of the
+worker on the question. Anything else in it is ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,17 @@ class RecordedAnswer:
     output_tokens: int
     correct: bool | None = None  # the recording's own verdict, where it has one
     cost_nano: int | None = None  # what it cost, in nano-dollars; None: its tokens × the price
+    samples: tuple[RecordedAnswer, ...] = ()  # further draws, in recorded order
 
     @property
     def text(self) -> str:
         """The completion as the model gave it."""
         return zlib.decompress(self.packed).decode()
+
+    @property
+    def draws(self) -> tuple[RecordedAnswer, ...]:
+        """This answer, then its samples."""
+        return (self, *self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,8 @@ def load(path: Path, models: Sequence[str] = ()) -> Recordings:
     held_bytes = 0
     for number, line in _lines(path):
         question, recording = _parse(line, f"{path}:{number}", models)
-        held_bytes += len(recording.asked) + sum(len(answer.packed) for answer in recording.answers.values())
+        draws = (draw for answer in recording.answers.values() for draw in answer.draws)
+        held_bytes += len(recording.asked) + sum(len(draw.packed) for draw in draws)
         if len(recordings.by_question) >= QUESTIONS_MAX or held_bytes > RECORDED_BYTES_MAX:
             raise BadRecording(f"{path}:{number}: over {QUESTIONS_MAX} questions or 2 GiB; split the file")
         if question_key(question) in recordings.by_question:
@@ -142,13 +150,26 @@ def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recordi
     tokens = _count(record.get("input_tokens"), place, "input_tokens")
     wanted = {model: answer for model, answer in workers.items() if answer is not None and model in (models or workers)}
     name = str(record.get("id", ""))
-    answers = {model: _answer(answer, place, model, f"{name} {model}") for model, answer in wanted.items()}
+    answers = {
+        model: _answers(answer, place, f"workers.{model}", f"{name} {model}") for model, answer in wanted.items()
+    }
     domain, gold = (None if record.get(key) is None else str(record[key]) for key in ("domain", "gold"))
     return question, Recording(name, tokens, answers, _packed(question), domain, gold)
 
 
-def _answer(value: object, place: str, model: str, name: str) -> RecordedAnswer:
-    field_name = f"workers.{model}"
+def _answers(value: object, place: str, field_name: str, name: str) -> RecordedAnswer:
+    """An answer with its samples."""
+    first = _answer(value, place, field_name, name)
+    samples = value.get("samples") if isinstance(value, dict) else None
+    if samples is None:
+        return first
+    if not isinstance(samples, list):
+        raise BadRecording(f"{place}: `{field_name}.samples` must be a list of answers; drop it where there are none")
+    read = (_answer(each, place, f"{field_name}.samples[{i}]", f"{name} {i}") for i, each in enumerate(samples))
+    return replace(first, samples=tuple(read))
+
+
+def _answer(value: object, place: str, field_name: str, name: str) -> RecordedAnswer:
     if not isinstance(value, dict):
         raise BadRecording(f"{place}: `{field_name}` must be an object; give `output` and `output_tokens`")
     correct = value.get("correct")
@@ -160,8 +181,13 @@ def _answer(value: object, place: str, model: str, name: str) -> RecordedAnswer:
 
 
 def _text(value: Mapping[str, Any], place: str, field_name: str, name: str) -> str:
-    """The text of an answer. An answer without one has a stand-in, another for each, so that none agrees with any."""
-    output = value.get("output")
+    """The text of an answer; where only its final `answer` was recorded, that in tags. An answer without both has a
+    stand-in, another for each, so that none agrees with any."""
+    output, answer = value.get("output"), value.get("answer")
+    if output is None and isinstance(answer, str):
+        return f"<answer>{answer}</answer>"
+    if output is None and answer is not None:
+        raise BadRecording(f"{place}: `{field_name}.answer` must be a text, or null where none was recorded")
     if output is None:
         return f"(no text recorded: {hashlib.blake2b(name.encode(), digest_size=5).hexdigest()})"
     if not isinstance(output, str):

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -20,7 +21,15 @@ import yaml
 
 from gateway.core.pool.workers import VOTE_URL, PoolFile
 from policy.simulators import HANDLES
-from policy.simulators.recordings import BadRecording, Recordings, load, models_in, question_key, read_prices
+from policy.simulators.recordings import (
+    BadRecording,
+    RecordedAnswer,
+    Recordings,
+    load,
+    models_in,
+    question_key,
+    read_prices,
+)
 from policy.simulators.server import RequestRefusal, SimulatedReply, WorkerServer, choices_of, last_user_text, serve
 
 CONTEXT_TOKENS = 32_768
@@ -29,11 +38,21 @@ _PIECE = re.compile(r"\s*\S+|\s+$")
 
 
 class ReplaySpeaker:
-    """Recorded models as workers."""
+    """Recorded models as workers. Without `draws_seed` a model says its recorded answer, however often it is asked.
+    With it, repeated calls of a model on a question get the recorded draws in turn, the answer first, then its
+    `samples`, and begin again after the last. Seed 0 serves samples in recorded order; another seed shuffles them."""
 
-    def __init__(self, recordings: Recordings, first_s: float = 0.0, tokens_per_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        recordings: Recordings,
+        first_s: float = 0.0,
+        tokens_per_s: float = 0.0,
+        draws_seed: int | None = None,
+    ) -> None:
         self._recordings = recordings
         self._first_s = first_s
+        self._draws_seed = draws_seed
+        self._calls: Counter[tuple[str, bytes]] = Counter()
         self._token_s = 1 / tokens_per_s if tokens_per_s else 0.0
 
     @property
@@ -45,15 +64,27 @@ class ReplaySpeaker:
         """The reply of that model to the last user message. Raises RequestRefusal(404) where nothing is recorded:
         for another question, another wording, or more than one choice's worth of answers."""
         if choices_of(body) != 1:
-            raise RequestRefusal(404, "no_recording", "one answer was recorded for each question: `n` must be 1")
-        recording = self._recordings.by_question.get(question_key(last_user_text(body)))
+            raise RequestRefusal(404, "no_recording", "a call gets one recorded answer: `n` must be 1; repeat the call")
+        key = question_key(last_user_text(body))
+        recording = self._recordings.by_question.get(key)
         answer = recording.answers.get(worker) if recording else None
         if recording is None or answer is None:
             raise RequestRefusal(404, "no_recording", f"nothing recorded of `{worker}` on this question, word for word")
+        answer = self._draw(answer, (worker, key))
         pieces = _PIECE.findall(answer.text) or [""]
         piece_s = self._token_s * answer.output_tokens / len(pieces)
         tokens = answer.output_tokens
         return SimulatedReply([pieces], recording.input_tokens, tokens, self._first_s, piece_s, answer.cost_nano)
+
+    def _draw(self, answer: RecordedAnswer, asked: tuple[str, bytes]) -> RecordedAnswer:
+        if self._draws_seed is None or not answer.samples:
+            return answer
+        samples = list(answer.samples)
+        if self._draws_seed:
+            Random(f"{self._draws_seed} {asked[0]} {asked[1].hex()}").shuffle(samples)
+        turn = self._calls[asked] % (1 + len(samples))
+        self._calls[asked] += 1
+        return samples[turn - 1] if turn else answer
 
 
 def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> dict[str, Any]:
@@ -115,6 +146,9 @@ def parser() -> argparse.ArgumentParser:
     server.add_argument("--port-file", type=Path, help="written once the socket listens")
     server.add_argument("--first-s", type=float, default=0.0, help="seconds before the first token")
     server.add_argument("--tokens-per-s", type=float, default=0.0, help="simulated speed; 0: at once")
+    server.add_argument(
+        "--draws-seed", type=int, metavar="SEED", help="repeated calls get the recorded samples in turn (default: no)"
+    )
     pool = commands.add_parser("pool", help="print a pool.yaml")
     pool.add_argument("--base-url", required=True, help="where `serve` listens")
     pool.add_argument("--prices", type=Path, required=True, help="JSON: model → dollars per million tokens")
@@ -134,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             names = models or models_in(args.file)
             sys.stdout.write(pool_yaml(args.file, names, read_prices(args.prices), args.base_url, args.seed))
             return 0
-        speaker = ReplaySpeaker(load(args.file, models), args.first_s, args.tokens_per_s)
+        speaker = ReplaySpeaker(load(args.file, models), args.first_s, args.tokens_per_s, args.draws_seed)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2

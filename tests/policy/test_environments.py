@@ -375,6 +375,26 @@ async def test_recorded_dollars_are_what_an_episode_costs(tmp_path: Path) -> Non
     assert env.oracle(prompt) == text(prompt, ("cheap", None, []))
 
 
+async def test_self_consistency_votes_over_the_recorded_samples(tmp_path: Path) -> None:
+    rows = lines(2)
+    right = rows[0]["gold"]
+    rows[0]["workers"]["cheap"] = {
+        "output": "Answer: 1",
+        "correct": False,
+        "output_tokens": 10,
+        "cost_usd": 0.001,
+        "samples": [{"answer": right, "correct": True, "output_tokens": 10, "cost_usd": 0.002} for _ in range(2)],
+    }
+    env = ReplayEnvironment(load_rows(tmp_path, rows), PRICES)
+    prompt = question(env, rows[0]["id"])
+    thrice = text(prompt, *[("cheap", None, [])] * 3, ("vote", None, "all"))
+    once = text(prompt, ("cheap", None, []))
+    found = await env.run(prompt, [thrice, once, thrice])
+    assert [episode.outcome for episode in found] == [1.0, 0.0, 1.0]
+    assert [episode.cost_nano for episode in found] == [5_000_000, 1_000_000, 5_000_000]
+    assert found[0].reply == f"<answer>{right}</answer>"
+
+
 def test_a_question_offers_only_those_that_answered_it(tmp_path: Path) -> None:
     rows = lines(4)
     del rows[0]["workers"]["mid"]

@@ -144,6 +144,18 @@ BAD: list[tuple[Any, str]] = [
         )
         for cost in ("0.1", -1, True, float("nan"), 1e300)
     ),
+    *(
+        (
+            record(1, workers={"m": {"output": "x", "output_tokens": 1, "samples": samples}}),
+            r"r.jsonl:2: `workers.m.samples" + complaint,
+        )
+        for samples, complaint in (
+            ({}, "` must be a list of answers; drop it"),
+            ([{"answer": "4", "output_tokens": 1}, 3], r"\[1\]` must be an object"),
+            ([{"answer": 4, "output_tokens": 1}], r"\[0\].answer` must be a text"),
+            ([{"answer": "4"}], r"\[0\].output_tokens` must be a whole number"),
+        )
+    ),
     (record(0), "r.jsonl:2: the question stands in an earlier line"),
 ]
 
@@ -197,6 +209,32 @@ def test_an_answer_without_text_has_a_stand_in_of_its_own(tmp_path: Path) -> Non
     assert len(set(texts)) == 4
     assert all(text.startswith("(no text recorded: ") for text in texts)
     assert recordings.models == ("m", "n")
+
+
+def sampled() -> dict[str, Any]:
+    draws = [{"answer": text, "output_tokens": 5, "correct": text == "4", "cost_usd": 0.5} for text in ("3", "5", "")]
+    return {"output": "It is 4.", "output_tokens": 9, "correct": True, "cost_usd": 1, "samples": draws}
+
+
+def test_samples_answer_repeated_calls_in_turn(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "r.jsonl", *(record(i, workers={"m": sampled(), "n": {**sampled(), "samples": []}}) for i in (0, 1))
+    )
+    recordings = load(path)
+
+    def turns(seed: int | None, model: str = "m", calls: int = 5) -> list[str]:
+        speaker = ReplaySpeaker(recordings, draws_seed=seed)
+        speaker.say("m", ask("m", record(1)["question"]))  # another question does not count
+        return ["".join(speaker.say(model, ask(model, record(0)["question"])).choices[0]) for _ in range(calls)]
+
+    told = ["It is 4.", "<answer>3</answer>", "<answer>5</answer>", "<answer></answer>", "It is 4."]
+    assert turns(0) == told
+    assert turns(None) == turns(0, "n") == ["It is 4."] * 5
+    assert {tuple(turns(seed)) for seed in range(1, 30)} > {tuple(told)}
+    assert all(turns(seed) == turns(seed) and sorted(turns(seed)) == sorted(told) for seed in range(1, 30))
+    speaker = ReplaySpeaker(recordings, draws_seed=0)
+    said = [speaker.say("m", ask("m", record(0)["question"])) for _ in range(2)]
+    assert [(each.completion_tokens, each.cost_nano) for each in said] == [(9, 10**9), (5, 5 * 10**8)]
 
 
 def test_the_pool_file_tells_prices_and_no_brands(tmp_path: Path) -> None:
@@ -281,10 +319,19 @@ def test_tagged_answers_are_extracted_as_recorded() -> None:
     with gzip.open(RECORDED / "rgym_dev.jsonl.gz", "rt") as lines:
         for line in islice(lines, 0, None, 20):
             for recorded in json.loads(line)["workers"].values():
-                if "</answer>" in recorded["output"]:
+                if recorded["answer"]:
                     total += 1
                     same += extract_answer(recorded["output"]) == recorded["answer"].strip()
     assert same / total > 0.999
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no folder of recorded answers beside the repository")
+def test_every_real_sample_is_read() -> None:
+    recordings = load(RECORDED / "rgym_dev.jsonl.gz")
+    every = [answer for each in recordings.by_question.values() for answer in each.answers.values()]
+    assert sum(len(answer.samples) for answer in every) == 26_292
+    assert {len(answer.samples) for answer in every} == {0, 2}
+    assert all(draw.cost_nano and draw.correct is not None for answer in every for draw in answer.samples)
 
 
 FILES = [  # file, prices, models, questions, answers, answers that are missing
