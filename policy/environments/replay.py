@@ -10,22 +10,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.digest import extract_answer, normalise
-from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.pool.workers import MODEL_KINDS, PoolFile, Price
-from gateway.service.ports.request import WorkerExperience
+from gateway.core.money.amounts import Usage, cost_nano, nano_to_usd
+from gateway.core.pool.workers import MODEL_KINDS, PoolFile, Price, WorkerSpec
+from gateway.errors import UpstreamRefused
+from gateway.service.ports.request import WorkerCall, WorkerExperience, WorkerReply
 from policy.environments.base import Prompt, Spend, Split, fraction, rng_for, split_of
 from policy.environments.executor import CAPS, ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
-from policy.environments.simulated import NOWHERE, SpeakerWorkers
+from policy.environments.simulated import NOWHERE, SpeakerWorkers, tool_reply
 from policy.simulators.recordings import BadRecording, Recording, Recordings, load
 from policy.simulators.replay import ReplaySpeaker, pool_file
 
 VALIDATION_SHARE = 0.25
+CHECK_URL = f"{NOWHERE}/check"
+CHECK_SAYS = "says whether a recorded check found the last reply it sees valid"
 FIRST_S, TOKENS_PER_S = 0.5, 80.0  # assumed
 Experience = Callable[[Prompt], Mapping[str, WorkerExperience]]
 
@@ -53,7 +58,7 @@ class ReplayEnvironment(ExecutedEnvironment):
     ) -> None:
         super().__init__(executor, spend, concurrency)
         document = PoolFile.model_validate(pool_file(recordings.models, prices, NOWHERE, seed))
-        self._pool = document.pool("replay")
+        self._pool = [*document.pool("replay"), *_check_tool(recordings)]
         self._recordings, self._seed = recordings, seed
         self._validation_share = validation_share
         self._experience = experience
@@ -84,7 +89,7 @@ class ReplayEnvironment(ExecutedEnvironment):
         return sum(split_of(entry.id, self._validation_share) == split for entry in self._recorded)
 
     def _prompt(self, entry: Recording, seed: int) -> Prompt:
-        offered = [spec for spec in self._pool if spec.kind not in MODEL_KINDS or spec.name in entry.answers]
+        offered = [spec for spec in self._pool if _offers(entry, spec)]
         pool = rng_for("replay pool", seed, entry.id).sample(offered, len(offered))
         messages = ({"role": "user", "content": entry.question},)
         kind = entry.domain if self._tell_domain else None
@@ -92,8 +97,8 @@ class ReplayEnvironment(ExecutedEnvironment):
         return prompt if self._experience is None else replace(prompt, experience=self._experience(prompt))
 
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
-        """The recorded models, and `vote`. An episode begins with the answers and goes on with samples."""
-        return SpeakerWorkers(ReplaySpeaker(self._recordings, FIRST_S, TOKENS_PER_S, self._seed))
+        """The recorded models, `vote` and `check`. An episode begins with the answers and goes on with samples."""
+        return _RecordedWorkers(ReplaySpeaker(self._recordings, FIRST_S, TOKENS_PER_S, self._seed), prompt)
 
     def grade(self, prompt: Prompt, reply: str) -> float:
         """The recording's own verdict where the reply is one of its answers, else the final answer against the gold."""
@@ -118,9 +123,63 @@ class ReplayEnvironment(ExecutedEnvironment):
         return f'{{"steps":[{{"worker":"{best.handle}","task":null,"see":[]}}]}}'
 
 
+class _RecordedWorkers(SpeakerWorkers):
+    """The workers of an episode, with the recorded check of one question."""
+
+    def __init__(self, speaker: ReplaySpeaker, prompt: Prompt) -> None:
+        super().__init__(speaker)
+        self._entry = _truth(prompt)
+        self._names = {spec.handle: spec.name for spec in prompt.pool}
+
+    def tool(self, call: WorkerCall) -> WorkerReply:
+        """Return `valid` or `not valid` for the last reply that `check` sees, at its recorded cost; else what `vote`
+        says. Raises UpstreamRefused where nothing is recorded of that reply."""
+        if call.worker.url != CHECK_URL:
+            return super().tool(call)
+        if not call.saw:
+            raise UpstreamRefused("check sees no replies; let its step see the one to check", dispatched=False)
+        handle, _, reply = call.saw[-1]
+        found = [name for name in self._entry.checks if self._entry.answers[name].text == reply]
+        if not found:
+            message = "no check of this reply was recorded: it must be a worker's recorded answer, word for word"
+            raise UpstreamRefused(message, upstream_status=404, code="no_recording")
+        name = self._names.get(handle)
+        check = self._entry.checks[name if name in found else found[0]]
+        return tool_reply("valid" if check.valid else "not valid", check.cost_nano)
+
+
+def _check_tool(recordings: Recordings) -> list[WorkerSpec]:
+    """The tool `check`, where anything was checked. Its price is what the dearest check cost: a call draws that."""
+    every = [check.cost_nano for entry in recordings.by_question.values() for check in entry.checks.values()]
+    if not every:
+        return []
+    price = Price(call_usd=Decimal(nano_to_usd(max(every))))
+    return [
+        WorkerSpec(
+            name="check",
+            handle="check",
+            kind="tool",
+            url=CHECK_URL,
+            price=price,
+            tags=("check",),
+            description=CHECK_SAYS,
+        )
+    ]
+
+
+def _offers(entry: Recording, spec: WorkerSpec) -> bool:
+    """Whether a question offers the worker: a model that answered it, `check` where an answer was checked, `vote`."""
+    if spec.kind in MODEL_KINDS:
+        return spec.name in entry.answers
+    return spec.url != CHECK_URL or bool(entry.checks)
+
+
 def caps_above(recordings: Recordings) -> Caps:
     """Caps that no recorded cost reaches: recorded dollars may be above what tokens × price let a call draw."""
-    every = (answer.cost_nano or 0 for entry in recordings.by_question.values() for answer in entry.answers.values())
+    entries = recordings.by_question.values()
+    answers = (draw.cost_nano or 0 for entry in entries for answer in entry.answers.values() for draw in answer.draws)
+    checks = (check.cost_nano for entry in entries for check in entry.checks.values())
+    every = chain(answers, checks)
     return replace(CAPS, cost_nano=max(CAPS.cost_nano, CAPS.calls * max(every, default=0)))
 
 
@@ -139,7 +198,8 @@ def _left_out(recordings: Recordings) -> dict[str, int]:
     """Counts of what is not offered: questions by reason, and each worker's missing answers."""
     reasons = Counter(_reason(entry, recordings) for entry in recordings.by_question.values())
     questions = {reason: n for reason, n in reasons.items() if reason is not None}
-    return questions | {f"answers of {model}": n for model, n in recordings.gaps().items()}
+    checks = {"checks of answers that are not there": recordings.checks_unused} if recordings.checks_unused else {}
+    return questions | {f"answers of {model}": n for model, n in recordings.gaps().items()} | checks
 
 
 def _truth(prompt: Prompt) -> Recording:

@@ -31,7 +31,7 @@ class SpeakerWorkers:
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """Return the complete reply at once. Raises UpstreamRefused (404 `no_recording`, …), UpstreamError."""
         if call.worker.kind == "tool":
-            return vote(call)
+            return self.tool(call)
         try:
             body = {**call.worker.params, **call.body}
             answer = self._speaker.say(call.worker.name, body)
@@ -44,6 +44,10 @@ class SpeakerWorkers:
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds(answer, cuts)
         reply = completion(answer, cuts)
         return WorkerReply(reply, read_usage(reply) or Usage(), cost_nano=bill_nano(answer, cuts))
+
+    def tool(self, call: WorkerCall) -> WorkerReply:
+        """Return what a tool says at once. Raises UpstreamRefused."""
+        return vote(call)
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the same reply as chunks, then its usage."""
@@ -60,9 +64,14 @@ def vote(call: WorkerCall) -> WorkerReply:
     if not call.saw:
         raise UpstreamRefused("vote sees no replies; let its step see at least one", dispatched=False)
     replies = [reply for _, _, reply in call.saw]
-    message = {"role": "assistant", "content": replies[majority(replies)]}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    return WorkerReply({"object": "chat.completion", "choices": [choice], "usage": usage_body(Usage())}, Usage())
+    return tool_reply(replies[majority(replies)])
+
+
+def tool_reply(text: str, cost_nano: int | None = None) -> WorkerReply:
+    """The reply of a tool, without tokens; `cost_nano` None: free."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    body = {"object": "chat.completion", "choices": [choice], "usage": usage_body(Usage())}
+    return WorkerReply(body, Usage(), cost_nano=cost_nano)
 
 
 def _error(refused: RequestRefusal) -> UpstreamError:

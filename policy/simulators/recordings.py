@@ -2,7 +2,7 @@
 
 A line: `{"id", "question", "input_tokens", "workers": {model: {"output", "output_tokens"}}}`; `domain`, `gold` and a
 worker's `correct` are for grading; a worker's `cost_usd` is what its answer cost; `samples` are further draws of the
-worker on the question. Anything else in it is ignored.
+worker on the question; `checks` are what a check said of a worker's answer. Anything else in it is ignored.
 """
 
 from __future__ import annotations
@@ -51,6 +51,14 @@ class RecordedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedCheck:
+    """What a check said of one model's answer, and what it cost in nano-dollars."""
+
+    valid: bool
+    cost_nano: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """One question with what each model answered."""
 
@@ -60,6 +68,7 @@ class Recording:
     asked: bytes = b""  # the question, compressed
     domain: str | None = None
     gold: str | None = None
+    checks: Mapping[str, RecordedCheck] = field(default_factory=dict)  # by model
 
     @property
     def question(self) -> str:
@@ -74,6 +83,7 @@ class Recordings:
     by_question: dict[bytes, Recording] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     chosen: bool = False  # the caller named the models
+    checks_unused: int = 0  # of answers that are not there, or of models that were not chosen
 
     def gaps(self) -> dict[str, int]:
         """The number of questions that each model did not answer, for models that lack any."""
@@ -93,7 +103,7 @@ def load(path: Path, models: Sequence[str] = ()) -> Recordings:
     seen: dict[str, None] = {}
     held_bytes = 0
     for number, line in _lines(path):
-        question, recording = _parse(line, f"{path}:{number}", models)
+        question, recording, unused = _parse(line, f"{path}:{number}", models)
         draws = (draw for answer in recording.answers.values() for draw in answer.draws)
         held_bytes += len(recording.asked) + sum(len(draw.packed) for draw in draws)
         if len(recordings.by_question) >= QUESTIONS_MAX or held_bytes > RECORDED_BYTES_MAX:
@@ -101,6 +111,7 @@ def load(path: Path, models: Sequence[str] = ()) -> Recordings:
         if question_key(question) in recordings.by_question:
             raise BadRecording(f"{path}:{number}: the question stands in an earlier line; delete one of the two")
         recordings.by_question[question_key(question)] = recording
+        recordings.checks_unused += unused
         seen.update(dict.fromkeys(recording.answers))
     if not recordings.by_question:
         raise BadRecording(f"{path}: holds no recording; give a JSONL file with at least one line")
@@ -145,7 +156,8 @@ def _row(line: bytes, place: str) -> tuple[dict[str, Any], str, dict[str, Any]]:
     return record, question, workers
 
 
-def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recording]:
+def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recording, int]:
+    """(the question, its recording, the number of checks of answers that are not in it)."""
     record, question, workers = _row(line, place)
     tokens = _count(record.get("input_tokens"), place, "input_tokens")
     wanted = {model: answer for model, answer in workers.items() if answer is not None and model in (models or workers)}
@@ -153,8 +165,25 @@ def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recordi
     answers = {
         model: _answers(answer, place, f"workers.{model}", f"{name} {model}") for model, answer in wanted.items()
     }
+    said = _checks(record.get("checks"), place)
+    checks = {model: check for model, check in said.items() if model in answers}
     domain, gold = (None if record.get(key) is None else str(record[key]) for key in ("domain", "gold"))
-    return question, Recording(name, tokens, answers, _packed(question), domain, gold)
+    recording = Recording(name, tokens, answers, _packed(question), domain, gold, checks)
+    return question, recording, len(said) - len(checks)
+
+
+def _checks(value: object, place: str) -> dict[str, RecordedCheck]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRecording(f"{place}: `checks` must map a model to its `valid` and `cost_usd`")
+    return {model: _check(check, place, f"checks.{model}") for model, check in value.items()}
+
+
+def _check(value: object, place: str, field_name: str) -> RecordedCheck:
+    if not isinstance(value, dict) or not isinstance(value.get("valid"), bool):
+        raise BadRecording(f"{place}: `{field_name}.valid` must be true or false")
+    return RecordedCheck(value["valid"], _nano(value.get("cost_usd", 0), place, f"{field_name}.cost_usd"))
 
 
 def _answers(value: object, place: str, field_name: str, name: str) -> RecordedAnswer:

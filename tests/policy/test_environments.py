@@ -395,6 +395,30 @@ async def test_self_consistency_votes_over_the_recorded_samples(tmp_path: Path) 
     assert found[0].reply == f"<answer>{right}</answer>"
 
 
+async def test_a_recorded_check_is_a_tool_with_its_verdict_and_cost(tmp_path: Path) -> None:
+    rows = lines(2)
+    rows[1]["checks"] = {
+        "cheap": {"valid": False, "cost_usd": 0.25},
+        "dear": {"valid": True, "cost_usd": 0.5},
+        "gone": {"valid": True, "cost_usd": 9},
+    }
+    env = ReplayEnvironment(load_rows(tmp_path, rows), PRICES)
+    assert env.left_out == {"checks of answers that are not there": 1}
+    assert "check" not in {spec.name for spec in question(env, rows[0]["id"]).pool}
+    prompt = question(env, rows[1]["id"])
+    assert next(spec for spec in prompt.pool if spec.name == "check").price.call_nano == 500_000_000  # type: ignore[union-attr]
+    plans = [text(prompt, (name, None, []), ("check", None, [0])) for name in ("cheap", "dear", "mid")]
+    alone = text(prompt, ("check", None, []))
+    cheap, dear, unchecked, blind = await env.run(prompt, [*plans, alone])
+    assert (cheap.reply, dear.reply) == ("not valid", "valid")
+    assert (cheap.outcome, dear.outcome) == (0.0, 0.0)
+    assert [step.cost_nano for step in cheap.record.steps] == [50 * 100 + 100 * 400, 250_000_000]
+    assert dear.record.steps[1].cost_nano == 500_000_000
+    assert unchecked.record.steps[1].attempts[0].upstream_status == 404
+    assert unchecked.record.steps[1].cost_nano == 0
+    assert blind.error is not None
+
+
 def test_a_question_offers_only_those_that_answered_it(tmp_path: Path) -> None:
     rows = lines(4)
     del rows[0]["workers"]["mid"]

@@ -156,6 +156,9 @@ BAD: list[tuple[Any, str]] = [
             ([{"answer": "4"}], r"\[0\].output_tokens` must be a whole number"),
         )
     ),
+    (record(1, checks=[]), "r.jsonl:2: `checks` must map a model to its `valid`"),
+    (record(1, checks={"m": {"valid": 1}}), "r.jsonl:2: `checks.m.valid` must be true or false"),
+    (record(1, checks={"m": {"valid": True, "cost_usd": "1"}}), "r.jsonl:2: `checks.m.cost_usd` must be a number"),
     (record(0), "r.jsonl:2: the question stands in an earlier line"),
 ]
 
@@ -332,6 +335,14 @@ def test_every_real_sample_is_read() -> None:
     assert sum(len(answer.samples) for answer in every) == 26_292
     assert {len(answer.samples) for answer in every} == {0, 2}
     assert all(draw.cost_nano and draw.correct is not None for answer in every for draw in answer.samples)
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no folder of recorded answers beside the repository")
+def test_every_real_check_is_read_or_counted() -> None:
+    recordings = load(RECORDED / "agents_dev.jsonl.gz")
+    every = [check for each in recordings.by_question.values() for check in each.checks.values()]
+    assert (len(every), recordings.checks_unused) == (4709, 59)
+    assert all(check.cost_nano for check in every)
 
 
 FILES = [  # file, prices, models, questions, answers, answers that are missing
