@@ -83,7 +83,7 @@ class Recordings:
     by_question: dict[bytes, Recording] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     chosen: bool = False  # the caller named the models
-    checks_unused: int = 0  # of answers that are not there, or of models that were not chosen
+    checks_unused: int = 0  # checks of answers that are not there
 
     def gaps(self) -> dict[str, int]:
         """The number of questions that each model did not answer, for models that lack any."""
@@ -165,7 +165,8 @@ def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recordi
     answers = {
         model: _answers(answer, place, f"workers.{model}", f"{name} {model}") for model, answer in wanted.items()
     }
-    said = _checks(record.get("checks"), place)
+    every = _checks(record.get("checks"), place)
+    said = {model: check for model, check in every.items() if not models or model in models}
     checks = {model: check for model, check in said.items() if model in answers}
     domain, gold = (None if record.get(key) is None else str(record[key]) for key in ("domain", "gold"))
     recording = Recording(name, tokens, answers, _packed(question), domain, gold, checks)

@@ -404,6 +404,7 @@ async def test_a_recorded_check_is_a_tool_with_its_verdict_and_cost(tmp_path: Pa
     }
     env = ReplayEnvironment(load_rows(tmp_path, rows), PRICES)
     assert env.left_out == {"checks of answers that are not there": 1}
+    assert ReplayEnvironment.open(write_rows(tmp_path, rows), PRICES, ["cheap", "mid"]).left_out == {}
     assert "check" not in {spec.name for spec in question(env, rows[0]["id"]).pool}
     prompt = question(env, rows[1]["id"])
     assert next(spec for spec in prompt.pool if spec.name == "check").price.call_nano == 500_000_000  # type: ignore[union-attr]

@@ -143,12 +143,15 @@ def agreement(replies: Sequence[str]) -> list[list[int]]:
 
 
 def majority(replies: Sequence[str]) -> int:
-    """The index of the first reply with the most common answer; of equally common answers, the one given first. Raises
-    ValueError without replies."""
+    """The index of the first reply with the most common answer; of equally common answers, the one given first. A reply
+    without an answer has no vote; where none has an answer, the first that is not blank. Raises ValueError without
+    replies."""
     if not replies:
         raise ValueError("no replies to vote on")
-    groups = [group for group in agreement(replies) if replies[group[0]].strip()]
-    return groups[0][0] if groups else 0
+    groups = agreement(replies)
+    answered = (group[0] for group in groups if extract_answer(replies[group[0]]))
+    spoken = (group[0] for group in groups if replies[group[0]].strip())
+    return next(answered, next(spoken, 0))
 
 
 def is_refusal(reply: str) -> bool:

@@ -53,6 +53,12 @@ def test_extract_reads_the_end_of_a_long_reply() -> None:
     assert extract_answer("Answer: 1\n" + "x " * 100_000 + "\nAnswer: 2") == "2"
 
 
+def test_replies_without_an_answer_have_no_vote() -> None:
+    assert majority(["", "<answer></answer>", "<answer>7</answer>", "<answer>8</answer>"]) == 2
+    assert majority(["", "<answer></answer>"]) == 1
+    assert majority(["", " "]) == 0
+
+
 def test_tags_without_end_take_linear_time() -> None:
     assert extract_answer("<answer>" * 100_000) == "<answer>" * (65_536 // len("<answer>"))
 
