@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -19,8 +21,15 @@ settings.register_profile(
 settings.load_profile("baton")
 
 
+HERE = Path(__file__).parent
+QUICK = ("unit", "service", "bench")  # folders whose files take a second or two
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each property test `sized`: it tries more examples in `make test-all`."""
+    """Mark each property test `sized`: it tries more examples in `make test-all`. Files of quick tests come last: a
+    process that gets a slow one at the end leaves the other idle."""
+    items.sort(key=lambda item: Path(str(item.path)).relative_to(HERE).parts[0] in QUICK)
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.sized)
