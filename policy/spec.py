@@ -53,13 +53,13 @@ def plain(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     ConfigError."""
     kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in kind.model_fields.items()}
     paths = {name: Path(value).resolve() for name, value in values.items() if Path in kinds.get(name, ())}
-    return _named(checked(kind, {**values, **paths}).model_dump(mode="json"), values)
+    return _subset(checked(kind, {**values, **paths}).model_dump(mode="json"), values)
 
 
-def _named(all_values: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _subset(all_values: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     inner = {name: value for name, value in values.items() if isinstance(value, dict)}
     named = {name: all_values[name] for name in values if name in all_values}
-    return named | {name: _named(named[name], value) for name, value in inner.items()}
+    return named | {name: _subset(named[name], value) for name, value in inner.items()}
 
 
 def first_of(error: ValidationError) -> str:

@@ -210,7 +210,7 @@ class Pipeline:
         if self.cancelled and status in (EXIT_STOPPED, -signal.SIGTERM, -signal.SIGKILL):
             raise JobStopped
         words = child.last_words(log, tail.start)
-        raise Failed(f"{_named(command)} {_end_of(status)}{f': {words}' if words else ''} (log: {log})")
+        raise Failed(f"{_program_of(command)} {_end_of(status)}{f': {words}' if words else ''} (log: {log})")
 
     async def _say(self, line: str) -> None:
         await self._steadily(lambda: self._store.write(self._job, [line]))
@@ -260,7 +260,7 @@ def _refusals(report: dict[str, Any]) -> str:
     return "; ".join(named) or "the gate gave no reason"
 
 
-def _named(command: Sequence[str]) -> str:
+def _program_of(command: Sequence[str]) -> str:
     return " ".join(command[command.index("policy") :][:2]) if "policy" in command else command[0]
 
 

@@ -207,7 +207,7 @@ class Replies:
         """The chunk that `stream_options.include_usage` asks for."""
         return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": self.usage(count)}
 
-    def whole(self, text: str, sampled: Sequence[TokenSample]) -> dict[str, Any]:
+    def body(self, text: str, sampled: Sequence[TokenSample]) -> dict[str, Any]:
         """The body of a completion that was not streamed."""
         message = {"role": "assistant", "content": text}
         body = {

@@ -213,7 +213,7 @@ async def _chat(request: Request) -> Response:
     served = _served(request)
     try:
         call = await _admit(served, await _body(request, ChatCompletionRequest))
-        response = await (_streamed(call) if call.request.stream else _whole(call, request))
+        response = await (_streamed(call) if call.request.stream else _complete(call, request))
     except ApiError as error:
         response = _error(error)
     served.metrics.requests.labels(str(response.status_code)).inc()
@@ -298,7 +298,7 @@ async def _events(call: Completion, first: tuple[str, list[TokenSample]], pieces
     yield DONE
 
 
-async def _whole(call: Completion, request: Request) -> Response:
+async def _complete(call: Completion, request: Request) -> Response:
     """One body; a client that leaves before it is ready stops the decode."""
     collecting = asyncio.create_task(_collect(call))
     leaving = asyncio.create_task(_left(request))
@@ -321,7 +321,7 @@ async def _collect(call: Completion) -> dict[str, Any]:
         async for piece, batch in pieces:
             text += piece
             sampled += batch
-    return call.replies.whole(text, sampled)
+    return call.replies.body(text, sampled)
 
 
 async def _left(request: Request) -> None:

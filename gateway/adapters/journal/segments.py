@@ -136,7 +136,7 @@ class Segment:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND
             self._fd = os.open(segment_path(directory, number), flags, 0o600)
         except OSError as error:
-            raise _named(error) from error
+            raise _as_no_space(error) from error
         sync_directory(directory)
 
     def append(self, blob: bytes) -> None:
@@ -147,7 +147,7 @@ class Segment:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
             os.ftruncate(self._fd, self.size)
-            raise _named(error) from error
+            raise _as_no_space(error) from error
         os.fdatasync(self._fd)  # after an error here it is unknown which pages are on disk: fatal, never retried
         self.size += len(blob)
 
@@ -155,7 +155,7 @@ class Segment:
         os.close(self._fd)
 
 
-def _named(error: OSError) -> OSError:
+def _as_no_space(error: OSError) -> OSError:
     return NoSpace(*error.args) if error.errno in NO_SPACE else error
 
 

@@ -262,16 +262,16 @@ async def credit_list(connection: AsyncConnection, limit: int) -> Sequence[Credi
 
 async def _charge(connection: AsyncConnection, name: str) -> Mapping[Any, Any]:
     """The settlement of a hold, by the id of the hold, its rollout or its completion."""
-    settled = select(ledger).where(_named(name), ledger.c.kind.in_(SETTLED)).limit(1)
+    settled = select(ledger).where(_is_of(name), ledger.c.kind.in_(SETTLED)).limit(1)
     row = (await connection.execute(settled)).mappings().first()
     if row is not None:
         return row
-    if (await connection.execute(select(ledger.c.hold_id).where(_named(name)).limit(1))).first() is not None:
+    if (await connection.execute(select(ledger.c.hold_id).where(_is_of(name)).limit(1))).first() is not None:
         raise Conflict(f"`{name[:64]}` is not settled yet; there is nothing to give back", code="hold_open")
     raise NotFound(f"no charge `{name[:64]}`; give a hold's, a rollout's or a completion's id", code="charge_not_found")
 
 
-def _named(name: str) -> ColumnElement[bool]:
+def _is_of(name: str) -> ColumnElement[bool]:
     plain = str(clean(name))
     try:
         rollout = str(UUID(plain.removeprefix("chatcmpl-").removeprefix("resp_")))

@@ -73,7 +73,7 @@ def _insert_all(connection: Connection, table: Table, values: Sequence[rows.Row]
             if not isinstance(row[name], str | None):
                 raise ValueError(f"{table.name}.{name} is not text but {type(row[name]).__name__}")
     for name in floats:
-        values = [row | {name: _named(row[name])} for row in values]
+        values = [row | {name: _name_infinities(row[name])} for row in values]
     rows_json = json.dumps(values, ensure_ascii=False, default=str)
     connection.execute(_insert_missing(table.name, names), {"rows": rows_json})
 
@@ -82,7 +82,7 @@ def _of_floats(kind: Any) -> bool:
     return isinstance(kind, ARRAY) and isinstance(kind.item_type, Double)
 
 
-def _named(numbers: Any) -> Any:
+def _name_infinities(numbers: Any) -> Any:
     """Replace floats that JSON cannot represent (the log of probability 0 is -inf) by their names, which PostgreSQL
     reads."""
     if not isinstance(numbers, list):

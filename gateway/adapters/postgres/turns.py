@@ -38,7 +38,7 @@ class PostgresReplies:
             row = (await connection.execute(select(idempotent_replies).where(_is(slot)))).mappings().first()
         if row is None:  # just released: the next try gets it
             raise IdempotencyRunning
-        return _kept(row, slot)
+        return _reply_of(row, slot)
 
     async def keep(self, slot: Slot, reply: StoredReply) -> bool:
         values = {"status": reply.status, "headers": dict(reply.headers), "body": reply.body}
@@ -90,7 +90,7 @@ def _ago(seconds: float) -> Any:
     return func.now() - timedelta(seconds=seconds)
 
 
-def _kept(row: Mapping[Any, Any], slot: Slot) -> StoredReply:
+def _reply_of(row: Mapping[Any, Any], slot: Slot) -> StoredReply:
     if bytes(row["fingerprint"]) != slot.fingerprint:
         raise IdempotencyReused
     if row["status"] is None:

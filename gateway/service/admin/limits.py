@@ -28,7 +28,7 @@ FIELDS = (*MONEY, *COUNTS)
 def columns(given: Mapping[str, Any]) -> dict[str, int | None]:
     """Columns from the given fields of FIELDS; None: no limit. Raises BadRequest, which names the field."""
     values: dict[str, int | None] = {MONEY[name]: nano(name, given[name]) for name in MONEY if name in given}
-    return values | {name: whole(name, given[name], most) for name, most in COUNTS.items() if name in given}
+    return values | {name: count_of(name, given[name], most) for name, most in COUNTS.items() if name in given}
 
 
 def shown(row: KeyRow | OrgRow) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def nano(field: str, usd: Any) -> int | None:
         raise bad(field, f"{error}; write dollars such as 25 or 0.50") from None
 
 
-def whole(field: str, value: Any, most: int) -> int | None:
+def count_of(field: str, value: Any, most: int) -> int | None:
     """A positive int, or None. Raises BadRequest."""
     if value is not None and (type(value) is not int or not 1 <= value <= most):
         raise bad(field, f"`{str(value)[:40]}` is not a whole number from 1 to {most:,}; leave it out for no limit")

@@ -78,7 +78,7 @@ async def lessons(
         work.append((_posed(rng, prompt, quality, near), [ProgramPlanner(program)]))
     await sample(environment, work, on_progress=on_progress)
     rng = Random(f"lessons {seed}")
-    return [lesson for _, (planner,) in work for lesson in _told(rng, planner)]
+    return [lesson for _, (planner,) in work for lesson in _lessons_of(rng, planner)]
 
 
 def _program(rng: Random, worth: Worth, best: Program, category: str, usd_weight: float) -> Program:
@@ -97,7 +97,7 @@ def _posed(rng: Random, prompt: Prompt, quality: int, near: Nearest | None) -> P
     return replace(prompt, pool=tuple(pool), quality=quality, experience=experience)
 
 
-def _told(rng: Random, planner: ProgramPlanner) -> list[PlanLesson]:
+def _lessons_of(rng: Random, planner: ProgramPlanner) -> list[PlanLesson]:
     found: list[PlanLesson] = []
     for told in planner.told:
         if told.situation.round >= LAST_ROUND and rng.random() >= LAST_ROUND_SHARE:
