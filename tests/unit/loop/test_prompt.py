@@ -27,10 +27,11 @@ from gateway.core.loop.prompt import (
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.service.loop.rounds import shown_worker
 
-PROFILES: tuple[Profile, ...] = ("compact", "dial", "full")
+PROFILES: tuple[Profile, ...] = ("brief", "compact", "dial", "full")
 # Weights are trained on exactly this rendering: a change here invalidates every trained conductor (and needs a new
 # PROMPT_VERSION, new training, and a new manifest), so it is never made in passing.
 PINNED: dict[Profile, str] = {
+    "brief": "52d5bcc4271b583f5e67b96ad23aba74209ef2ba8b20efd286f35973981b5499",
     "compact": "5ae1326bbde8532915e208653e1fae16bf506435c65bc5a2a17d6cdc55270f78",
     "dial": "1236ba75fa68b206adc0c159b64cd63a0091f1a55b4d404ee73343cd5e2f8fdc",
     "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",
@@ -168,6 +169,19 @@ def test_the_compact_prompt_line_by_line() -> None:
     ]
 
 
+def test_the_brief_prompt_has_workers_in_words_and_the_state_of_the_round_last() -> None:
+    later = replace(SHOWN, round=2, quality=7, replies=(ShownReply(0, "atlas", "4", ("agrees:1",)),))
+    first, second = (render("brief", shown)[1]["content"] for shown in (replace(SHOWN, quality=7), later))
+    shared = (
+        "atlas: sums and dates, arithmetic, $$, fast, 8k, 8/10 right $0.4/1k\n"
+        "quill: no description, free, 128k\n"
+        "[user]\n"
+        "> What is 2 + 2?\n"
+    )
+    assert first == shared + "round 1 steps 5 depth 1 quality 7"
+    assert second == shared + "round 2 steps 5 depth 1 quality 7\n0 atlas (agrees:1) = 4\nagree 1 of 1 last in"
+
+
 def test_the_full_prompt_says_the_same_in_words() -> None:
     later = replace(SHOWN, round=2, replies=(ShownReply(0, "atlas", None, ()),))
     system, user = render("full", later)
@@ -234,7 +248,7 @@ def test_the_hash_covers_the_profiles_apart() -> None:
     assert len({prompt_hash(profile) for profile in PROFILES}) == len(PROFILES)
 
 
-@pytest.mark.parametrize(("profile", "told"), [("compact", False), ("dial", True), ("full", True)])
+@pytest.mark.parametrize(("profile", "told"), [("brief", True), ("compact", False), ("dial", True), ("full", True)])
 def test_the_dial_is_told_to_whoever_was_taught_to_heed_it(profile: Profile, told: bool) -> None:
     low, high = (render(profile, replace(SHOWN, quality=quality)) for quality in (1, 8))
     assert (low != high) is told
