@@ -13,8 +13,8 @@ from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.reward import DIAL
-from policy.start.recorded.lessons import ProgramPlanner, lessons
-from policy.start.recorded.programs import Program, Worth, gives, search
+from policy.start.recorded.lessons import Posing, ProgramPlanner, lessons
+from policy.start.recorded.programs import Choices, Program, Worth, gives, search
 from policy.statistics.tuning import Nearest, Observation, WorkerResult, observe
 from tests.policy.environments import SUMS, WORDS, lines, recorded
 from tests.sizes import sized
@@ -101,8 +101,9 @@ async def test_lessons_are_what_the_server_would_show_and_decode(tmp_path: Path)
     observed, worth = await known(env)
     prices = worth.prices(1.0)
     dial = worth.dial(prices, 1.0)
-    told = await lessons(env, prompts, worth, dial, prices, Nearest(observed, 5), 60, seed=1)
-    assert told == await lessons(env, prompts, worth, dial, prices, Nearest(observed, 5), 60, seed=1)
+    choices, posing = Choices(worth, dial, prices), Posing(near=Nearest(observed, 5))
+    told = await lessons(env, prompts, choices, posing, 60, seed=1)
+    assert told == await lessons(env, prompts, choices, posing, 60, seed=1)
     assert len(told) > 60
     assert {line for each in told for line in each.prompt.splitlines()[:1]} >= {
         f"steps 5 depth 2 round 1 quality {quality}" for quality in (0, QUALITY_MAX)
@@ -117,7 +118,39 @@ async def test_lessons_are_what_the_server_would_show_and_decode(tmp_path: Path)
 
 async def test_no_training_question_is_an_error() -> None:
     with pytest.raises(ValueError, match="no training question"):
-        await lessons(None, [], Worth((), (), None, None, None), [], (), None, 1, 0)  # type: ignore[arg-type]
+        await lessons(None, [], None, Posing(), 1, 0)  # type: ignore[arg-type]
+
+
+async def test_a_smaller_pool_is_taught_the_best_program_over_its_workers(tmp_path: Path) -> None:
+    _, worth = await known(environment(tmp_path))
+    prices = worth.prices(1.0)
+    choices = Choices(worth, worth.dial(prices, 1.0), prices)
+    every = ("cheap", "mid", "dear")
+    assert choices.best(QUALITY_MAX, SUMS, every) == worth.dial(prices, 1.0)[QUALITY_MAX][SUMS]
+    pair = choices.best(QUALITY_MAX, WORDS, ("cheap", "dear"))
+    assert {*pair.first, *pair.then} <= {"cheap", "dear"}
+    assert choices.best(QUALITY_MAX, SUMS, ("cheap",)) == Program(("cheap",))
+    others = {choices.other(5, SUMS, ("cheap", "mid"), 3, Random(seed)).first for seed in range(40)}
+    assert len(others) == 3
+    assert all(set(first) <= {"cheap", "mid"} for first in others)
+    with pytest.raises(KeyError, match="no program"):
+        choices.best(0, SUMS, ("stranger",))
+
+
+async def test_lessons_of_drawn_pools_under_new_handles_share_their_beginning(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    observed, worth = await known(env)
+    prices = worth.prices(1.0)
+    choices = Choices(worth, worth.dial(prices, 1.0), prices)
+    posing = Posing("brief", Nearest(observed, 5), (1, 3), redraw_handles=True, places=4)
+    told = await lessons(env, env.prompts("train", 10, 0), choices, posing, 40, seed=2)
+    groups = {number: [each for each in told if each.posed == number] for number in {each.posed for each in told}}
+    assert len(groups) == 10
+    for group in groups.values():
+        assert len({each.prompt.partition("\nround ")[0] for each in group}) == 1
+        handles = {line.partition(":")[0] for line in group[0].prompt.split("\n[user]")[0].splitlines()}
+        assert all(step["worker"] in handles for each in group for step in json.loads(each.plan)["steps"])
+    assert len({each.prompt.partition(":")[0] for each in told}) > 5, "handles are drawn anew"
 
 
 async def test_a_budget_has_a_place_of_its_own_between_two_prices(tmp_path: Path) -> None:

@@ -16,14 +16,15 @@ from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import question_text
 from gateway.core.loop.plan import Plan, Step
-from gateway.core.loop.prompt import Profile, PromptInput, most_agreeing, render
+from gateway.core.loop.prompt import Profile, most_agreeing, render
 from gateway.core.pool.workers import MODEL_KINDS, VOTE_URL
 from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.routers import SHIP
 from gateway.service.loop.state import EarlyStart, Situation
-from policy.environments.base import Environment, Prompt
+from policy.environments.base import Environment, Prompt, draw_pool
 from policy.environments.sampling import SamplingProgress, sample
-from policy.start.recorded.programs import Program, Worth
+from policy.simulators import HANDLES
+from policy.start.recorded.programs import Choices, Program
 from policy.statistics.tuning import Nearest
 
 PROFILE: Profile = "dial"
@@ -37,10 +38,30 @@ LAST_ROUND_SHARE = 0.3  # of third rounds are taught: they only ever ship
 
 @dataclass(frozen=True, slots=True)
 class PlanLesson:
-    """A rendered prompt and the plan that belongs under it."""
+    """A rendered prompt and the plan that belongs under it. Lessons of one `posed` number are of one question with one
+    pool as shown, so their prompts share a beginning."""
 
-    prompt: str
+    messages: tuple[Mapping[str, str], ...]
     plan: str
+    posed: int = 0
+
+    @property
+    def prompt(self) -> str:
+        """The text of the user message."""
+        return self.messages[-1]["content"]
+
+
+@dataclass(frozen=True, slots=True)
+class Posing:
+    """How a question is posed to the teacher. `near`: where the shown experience comes from; a question never counts
+    for itself. `k_of_n`, `redraw_handles`: as in training (`draw_pool`). `places`: of the dial, at which one posed
+    question is taught."""
+
+    profile: Profile = PROFILE
+    near: Nearest | None = None
+    k_of_n: tuple[int, int] | None = None
+    redraw_handles: bool = False
+    places: int = 1
 
 
 def plan_text(plan: Plan) -> str:
@@ -48,62 +69,60 @@ def plan_text(plan: Plan) -> str:
     return json.dumps(plan.as_json(), separators=(",", ":"), ensure_ascii=False)
 
 
-def rendered(shown: PromptInput) -> str:
-    """The text of the one user message."""
-    return render(PROFILE, shown)[0]["content"]
-
-
 async def lessons(
     environment: Environment,
     prompts: Sequence[Prompt],
-    worth: Worth,
-    dial: Sequence[Mapping[str, Program]],
-    usd_weights: Sequence[float],
-    near: Nearest | None,
+    choices: Choices,
+    posing: Posing,
     episodes: int,
     seed: int,
     on_progress: Callable[[SamplingProgress], None] | None = None,
 ) -> list[PlanLesson]:
-    """About two lessons an episode. `dial`: by place the program for each category; `usd_weights`: what a dollar costs
-    there. `near`: where the shown experience comes from; a question never counts for itself. Raises ValueError on no
-    prompts."""
+    """About two lessons an episode. Raises ValueError on no prompts."""
     if not prompts:
         raise ValueError("no training question")
     work: list[tuple[Prompt, list[ProgramPlanner]]] = []
-    for number in range(episodes):
+    for number in range(-(-episodes // posing.places)):
         rng = Random(f"lesson {seed} {number}")
-        prompt = prompts[number % len(prompts)]
-        quality, category = rng.randrange(len(dial)), prompt.category or ""
-        program = _program(rng, worth, dial[quality][category], category, usd_weights[quality])
-        work.append((_posed(rng, prompt, quality, near), [ProgramPlanner(program)]))
+        prompt = _posed(rng, prompts[number % len(prompts)], posing)
+        for place in rng.sample(range(choices.places), posing.places):
+            planner = ProgramPlanner(_program(rng, choices, place, prompt))
+            work.append((replace(prompt, quality=place), [planner]))
     await sample(environment, work, on_progress=on_progress)
     rng = Random(f"lessons {seed}")
-    return [lesson for _, (planner,) in work for lesson in _lessons_of(rng, planner)]
+    planners = [planner for _, (planner,) in work]
+    return [
+        lesson
+        for number, planner in enumerate(planners)
+        for lesson in _lessons_of(rng, planner, posing.profile, number // posing.places)
+    ]
 
 
-def _program(rng: Random, worth: Worth, best: Program, category: str, usd_weight: float) -> Program:
+def _program(rng: Random, choices: Choices, place: int, prompt: Prompt) -> Program:
+    names = [spec.name for spec in prompt.pool if spec.kind in MODEL_KINDS]
     if rng.random() >= STRAY_SHARE:
-        return best
-    first = rng.choice(worth.beginnings(usd_weight, category, BEGINNINGS))
-    return worth.following(usd_weight, first, category)
+        return choices.best(place, prompt.category or "", names)
+    return choices.other(place, prompt.category or "", names, BEGINNINGS, rng)
 
 
-def _posed(rng: Random, prompt: Prompt, quality: int, near: Nearest | None) -> Prompt:
-    pool = list(prompt.pool)
-    rng.shuffle(pool)
-    bare = near is None or rng.random() < BARE_SHARE
+def _posed(rng: Random, prompt: Prompt, posing: Posing) -> Prompt:
+    k = rng.randint(*posing.k_of_n) if posing.k_of_n else None
+    drawn = draw_pool(prompt, rng, k, HANDLES if posing.redraw_handles else None)
+    near = posing.near
+    if near is None or rng.random() < BARE_SHARE:
+        return drawn
     text = question_text(prompt.messages)
-    experience = {} if bare or near is None else near.of(text, without=text)
-    return replace(prompt, pool=tuple(pool), quality=quality, experience=experience)
+    return replace(drawn, experience=near.of(text, without=text))
 
 
-def _lessons_of(rng: Random, planner: ProgramPlanner) -> list[PlanLesson]:
+def _lessons_of(rng: Random, planner: ProgramPlanner, profile: Profile, posed: int) -> list[PlanLesson]:
     found: list[PlanLesson] = []
     for told in planner.told:
         if told.situation.round >= LAST_ROUND and rng.random() >= LAST_ROUND_SHARE:
             continue
         asks = told.situation.round > 1 and any(not step.see for step in told.plan.steps)
-        lesson = PlanLesson(rendered(prompt_input(told.situation)), plan_text(told.plan))
+        messages = render(profile, prompt_input(told.situation))
+        lesson = PlanLesson(tuple(messages), plan_text(told.plan), posed)
         found += [lesson] * (GOING_ON if asks else 1)
     return found
 

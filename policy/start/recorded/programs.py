@@ -9,9 +9,10 @@ thousands is best by luck. Measured over 20 splits of 1,732 recorded questions: 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from random import Random
 
 import numpy as np
 import numpy.typing as npt
@@ -127,23 +128,53 @@ class Worth:
         """The highest place at which a question costs no more than that; 0 where none does."""
         return max((at for at, table in enumerate(dial) if self.usd_of(table) <= usd_max), default=0)
 
-    def following(self, usd_weight: float, first: tuple[str, ...], category: str) -> Program:
-        """The best one that begins by asking `first`."""
-        at = self.categories.index(category)
-        worth = self.utility(usd_weight)[:, at]
-        mine = [index for index, program in enumerate(self.programs) if program.first == first]
-        return self.programs[max(mine, key=lambda index: float(worth[index]))]
 
-    def beginnings(self, usd_weight: float, category: str, n: int) -> list[tuple[str, ...]]:
-        """The `n` best ways to begin there, best first, each group of workers once."""
-        worth = self.utility(usd_weight)[:, self.categories.index(category)]
-        found: dict[frozenset[str], tuple[str, ...]] = {}
-        for index in np.argsort(-worth, kind="stable").tolist():
-            first = self.programs[index].first
-            found.setdefault(frozenset(first), first)
-            if len(found) == n:
+class Choices:
+    """The best programs by place of the dial, for pools that may lack some of the workers that were searched. `tables`
+    hold for the whole pool (`Worth.dial`); of a smaller one the program of the best utility at the place's price."""
+
+    def __init__(self, worth: Worth, tables: Sequence[Mapping[str, Program]], usd_weights: Sequence[float]) -> None:
+        """`usd_weights`: what a dollar costs at each place of `tables`."""
+        self.places = len(tables)
+        self._worth = worth
+        self._tables = tables
+        self._utility = [
+            worth.utility(weight) - 1e-9 * worth.usd / np.maximum(worth.counts, 1) for weight in usd_weights
+        ]
+        self._bits = {
+            name: 1 << at for at, name in enumerate(dict.fromkeys(n for p in worth.programs for n in p.first))
+        }
+        self._needs = np.array([self._mask((*each.first, *each.then)) for each in worth.programs], dtype=np.int64)
+
+    def best(self, place: int, category: str, names: Collection[str]) -> Program:
+        """The program for a question of the category, over no worker but `names`. Raises KeyError where none of them
+        was searched."""
+        offered = self._mask(names)
+        if offered == self._mask(self._bits):
+            return self._tables[place][category]
+        return self._worth.programs[int(self._ranked(place, category, offered)[0])]
+
+    def other(self, place: int, category: str, names: Collection[str], n: int, rng: Random) -> Program:
+        """The best program that begins as one of the `n` best beginnings does, each group of workers once."""
+        order, groups = self._ranked(place, category, self._mask(names)), dict[frozenset[str], Program]()
+        for index in order.tolist():
+            program = self._worth.programs[index]
+            groups.setdefault(frozenset(program.first), program)  # the first is the best of its group
+            if len(groups) == n:
                 break
-        return list(found.values())
+        return rng.choice(list(groups.values()))
+
+    def _mask(self, names: Iterable[str]) -> int:
+        return sum(self._bits.get(name, 0) for name in names)
+
+    def _ranked(self, place: int, category: str, offered: int) -> Ints:
+        """Indices of the programs that `offered` can carry out, best first."""
+        possible = np.nonzero((self._needs & ~np.int64(offered)) == 0)[0]
+        if not len(possible):
+            raise KeyError("no program needs these workers alone")
+        worth = self._utility[place][possible, self._worth.categories.index(category)]
+        ranked: Ints = possible[np.argsort(-worth, kind="stable")]
+        return ranked
 
 
 def search(observed: Sequence[Observation]) -> Worth:

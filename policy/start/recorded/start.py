@@ -13,8 +13,8 @@ from policy.environments.base import Prompt
 from policy.environments.executor import ExecutedEnvironment
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.options import NEIGHBOURS
-from policy.start.recorded.lessons import PROFILE, lessons
-from policy.start.recorded.programs import Worth, search
+from policy.start.recorded.lessons import PROFILE, Posing, lessons
+from policy.start.recorded.programs import Choices, Worth, search
 from policy.start.recorded.school import SHAPE, Schooling, SchoolReport, teach
 from policy.start.synthetic.export import About, export
 from policy.statistics.tuning import Nearest, Observation, observe
@@ -69,8 +69,9 @@ def warm_start(
     dial = worth.dial(prices, settings.usd_per_1k_max / 1000)
     near = Nearest(observed, settings.neighbours) if settings.neighbours else None
     episodes = settings.episodes or min(max(EPISODES_A_QUESTION * len(prompts), EPISODES_MIN), EPISODES_MAX)
+    choices, posing = Choices(worth, dial, prices), Posing(near=near)
     told = asyncio.run(
-        lessons(environment, prompts, worth, dial, prices, near, episodes, settings.seed, _said(say, "writing lessons"))
+        lessons(environment, prompts, choices, posing, episodes, settings.seed, _said(say, "writing lessons"))
     )
     model, tokenizer = teach(told, settings.school, lambda report: say(_line(report)))
     quality = worth.affordable(dial, settings.usd_per_1k_max / 1000)
