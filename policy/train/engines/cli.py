@@ -17,16 +17,16 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.adapters.engines.sealed import SealedPolicy
+from gateway.adapters.engines.sealed import read_object
+from gateway.core.policies.manifest import CONFIG_FILE, check_prompt
 from gateway.errors import BadRequest
 from policy.dataset.refusals import listed
 from policy.reward import DIAL, RewardSettings, taught_dial
-from policy.serve.manifest import read_complete
-from policy.serve.shape import load_shape
 from policy.serve.tokens import Tokens
 from policy.train.engines.rows import EngineRow, EngineSettings, of_training, read_rows
 from policy.train.sources.logged import of_export
 from policy.train.step.rows import MissingLogprobs
+from policy.train.weights.start import Start, open_start, tokens_shape
 
 STOPPED = 143
 
@@ -118,6 +118,8 @@ def _known(given: Mapping[str, Any]) -> None:
     defaults, loss = asdict(EngineSettings()), given.get("loss", {})
     if not isinstance(loss, Mapping):
         raise BadRequest("setting loss: a mapping, as in --set loss.clip_high=0.3")
+    if not isinstance(given.get("trl", {}), Mapping):
+        raise BadRequest("setting trl: a mapping, as in --set trl.use_vllm=true")
     unknown = [*(set(given) - set(defaults)), *(f"loss.{x}" for x in set(loss) - set(defaults["loss"]))]
     if unknown:
         raise BadRequest(f"no such setting: {', '.join(sorted(unknown))}; docs/engines.md lists them")
@@ -136,9 +138,10 @@ def _trained(run: TrlRun, settings: EngineSettings) -> int:
     from policy.train.engines.seal import sealer
     from policy.train.engines.trl_trainer import Stopping, train_with_trl
 
-    parent = read_complete(run.init)
-    rows = _rows(run.data, parent, settings)
-    finish = sealer(parent, run.version, settings, len(rows), run.data.name, run.command)
+    start = open_start(run.init)
+    check_prompt(start.manifest, run.init)
+    rows = _rows(run.data, start, settings)
+    finish = sealer(start, run.version, settings, len(rows), run.data.name, run.command)
     stopping = Stopping()
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -148,10 +151,11 @@ def _trained(run: TrlRun, settings: EngineSettings) -> int:
     work = run.work or run.out.with_name(f"{run.out.name}.work")
     trained = train_with_trl(
         rows,
-        run.init,
+        start.home,
         run.out,
         settings,
         work=work,
+        adapter=start.directory if start.base else None,
         resume=run.resume,
         finish=finish,
         callbacks=[stopping],
@@ -171,7 +175,7 @@ def _trained(run: TrlRun, settings: EngineSettings) -> int:
     return 0
 
 
-def _rows(data: Path, parent: SealedPolicy, settings: EngineSettings) -> list[EngineRow]:
+def _rows(data: Path, start: Start, settings: EngineSettings) -> list[EngineRow]:
     """An export in either shape. Ours names the schema of each plan, and so its grammar masks; verl's does not."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -182,7 +186,7 @@ def _rows(data: Path, parent: SealedPolicy, settings: EngineSettings) -> list[En
         ours = False
     if not ours:
         return read_rows(data)
-    manifest, tokens = parent.manifest, Tokens(parent.directory, load_shape(parent.directory))
+    manifest, tokens = start.manifest, Tokens(start.home, tokens_shape(read_object(start.home / CONFIG_FILE)))
     found = of_export(data, manifest.prompt_hash, RewardSettings(dial=taught_dial(manifest.config) or DIAL))
     if not found.rows:
         raise BadRequest(f"{data}: no rollout can be trained on: {listed(Counter(found.refused)) or 'none is there'}")

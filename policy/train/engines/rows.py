@@ -58,11 +58,12 @@ class EngineSettings:
     decisions_only: bool = False
     temperature: float = 1.0  # the rows were sampled at
     loss: LossSettings = field(default_factory=LossSettings)
-    lora_rank: int = 0  # 0: all weights
+    lora_rank: int = 0  # 0: all weights; an adapter goes on at its own rank
     bf16: bool = False
     gradient_checkpointing: bool = False
     checkpoint_steps: int = 20
     seed: int = 1
+    trl: Mapping[str, Any] = field(default_factory=dict)  # further arguments of TRL's GRPOConfig
 
     def __post_init__(self) -> None:
         if min(self.steps, self.rows_per_step, self.rows_per_device, self.checkpoint_steps) < 1:

@@ -1,5 +1,5 @@
-"""GRPO on TRL, fed with logged rows: one GPU, many, or many machines, as `accelerate launch` says. The only file that
-imports TRL; `pyproject.toml` pins its release, since this rests on methods that TRL keeps private.
+"""GRPO on TRL, fed with logged rows: one GPU, many, or many machines, as `accelerate launch` says. `pyproject.toml`
+pins TRL's release, since this rests on methods that TRL keeps private.
 
 Where it departs from TRL's own GRPO:
 1. Nothing is sampled. `rollout_func` hands out the logged prompt, plan tokens and log-probs, in an order known before.
@@ -24,26 +24,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gateway.core.policies.manifest import ADAPTER_CONFIG_FILE
 from gateway.errors import BadRequest, ConfigError
 from policy.train.engines.rows import Bits, EngineRow, EngineSettings, Prepared, order, prepare
+from policy.train.engines.trl_arguments import grpo_config
 from policy.train.step.forward import token_entropy, token_logprobs
 from policy.train.step.grpo import log_ratio
 from policy.train.step.measures import ratio_metrics
+from policy.train.weights.start import MODEL_FILES
 
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from datasets import Dataset
-        from peft import LoraConfig
-        from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
+        from peft import LoraConfig, PeftModel
+        from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
         from transformers.trainer_callback import PrinterCallback
         from transformers.utils import logging as transformers_logging
-        from trl import GRPOConfig, GRPOTrainer
+        from trl import GRPOTrainer
         from trl.trainer.utils import RepeatSampler
 except ImportError as error:
     raise ConfigError(f"TRL is not installed ({error.name}); scripts/install trl adds it") from None
 
-WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "graph.onnx", "manifest.json", "adapter_config.json")
 Finish = Callable[[Path, dict[str, Any]], None]
 
 
@@ -66,6 +68,7 @@ def train_with_trl(
     settings: EngineSettings,
     *,
     work: Path,
+    adapter: Path | None = None,
     resume: bool = False,
     finish: Finish | None = None,
     callbacks: Sequence[Any] = (),
@@ -74,6 +77,7 @@ def train_with_trl(
     """Train the model of `model_dir` on logged rows; every process of an `accelerate launch` calls this alike.
 
     OUT appears whole or not at all: the weights (or, with `lora_rank`, a PEFT adapter) beside the tokenizer's files.
+    `adapter`: the directory of a PEFT adapter over the model; training goes on with it, at its rank.
     `finish` is called on it before it gets its name, by one process, with the probe of the new weights. WORK holds
     checkpoints and metrics.jsonl; with `resume` it goes on from the last complete checkpoint there. Returns None if a
     `Stopping` was asked first. Raises MissingLogprobs, BadRequest and ConfigError on what it can't take.
@@ -81,7 +85,7 @@ def train_with_trl(
     prepared = prepare(rows, settings)
     if out.exists():
         raise BadRequest(f"{out} is there already; name a new directory")
-    trainer = make_trainer(prepared, model_dir, work, settings, [_Metrics(work, say), *callbacks])
+    trainer = make_trainer(prepared, model_dir, work, settings, [_Metrics(work, say), *callbacks], adapter)
     with quiet():
         trainer.train(resume_from_checkpoint=last_checkpoint(work) if resume else None)
         if trainer.state.global_step < settings.steps:
@@ -92,18 +96,24 @@ def train_with_trl(
 
 
 def make_trainer(
-    prepared: Sequence[Prepared], model_dir: Path, work: Path, settings: EngineSettings, callbacks: Sequence[Any] = ()
+    prepared: Sequence[Prepared],
+    model_dir: Path,
+    work: Path,
+    settings: EngineSettings,
+    callbacks: Sequence[Any] = (),
+    adapter: Path | None = None,
 ) -> LoggedGRPOTrainer:
-    """The trainer before its first step. Raises ConfigError where the devices do not share a step's rows evenly."""
+    """The trainer before its first step. Raises BadRequest and ConfigError as `grpo_config`."""
     with quiet():
+        arguments = grpo_config(work, settings)  # first: it refuses before any weights are read
         trainer = LoggedGRPOTrainer(
             prepared,
-            model=_model(model_dir, settings),
-            args=_arguments(work, settings),
+            model=_model(model_dir, settings, adapter),
+            args=arguments,
             train_dataset=Dataset.from_dict({"prompt": [str(index) for index in order(len(prepared), settings)]}),
             processing_class=AutoTokenizer.from_pretrained(model_dir, padding_side="left"),
             callbacks=list(callbacks),
-            peft_config=_lora(settings),
+            peft_config=None if adapter else _lora(settings),
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -272,11 +282,14 @@ class Stopping(TrainerCallback):  # type: ignore[misc]
         return control
 
 
-def _model(directory: Path, settings: EngineSettings) -> Any:
+def _model(directory: Path, settings: EngineSettings, adapter: Path | None) -> Any:
     """Full weights train in float32 (bf16 is then what is computed in); under an adapter they rest in bf16."""
-    dtype = torch.bfloat16 if settings.bf16 and settings.lora_rank else torch.float32
+    adapted = adapter is not None or settings.lora_rank > 0
     try:
-        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.bfloat16 if settings.bf16 and adapted else torch.float32
+        )
+        return model if adapter is None else PeftModel.from_pretrained(model, adapter, is_trainable=True)
     except (OSError, ValueError) as error:
         raise BadRequest(f"{directory}: no model that transformers loads ({str(error).splitlines()[0]})") from None
 
@@ -286,49 +299,6 @@ def _lora(settings: EngineSettings) -> Any:
         return None
     return LoraConfig(
         r=settings.lora_rank, lora_alpha=2 * settings.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
-
-
-def _arguments(work: Path, settings: EngineSettings) -> Any:
-    """Our settings in TRL's words. `delta` is the dual clip, `dapo` our token mean."""
-    work.mkdir(parents=True, exist_ok=True)
-    loss, cpu = settings.loss, not torch.cuda.is_available()
-    world = int(TrainingArguments(str(work), use_cpu=cpu, report_to=[]).world_size)
-    if settings.rows_per_step % (settings.rows_per_device * world):
-        raise ConfigError(
-            f"rows_per_step {settings.rows_per_step} is no multiple of rows_per_device {settings.rows_per_device} "
-            f"times {world} devices"
-        )
-    return GRPOConfig(
-        output_dir=str(work),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.rows_per_device,
-        gradient_accumulation_steps=settings.rows_per_step // (settings.rows_per_device * world),
-        num_generations=settings.rows_per_step,  # one "group": the advantages are ours
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type=settings.schedule,
-        warmup_steps=settings.warmup_share,
-        weight_decay=0.0,
-        max_grad_norm=settings.grad_norm_max,
-        temperature=settings.temperature,
-        loss_type="dapo",
-        epsilon=loss.clip_low,
-        epsilon_high=loss.clip_high,
-        delta=loss.ratio_max,
-        beta=loss.kl_weight,
-        entropy_coef=loss.entropy_weight,
-        scale_rewards="none",
-        shuffle_dataset=False,
-        bf16=settings.bf16,
-        use_cpu=cpu,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        save_strategy="steps",
-        save_steps=settings.checkpoint_steps,
-        save_total_limit=2,
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
-        seed=settings.seed,
     )
 
 
@@ -342,8 +312,10 @@ def _save(trainer: LoggedGRPOTrainer, model_dir: Path, out: Path, finish: Finish
     probe = trainer.probe()
     trainer.save_model(str(part))
     if main:
-        skipped = shutil.ignore_patterns(*WEIGHTS)
-        shutil.copytree(model_dir, part, ignore=skipped, dirs_exist_ok=True)
+        if not (part / ADAPTER_CONFIG_FILE).is_file():
+            for name in MODEL_FILES:
+                if (model_dir / name).is_file():
+                    shutil.copyfile(model_dir / name, part / name)
         (part / "training_args.bin").unlink(missing_ok=True)
         if finish is not None:
             finish(part, probe)

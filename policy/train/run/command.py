@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines.sealed import read_document
-from gateway.core.policies.manifest import manifest_of
+from gateway.core.policies.manifest import MANIFEST_FILE, manifest_of
 from gateway.errors import ConfigError
 from policy.dataset.cli import URL_CHARS_MAX, add_filters, add_rules, rules_of, selection_of
 from policy.dataset.rules import Rules
@@ -108,8 +108,10 @@ def _on_trl(options: argparse.Namespace) -> int:
 
 
 def version_of(init: Path, name: str, version: str) -> str:
-    """What comes out is called: NAME@N, by default the next one of `init`. Raises VersionRefused."""
-    parent = manifest_of(read_document(init))
+    """The name of the result, NAME@N, by default the next one of `init`. Raises VersionRefused."""
+    from policy.train.weights.start import unsealed
+
+    parent = manifest_of(read_document(init)) if (init / MANIFEST_FILE).is_file() else unsealed(init)
     return f"{name or parent.name}@{version or parent.next_version}"
 
 

@@ -30,16 +30,8 @@ from policy.train.step.forward import token_logprobs
 from policy.train.step.masks import Masks
 from policy.train.weights.lora import plain_state, save_adapter
 from policy.train.weights.small import Weights
+from policy.train.weights.start import MODEL_FILES
 
-KEPT = (
-    "config.json",
-    "generation_config.json",
-    "graph.onnx",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
 PROBE_TOKENS_MAX = 64
 GIT_TIMEOUT_S = 5.0
 _PROBE = PromptInput(
@@ -65,7 +57,7 @@ def write(directory: Path, initial: Initial, manifest: Manifest, settings: Setti
 
 def _write_full(directory: Path, initial: Initial, manifest: Manifest) -> Manifest:
     """Tensors as they were stored, the rest as in `initial`; with our runtime's graph where that had one."""
-    for name in KEPT:
+    for name in MODEL_FILES:
         if (initial.home / name).is_file():
             shutil.copyfile(initial.home / name, directory / name)
     if not (directory / GRAPH_FILE).is_file():

@@ -189,7 +189,7 @@ def _written(
         created=export.now(),
         params=0,
         pools=parent.pools,
-        parent=initial.version if initial.sealed else parent.parent,
+        parent=initial.parent,
         rollouts=progress.rollouts,
         rounds=spec.settings.rounds if spec.env in ("arena", "replay") else parent.rounds,  # it was sampled with
         quality=quality,
