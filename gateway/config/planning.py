@@ -22,8 +22,9 @@ class PlanningSettings(BaseModel):
     pool: Path | None = Field(None, description="Pool file; unset: the arena's simulated workers")
     default_pool_name: str | None = Field(None, description="Pool of keys that name none; unset: the file's `default`")
     conductor: str = Field(
-        "embedded",
-        description="`embedded` (the shipped one), a policy directory, `worker:NAME` or `http://host:port/v1#model`",
+        "auto",
+        description="`auto` (the shipped one on the arena, else none), `none`, `embedded`, a policy directory, "
+        "`worker:NAME` or `http://host:port/v1#model`",
     )
     conductor_api_key: SecretRef | None = Field(
         None, description="Key of a conductor by URL, `env:NAME` or `file:PATH`"
@@ -56,10 +57,17 @@ class PlanningSettings(BaseModel):
     plan_tokens_max: Count = Field(512, description="Tokens of one plan")
     plan_bytes_max: Bytes = Field(262_144, description="Bytes of one plan; a longer one is refused unread")
     default_policy: Literal["auto", "conductor", "rule"] = Field(
-        "auto", description="Policy named `baton`; auto: the conductor after enough outcomes"
+        "auto", description="Policy named `baton`; auto: the rule, and the conductor where it has earned it"
     )
     conductor_outcomes_min: int = Field(
-        0, ge=0, le=1_000_000, description="Outcomes that a pool needs before `auto` lets the conductor plan"
+        30,
+        ge=0,
+        le=1_000_000,
+        description="Judged requests of a task type, of rule and conductor each, before `auto` compares them; "
+        "0: `auto` is the conductor",
+    )
+    conductor_trial_share: Share = Field(
+        0.1, description="Share of requests that `auto` gives to the other of the two; never with `train: false`"
     )
     rule_w_success: float = Field(1.0, ge=0, le=1000, description="Rule: weight of the observed success rate")
     rule_w_latency: float = Field(0.05, ge=0, le=1000, description="Rule: weight of 1 / seconds")
@@ -79,10 +87,12 @@ class PlanningSettings(BaseModel):
     embedder_api_key: SecretRef | None = Field(None, description="Key of an embedder by URL, `env:NAME` or `file:PATH`")
 
     @property
-    def conductor_kind(self) -> Literal["embedded", "worker", "url", "directory"]:
-        """Which of its four forms `conductor` has."""
-        if self.conductor == "embedded":
+    def conductor_kind(self) -> Literal["embedded", "none", "worker", "url", "directory"]:
+        """The form of `conductor`. `auto` is the embedded one; on a pool that it was not trained for, none starts."""
+        if self.conductor in ("auto", "embedded"):
             return "embedded"
+        if self.conductor == "none":
+            return "none"
         if self.conductor.startswith("worker:"):
             return "worker"
         return "url" if self.conductor.startswith(("http://", "https://")) else "directory"

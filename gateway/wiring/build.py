@@ -47,6 +47,7 @@ from gateway.service.admin.housekeeping import Housekeeping, Retention, Sweep, r
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.orgs import OrgAdmin
 from gateway.service.admin.pools import Pools
+from gateway.service.loop.auto import Earnings
 from gateway.service.money.credits import Credits
 from gateway.service.money.recover import Recovery
 from gateway.service.policies.admin import PolicyAdmin
@@ -58,7 +59,7 @@ from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
 from gateway.service.request.outcomes import Outcomes
 from gateway.wiring.base import Base, base_of
-from gateway.wiring.conductor import PolicyParts, conductor_of, planners_of, policies_of
+from gateway.wiring.conductor import PolicyParts, conductor_of, earnings_of, planners_of, policies_of
 from gateway.wiring.requests import (
     PoolParts,
     admission_of,
@@ -145,6 +146,7 @@ class Bundle:
     admin_parts: AdminParts
     idempotency: Idempotency
     sweeps: Mapping[str, Sweep]
+    earnings: Earnings
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -154,6 +156,7 @@ class Bundle:
         self.tasks.append(asyncio.create_task(run_sweeps(self.sweeps, SWEEP_S), name="sweeping"))
         self.tasks.append(asyncio.create_task(self.admin_parts.housekeeping.run(), name="housekeeping"))
         self.tasks.append(asyncio.create_task(self.admin_parts.pools.note_first(), name="pool revision"))
+        self.tasks.append(asyncio.create_task(self.earnings.run(), name="earnings"))
         if self.policies is not None:
             await self.policies.versions.start(READY_S_MAX)
             self.tasks += [asyncio.create_task(work, name=name) for name, work in self.policies.tasks().items()]
@@ -191,11 +194,13 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     pool = pool_of(base)
     redactor = Redactor(pool.first.secrets.values())
     embedder = embedder_of(base)
-    conductor, planning = await conductor_of(base, pool)
+    conductor = await conductor_of(base, pool)
     journal, shipper = await journal_of(base)
     budgets, limits = money_of(base)
-    policies, learned = policies_of(base, conductor, planning, budgets, journal)
-    catalog = Catalog(pool.first.pools, planners_of(base, learned), policies.versions if policies else None)
+    policies, learned = policies_of(base, conductor, budgets, journal)
+    earnings = earnings_of(base)
+    planners = planners_of(base, learned, conductor.pools if conductor else (), earnings)
+    catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None)
     sticky = sticky_of(base)
     completer = Completer(
         catalog=catalog,
@@ -207,7 +212,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         embedder=embedder,
         clock=clock,
         metrics=metrics,
-        policies=admission_of(base, planning),
+        policies=admission_of(base, conductor.planning if conductor else None),
         redactor=redactor,
         sticky=sticky,
         media=media_of(base),
@@ -217,7 +222,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     auth, idempotency = auth_of(base), idempotency_of(base)
     openai = openai_of(base, completer, catalog, auth, idempotency)
     outcomes = OutcomesApi(Outcomes(store, journal, clock, redactor), auth, settings.body_bytes_max)
-    health = _health(base, budgets, conductor, policies)
+    health = _health(base, budgets, conductor.conductor if conductor else None, policies)
     public = (openai, responses_of(base, journal, openai), TextsApi(openai), outcomes, health)
     admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
@@ -236,15 +241,17 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         policies=policies,
         admin_parts=admin,
         idempotency=idempotency,
+        earnings=earnings,
         sweeps={"kept replies": idempotency.sweep, "marks of conversations": sticky.conversations.sweep},
     )
 
 
-def _health(base: Base, budgets: Budgets, conductor: Conductor, policies: PolicyParts | None) -> HealthApi:
+def _health(base: Base, budgets: Budgets, conductor: Conductor | None, policies: PolicyParts | None) -> HealthApi:
     versions = policies.versions if policies else None
+    plans = {} if conductor is None else {"conductor": versions.serves if versions else conductor.ready}
     return HealthApi(
         needed={"money": budgets.ready, **({"versions": versions.ready} if versions else {})},
-        watched={"postgres": base.store.ready, "conductor": versions.serves if versions else conductor.ready},
+        watched={"postgres": base.store.ready, **plans},
         metrics=base.metrics.exposition,
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Container, Coroutine, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from gateway.adapters.engines.embedded import EmbeddedEngine
@@ -13,18 +14,21 @@ from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.vllm import Replicas, VllmLora
 from gateway.adapters.postgres.registry import Registry
+from gateway.adapters.postgres.reports import PostgresReports
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
 from gateway.config.settings import Settings
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.loop.prompt import Profile
 from gateway.core.money.amounts import usd_to_nano
+from gateway.core.policies.earning import Bar
 from gateway.core.policies.manifest import check_prompt, manifest_of
 from gateway.core.policies.watch import Margins
 from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError
+from gateway.service.loop.auto import AutoPlanner, Earnings
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.loop.routers import AutoPlanner, CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.loop.state import Planner
 from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
@@ -41,9 +45,21 @@ FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 UNLOAD_SLACK_S = 60.0
 
 
-async def conductor_of(base: Base, pool: PoolParts) -> tuple[HttpConductor | WorkerConductor, ConductorSettings]:
-    """The conductor, and how to prompt it. Raises VersionRefused for one whose manifest names another prompt."""
+@dataclass(frozen=True, slots=True)
+class ConductorParts:
+    """The conductor and how to prompt it. `pools`: those that its weights were trained for."""
+
+    conductor: HttpConductor | WorkerConductor
+    planning: ConductorSettings
+    pools: frozenset[str] = frozenset()
+
+
+async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
+    """The conductor; None where routers alone plan. Raises VersionRefused for weights that were trained on another
+    prompt."""
     settings, services = base.settings, base.services
+    if services.conductor_url is None and settings.conductor_kind in ("embedded", "none"):
+        return None
     structured, price = settings.conductor_structured, _conductor_price(settings)
     url, model, ref = services.conductor_url, services.conductor_model, settings.conductor_api_key
     if settings.conductor_kind == "worker":
@@ -51,7 +67,7 @@ async def conductor_of(base: Base, pool: PoolParts) -> tuple[HttpConductor | Wor
         url, model, ref, price = spec.url, spec.model, spec.api_key, spec.price or FREE
         if spec.kind == "litellm":
             hint: Structured = structured if structured in ("json_schema", "json_object") else "none"
-            return WorkerConductor(pool.workers, spec, hint), planning_of(settings, "full", price)
+            return ConductorParts(WorkerConductor(pool.workers, spec, hint), planning_of(settings, "full", price))
     if url is None or model is None:
         raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
     key = base.referred(ref)
@@ -62,7 +78,8 @@ async def conductor_of(base: Base, pool: PoolParts) -> tuple[HttpConductor | Wor
     conductor = base.closing(HttpConductor(url, model, key, structured=structured, text_bytes_max=text_bytes_max))
     manifest = await conductor.describe() if ours else None
     profile = _profile(settings, manifest)
-    return conductor, planning_of(settings, profile, price, (manifest or {}).get("quality"))
+    planning = planning_of(settings, profile, price, (manifest or {}).get("quality"))
+    return ConductorParts(conductor, planning, frozenset(manifest_of(manifest or {}).pools))
 
 
 def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:
@@ -120,13 +137,17 @@ def engine_of(base: Base, conductor: Conductor) -> tuple[PolicyEngine, Conductor
 
 
 def policies_of(
-    base: Base, conductor: Conductor, planning: ConductorSettings, budgets: Budgets, journal: Journal
-) -> tuple[PolicyParts | None, Planner]:
-    """The parts that follow the registry (None if no engine holds versions), and the planner `conductor`."""
+    base: Base, parts: ConductorParts | None, budgets: Budgets, journal: Journal
+) -> tuple[PolicyParts | None, Planner | None]:
+    """The parts that follow the registry (None if no engine holds versions), and the planner `conductor` (None if there
+    is no conductor)."""
+    if parts is None:
+        return None, None
+    conductor, planning = parts.conductor, parts.planning
     if base.services.policies is None:
         return None, ConductorPlanner(conductor, planning)
-    engine, conductor = engine_of(base, conductor)
-    planner = ConductorPlanner(conductor, planning)
+    engine, asked = engine_of(base, conductor)
+    planner = ConductorPlanner(asked, planning)
     settings, clock, metrics = base.settings, base.clock, base.metrics
     registry = Registry(base.connections.background, base.services.policies)
     versions = base.closing(PolicyVersions(registry, engine, clock, metrics, limits=_version_limits(settings)))
@@ -135,8 +156,8 @@ def policies_of(
     shadows = Shadows(versions, planner, planning, budgets, journal, clock, metrics, limits)
     base.opened.push_async_callback(shadows.drain)
     admin = PolicyAdmin(registry, versions, watcher)
-    parts = PolicyParts(versions, watcher, shadows, admin, ShadowedPlanner(planner, shadows))
-    return parts, parts.planner
+    policies = PolicyParts(versions, watcher, shadows, admin, ShadowedPlanner(planner, shadows))
+    return policies, policies.planner
 
 
 def _version_limits(settings: Settings) -> VersionLimits:
@@ -170,12 +191,24 @@ def _watch_limits(settings: Settings) -> WatchLimits:
 # ---------------------------------------------------------------- planners
 
 
-def planners_of(base: Base, learned: Planner) -> dict[str, tuple[Planner, Planner | None]]:
-    """Map each model name to its planner and the planner that replaces it when it fails."""
+def earnings_of(base: Base) -> Earnings:
+    """What `auto` knows of rule and conductor."""
+    settings = base.settings
+    reports, weights = PostgresReports(base.connections.background), (settings.rule_w_success, settings.rule_w_cost)
+    rewards = partial(reports.planner_rewards, *weights)
+    return Earnings(rewards, Bar(settings.conductor_outcomes_min))
+
+
+def planners_of(
+    base: Base, learned: Planner | None, trained: Container[str], earnings: Earnings
+) -> Mapping[str, tuple[Planner | AutoPlanner, Planner]]:
+    """Map each model name to its planner and the planner that replaces it when it fails. `learned`: None where there is
+    no conductor. `trained`: the pools that it was trained for."""
     settings = base.settings
     rule = RulePlanner(RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost))
-    default: Planner = rule if settings.default_policy == "rule" else learned
-    if settings.default_policy == "auto" and settings.conductor_outcomes_min:
-        default = AutoPlanner(rule, learned, base.store.outcome_count, settings.conductor_outcomes_min)
-    planners: list[Planner] = [learned, rule, VoteRouter(rule), CascadeRouter(rule)]
+    default: Planner | AutoPlanner = rule
+    if learned is not None and settings.default_policy != "rule":
+        earns = settings.default_policy == "auto" and settings.conductor_outcomes_min > 0 and settings.pool is not None
+        default = AutoPlanner(rule, learned, earnings, trained) if earns else learned
+    planners: list[Planner] = [*([learned] if learned else []), rule, VoteRouter(rule), CascadeRouter(rule)]
     return {"baton": (default, rule), **{f"baton/{planner.name}": (planner, rule) for planner in planners}}

@@ -27,6 +27,7 @@ from gateway.config.planning import HASHING
 from gateway.config.serving import listed
 from gateway.config.settings import environment
 from gateway.core.loop.caps import Caps
+from gateway.core.pool.workers import Price
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorSettings
 from gateway.service.loop.rounds import Rounds
@@ -124,8 +125,8 @@ def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits]:
 # ---------------------------------------------------------------- the use case
 
 
-def admission_of(base: Base, planning: ConductorSettings) -> Policies:
-    """The caps and shares of each request."""
+def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
+    """The caps and shares of each request. `planning`: None where there is no conductor."""
     settings = base.settings
     caps = Caps(
         depth=settings.caps_depth_max,
@@ -139,11 +140,12 @@ def admission_of(base: Base, planning: ConductorSettings) -> Policies:
     )
     return Policies(
         caps=caps,
-        planning_price=planning.price,
-        planning_tokens_max=planning.tokens_max,
+        planning_price=planning.price if planning else Price(),
+        planning_tokens_max=settings.plan_tokens_max,
         rounds=settings.conductor_rounds,
         attempts_max=settings.retry_attempts_max,
         explore_share=settings.explore_share,
+        trial_share=settings.conductor_trial_share,
         experience_k=settings.experience_neighbours,
         experience_timeout_s=settings.experience_timeout_s,
     )

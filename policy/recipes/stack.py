@@ -26,7 +26,10 @@ LEASH = ROOT / "gateway" / "adapters" / "host" / "leash.py"
 START_S = 120.0
 STOP_S = 40.0
 LAST_WORDS_CHARS = 2000
-PATIENT = {"BATON_REDIS_TIMEOUT_S": "5"}  # a stall of a busy machine refuses no request
+DEFAULTS = {
+    "BATON_REDIS_TIMEOUT_S": "5",  # a stall of a busy machine refuses no request
+    "BATON_DEFAULT_POLICY": "conductor",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def gateway(
     command = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(data), "--port", "0", "--admin-port", "0"]
     command += ["--conductor", conductor, *(["--pool", str(pool)] if pool else [])]
     facts = data / "serve.json"
-    with process(command, log, {**PATIENT, **(settings or {})}) as running:
+    with process(command, log, {**DEFAULTS, **(settings or {})}) as running:
         wait_until(facts.is_file, running, log)
         yield Gateway.read(facts)
 

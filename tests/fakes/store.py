@@ -165,10 +165,6 @@ class FakeStore:
                 result.append(WorkerExperience(worker, max(1, round(total)), mean[0], round(mean[1]), round(mean[2])))
         return result
 
-    async def outcome_count(self, pool: str) -> int:
-        self._up()
-        return len({key[0] for key, row in self.experience.items() if row["pool"] == pool})
-
     async def books(self, settled_max: int) -> Books:
         long_ago = datetime.min.replace(tzinfo=UTC)
         latest = await self.settled_latest(settled_max, long_ago)

@@ -45,6 +45,7 @@ SETTINGS = {
     "BATON_MONEY_SWEEP_S": "0.3",
     "BATON_RETRY_BACKOFF_S": "0.01",
     "BATON_CONDUCTOR": "worker:alpha",
+    "BATON_DEFAULT_POLICY": "conductor",
     "UPSTREAM_KEY": CANARY,
 }
 

@@ -230,3 +230,29 @@ def a_key(public_id: str, name: str) -> KeyRow:
     return KeyRow(
         public_id, "data", name, b"d", 1, "default", (), (), None, None, None, None, {}, "full", True, datetime.now(UTC)
     )
+
+
+async def test_rewards_of_rule_and_conductor_by_task_type(reports: PostgresReports, pg_engine: AsyncEngine) -> None:
+    planned = [a_round(1)]
+    fell_back = [a_round(1, refusal="not_json"), a_round(2, planner="rule")]  # counts as the conductor's
+    kinds: list[tuple[dict[str, Any], float]] = [
+        ({"rounds": planned}, 1.0),
+        ({"rounds": fell_back}, 0.0),
+        ({"rounds": [a_round(1, planner="rule")], "task_type": None}, 1.0),
+        ({"rounds": [a_round(1, planner="fixed")]}, 1.0),
+        ({"rounds": planned, "policy_requested": "baton/conductor"}, 1.0),
+        ({"rounds": planned, "train": False}, 1.0),
+    ]
+    for changes, value in kinds:
+        record = a_rollout(cost_nano=10**6, **changes)
+        await add(pg_engine, record)
+        for at, judged in ((T0, 1.0 - value), (UNTIL, value)):  # the latest judgement counts
+            outcome = an_outcome(record.id, judged, created_at=at)
+            async with pg_engine.begin() as connection:
+                await connection.run_sync(insert_outcome, outcome)
+    found = {(one.task_type, one.planner): one for one in await reports.planner_rewards(1.0, 20.0)}
+    assert set(found) == {("arithmetic", "conductor"), (None, "rule")}
+    conductor = found["arithmetic", "conductor"]
+    assert (conductor.pool, conductor.n) == ("default", 2)
+    assert conductor.reward_sum == pytest.approx(1.0 - 2 * 0.02)
+    assert conductor.square_sum == pytest.approx(0.98**2 + 0.02**2)

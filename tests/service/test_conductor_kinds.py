@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.money.amounts import Usage
+from gateway.core.policies.earning import Bar, Rewards
 from gateway.errors import ConductorError, Unavailable, UpstreamError, UpstreamTimeout
+from gateway.service.loop.auto import AutoPlanner, Earnings, Kind
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.loop.routers import AutoPlanner, RulePlanner
+from gateway.service.loop.routers import RulePlanner
+from gateway.service.loop.state import Planner
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from tests.fakes.workers import FakeWorkers, Says
-from tests.kit import PRICE, Kit, model_worker, plan
+from tests.kit import PRICE, Kit, ask, model_worker, plan
 
 PLANNER = model_worker("planner", "sage")
 CALL = ConductorCall([{"role": "user", "content": "plan this"}], {"type": "object"}, Sampling(tokens_max=50), 2.0)
@@ -70,27 +74,78 @@ async def test_whatever_is_wrong_with_the_worker_is_a_conductor_error(fault: Any
     assert await conductor.ready()
 
 
-async def test_a_pool_is_the_rules_until_enough_of_it_was_judged() -> None:
-    judged, away = 3, False
+def rewards(planner: str, n: int, right: int, task_type: str | None = None) -> Rewards:
+    return Rewards("default", task_type, planner, n, float(right), float(right))
 
-    async def count(pool: str) -> int:
+
+def auto(kit: Kit, earnings: Container[Kind], trained: Container[str] = ()) -> tuple[AutoPlanner, Planner, Planner]:
+    """`baton` of that kit; the rule and the conductor under it."""
+    rule = RulePlanner(RuleWeights())
+    learned = ConductorPlanner(kit.conductor, ConductorSettings("full", PRICE, 5.0))
+    planner = AutoPlanner(rule, learned, earnings, trained)
+    kit.catalog._planners["baton"] = (planner, rule)
+    return planner, rule, learned
+
+
+async def test_a_kind_of_work_is_the_rules_until_the_conductor_has_earned_it() -> None:
+    judged: list[Rewards] = []
+    away = False
+
+    async def read() -> Sequence[Rewards]:
         if away:
             raise Unavailable("no database")
         return judged
 
     kit = Kit()
-    rule = RulePlanner(RuleWeights())
-    learned = ConductorPlanner(kit.conductor, ConductorSettings("full", PRICE, 5.0))
-    kit.catalog._planners["baton"] = (AutoPlanner(rule, learned, count, outcomes_min=4), rule)
-    assert (await kit.serve()).record.policy_used == "rule"
-    judged = 4
+    earnings = Earnings(read, Bar(outcomes_min=40))
+    auto(kit, earnings)
+
+    async def planner(task_type: str | None = None) -> str:
+        await earnings.look()
+        body = ask() if task_type is None else ask(metadata={"task_type": task_type})
+        return (await kit.serve(body)).record.policy_used
+
+    assert await planner() == "rule"
+    judged = [rewards("conductor", 39, 39), rewards("rule", 400, 200)]
+    assert await planner() == "rule"  # too little is known
+    judged = [rewards("conductor", 40, 39), rewards("rule", 400, 200)]
+    assert await planner() == "conductor"
+    assert await planner("maths") == "rule"  # another kind has earned nothing
+    judged = [*judged, rewards("conductor", 40, 22, "maths"), rewards("rule", 400, 200, "maths")]
+    assert await planner("maths") == "rule"  # 0.55 against 0.5: not surely better
     away = True
-    assert (await kit.serve()).record.policy_used == "rule"  # nobody can say: the rule needs nothing
+    with pytest.raises(Unavailable):
+        await earnings.look()
     away = False
-    assert (await kit.serve()).record.policy_used == "conductor"
-    judged = 0
-    assert (await kit.serve()).record.policy_used == "conductor"  # trusted once, trusted since
+    assert ("default", None) in earnings  # the last reading stands
+    judged = [rewards("conductor", 60, 31), rewards("rule", 400, 200)]
+    assert await planner() == "conductor"  # in charge as long as its mean is no lower
+    judged = [rewards("conductor", 60, 29), rewards("rule", 400, 200)]
+    assert await planner() == "rule"
     assert await kit.open_nano() == 0
+
+
+def test_a_trial_goes_to_the_planner_that_is_not_in_charge() -> None:
+    planner, rule, learned = auto(Kit(), {("default", "maths")}, {"arena"})
+    assert planner.choose("default", None, trial=False) is rule
+    assert planner.choose("default", None, trial=True) is learned
+    assert planner.choose("default", "maths", trial=False) is learned
+    assert planner.choose("default", "maths", trial=True) is rule
+    assert planner.choose("arena", None, trial=True) is learned  # its weights were trained for this pool
+
+
+async def test_no_request_that_may_not_train_is_a_trial() -> None:
+    kit = Kit()
+    kit.completer._admission._policies = replace(kit.completer._policies, trial_share=1.0)
+    auto(kit, ())
+    assert (await kit.serve()).record.policy_used == "conductor"
+    assert (await kit.serve(ask(metadata={"train": "false"}))).record.policy_used == "rule"
+
+
+async def test_the_rule_under_auto_plans_once() -> None:
+    kit = Kit(rounds=3)
+    auto(kit, ())
+    assert [one.planner for one in (await kit.serve()).record.rounds] == ["rule"]
 
 
 async def test_a_conductor_that_was_never_reached_costs_nothing() -> None:

@@ -79,7 +79,7 @@ class Following(Kit):
             *(self.versions, learned, settings, self.budgets, self.journal, clock, self.watched),
             shadow or ShadowLimits(share=1.0, parallel=4),
         )
-        rule = self.catalog._planners["baton/rule"][0]
+        rule = self.catalog._planners["baton/rule"][1]
         front = ShadowedPlanner(learned, self.shadows)
         self.catalog._planners |= {"baton": (front, rule), "baton/conductor": (front, rule)}
         self.catalog._versions = self.versions

@@ -14,8 +14,9 @@ from gateway.adapters.engines.vllm import Replicas
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
 from gateway.errors import ConfigError
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.wiring.base import base_of
-from gateway.wiring.conductor import engine_of
+from gateway.wiring.conductor import FREE, earnings_of, engine_of, planners_of
 from tests.fakes.conductor import ScriptedConductor
 
 URL = {
@@ -82,3 +83,28 @@ async def test_weights_in_place_stand_before_the_conductor(tmp_path: Path) -> No
 async def test_weights_in_place_need_their_base_and_one_engine(more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="BATON_POLICY_ENGINE_BASE and one engine"):
         await built(config.load(**URL, policy_engine="vllm-reload", **more))
+
+
+async def test_without_a_conductor_routers_alone_plan() -> None:
+    async with AsyncExitStack() as opened:
+        base = base_of(config.load(pool=Path("pool.yaml")), services(), opened)
+        planners = planners_of(base, None, (), earnings_of(base))
+        assert planners["baton"][0] is planners["baton/rule"][0]
+        assert "baton/conductor" not in planners
+
+
+@pytest.mark.parametrize(
+    ("given", "planner"),
+    [
+        ({}, "conductor"),  # the arena
+        ({"pool": Path("pool.yaml")}, "auto"),
+        ({"pool": Path("pool.yaml"), "conductor_outcomes_min": 0}, "conductor"),
+        ({"pool": Path("pool.yaml"), "default_policy": "conductor"}, "conductor"),
+        ({"pool": Path("pool.yaml"), "default_policy": "rule"}, "rule"),
+    ],
+)
+async def test_the_planner_of_baton_by_setting(given: dict[str, Any], planner: str) -> None:
+    async with AsyncExitStack() as opened:
+        base = base_of(config.load(**given), services(), opened)
+        learned = ConductorPlanner(ScriptedConductor(()), ConductorSettings("full", FREE, 1.0))
+        assert planners_of(base, learned, (), earnings_of(base))["baton"][0].name == planner

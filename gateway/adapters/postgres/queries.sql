@@ -55,6 +55,22 @@ SELECT worker, sum(weight), sum(weight * success) / sum(weight), sum(weight * co
   sum(weight * latency_ms) / sum(weight)
 FROM counted GROUP BY worker HAVING sum(weight) >= :least ORDER BY worker
 
+-- name: planner_rewards
+-- Rewards of the latest `recent` judged requests to `baton`, by pool, task type and the planner of the first plan. The
+-- latest judgement of a request counts. The index on the rollout's id gives the newest requests first.
+SELECT pool_name, task_type, planner, count(*), sum(reward), sum(reward * reward)
+FROM (
+  SELECT r.pool_name, r.task_type, p.planner,
+    CAST(:success AS double precision) * j.value - CAST(:cost AS double precision) * r.cost_nano / 1e9 AS reward
+  FROM (
+    SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL
+    ORDER BY rollout_id DESC, created_at DESC LIMIT :recent
+  ) AS j
+  JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.policy_requested = 'baton' AND r.train
+  JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.planner IN ('conductor', 'rule')
+) AS judged
+GROUP BY pool_name, task_type, planner
+
 -- name: parts_of_rollouts
 -- Names of the tables that hold the rollouts of one month each, and of the one that holds the rest.
 SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid

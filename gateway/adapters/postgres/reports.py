@@ -20,17 +20,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import keys
-from gateway.adapters.postgres.database import transaction
+from gateway.adapters.postgres.database import query, transaction
 from gateway.adapters.postgres.store import PostgresStore, by_name
 from gateway.adapters.postgres.tables import rollouts, steps
+from gateway.core.policies.earning import Rewards
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports.admin import RolloutsQuery
 
 REPORTS_MAX = 2
 TURN_S = 2.0  # the longest wait for a connection
 BUCKETS = 60
+JUDGED_MAX = 10_000  # latest judged requests that rule and conductor are compared on
 GROUPS_MAX = 50
 CURSOR = re.compile(r"(\d{1,17})\.([0-9a-f-]{36})")
+PLANNER_REWARDS = query("planner_rewards")
 Rows = list[dict[str, Any]]
 
 
@@ -61,6 +64,13 @@ class PostgresReports:
                 "by_policy": await _all(connection, _by_policy(recent)),
                 "by_worker": await _all(connection, self._by_worker(since, until)),
             }
+
+    async def planner_rewards(self, success: float, cost_per_usd: float) -> Sequence[Rewards]:
+        """The rewards of rule and conductor by pool and task type, over the latest judged requests to `baton` that may
+        train. The arguments are the weights of an outcome and of a dollar."""
+        values = {"success": success, "cost": cost_per_usd, "recent": JUDGED_MAX}
+        async with self._reading() as connection:
+            return [Rewards(*row) for row in await connection.execute(PLANNER_REWARDS, values)]
 
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
         """A page of rollouts, newest first. Raises BadRequest for a `before` that did not come from a page."""

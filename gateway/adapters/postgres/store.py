@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import sql
-from sqlalchemy import ColumnElement, Select, Table, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Select, Table, literal_column, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -44,7 +44,6 @@ from gateway.service.ports.turns import LoggedResponse
 
 CHILD_DEPTH_MAX = 4
 TREE_ROLLOUTS_MAX = 256
-OUTCOMES_COUNTED_MAX = 10_000
 HOLDS_MAX = 100_000
 EXPERIENCE_RECENT_MAX = 1_000  # judged steps per worker that are searched
 RECOVERY_TIMEOUT_S = 60.0  # of the statements that read the whole ledger at boot
@@ -133,13 +132,6 @@ class PostgresStore:
                 outcomes.c.key_id == outcome.key_id, outcomes.c.idempotency_key == outcome.idempotency_key
             )
             return str(await connection.scalar(first) or outcome.id), False
-
-    async def outcome_count(self, pool: str) -> int:
-        """The number of judged rollouts of a pool, counted up to 10,000."""
-        judged = select(experience.c.rollout_id).where(experience.c.pool_name == pool)
-        some = judged.group_by(experience.c.rollout_id).limit(OUTCOMES_COUNTED_MAX).subquery()
-        async with self.begin() as connection:
-            return int(await connection.scalar(select(func.count()).select_from(some)) or 0)
 
     async def experience_near(
         self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.adapters.host import poolfile
 from gateway.adapters.postgres.database import driver_url
-from gateway.cli.process.services import conductor_offered
+from gateway.cli.process.services import CHOICES, conductor_offered, starts_conductor
 from gateway.config import settings as config
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
@@ -19,7 +19,7 @@ from gateway.errors import ConfigError
 def add(parser: argparse.ArgumentParser) -> None:
     """Arguments."""
     parser.add_argument("--pool", type=Path, help="pool file (BATON_POOL)")
-    parser.add_argument("--conductor", help="embedded, DIRECTORY, worker:NAME or http://host:port/v1#model")
+    parser.add_argument("--conductor", help="auto, none, embedded, DIRECTORY, worker:NAME or http://host:port/v1#model")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,7 +37,9 @@ def run(options: argparse.Namespace) -> int:
             print(f"ok {name} {ref}")
     pool = poolfile.load(settings.pool, environ) if settings.pool else None
     print(f"ok pool       {_pool_line(settings, pool)}")
-    print(f"ok conductor  {_conductor_line(settings, pool)}")
+    plans = starts_conductor(settings, pool)
+    print(f"ok conductor  {_conductor_line(settings, pool) if plans else f'none; it may be {CHOICES}'}")
+    print(f"ok planner    {_planner_line(settings, pool, plans)}")
     return 0
 
 
@@ -57,9 +59,27 @@ def _conductor_line(settings: config.Settings, pool: PoolFile | None) -> str:
             known = [worker.name for worker in pool.workers] if pool else []
             if name not in known:
                 raise ConfigError(f"BATON_CONDUCTOR={settings.conductor}: no such worker; known: {', '.join(known)}")
-            return f"worker {name} of the pool"
+            return f"worker {name} of the pool, by prompt; not trained"
         case "url":
-            return f"{settings.conductor} (not called)"
+            return f"{settings.conductor} (not called), by prompt unless it serves a policy"
         case _:
             directory, manifest = conductor_offered(settings)
-            return f"{directory}: {manifest.id}"
+            pools = f", for pool {', '.join(manifest.pools)}" if manifest.pools else ""
+            return f"{directory}: {manifest.id}, trained on {manifest.data}{pools}, prompt {manifest.prompt_version}"
+
+
+def _planner_line(settings: config.Settings, pool: PoolFile | None, plans: bool) -> str:
+    """Which planner the model name `baton` stands for."""
+    if not plans:
+        return "`baton` is the rule router, or a live version that was published here"
+    if settings.default_policy == "rule":
+        return "`baton` is the rule router"
+    own = conductor_offered(settings)[1].pools if settings.conductor_kind in ("embedded", "directory") else ()
+    known = pool is None or (settings.default_pool_name or pool.default) in own
+    if settings.default_policy == "conductor" or not settings.conductor_outcomes_min or known:
+        return "`baton` is the conductor"
+    return (
+        "`baton` is the rule router; a task type goes to the conductor once both have "
+        f"{settings.conductor_outcomes_min} judged requests of it and the conductor's mean reward is surely higher "
+        "(BATON_DEFAULT_POLICY=conductor: at once)"
+    )

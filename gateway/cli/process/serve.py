@@ -43,7 +43,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Arguments; each stands for the setting of its name."""
     parser.add_argument("--pool", type=Path, help="pool file; default: simulated workers (BATON_POOL)")
     parser.add_argument(
-        "--conductor", help="embedded, DIRECTORY, worker:NAME or http://host:port/v1#model (BATON_CONDUCTOR)"
+        "--conductor",
+        help="auto, none, embedded, DIRECTORY, worker:NAME or http://host:port/v1#model (BATON_CONDUCTOR)",
     )
     parser.add_argument("--data-dir", type=Path, help="directory of all state; default .baton (BATON_DATA_DIR)")
     parser.add_argument("--host", help="address of the public API (BATON_HOST)")

@@ -22,6 +22,8 @@ from gateway.cli.process.datadir import FACTS, DataDir
 from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
 from gateway.core.policies.manifest import MANIFEST_FILE, Manifest, manifest_of
+from gateway.core.policies.versions import Version
+from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError, Unavailable, VersionRefused
 from gateway.files import write_atomic
 
@@ -29,21 +31,27 @@ ARENA_SEED = 7
 ARENA_POOL = "arena-pool.yaml"
 POOL_TEXT_S = 30.0
 SHIPPED_CONDUCTOR = "shipped/arena-3"  # inside the policy package
+CHOICES = (
+    "worker:NAME, a model of the pool that plans by prompt; http://host:port/v1#model; the directory of a policy that "
+    "was trained for this pool; or none, and the rule router plans"
+)
 T = TypeVar("T")
 Say = Callable[[str], None]
 
 
+def shipped_directory() -> Path | None:
+    """The directory of the shipped weights; None where the policy package is not installed."""
+    spec = find_spec("policy")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / SHIPPED_CONDUCTOR
+
+
 def conductor_offered(settings: Settings) -> tuple[Path, Manifest]:
     """The directory of the conductor's weights, and its manifest. Raises ConfigError where no manifest can be read."""
+    directory: Path | None = Path(settings.conductor)
     if settings.conductor_kind == "embedded":
-        spec = find_spec("policy")
-        if spec is None or spec.origin is None:
-            raise ConfigError(
-                "no embedded conductor in this installation; set BATON_CONDUCTOR=http://host:port/v1#model"
-            )
-        directory = Path(spec.origin).parent / SHIPPED_CONDUCTOR
-    else:
-        directory = Path(settings.conductor)
+        directory = shipped_directory()
+    if directory is None:
+        raise ConfigError("no embedded conductor in this installation; set BATON_CONDUCTOR=http://host:port/v1#model")
     try:
         return directory.resolve(), manifest_of(read_document(directory))
     except VersionRefused as refused:
@@ -53,9 +61,41 @@ def conductor_offered(settings: Settings) -> tuple[Path, Manifest]:
         raise ConfigError(f"{place}:1: {what}; {fix}") from None
 
 
+def is_shipped(manifest: Manifest) -> bool:
+    """Whether the weights are the shipped ones, which were trained on the simulator."""
+    directory = shipped_directory()
+    if directory is None or not manifest.weights_sha256:
+        return False
+    return manifest.weights_sha256 == manifest_of(read_document(directory)).weights_sha256
+
+
+def starts_conductor(settings: Settings, pool: PoolFile | None) -> bool:
+    """Whether the conductor that is configured plans on this pool (None: the arena). Under `auto`, weights of the
+    simulator do not. Raises ConfigError where they are set by name."""
+    if settings.conductor_kind not in ("embedded", "directory"):
+        return settings.conductor_kind != "none"
+    directory, manifest = conductor_offered(settings)
+    name = (settings.default_pool_name or pool.default) if pool else None
+    if pool is None or not is_shipped(manifest) or name in manifest.pools:
+        return True
+    if settings.conductor == "auto":
+        return False
+    raise ConfigError(
+        f"BATON_CONDUCTOR={settings.conductor}: {directory.name} was trained on the simulator ({manifest.data}; pools "
+        f"{', '.join(manifest.pools)}) and does not know the workers of pool `{name}`; choose {CHOICES}"
+    )
+
+
 def policy_version(manifest: Manifest) -> str:
     """The name, such as `conductor@7`, under which weights without a registry are served and logged."""
     return f"conductor@{manifest.version}" if manifest.version else "conductor"
+
+
+async def own_version(database_url: str, policies: Path) -> Version | None:
+    """The live version, unless it is the shipped conductor. Raises Unavailable."""
+    async with connected(database_url, pool_size=1) as engine:
+        live = await Registry(engine, policies).live()
+    return None if live is None or is_shipped(manifest_of(live.manifest)) else live
 
 
 async def live_version(database_url: str, policies: Path, directory: Path, *, insist: bool) -> tuple[str, Path]:
@@ -106,16 +146,14 @@ class Stack:
     async def start(self) -> Services:
         """Start all servers at the same time. After an error, stop those that started and raise the first error."""
         pepper = pepper_of(self.settings, self.data)
-        if self.settings.pool:
-            poolfile.load(self.settings.pool, config.environment())
-        if self.settings.conductor_kind in ("embedded", "directory"):
-            conductor_offered(self.settings)
+        pools = poolfile.load(self.settings.pool, config.environment()) if self.settings.pool else None
+        plans = starts_conductor(self.settings, pools)
         try:
             async with asyncio.TaskGroup() as group:
                 database = group.create_task(self._timed("postgres", self._database()))
                 redis = group.create_task(self._timed("redis", self._redis()))
                 pool = group.create_task(self._timed("workers", self._pool()))
-                conductor = group.create_task(self._timed("conductor", self._conductor(database)))
+                conductor = group.create_task(self._timed("conductor", self._conductor(database, plans)))
         except BaseExceptionGroup as errors:  # boundary: stop what started, raise the first error again
             await self.stop()
             raise errors.exceptions[0] from None
@@ -130,7 +168,7 @@ class Stack:
             pepper=pepper,
             conductor_url=url,
             conductor_model=model,
-            policies=self.settings.policies_path and self.settings.policies_path.resolve(),
+            policies=self.settings.policies_path.resolve() if self.settings.policies_path and (url or plans) else None,
             engine_key=key,
         )
 
@@ -183,10 +221,15 @@ class Stack:
         return path, f"simulated (the arena), {arena.url}"
 
     async def _conductor(
-        self, database: asyncio.Task[tuple[str, str]]
+        self, database: asyncio.Task[tuple[str, str]], plans: bool
     ) -> tuple[tuple[str | None, str | None, str | None], str]:
-        """(base URL, model, key of the routes that load versions), and a line about them."""
+        """(base URL, model, key of the routes that load versions), and a line about them. `plans`: whether the
+        conductor that is configured knows the pool; if not, a live version of the operator's own plans, if any."""
         settings = self.settings
+        if not plans:
+            place, url = settings.policies_path, (await database)[0]
+            if place is None or await own_version(url, place) is None:
+                return (None, None, None), f"none: the rule router plans. BATON_CONDUCTOR may be {CHOICES}"
         if settings.conductor_kind == "worker":
             return (None, None, None), f"{settings.conductor} of the pool"
         if settings.conductor_kind == "url":

@@ -42,7 +42,7 @@ class Manifest:
     command: str  # what rebuilds it
     created: str  # ISO 8601, UTC
     params: int  # number of weights
-    pools: tuple[str, ...] = ()  # pools whose handles it has seen; empty: reads any
+    pools: tuple[str, ...] = ()  # pools that it was trained for; empty: none in particular
     kind: str = "sealed"  # sealed | base | adapter
     source: str = ""  # of a base: the absolute directory with its files; empty: they lie beside the manifest
     base: str = ""  # of an adapter: the version whose weights it changes

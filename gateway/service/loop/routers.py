@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
@@ -10,9 +10,9 @@ from gateway.core.loop.experience import RuleWeights, rule_utility, smoothed_suc
 from gateway.core.loop.plan import Plan, Step
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, VOTE_URL, WorkerSpec
-from gateway.errors import BatonError, PlanRefused
+from gateway.errors import PlanRefused
 from gateway.service.loop.bodies import price_of
-from gateway.service.loop.state import EarlyStart, Planner, Situation
+from gateway.service.loop.state import EarlyStart, Situation
 
 LATENCY_GUESS_S = 2.0
 USAGE_GUESS = Usage(400, 300)  # a typical call, where there is no experience
@@ -162,35 +162,3 @@ class CascadeRouter:
 
     def _worth(self, spec: WorkerSpec, situation: Situation) -> tuple[float, int, str]:
         return self._rule.success(spec, situation), _expected_nano(spec, situation), spec.name
-
-
-class AutoPlanner:
-    """`baton` while a pool is new: the rule plans until the pool has `outcomes_min` judged rollouts, then the
-    conductor."""
-
-    name = "auto"
-
-    def __init__(
-        self, rule: RulePlanner, learned: Planner, count: Callable[[str], Awaitable[int]], outcomes_min: int
-    ) -> None:
-        self._rule = rule
-        self._learned = learned
-        self._count = count
-        self._outcomes_min = outcomes_min
-        self._trusted: set[str] = set()
-
-    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
-        """Plan as the rule or the conductor does; the record names which."""
-        planner = self._learned if await self._trusts(situation.pool) else self._rule
-        record.planner = planner.name
-        return await planner.plan(situation, record, meter, early)
-
-    async def _trusts(self, pool: str) -> bool:
-        if pool not in self._trusted:
-            try:
-                judged = await self._count(pool)
-            except BatonError:  # the store is away; the rule needs no store
-                return False
-            if judged >= self._outcomes_min:
-                self._trusted.add(pool)
-        return pool in self._trusted

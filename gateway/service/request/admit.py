@@ -23,6 +23,7 @@ from gateway.core.openai.structured import shape_of
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, CapReached
+from gateway.service.loop.auto import AutoPlanner
 from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of
 from gateway.service.loop.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
 from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
@@ -49,6 +50,7 @@ class Policies:
     explore_share: float
     experience_k: int
     experience_timeout_s: float
+    trial_share: float = 0.0  # of requests under `auto`, for the planner that is not in charge
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,12 @@ class Admission:
         tree = Tree(meter, record.id, deadline_s, slots, held, running.tell if context.progress else no_listener)
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
-        rounds = ROUNDS_OF.get(type(choice.planner)) or context.rounds or max(self._policies.rounds, trained)
+        explore = record.train and draw.random() < self._policies.explore_share
+        trial = record.train and draw.random() < self._policies.trial_share
+        planner = choice.planner
+        if isinstance(planner, AutoPlanner):
+            planner = planner.choose(record.pool_name, record.task_type, trial=trial)
+        rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._policies.rounds, trained)
         return Loop(
             record=record,
             tree=tree,
@@ -205,11 +212,11 @@ class Admission:
             params=chat.params,
             workers=tuple(workers),
             experience={},
-            planner=choice.planner,
+            planner=planner,
             fallback=choice.fallback,
             caps=caps,
             rounds=min(caps.rounds, rounds),
-            explore=record.train and draw.random() < self._policies.explore_share,
+            explore=explore,
             quality=context.quality,
             version=version,
             sticky=context.sticky,

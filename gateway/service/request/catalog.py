@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import PoolFile, Task, WorkerSpec, revision_of
 from gateway.errors import BadRequest, Forbidden, NotFound
+from gateway.service.loop.auto import AutoPlanner
 from gateway.service.loop.routers import FixedPlanner
 from gateway.service.loop.state import Planner
 
@@ -36,7 +37,7 @@ class Choice:
     """What a model name stands for: the planner, the planner to fall back to (None: there is none), and the workers."""
 
     name: str
-    planner: Planner
+    planner: Planner | AutoPlanner
     fallback: Planner | None
     pool: str
     workers: tuple[WorkerSpec, ...]
@@ -51,10 +52,10 @@ class Catalog:
     def __init__(
         self,
         pools: PoolFile,
-        planners: dict[str, tuple[Planner, Planner | None]],
+        planners: Mapping[str, tuple[Planner | AutoPlanner, Planner | None]],
         versions: NamedVersions | None = None,
     ) -> None:
-        self._planners = planners
+        self._planners = dict(planners)
         self._versions = versions
         self.adopt(pools)
 
@@ -78,7 +79,7 @@ class Catalog:
         version = (
             self._versions.by_name(model.removeprefix(OURS)) if self._versions and model.startswith(OURS) else None
         )
-        if version is not None:
+        if version is not None and CONDUCTOR in self._planners:
             return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version, self._revision)
         return self._single_worker(model, pool_name, workers, endpoint)
 

@@ -72,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         data=f"{config.steps * config.batch} lessons of policy.start.synthetic.feed: drills, then plans of arena tasks "
         "(split train)",
         command=command(options),
+        pools=("arena",),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     export(options.out, {name: p.numpy() for name, p in model.state_dict().items()}, tokenizer, shape, about)

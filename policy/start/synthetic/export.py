@@ -39,6 +39,7 @@ class About:
     quality: int | None = None
     parent: str = ""
     rollouts: int = 0
+    pools: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,6 +92,7 @@ def export(
             data=about.data,
             command=about.command,
             created=about.created,
+            pools=about.pools,
             params=sum(int(array.size) for array in tensors.values()),
             rounds=about.rounds,
             quality=about.quality,

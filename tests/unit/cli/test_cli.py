@@ -116,6 +116,36 @@ def test_check_reads_a_policys_manifest(tmp_path: Path, capsys: pytest.CaptureFi
     assert "conductor@7" in capsys.readouterr().out
 
 
+def test_check_says_which_planner_plans_and_what_it_was_trained_on(
+    pool: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["check"]) == 0
+    arena = capsys.readouterr().out
+    assert "arena@3, trained on 902 rollouts: logged, for pool arena, prompt compact-1" in arena
+    assert "`baton` is the conductor" in arena
+    assert cli.main(["check", "--pool", str(pool)]) == 0  # the simulator's conductor does not plan here
+    alone = capsys.readouterr().out
+    assert "ok conductor  none; it may be worker:NAME" in alone
+    assert "`baton` is the rule router" in alone
+    assert cli.main(["check", "--pool", str(pool), "--conductor", "worker:one"]) == 0
+    assert "once both have 30 judged requests" in capsys.readouterr().out
+    monkeypatch.setenv("BATON_DEFAULT_POLICY", "conductor")
+    assert cli.main(["check", "--pool", str(pool), "--conductor", "worker:one"]) == 0
+    assert "`baton` is the conductor" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("conductor", ["embedded", "policy/shipped/arena-3"])
+def test_the_simulators_conductor_is_refused_on_another_pool(
+    conductor: str, pool: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", "--pool", str(pool), "--conductor", conductor]) == 2
+    error = capsys.readouterr().err
+    assert "was trained on the simulator" in error
+    assert "choose worker:NAME" in error
+    pool.write_text(pool.read_text().replace("main", "arena"))
+    assert cli.main(["check", "--pool", str(pool), "--conductor", conductor]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
