@@ -15,6 +15,7 @@ from gateway.errors import BadRequest, BatonError
 # Modules by name, imported when called: none of them pays for what another one loads.
 COMMANDS = {
     "traces": "policy.dataset.cli",
+    "record": "policy.record.command",
     "evaluate": "policy.evaluate.command",
     "train": "policy.train.run.command",
     "engines": "policy.train.engines.cli",

@@ -35,6 +35,11 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
         "gateway.adapters.host.poolfile",
         "gateway.config.settings",
     ),
+    "policy.record.command": (  # workers are asked with the clients that serve; their keys are references
+        "gateway.adapters.upstream.pooled",
+        "gateway.adapters.host.poolfile",
+        "gateway.config.settings",
+    ),
     "policy.recipes": (
         "gateway.config.settings",
         *(f"gateway.adapters.postgres.{name}" for name in ("database", "tables")),

@@ -55,6 +55,7 @@ def test_the_module_is_the_program() -> None:
         "policy",
         "replay-workers",
         "traces",
+        "record",
         "evaluate",
         "train",
         "worker",

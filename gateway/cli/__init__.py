@@ -43,6 +43,7 @@ COMMANDS = {
     ),
     "replay-workers": Command("Serve recorded answers as workers.", programs.add_replay, programs.run_replay),
     "traces": Command("Export the log as training data.", programs.add_traces, programs.run_traces),
+    "record": Command("Record what workers answer, as a replay file.", programs.pass_on, programs.run_record),
     "evaluate": Command(
         "Compare policies on recorded questions or the arena.", programs.pass_on, programs.run_evaluate
     ),

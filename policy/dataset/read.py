@@ -9,10 +9,11 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, literal, not_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, literal, not_, select, true
 from sqlalchemy.exc import DBAPIError
 
 from gateway.adapters.postgres.admin_tables import keys
@@ -89,6 +90,35 @@ def rows_of(connection: Connection, selection: Selection, batch_rows: int = BATC
             yield from _joined(connection, batch, selection)
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """A request of a client, as logged. `body`: what it sent, messages included."""
+
+    id: str
+    log_mode: str
+    body: Mapping[str, Any]
+    tags: Mapping[str, str]
+    task_type: str | None
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        """Its conversation."""
+        return _messages(self.body)
+
+
+def requests_of(connection: Connection, selection: Selection, batch_rows: int = BATCH_ROWS) -> Iterator[LoggedRequest]:
+    """The requests of clients that ended well, whoever planned them, oldest first. Of the selection only time, policy
+    version, pool, key and tags count. Never those that said, or whose key says, `train: false`."""
+    here = rollouts.c
+    columns = (here.id, here.log_mode, here.request, here.tags, here.task_type)
+    ended = and_(here.parent_id.is_(None), here.status == "done")
+    chosen = select(*columns).where(ended, _of_rollout(selection, here.policy_version), _trainable())
+    chosen = chosen.order_by(here.created_at, here.id)
+    with connection.execute(chosen, execution_options={"yield_per": batch_rows}) as found:
+        for batch in found.partitions():
+            yield from (LoggedRequest(*record) for record in batch)
+
+
 def count_withheld(connection: Connection, selection: Selection) -> int:
     """Planning calls that the selection would have had but for `train: false`."""
     count: int = connection.execute(_counting(_matching(selection), not_(_trainable()))).scalar_one()
@@ -113,7 +143,11 @@ def _trainable() -> ColumnElement[bool]:
 
 
 def _matching(selection: Selection) -> ColumnElement[bool]:
-    conditions: list[ColumnElement[bool]] = [rounds.c.planner.in_(selection.planners)]
+    return and_(rounds.c.planner.in_(selection.planners), _of_rollout(selection, rounds.c.policy_version))
+
+
+def _of_rollout(selection: Selection, policy_version: ColumnElement[Any]) -> ColumnElement[bool]:
+    conditions: list[ColumnElement[bool]] = [true()]
     if selection.since:
         conditions.append(rollouts.c.created_at >= selection.since)
     if selection.until:
@@ -121,7 +155,7 @@ def _matching(selection: Selection) -> ColumnElement[bool]:
     if selection.tags:
         conditions.append(rollouts.c.tags.contains(dict(selection.tags)))
     for column, wanted in (
-        (rounds.c.policy_version, selection.policy_versions),
+        (policy_version, selection.policy_versions),
         (rollouts.c.pool_name, selection.pools),
         (rollouts.c.key_id, selection.keys),
     ):

@@ -91,9 +91,8 @@ class ReplayEnvironment(ExecutedEnvironment):
     def _prompt(self, entry: Recording, seed: int) -> Prompt:
         offered = [spec for spec in self._pool if _offers(entry, spec)]
         pool = rng_for("replay pool", seed, entry.id).sample(offered, len(offered))
-        messages = ({"role": "user", "content": entry.question},)
         kind = entry.domain if self._tell_domain else None
-        prompt = Prompt(entry.id, messages, tuple(pool), entry.gold or "", entry.domain, kind, truth=entry)
+        prompt = Prompt(entry.id, entry.messages, tuple(pool), entry.gold or "", entry.domain, kind, truth=entry)
         return prompt if self._experience is None else replace(prompt, experience=self._experience(prompt))
 
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
@@ -104,8 +103,8 @@ class ReplayEnvironment(ExecutedEnvironment):
         """The recording's own verdict where the reply is one of its answers, else the final answer against the gold."""
         for answer in _truth(prompt).answers.values():
             for draw in answer.draws:
-                if draw.correct is not None and draw.text == reply:
-                    return float(draw.correct)
+                if draw.score is not None and draw.text == reply:
+                    return draw.score
         return float(normalise(extract_answer(reply)) == normalise(prompt.reference))
 
     def oracle(self, prompt: Prompt) -> str:
@@ -185,8 +184,10 @@ def caps_above(recordings: Recordings) -> Caps:
 
 def _reason(entry: Recording, recordings: Recordings) -> str | None:
     """Why a question is not offered; None: it is."""
-    if not entry.id or entry.gold is None:
-        return "questions without `gold`" if entry.id else "questions without `id`"
+    if not entry.id:
+        return "questions without `id`"
+    if not entry.graded:
+        return "questions without `gold` or a verdict on each answer"
     if not entry.answers:
         return "questions that no worker answered"
     if not recordings.chosen and len(entry.answers) < len(recordings.models):

@@ -1,8 +1,10 @@
 """Recorded answers of real models, read from a file: one JSON object a line (JSONL, also .gz).
 
 A line: `{"id", "question", "input_tokens", "workers": {model: {"output", "output_tokens"}}}`; `domain`, `gold` and a
-worker's `correct` are for grading; a worker's `cost_usd` is what its answer cost; `samples` are further draws of the
-worker on the question; `checks` are what a check said of a worker's answer. Anything else in it is ignored.
+worker's `correct` or `score` are for grading; a worker's `cost_usd` is what its answer cost; `samples` are further
+draws of the worker on the question; `checks` are what a check said of a worker's answer. `messages` are the
+conversation of a question that is more than one text. A worker's `error` stands for an answer that it did not give.
+Anything else in a line is ignored.
 """
 
 from __future__ import annotations
@@ -30,14 +32,27 @@ class BadRecording(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedError:
+    """What a worker answered instead of a completion."""
+
+    status: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedAnswer:
     """One recorded completion, compressed."""
 
     packed: bytes
     output_tokens: int
-    correct: bool | None = None  # the recording's own verdict, where it has one
+    score: float | None = None  # the recording's own verdict in [0, 1], where it has one
     cost_nano: int | None = None  # what it cost, in nano-dollars; None: its tokens × the price
     samples: tuple[RecordedAnswer, ...] = ()  # further draws, in recorded order
+    input_tokens: int | None = None  # None: the question's
+    finish_reason: str = "stop"
+    refusal: bool = False  # the text stood in the message's `refusal`
+    error: RecordedError | None = None  # then the text is empty
 
     @property
     def text(self) -> str:
@@ -69,16 +84,30 @@ class Recording:
     domain: str | None = None
     gold: str | None = None
     checks: Mapping[str, RecordedCheck] = field(default_factory=dict)  # by model
+    said: bytes | None = None  # the conversation as JSON, compressed; None: the question is all of it
 
     @property
     def question(self) -> str:
-        """The question, word for word."""
+        """The question, word for word; of a conversation the text of its last user message."""
         return zlib.decompress(self.asked).decode()
+
+    @property
+    def messages(self) -> tuple[Mapping[str, Any], ...]:
+        """The conversation that was put to the workers."""
+        if self.said is None:
+            return ({"role": "user", "content": self.question},)
+        return tuple(json.loads(zlib.decompress(self.said)))
+
+    @property
+    def graded(self) -> bool:
+        """Whether every answer to it can be judged: by `gold`, or by a verdict on each."""
+        draws = [draw for answer in self.answers.values() for draw in answer.draws]
+        return self.gold is not None or (bool(draws) and all(draw.score is not None for draw in draws))
 
 
 @dataclass(slots=True)
 class Recordings:
-    """Everything recorded, found by exact question text (white space does not count)."""
+    """Everything recorded, found by `conversation_key`."""
 
     by_question: dict[bytes, Recording] = field(default_factory=dict)
     models: tuple[str, ...] = ()
@@ -97,20 +126,28 @@ def question_key(text: str) -> bytes:
     return hashlib.blake2b(" ".join(text.split()).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
+def conversation_key(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    """Digest of a conversation: the `question_key` of a single text of a user, else of all messages as they are."""
+    if len(messages) == 1 and messages[0].get("role") == "user" and isinstance(messages[0].get("content"), str):
+        return question_key(messages[0]["content"])
+    said = json.dumps([dict(message) for message in messages], sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=16, person=b"conversation").digest()
+
+
 def load(path: Path, models: Sequence[str] = ()) -> Recordings:
     """Read a recording line by line, keeping only `models` (empty: all). Raises BadRecording."""
     recordings = Recordings(chosen=bool(models))
     seen: dict[str, None] = {}
     held_bytes = 0
     for number, line in _lines(path):
-        question, recording, unused = _parse(line, f"{path}:{number}", models)
+        key, recording, unused = _parse(line, f"{path}:{number}", models)
         draws = (draw for answer in recording.answers.values() for draw in answer.draws)
-        held_bytes += len(recording.asked) + sum(len(draw.packed) for draw in draws)
+        held_bytes += len(recording.asked) + len(recording.said or b"") + sum(len(draw.packed) for draw in draws)
         if len(recordings.by_question) >= QUESTIONS_MAX or held_bytes > RECORDED_BYTES_MAX:
             raise BadRecording(f"{path}:{number}: over {QUESTIONS_MAX} questions or 2 GiB; split the file")
-        if question_key(question) in recordings.by_question:
+        if key in recordings.by_question:
             raise BadRecording(f"{path}:{number}: the question stands in an earlier line; delete one of the two")
-        recordings.by_question[question_key(question)] = recording
+        recordings.by_question[key] = recording
         recordings.checks_unused += unused
         seen.update(dict.fromkeys(recording.answers))
     if not recordings.by_question:
@@ -156,8 +193,8 @@ def _row(line: bytes, place: str) -> tuple[dict[str, Any], str, dict[str, Any]]:
     return record, question, workers
 
 
-def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recording, int]:
-    """(the question, its recording, the number of checks of answers that are not in it)."""
+def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[bytes, Recording, int]:
+    """(the key of the question, its recording, the number of checks of answers that are not in it)."""
     record, question, workers = _row(line, place)
     tokens = _count(record.get("input_tokens"), place, "input_tokens")
     wanted = {model: answer for model, answer in workers.items() if answer is not None and model in (models or workers)}
@@ -169,8 +206,20 @@ def _parse(line: bytes, place: str, models: Sequence[str]) -> tuple[str, Recordi
     said = {model: check for model, check in every.items() if not models or model in models}
     checks = {model: check for model, check in said.items() if model in answers}
     domain, gold = (None if record.get(key) is None else str(record[key]) for key in ("domain", "gold"))
-    recording = Recording(name, tokens, answers, _packed(question), domain, gold, checks)
-    return question, recording, len(said) - len(checks)
+    messages = _messages(record.get("messages"), place)
+    key, conversation = question_key(question), None
+    if messages is not None:
+        key, conversation = conversation_key(messages), _packed(json.dumps(messages))
+    recording = Recording(name, tokens, answers, _packed(question), domain, gold, checks, conversation)
+    return key, recording, len(said) - len(checks)
+
+
+def _messages(value: object, place: str) -> list[dict[str, Any]] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        raise BadRecording(f"{place}: `messages` must be a list of messages; drop it where the question says all")
+    return value
 
 
 def _checks(value: object, place: str) -> dict[str, RecordedCheck]:
@@ -202,12 +251,42 @@ def _answers(value: object, place: str, field_name: str, name: str) -> RecordedA
 def _answer(value: object, place: str, field_name: str, name: str) -> RecordedAnswer:
     if not isinstance(value, dict):
         raise BadRecording(f"{place}: `{field_name}` must be an object; give `output` and `output_tokens`")
-    correct = value.get("correct")
+    score, error = _score(value, place, field_name), _error(value.get("error"), place, field_name)
+    if error is not None:
+        value, score = {**value, "output": "", "output_tokens": value.get("output_tokens", 0)}, 0.0
+    tokens = _count(value.get("output_tokens"), place, f"{field_name}.output_tokens")
+    given = value.get("input_tokens")
+    return RecordedAnswer(
+        _packed(_text(value, place, field_name, name)),
+        tokens,
+        score,
+        None if value.get("cost_usd") is None else _nano(value["cost_usd"], place, f"{field_name}.cost_usd"),
+        input_tokens=None if given is None else _count(given, place, f"{field_name}.input_tokens"),
+        finish_reason=str(value.get("finish_reason") or "stop"),
+        refusal=value.get("refusal") is True,
+        error=error,
+    )
+
+
+def _score(value: Mapping[str, Any], place: str, field_name: str) -> float | None:
+    """The verdict on an answer: `score`, else `correct` as 1 or 0."""
+    correct, score = value.get("correct"), value.get("score")
     if not (correct is None or isinstance(correct, bool)):
         raise BadRecording(f"{place}: `{field_name}.correct` must be true or false")
-    tokens = _count(value.get("output_tokens"), place, f"{field_name}.output_tokens")
-    cost_nano = None if value.get("cost_usd") is None else _nano(value["cost_usd"], place, f"{field_name}.cost_usd")
-    return RecordedAnswer(_packed(_text(value, place, field_name, name)), tokens, correct, cost_nano)
+    if score is None:
+        return None if correct is None else float(correct)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise BadRecording(f"{place}: `{field_name}.score` must be a number from 0 to 1")
+    return float(score)
+
+
+def _error(value: object, place: str, field_name: str) -> RecordedError | None:
+    if value is None:
+        return None
+    status = value.get("status") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(status, int) or not 400 <= status <= 599:
+        raise BadRecording(f"{place}: `{field_name}.error` must have a `status` from 400 to 599, `code` and `message`")
+    return RecordedError(status, str(value.get("code", "upstream_error")), str(value.get("message", "")))
 
 
 def _text(value: Mapping[str, Any], place: str, field_name: str, name: str) -> str:

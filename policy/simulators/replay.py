@@ -19,12 +19,15 @@ from typing import Any
 
 import yaml
 
+from gateway.core.loop.compose import SEEN_HEAD
 from gateway.core.pool.workers import VOTE_URL, PoolFile
 from policy.simulators import HANDLES
 from policy.simulators.recordings import (
     BadRecording,
     RecordedAnswer,
+    Recording,
     Recordings,
+    conversation_key,
     load,
     models_in,
     question_key,
@@ -62,19 +65,36 @@ class ReplaySpeaker:
 
     def say(self, worker: str, body: Mapping[str, Any]) -> SimulatedReply:
         """The reply of that model to the last user message. Raises RequestRefusal(404) where nothing is recorded:
-        for another question, another wording, or more than one choice's worth of answers."""
+        for another question, another wording, or more than one choice's worth of answers; and the recorded error."""
         if choices_of(body) != 1:
             raise RequestRefusal(404, "no_recording", "a call gets one recorded answer: `n` must be 1; repeat the call")
-        key = question_key(last_user_text(body))
-        recording = self._recordings.by_question.get(key)
+        key, recording = self._recording(body)
         answer = recording.answers.get(worker) if recording else None
         if recording is None or answer is None:
             raise RequestRefusal(404, "no_recording", f"nothing recorded of `{worker}` on this question, word for word")
         answer = self._draw(answer, (worker, key))
+        if answer.error is not None:
+            raise RequestRefusal(answer.error.status, answer.error.code, answer.error.message)
         pieces = _PIECE.findall(answer.text) or [""]
-        piece_s = self._token_s * answer.output_tokens / len(pieces)
-        tokens = answer.output_tokens
-        return SimulatedReply([pieces], recording.input_tokens, tokens, self._first_s, piece_s, answer.cost_nano)
+        return SimulatedReply(
+            [pieces],
+            recording.input_tokens if answer.input_tokens is None else answer.input_tokens,
+            answer.output_tokens,
+            self._first_s,
+            self._token_s * answer.output_tokens / len(pieces),
+            answer.cost_nano,
+            answer.finish_reason,
+            answer.refusal,
+        )
+
+    def _recording(self, body: Mapping[str, Any]) -> tuple[bytes, Recording | None]:
+        """(key, recording) of the conversation without what Baton shows of other steps; else of its last user text."""
+        found = self._recordings.by_question
+        last = question_key(last_user_text(body))
+        messages = [one for one in body["messages"] if isinstance(one, Mapping)]
+        bare = [one for one in messages if not str(one.get("content", "")).startswith(SEEN_HEAD)]
+        key = next((key for key in (conversation_key(messages), conversation_key(bare)) if key in found), last)
+        return key, found.get(key)
 
     def _draw(self, answer: RecordedAnswer, asked: tuple[str, bytes]) -> RecordedAnswer:
         if self._draws_seed is None or not answer.samples:

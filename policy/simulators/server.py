@@ -12,7 +12,7 @@ import json
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,6 +54,8 @@ class SimulatedReply:
     first_s: float = 0.0
     piece_s: float = 0.0
     cost_nano: int | None = None
+    finish_reason: str = "stop"  # where neither `max_tokens` nor `stop` cuts the reply
+    refusal: bool = False  # the text is the message's `refusal`
 
 
 class Speaker(Protocol):
@@ -204,7 +206,7 @@ class WorkerServer:
         chunk = {**base, "object": "chat.completion.chunk", **({"usage": None} if with_usage else {})}
         for index, choice in enumerate(cuts):
             for at, piece in enumerate(choice.pieces):
-                delta = _choice(index, "delta", piece, None, role=at == 0)
+                delta = _choice(index, "delta", piece, None, role=at == 0, refusal=answer.refusal)
                 await response.write(sse({**chunk, "choices": [delta]}))
                 await asyncio.sleep(answer.piece_s / self._speed)
             end = {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
@@ -218,7 +220,15 @@ class WorkerServer:
 
 def cuts_of(answer: SimulatedReply, body: Mapping[str, Any]) -> list[Cut]:
     """The choices of what was said, as far as the request lets them go. Raises RequestRefusal on bad bounds."""
-    return [cut(c, answer.completion_tokens, _tokens_max(body), _stops(body)) for c in answer.choices]
+    cuts = [cut(c, answer.completion_tokens, _tokens_max(body), _stops(body)) for c in answer.choices]
+    return [
+        replace(c, finish_reason=answer.finish_reason) if c.finish_reason == "stop" and _is_complete(c, pieces) else c
+        for c, pieces in zip(cuts, answer.choices, strict=True)
+    ]
+
+
+def _is_complete(one: Cut, pieces: Sequence[str]) -> bool:
+    return list(one.pieces) == list(pieces)
 
 
 def seconds(answer: SimulatedReply, cuts: Sequence[Cut]) -> float:
@@ -237,15 +247,21 @@ def bill_nano(answer: SimulatedReply, cuts: Sequence[Cut]) -> int | None:
 
 def completion(answer: SimulatedReply, cuts: Sequence[Cut]) -> dict[str, Any]:
     """The whole reply as OpenAI words it, without id, time and model."""
-    choices = [_choice(i, "message", "".join(c.pieces), c.finish_reason) for i, c in enumerate(cuts)]
+    choices = [
+        _choice(i, "message", "".join(c.pieces), c.finish_reason, refusal=answer.refusal) for i, c in enumerate(cuts)
+    ]
     usage = _usage(answer.prompt_tokens, sum(c.tokens for c in cuts))
     return {"object": "chat.completion", "choices": choices, "usage": usage}
 
 
-def _choice(index: int, key: str, text: str, finish_reason: str | None, *, role: bool = True) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": text} if role else {"content": text}
+def _choice(
+    index: int, key: str, text: str, finish_reason: str | None, *, role: bool = True, refusal: bool = False
+) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant"} if role else {}
+    message["refusal" if refusal else "content"] = text
     if key == "message":
-        message["refusal"] = None
+        message.setdefault("refusal", None)
+        message.setdefault("content", None)
     return {"index": index, key: message, "logprobs": None, "finish_reason": finish_reason}
 
 

@@ -33,6 +33,7 @@ from policy.dataset.refusals import REASONS
 from policy.dataset.row import Row, StepRow
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
+from policy.record.questions import of_log
 from tests.policy.dataset_rows import read
 from tests.postgres_server import PostgresServer
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, event, new_id
@@ -514,3 +515,35 @@ def test_the_page_names_every_column_and_reason() -> None:
     page = (Path(__file__).parents[2] / "docs" / "traces.md").read_text(encoding="utf-8")
     names = [*Row.__slots__, *StepRow.__slots__, *(f"`{reason}`" for reason in REASONS)]
     assert [name for name in names if name not in page] == []
+
+
+def test_a_share_of_the_traffic_can_be_asked_again(database_url: str, add: Add) -> None:
+    def body(text: str, **more: Any) -> dict[str, Any]:
+        return {"model": "baton", "messages": [{"role": "user", "content": text}], **more}
+
+    graded = {"grader": "numeric", "reference": "4"}
+    first = add(None, request=body("2+2?"), tags=graded, task_type="sums")
+    add(None, at_s=1, request=body("2+2?"))
+    plain = add(None, at_s=2, request=body("Write a poem."))
+    add(None, at_s=3, request=body("Look it up.", tools=[{"type": "function"}]))
+    add(None, at_s=4, request=body("4+4?"), log_mode="redacted")
+    add(None, at_s=5, request=body("5+5?"), train=False)
+    add(None, at_s=6, request=body("6+6?"), status="failed")
+    add(None, at_s=7, request=body("the child's task"), parent_id=first.id, depth=1)
+    add(None, at_s=8, request=body("7+7?"), tags={"grader": "numeric", "reference": "seven"})
+    found, left_out = of_log(database_url, Selection(), 1.0, 0, "a rubric", 100)
+    assert [(one.id, one.grader, one.gold) for one in found] == [
+        (first.id, "numeric@1", "4"),
+        (plain.id, "judge@1", None),
+    ]
+    assert found[0].domain == "sums"
+    assert dict(left_out) == {
+        "asked before": 1,
+        "with tools, whose results are not there": 1,
+        "not logged in mode full": 1,
+        "its grader cannot use its reference": 1,
+    }
+    capped, reasons = of_log(database_url, Selection(), 1.0, 0, None, 1)
+    assert ([one.id for one in capped], reasons["over --questions-max"]) == ([first.id], 1)
+    with pytest.raises(ConfigError, match=r"no logged request can be asked again: .* not drawn"):
+        of_log(database_url, Selection(), 1e-9, 0, None, 100)

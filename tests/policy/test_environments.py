@@ -186,7 +186,7 @@ def test_grading_prefers_the_recordings_own_verdict(tmp_path: Path) -> None:
 
 def test_recordings_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     ungraded = line(10, "sums", {"cheap": "1", "mid": "1", "dear": "1"}, "1")
-    del ungraded["gold"]
+    del ungraded["gold"], ungraded["workers"]["mid"]["correct"]
     with pytest.raises(BadRecording, match="no question was answered by every model"):
         recorded(tmp_path / "r.jsonl", [ungraded])
     bad = line(10, "sums", {"cheap": "1", "mid": "1", "dear": "1"}, "1")
@@ -352,7 +352,7 @@ async def test_single_picks_measure_what_real_models_were_recorded_with() -> Non
     for prompt, group in zip(prompts, found.groups, strict=True):
         for model, episode in zip(models, group, strict=True):
             answer = prompt.truth.answers[model]  # type: ignore[attr-defined]
-            assert episode.outcome == float(answer.correct)
+            assert episode.outcome == answer.score
             assert episode.record.completion_tokens == answer.output_tokens
 
 
@@ -424,14 +424,15 @@ def test_a_question_offers_only_those_that_answered_it(tmp_path: Path) -> None:
     rows = lines(4)
     del rows[0]["workers"]["mid"]
     rows[1]["workers"] = {"other": rows[1]["workers"]["dear"]}
-    del rows[2]["gold"]
+    del rows[2]["gold"], rows[2]["workers"]["mid"]["correct"]
+    del rows[3]["gold"]  # every answer has a verdict
     env = ReplayEnvironment.open(write_rows(tmp_path, rows), PRICES, ["cheap", "mid"])
     assert {spec.name for spec in question(env, rows[0]["id"]).pool} == {"cheap", "vote"}
     assert {spec.name for spec in question(env, rows[3]["id"]).pool} == {"cheap", "mid", "vote"}
     assert env.count("train") + env.count("validation") == len(rows) - 2
     assert env.left_out == {
         "questions that no worker answered": 1,
-        "questions without `gold`": 1,
+        "questions without `gold` or a verdict on each answer": 1,
         "answers of cheap": 1,
         "answers of mid": 2,
     }

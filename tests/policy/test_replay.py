@@ -334,7 +334,7 @@ def test_every_real_sample_is_read() -> None:
     every = [answer for each in recordings.by_question.values() for answer in each.answers.values()]
     assert sum(len(answer.samples) for answer in every) == 26_292
     assert {len(answer.samples) for answer in every} == {0, 2}
-    assert all(draw.cost_nano and draw.correct is not None for answer in every for draw in answer.samples)
+    assert all(draw.cost_nano and draw.score is not None for answer in every for draw in answer.samples)
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="no folder of recorded answers beside the repository")
@@ -361,5 +361,5 @@ def test_every_row_of_the_real_recordings_is_read_or_counted(
     every = [answer for each in recordings.by_question.values() for answer in each.answers.values()]
     assert (len(recordings.models), len(recordings.by_question), len(every)) == (models, questions, answers)
     assert sum(recordings.gaps().values()) == gaps == models * questions - answers
-    assert all(answer.cost_nano and answer.correct is not None for answer in every)
+    assert all(answer.cost_nano and answer.score is not None for answer in every)
     assert set(read_prices(RECORDED / f"{prices}.json")) >= set(recordings.models)

@@ -1,4 +1,4 @@
-"""`baton evaluate`, `baton traces`, `baton replay-workers`: programs of the policy package, run with our settings."""
+"""`baton evaluate`, `traces`, `record` and `replay-workers`: programs of the policy package, run with our settings."""
 
 from __future__ import annotations
 
@@ -92,6 +92,18 @@ def run_traces(options: argparse.Namespace) -> int:
     # The URL may hold a password: on standard input no other user of the machine sees it.
     url, known = ("", []) if asks_for_help(options.rest) else _log()
     command = [sys.executable, "-m", "policy", "traces", options.action, "--database-url", "-", *known, *options.rest]
+    return subprocess.run(command, input=f"{url}\n", text=True, check=False).returncode  # noqa: S603 - our own program
+
+
+def run_record(options: argparse.Namespace) -> int:
+    """Become the recorder; for a share of the traffic with the log of the gateway on the data directory, or of
+    DATABASE_URL. Raises ConfigError where there is no log or no policy package."""
+    from_log = any(word.split("=")[0] == "--traffic" for word in options.rest)
+    if not from_log or "--database-url" in options.rest or asks_for_help(options.rest):
+        become("record", options.rest)
+    require_policy("record")
+    url, _ = _log()
+    command = [sys.executable, "-m", "policy", "record", "--database-url", "-", *options.rest]
     return subprocess.run(command, input=f"{url}\n", text=True, check=False).returncode  # noqa: S603 - our own program
 
 

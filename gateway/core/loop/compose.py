@@ -14,6 +14,7 @@ from typing import Any
 
 from gateway.core.loop.experience import content_text
 
+SEEN_HEAD = "Work done so far on the request that follows:\n"  # of the message that shows other steps
 _OUR_TAGS = re.compile(r"<(/?)(step|task|reply|request)\b", re.IGNORECASE)
 
 
@@ -37,7 +38,7 @@ def step_messages(
         return [{"role": "user", "content": "\n".join([request, *blocks])}, {"role": "user", "content": task}]
     messages = [dict(message) for message in conversation]
     if blocks:
-        context = {"role": "user", "content": "Work done so far on the request that follows:\n" + "\n".join(blocks)}
+        context = {"role": "user", "content": SEEN_HEAD + "\n".join(blocks)}
         messages.insert(_last_user(messages), context)
     return messages
 

@@ -1,0 +1,240 @@
+"""What is asked: lines of a questions file, or a share of the logged requests.
+
+A question is found again by its conversation (`conversation_key`): the same words are one question, wherever they come
+from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gateway.core.loop.experience import question_text
+from gateway.errors import ConfigError
+from policy import graders
+from policy.dataset.read import LoggedRequest, requests_of, snapshot
+from policy.dataset.select import Selection
+from policy.environments.base import fraction
+from policy.graders.base import GraderError
+from policy.simulators.recordings import LINE_BYTES_MAX, QUESTIONS_MAX, conversation_key
+from policy.spec import first_of
+
+GRADER = "exact"  # of a question with a gold answer that names none
+JUDGE = "judge"
+TEXT_GRADERS = ("exact", "numeric", "choice")  # their reference is the right answer in words
+IGNORED = ("input_tokens", "workers", "checks")  # so that a replay file is a questions file, too
+_IMAGE_SCHEMES = ("https://", "http://", "data:image/")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question. `grader` (`name@version`) and `reference` say how replies are graded; None: nothing does."""
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...]
+    gold: str | None = None
+    grader: str | None = None
+    reference: Any = None
+    domain: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Hex of its `conversation_key`."""
+        return conversation_key(self.messages).hex()
+
+    @property
+    def text(self) -> str:
+        """The text of the last user message."""
+        return question_text(self.messages)
+
+
+class QuestionLine(BaseModel):
+    """A line of a questions file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field("", max_length=200)
+    question: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    images: tuple[str, ...] = Field((), max_length=16)
+    gold: str | int | float | None = None
+    grader: str = ""
+    reference: Any = None
+    task_type: str | None = Field(None, max_length=200)
+    domain: str | None = Field(None, max_length=200)
+    category: str | None = Field(None, max_length=200)
+
+    @field_validator("images")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if not one.startswith(_IMAGE_SCHEMES):
+                raise ValueError("an image is an http(s) URL, or data:image/…;base64,…")
+        return value
+
+    @field_validator("messages")
+    @classmethod
+    def _conversation(cls, value: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        if value and value[-1].get("role") not in ("user", "tool"):
+            raise ValueError("the last message must be of the user: it is what is asked")
+        return value
+
+    @model_validator(mode="after")
+    def _one_question(self) -> QuestionLine:
+        if bool(self.question.strip()) == bool(self.messages) and not self.messages:
+            raise ValueError("give `question` or `messages`")
+        if self.messages and self.images:
+            raise ValueError("images: put them into `messages`, as parts")
+        if self.messages and not question_text(self.messages).strip():
+            raise ValueError("messages: no text of a user")
+        return self
+
+    def asked(self) -> tuple[Mapping[str, Any], ...]:
+        """The conversation."""
+        if self.messages:
+            return self.messages
+        if not self.images:
+            return ({"role": "user", "content": self.question},)
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return ({"role": "user", "content": [{"type": "text", "text": self.question}, *parts]},)
+
+
+# ---------------------------------------------------------------- a file
+
+
+def of_file(path: Path, grader: str, judge: str | None) -> tuple[list[Question], int]:
+    """(questions, number of lines that ask what an earlier one asked). `grader`: of lines that name none; `judge`: the
+    rubric by which replies to lines without gold and grader are judged; None: they are not. Raises ConfigError naming
+    line and field."""
+    found: dict[str, Question] = {}
+    repeated = 0
+    for number, text in _lines(path):
+        question = _of_line(text, f"{path}:{number}", grader, judge)
+        repeated += question.key in found
+        found.setdefault(question.key, question)
+        if len(found) > QUESTIONS_MAX:
+            raise ConfigError(f"{path}: over {QUESTIONS_MAX} questions; split the file")
+    if not found:
+        raise ConfigError(f"{path}: holds no question; give a JSONL file with at least one line")
+    return list(found.values()), repeated
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX + 1), b""), 1):
+                if len(line) > LINE_BYTES_MAX:
+                    raise ConfigError(f"{path}:{number}: line over {LINE_BYTES_MAX} bytes; shorten it")
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _of_line(text: bytes, place: str, grader: str, judge: str | None) -> Question:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{place}: not JSON; write one object a line") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{place}: not an object; write one object a line")
+    try:
+        line = QuestionLine.model_validate({name: one for name, one in value.items() if name not in IGNORED})
+    except ValidationError as error:
+        raise ConfigError(f"{place}: {first_of(error)}") from None
+    gold = None if line.gold is None else str(line.gold)
+    reference = line.reference if line.reference is not None else gold
+    asked = line.asked()
+    named, reference = _grading(place, line.grader or grader, reference, question_text(asked), judge)
+    key = conversation_key(asked).hex()
+    domain = line.task_type or line.domain or line.category
+    return Question(line.id or key[:12], asked, _gold(gold, named, reference), named, reference, domain)
+
+
+def _grading(place: str, grader: str, reference: Any, question: str, judge: str | None) -> tuple[str | None, Any]:
+    """(`name@version`, reference) that are known to fit each other; (None, None) where nothing grades."""
+    if reference is None and judge is not None and grader in ("", JUDGE):
+        grader, reference = JUDGE, {"question": question, "rubric": judge}
+    if reference is None:
+        if grader:
+            raise ConfigError(f"{place}: reference: the grader `{grader}` needs `gold` or `reference`")
+        return None, None
+    name, _, version = (grader or GRADER).partition("@")
+    if name == JUDGE and isinstance(reference, str) and not reference.lstrip().startswith("{"):
+        reference = {"question": question, "answer": reference}
+    try:
+        graders.check_reference(name, reference, version=version or None)
+    except GraderError as error:
+        field = "grader" if isinstance(error, graders.UnknownGrader) else "reference"
+        raise ConfigError(f"{place}: {field}: {error}") from None
+    return f"{name}@{graders.versions()[name]}", reference
+
+
+def _gold(gold: str | None, grader: str | None, reference: Any) -> str | None:
+    """The right answer in words, where there is one."""
+    if gold is not None:
+        return gold
+    return reference if isinstance(reference, str) and (grader or "").split("@")[0] in TEXT_GRADERS else None
+
+
+# ---------------------------------------------------------------- the log
+
+
+def of_log(
+    database_url: str, selection: Selection, share: float, seed: int, judge: str | None, questions_max: int
+) -> tuple[list[Question], Counter[str]]:
+    """(questions, what was left out by reason) of a share of the logged requests; which ones is a hash of (seed,
+    request). Raises ConfigError where nothing is left, and as `read.snapshot`."""
+    found: dict[str, Question] = {}
+    left_out: Counter[str] = Counter()
+    with snapshot(database_url) as connection:
+        for request in requests_of(connection, selection):
+            reason = _refusal(request) or ("not drawn" if fraction("record", seed, request.id) >= share else None)
+            question = None if reason else _of_request(request, judge)
+            if question is not None and question.key in found:
+                reason = "asked before"
+            if reason or question is None:
+                left_out[reason or "its grader cannot use its reference"] += 1
+            elif len(found) < questions_max:
+                found[question.key] = question
+            else:
+                left_out["over --questions-max"] += 1
+    if not found:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items())) or "none was selected"
+        raise ConfigError(f"no logged request can be asked again: {reasons}")
+    return list(found.values()), left_out
+
+
+def _refusal(request: LoggedRequest) -> str | None:
+    """Why a request cannot be asked again, by name."""
+    if request.log_mode != "full":
+        return "not logged in mode full"
+    if request.body.get("tools") or request.body.get("functions"):
+        return "with tools, whose results are not there"
+    if not _text_of(request.messages).strip():
+        return "without a question"
+    return None
+
+
+def _text_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    try:
+        return question_text(messages)
+    except (AttributeError, TypeError):  # parts of a message that are no objects
+        return ""
+
+
+def _of_request(request: LoggedRequest, judge: str | None) -> Question | None:
+    """None where its grader cannot use its reference."""
+    messages = tuple(dict(one) for one in request.messages)
+    grader, reference = request.tags.get("grader", ""), request.tags.get("reference")
+    try:
+        named, right = _grading(request.id, grader, reference if grader else None, question_text(messages), judge)
+    except ConfigError:
+        return None
+    return Question(request.id, messages, _gold(None, named, right), named, right, request.task_type)
