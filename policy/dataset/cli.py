@@ -16,7 +16,7 @@ from gateway.core.pool.workers import PoolFile
 from gateway.errors import ConfigError
 from policy.dataset.export import FORMATS, export, summary
 from policy.dataset.rules import Rules
-from policy.dataset.select import PLANNERS, Selection, parse_tags, parse_time
+from policy.dataset.select import PLANNERS, Selection, parse_labels, parse_tags, parse_time
 
 POOL_FILE_BYTES_MAX = 2**20
 URL_CHARS_MAX = 4096
@@ -53,6 +53,9 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--outcome-source", action="append", default=[], metavar="NAME", help="only these count, the first decides"
     )
+    group.add_argument(
+        "--label", action="append", default=[], metavar="NAME=X", help="outcomes with it count as X; or `standard`"
+    )
     group.add_argument("--min-outcomes", type=int, default=1, metavar="N", help="default 1; 0 keeps unjudged ones")
 
 
@@ -79,6 +82,7 @@ def selection_of(options: argparse.Namespace) -> Selection:
         planners=tuple(options.planner) or PLANNERS,
         outcome_sources=tuple(options.outcome_source),
         min_outcomes=options.min_outcomes,
+        labels=parse_labels(options.label),
     )
 
 

@@ -25,9 +25,13 @@ except ModuleNotFoundError:  # the extra is not installed: said by name when a f
 from gateway.errors import ConfigError
 from policy.dataset.row import Row, StepRow
 
-VERSION = "2"
+VERSION = "3"
+READABLE = ("2", VERSION)  # 2 lacks replies and demonstrations
 ROW_GROUP_ROWS = 1_000
-JSON_COLUMNS = ("pool", "caps", "allowed", "tags", "request_messages", "plan", "sampling", "outcome_metadata")
+JSON_COLUMNS = (
+    *("pool", "caps", "allowed", "tags", "request_messages", "plan", "sampling", "outcome_metadata"),
+    "replies",
+)
 
 
 def require() -> None:
@@ -121,7 +125,7 @@ def read(path: Path) -> Iterator[Row]:
         with pq.ParquetFile(path) as file:
             about = file.schema_arrow.metadata or {}
             version = about.get(b"baton.traces.version", b"none").decode()
-            if about.get(b"baton.traces.shape") != b"parquet" or version != VERSION:
+            if about.get(b"baton.traces.shape") != b"parquet" or version not in READABLE:
                 raise ConfigError(
                     f"{path}: not an export of this version ({version}): `baton traces export` writes one"
                 )
@@ -136,7 +140,8 @@ def _row(record: Mapping[str, Any]) -> Row:
     """The inverse of `row_record`."""
     found = dict(record)
     for name in JSON_COLUMNS:
-        found[name] = None if found[name] is None else json.loads(found[name])
+        if name in found:
+            found[name] = None if found[name] is None else json.loads(found[name])
     found["created_at"] = found["created_at"].astimezone(UTC)
     found["workers_used"] = tuple((one["worker"], one["version"]) for one in found["workers_used"])
     found["steps"] = tuple(StepRow(**{**step, "see": tuple(step["see"])}) for step in found["steps"])

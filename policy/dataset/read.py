@@ -6,19 +6,21 @@ The snapshot is a read-only REPEATABLE READ transaction, so that a log read twic
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, literal, not_, select, true
 from sqlalchemy.exc import DBAPIError
 
-from gateway.adapters.postgres.admin_tables import keys
+from gateway.adapters.postgres.admin_tables import keys, pool_revisions
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import outcomes, rollouts, rounds, steps
+from gateway.core.loop.digest import shown_replies
 from gateway.core.loop.experience import question_text
 from gateway.errors import BatonError, ConfigError, Unavailable
 from policy.dataset.row import Rating, Row, StepRow, settle
@@ -42,14 +44,16 @@ _ROLLOUT = (
         "task_type",
         "tags",
     ),
-    *("request", "status", "fallback", "capped"),
+    *("request", "status", "fallback", "capped", "pool_revision"),
 )
+_NOT_ROW = ("request", "finished_at", "pool", "pool_revision")  # columns that become other fields
 _ROUND = (
     *("round", "messages", "prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask", "plan_text", "plan"),
     *("sampling", "schema_hash", "allowed", "quality", "prompt_version", "prompt_hash", "planner", "policy_version"),
     "refusal",
 )
 _STEP = tuple(name for name in StepRow.__slots__ if name != "latency_ms")
+_SHOWN = ("description", "context_tokens", "latency_hint_s")  # what prompts show of a worker beside its pool entry
 Record = Mapping[Any, Any]
 
 
@@ -168,13 +172,14 @@ def _of_rollout(selection: Selection, policy_version: ColumnElement[Any]) -> Col
 
 
 def _joined(connection: Connection, batch: Sequence[Record], selection: Selection) -> Iterator[Row]:
-    """The batch with its requests, steps and outcomes: four queries, whatever its size."""
+    """The batch with its requests, steps, outcomes and pool files: six queries, whatever its size."""
     ids = {record["id"] for record in batch}
     root_of = {one: one for one in ids} | _roots(connection, {r["id"] for r in batch if r["parent_id"]})
     roots = set(root_of.values())
     requests = _requests(connection, roots)
-    used, ran = _steps(connection, roots, ids)
-    judged = _judgements(connection, roots)
+    used, ran, replies = _steps(connection, roots, ids)
+    judged, demonstrated = _judgements(connection, roots, dict(selection.labels))
+    workers = _workers(connection, {record["pool_revision"] for record in batch} - {None})
     for record in batch:
         root = root_of[record["id"]]
         outcome = settle(judged[root], selection.outcome_sources)
@@ -184,7 +189,8 @@ def _joined(connection: Connection, batch: Sequence[Record], selection: Selectio
             root_id=root,
             group=_group(request["request"], root),
             request_messages=_messages(record["request"]),
-            **{name: record[name] for name in (*_ROLLOUT, *_ROUND) if name not in ("request", "finished_at")},
+            pool=[one | workers.get((record["pool_revision"], one.get("name")), {}) for one in record["pool"]],
+            **{name: record[name] for name in (*_ROLLOUT, *_ROUND) if name not in _NOT_ROW},
             workers_used=tuple(sorted(used[root])),
             steps=tuple(ran[record["id"], record["round"]]),
             outcome=outcome.value,
@@ -194,6 +200,8 @@ def _joined(connection: Connection, batch: Sequence[Record], selection: Selectio
             outcome_metadata=outcome.metadata,
             cost_nano=request["cost_nano"],
             latency_ms=_ms(request["created_at"], request["finished_at"]),
+            replies=_replies(replies[record["id"]], record["round"]),
+            demonstration=demonstrated.get(root),
         )
 
 
@@ -219,37 +227,72 @@ def _requests(connection: Connection, roots: set[str]) -> dict[str, Record]:
 
 def _steps(
     connection: Connection, roots: set[str], ids: set[str]
-) -> tuple[Mapping[str, set[tuple[str, str]]], Mapping[tuple[str, int], list[StepRow]]]:
-    """Workers with their versions by request, child loops included; and the steps of the rollouts `ids` by plan."""
+) -> tuple[
+    Mapping[str, set[tuple[str, str]]], Mapping[tuple[str, int], list[StepRow]], Mapping[str, list[tuple[int, Record]]]
+]:
+    """Workers with their versions by request, child loops included; the steps of the rollouts `ids` by plan; and
+    (round, what it replied) of their steps by rollout."""
     here, down = rollouts.c, literal(0).label("down")
     family = select(here.id, here.id.label("root"), down).where(here.id.in_(roots)).cte("family", recursive=True)
     below = select(here.id, family.c.root, family.c.down + 1).where(here.parent_id == family.c.id)
     family = family.union_all(below.where(family.c.down < DEPTH_MAX))
     query = (
         select(family.c.root, steps.c.rollout_id, steps.c.round, steps.c.started_at, steps.c.finished_at)
-        .add_columns(*(steps.c[name] for name in _STEP))
+        .add_columns(*(steps.c[name] for name in (*_STEP, "reply", "finish_reason")))
         .join(steps, steps.c.rollout_id == family.c.id)
         .order_by(steps.c.rollout_id, steps.c.round, steps.c.step)
     )
     used: dict[str, set[tuple[str, str]]] = defaultdict(set)
     ran: dict[tuple[str, int], list[StepRow]] = defaultdict(list)
+    replies: dict[str, list[tuple[int, Record]]] = defaultdict(list)
     for record in connection.execute(query).mappings():
         used[record["root"]].add((record["worker"], record["worker_version"]))
         if record["rollout_id"] in ids:
             given = {name: record[name] for name in _STEP} | {"see": tuple(record["see"])}
             latency_ms = _ms(record["started_at"], record["finished_at"])
             ran[record["rollout_id"], record["round"]].append(StepRow(**given, latency_ms=latency_ms))
-    return used, ran
+            replies[record["rollout_id"]].append((record["round"], record))
+    return used, ran, replies
 
 
-def _judgements(connection: Connection, roots: set[str]) -> Mapping[str, list[Rating]]:
+def _replies(steps_run: Sequence[tuple[int, Record]], round_number: int) -> list[dict[str, Any]]:
+    """What the steps of a rollout replied, up to this round, as later rounds show it. Empty where a step is missing."""
+    so_far = [step for number, step in steps_run if number <= round_number]
+    if [step["step"] for step in so_far] != list(range(len(so_far))):
+        return []
+    texts = [step["reply"] for step in so_far]
+    shown = shown_replies([step["handle"] for step in so_far], texts, [step["finish_reason"] for step in so_far])
+    return [asdict(one) | {"flags": list(one.flags)} for one in shown]
+
+
+def _workers(connection: Connection, revisions: set[str]) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """(revision, worker) → what prompts show of it beside its pool entry, from the pool files that served."""
+    if not revisions:
+        return {}
+    query = select(pool_revisions.c.hash, pool_revisions.c.file).where(pool_revisions.c.hash.in_(revisions))
+    return {
+        (revision, name): {field: worker.get(field) for field in _SHOWN}
+        for revision, file in connection.execute(query)
+        for name, worker in json.loads(file)["workers"].items()
+    }
+
+
+def _judgements(
+    connection: Connection, roots: set[str], labels: Mapping[str, float]
+) -> tuple[Mapping[str, list[Rating]], Mapping[str, str]]:
+    """Ratings by request, a label that `labels` knows as its value; and the latest demonstration."""
     here = outcomes.c
-    query = select(here.rollout_id, here.value, here.source, here.grader_version, here.metadata)
-    query = query.where(here.rollout_id.in_(roots), here.value.is_not(None)).order_by(here.created_at, here.id)
+    query = select(here.rollout_id, here.label, here.demonstration, here.value, here.source, here.grader_version)
+    query = query.add_columns(here.metadata).where(here.rollout_id.in_(roots)).order_by(here.created_at, here.id)
     judged: dict[str, list[Rating]] = defaultdict(list)
-    for rollout_id, *judgement in connection.execute(query):
-        judged[rollout_id].append(Rating(*judgement))
-    return judged
+    demonstrated: dict[str, str] = {}
+    for rollout_id, label, demonstration, given, *more in connection.execute(query):
+        value = labels.get(label) if given is None else given
+        if value is not None:
+            judged[rollout_id].append(Rating(value, *more))
+        if isinstance(demonstration, str):
+            demonstrated[rollout_id] = demonstration
+    return judged, demonstrated
 
 
 def _messages(request: Any) -> Sequence[Mapping[str, Any]]:

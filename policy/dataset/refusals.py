@@ -13,7 +13,14 @@ REASONS: Mapping[str, str] = {
     "other_sampling": "sampled with top_k, min_p or a penalty, or by an older gateway, which left them to the server",
     "no_allowed": "logged by an older gateway, which did not log what a plan was allowed; collect anew",
     "other_schema": "what they were allowed gives another schema than was logged; collect anew with this release",
-    "other_prompt": "planned under another prompt than these weights know; collect logs under that prompt",
+    "other_prompt": "sampled under another prompt than these weights know, and their log-probs are of that prompt: "
+    "--method sft renders them anew; for GRPO collect logs under the new prompt",
+    "no_inputs": "the log lacks what the planner was shown (worker descriptions, replies, conversation), so its prompt "
+    "cannot be rendered anew",
+    "no_plan": "no plan came of the call",
+    "lost": "their outcome is not above --set outcome_above",
+    "worse_plan": "their prompt has better plans, or enough of them (--set plans_max)",
+    "too_long": "prompt and plan do not fit the student's context, or --set tokens_max",
     "other_tokens": "the candidate's tokenizer cuts their prompt differently, so no log-prob compares",
     "greedy": "planned at temperature 0, which explores nothing; raise BATON_EXPLORE_SHARE",
     "nucleus": "sampled with top_p < 1, whose log-probs cannot be computed again; serve with top_p 1",

@@ -121,6 +121,8 @@ class Row:
     capped: str | None
     refusal: str | None  # why this plan was not used
     split: Side = "train"
+    replies: Sequence[Mapping[str, Any]] = ()  # `ShownReply` of every step up to this plan's last, as JSON
+    demonstration: str | None = None  # what a person says the request should have given: an answer, or a plan
 
     @property
     def call(self) -> Call:

@@ -9,6 +9,14 @@ from datetime import UTC, datetime
 from gateway.errors import ConfigError
 
 PLANNERS = ("conductor",)  # routers sample no tokens
+STANDARD = "standard"
+STANDARD_LABELS: tuple[tuple[str, float], ...] = (
+    ("accepted", 1.0),
+    ("edited", 0.5),
+    ("rejected", 0.0),
+    ("thumbs_up", 1.0),
+    ("thumbs_down", 0.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,7 @@ class Selection:
     planners: tuple[str, ...] = PLANNERS
     outcome_sources: tuple[str, ...] = ()  # only their outcomes count, the first that judged decides
     min_outcomes: int = 1  # judgements behind the value of the outcome
+    labels: tuple[tuple[str, float], ...] = ()  # the value that an outcome with this label counts as, in [0, 1]
 
     def __post_init__(self) -> None:
         for name in ("since", "until"):
@@ -35,6 +44,9 @@ class Selection:
             raise ConfigError(f"since {self.since} is not before until {self.until}: swap them", param="since")
         if self.min_outcomes < 0:
             raise ConfigError(f"min_outcomes is {self.min_outcomes}; give 0 or more", param="min_outcomes")
+        for label, value in self.labels:
+            if not 0 <= value <= 1:
+                raise ConfigError(f"label `{label}` is worth {value}; give 0 to 1", param="labels")
         if not self.planners:
             raise ConfigError("planners is empty; name at least one, `conductor` for instance", param="planners")
 
@@ -48,7 +60,7 @@ def _shown(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, tuple):
-        return ",".join("=".join(one) if isinstance(one, tuple) else str(one) for one in value)
+        return ",".join("=".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in value)
     return str(value)
 
 
@@ -70,3 +82,20 @@ def parse_tags(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
         if not (key and equals):
             raise ConfigError(f"--tag `{key}{equals}{value}` is not key=value; write --tag team=blue", param="--tag")
     return tuple((key, value) for key, _, value in pairs)
+
+
+def parse_labels(texts: Iterable[str]) -> tuple[tuple[str, float], ...]:
+    """`label=value` each, or `standard` for STANDARD_LABELS; the last value of a label holds. Raises ConfigError."""
+    values: dict[str, float] = {}
+    for text in texts:
+        if text == STANDARD:
+            values |= dict(STANDARD_LABELS)
+            continue
+        label, _, number = text.rpartition("=")
+        try:
+            values[label] = float(number)
+        except ValueError:
+            label = ""
+        if not label:
+            raise ConfigError(f"--label `{text}` is not label=value; write --label accepted=1", param="--label")
+    return tuple(values.items())

@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.core.loop.prompt import ShownReply
+
 TEXT_CHARS_MAX = 65_536  # only this many last characters of a reply are read: answers stand at the end
 _ANSWER = re.compile(r"(?:^|[^a-z])(?:final\s+)?answer\s*(?:\*\*)?\s*[:=]\s*(?:\*\*)?[ \t]*(?=\S)", re.IGNORECASE)
 _ANSWER_IS = re.compile(r"\banswer\s+is:?\s+(?=\S)", re.IGNORECASE)
@@ -168,3 +170,21 @@ def digest(replies: Sequence[str], finish_reasons: Sequence[str | None] = ()) ->
         "refused": [index for index, reply in enumerate(replies) if is_refusal(reply)],
         "truncated": [index for index, reason in enumerate(finish_reasons[: len(replies)]) if reason == "length"],
     }
+
+
+def shown_replies(
+    handles: Sequence[str], replies: Sequence[str | None], finish_reasons: Sequence[str | None]
+) -> tuple[ShownReply, ...]:
+    """The digest of every step so far, as later rounds show it. A reply is None where the step failed."""
+    facts = digest([reply or "" for reply in replies], finish_reasons)
+    flags: list[list[str]] = [["failed"] if reply is None else [] for reply in replies]
+    for group in facts["agree"]:
+        for index in group[1:]:
+            flags[index].append(f"agrees:{group[0]}")
+    for name in ("refused", "truncated"):
+        for index in facts[name]:
+            flags[index].append(name)
+    return tuple(
+        ShownReply(index, handle, facts["answers"][index] or None, tuple(flags[index]))
+        for index, handle in enumerate(handles)
+    )

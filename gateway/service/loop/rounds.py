@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.core.log.events import uuid7
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
-from gateway.core.loop.digest import digest
+from gateway.core.loop.digest import shown_replies
 from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.prompt import ShownExperience, ShownReply, ShownWorker, price_tier
 from gateway.core.loop.turns import asks_client
@@ -376,19 +376,9 @@ def _child_record(loop: Loop, now_us: int, messages: list[dict[str, Any]]) -> Ro
 
 def _shown_replies(loop: Loop) -> tuple[ShownReply, ...]:
     """The digest of every step so far."""
-    texts = [reply_text(run.body) if run.body is not None else "" for run in loop.runs]
-    facts = digest(texts, [run.record.finish_reason for run in loop.runs])
-    flags: list[list[str]] = [[] if run.body is not None else ["failed"] for run in loop.runs]
-    for group in facts["agree"]:
-        for index in group[1:]:
-            flags[index].append(f"agrees:{group[0]}")
-    for name in ("refused", "truncated"):
-        for index in facts[name]:
-            flags[index].append(name)
-    return tuple(
-        ShownReply(run.index, run.step.worker, facts["answers"][run.index] or None, tuple(flags[run.index]))
-        for run in loop.runs
-    )
+    runs = loop.runs
+    texts = [reply_text(run.body) if run.body is not None else None for run in runs]
+    return shown_replies([run.step.worker for run in runs], texts, [run.record.finish_reason for run in runs])
 
 
 def _has_other_workers(loop: Loop) -> bool:
