@@ -101,7 +101,7 @@ class Recorder:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._settings.concurrency):
                     group.create_task(self._lane(draws))
-        except ExceptionGroup as errors:  # one says it: a journal that cannot be written fails every lane
+        except ExceptionGroup as errors:  # boundary: a journal that cannot be written fails every lane, and one says it
             raise errors.exceptions[0] from None
         self.progress.stopped = self.stop.is_set()
         return self.progress

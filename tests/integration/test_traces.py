@@ -262,7 +262,7 @@ def test_parquet_holds_every_row_for_arrow_and_duckdb(database_url: str, add: Ad
     assert json.loads(table["plan"].to_pylist()[0]) == rows_read[0].plan
     assert table["split"].to_pylist() == ["train"] * 3 + ["validation"] * 2
     about = {key.decode(): value.decode() for key, value in pq.read_schema(out).metadata.items()}
-    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("2", "parquet")
+    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("3", "parquet")
     assert json.loads(about["baton.traces.report"])["train"] == report.train == 3
     assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
