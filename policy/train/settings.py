@@ -86,6 +86,10 @@ class Settings(BaseModel):
     checkpoint_steps: int = Field(10, ge=1, description="Steps between checkpoints")
     engine: Literal["auto", "small", "large"] = Field("auto", description="small: plain torch; large: transformers")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of the weights, for the large engine")
+    recompute: bool | None = Field(
+        None,
+        description="Activations are computed twice, to hold fewer (1604.06174); none: for the large engine",
+    )
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, le=256, description="Of torch; another number rounds differently")
     lora_rank: int = Field(0, ge=0, le=512, description="0: all weights are trained (2106.09685)")

@@ -110,8 +110,9 @@ def test_our_own_trainer_goes_on_from_an_adapter_of_trl(base: Path, tmp_path: Pa
     initial = initial_weights(TrainSpec(env="arena", init=tmp_path / "one", settings=Settings(lora_rank=0)))
     probe = initial.manifest.probe
     with torch.no_grad():
-        scores = initial.weights.scores([tuple(probe["prompt_ids"])], [0], [tuple(probe["token_ids"])])
-    found = scores[0].log_softmax(-1).gather(1, torch.tensor(probe["token_ids"])[:, None])[:, 0]
+        states = initial.weights.states([tuple(probe["prompt_ids"])], [0], [tuple(probe["token_ids"])])
+        scores = initial.weights.logits(states)
+    found = scores.log_softmax(-1).gather(1, torch.tensor(probe["token_ids"])[:, None])[:, 0]
     assert found.tolist() == pytest.approx(probe["logprobs"], abs=1e-4)
 
 

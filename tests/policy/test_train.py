@@ -89,12 +89,12 @@ def test_prompts_computed_once_give_what_the_whole_model_gives() -> None:
     plans = [[draw.randrange(3, 2000) for _ in range(size)] for size in (4, 7, 1, 3, 6)]
     owners = [0, 0, 1, 2, 2]
     with torch.no_grad():
-        found = weights.scores(prompts, owners, plans)
-        for index, (owner, plan) in enumerate(zip(owners, plans, strict=True)):
+        found = weights.logits(weights.states(prompts, owners, plans)).split([len(plan) for plan in plans])
+        for one, owner, plan in zip(found, owners, plans, strict=True):
             ids = torch.tensor([[*prompts[owner], *plan[:-1]]])
             wanted = torch.arange(len(prompts[owner]) - 1, ids.shape[1])[None]
             whole, _ = weights.model(ids, wanted)
-            assert torch.allclose(found[index, : len(plan)], whole[0], atol=1e-4)
+            assert torch.allclose(one, whole[0], atol=1e-4)
 
 
 def test_sampled_log_probs_are_the_trainer_s_and_the_same_in_any_company() -> None:
@@ -216,8 +216,8 @@ def test_a_probe_is_what_the_weights_say(tmp_path: Path) -> None:
     probe = read_complete(tmp_path / "out").manifest.probe
     weights = initial_weights(TrainSpec(env="arena", init=tmp_path / "out")).weights
     with torch.no_grad():
-        logits = weights.scores([probe["prompt_ids"]], [0], [probe["token_ids"]])
-        said = forward.token_logprobs(logits, torch.tensor([probe["token_ids"]]))[0]
+        logits = weights.logits(weights.states([probe["prompt_ids"]], [0], [probe["token_ids"]]))
+        said = forward.token_logprobs(logits, torch.tensor(probe["token_ids"]))
     assert said.tolist() == pytest.approx(probe["logprobs"], abs=1e-5)
 
 
@@ -359,12 +359,12 @@ def test_lora_without_a_layer_of_that_name_is_one_line() -> None:
 def test_transformers_gives_the_same_rows_and_scores() -> None:
     pytest.importorskip("transformers")
     small, large = Bench(arena()), Bench(arena(engine="large"))
-    assert not large.initial.weights.shares_prompts
+    assert large.initial.weights.shares_prompts
     left, right = small.rows(), large.rows()
     assert [row.plan_ids for row in left] == [row.plan_ids for row in right]
     for one, other in zip(left, right, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
-    for piece in passes(right, range(len(right)), 4096, False):
+    for piece in passes(right, range(len(right)), 4096, True):
         with torch.no_grad():
             found = score(large.initial.weights, large.masks, piece, entropy=False)
         for index, row in enumerate(piece.rows):

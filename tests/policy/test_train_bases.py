@@ -88,8 +88,8 @@ def test_training_goes_on_exactly_where_the_adapter_was(base: Path, tmp_path: Pa
     probe = initial.manifest.probe
     ids = (tuple(probe["prompt_ids"]), tuple(probe["token_ids"]))
     with torch.no_grad():
-        logits = initial.weights.scores([ids[0]], [0], [ids[1]])
-        found = torch.log_softmax(logits[0], -1).gather(1, torch.tensor(ids[1])[:, None])[:, 0]
+        logits = initial.weights.logits(initial.weights.states([ids[0]], [0], [ids[1]]))
+        found = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1])[:, None])[:, 0]
     assert found.tolist() == pytest.approx(probe["logprobs"], abs=1e-4)
 
 

@@ -102,10 +102,10 @@ def probe_of(weights: Weights, tokens: Tokens, masks: Masks, profile: Profile) -
     row = Decoded(prompt_ids, masks.root(schema), 1.0, PROBE_TOKENS_MAX, rng_for("probe"))
     Sampler(weights, tokens, masks, len(prompt_ids) + PROBE_TOKENS_MAX).decode([row])
     with torch.no_grad():
-        logits = weights.scores([prompt_ids], [0], [row.ids])
-        logprobs = token_logprobs(logits, torch.tensor([row.ids], device=logits.device))
+        logits = weights.logits(weights.states([prompt_ids], [0], [row.ids]))
+        logprobs = token_logprobs(logits, torch.tensor(row.ids, device=logits.device))
     told = {"messages": messages, "prompt_ids": list(prompt_ids)}  # a server must make the same tokens of the messages
-    return told | {"token_ids": row.ids, "logprobs": logprobs[0].tolist()}
+    return told | {"token_ids": row.ids, "logprobs": logprobs.tolist()}
 
 
 def as_plain(value: Any) -> Any:

@@ -80,7 +80,8 @@ def _loaded(spec: TrainSpec, home: Path, shape: Shape, *, small: bool) -> Weight
     settings: Settings = spec.settings
     if small:
         return SmallWeights.load(home, shape, settings.device)
-    return LargeWeights.load(home, shape.context, settings.dtype, settings.device)
+    recompute = settings.recompute is not False
+    return LargeWeights.load(home, shape.context, settings.dtype, settings.device, recompute=recompute)
 
 
 def _small(spec: TrainSpec, home: Path, config: Mapping[str, Any]) -> bool:

@@ -38,6 +38,7 @@ from policy.train.sources.sampled import PLAN_TIMEOUT_S, SampledSource, Source
 from policy.train.sources.scene import Scene, executor_of, open_replay, scene_of
 from policy.train.spec import TrainSpec
 from policy.train.step.masks import Masks
+from policy.train.weights.large import LargeWeights
 
 Say = Callable[[str], None]
 Close = Callable[[], Awaitable[None]]
@@ -113,6 +114,8 @@ def _dialled(spec: TrainSpec, initial: Initial) -> TrainSpec:
 async def _trained(
     spec: TrainSpec, initial: Initial, out: Path, work: Path, resume: bool, say: Say, progress_file: Path | None
 ) -> TrainResult:
+    if isinstance(initial.weights, LargeWeights) and initial.weights.unshared:
+        say(f"each plan reads its prompt anew, which is slow: {initial.weights.unshared}")
     masks, stop = Masks(initial.tokens), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     source, spend, close, dial = await _source(spec, initial, masks, work, say)

@@ -22,19 +22,19 @@ PAD = 0
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Prompts, computed. `pairs` per layer [P, heads, L, head_dim]; `lengths` [P]; `scores` [P, vocab]: the logits of
-    what comes after each."""
+    """Prompts, computed. `pairs` per layer [P, heads, L, head_dim]; `lengths` [P]; `states` [P, hidden]: of the last
+    token of each."""
 
     pairs: tuple[Pair, ...]
     lengths: Tensor
-    scores: Tensor
+    states: Tensor
 
     def chosen(self, prompts: Tensor) -> Prefix:
         """Only these prompts, and no padding that they do not need."""
         lengths = self.lengths[prompts]
         most = int(lengths.max())
         pairs = tuple((keys[prompts, :, :most], values[prompts, :, :most]) for keys, values in self.pairs)
-        return Prefix(pairs, lengths, self.scores[prompts])
+        return Prefix(pairs, lengths, self.states[prompts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,20 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor,
     """Ids [rows, longest] padded behind, and which are present [rows, longest] bool."""
     most = max(1, *(len(row) for row in rows))
     ids = torch.tensor([[*row, *[PAD] * (most - len(row))] for row in rows], device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return ids, torch.arange(most, device=device) < lengths[:, None]
+    return ids, present([len(row) for row in rows], device)
+
+
+def present(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Which places rows of these lengths fill [rows, longest] bool."""
+    places = torch.arange(max(1, *lengths), device=device)
+    return places < torch.tensor(lengths, device=device)[:, None]
 
 
 def prefix_of(model: Qwen2, prompts: Sequence[Sequence[int]]) -> Prefix:
     """Compute prompts. The last block's queries and feed-forward are computed at each prompt's last token only."""
     device = model.lm_head.weight.device
-    ids, present = padded(prompts, device)
-    lengths = present.sum(1)
+    ids, filled = padded(prompts, device)
+    lengths = filled.sum(1)
     at = _rotary(model.c, torch.arange(ids.shape[1], device=device)[None])
     x, pairs = model.model.embed_tokens(ids), []
     *blocks, last = _blocks(model)
@@ -75,9 +80,9 @@ def prefix_of(model: Qwen2, prompts: Sequence[Sequence[int]]) -> Prefix:
     pairs.append(last.self_attn.keys_values(normed, at))
     each = torch.arange(len(ids), device=device)[:, None]
     queries = last.self_attn.queries(normed[each, ends], _rotary(model.c, ends))
-    x = x[each, ends] + last.self_attn.look(queries, pairs[-1], present[:, None, None])
+    x = x[each, ends] + last.self_attn.look(queries, pairs[-1], filled[:, None, None])
     x = x + last.mlp(last.post_attention_layernorm(x))
-    return Prefix(tuple(pairs), lengths, model.lm_head(model.model.norm(x[:, 0])))
+    return Prefix(tuple(pairs), lengths, x[:, 0])
 
 
 def extend(model: Qwen2, prefix: Prefix, own: Own | None, ids: Tensor, present: Tensor) -> tuple[Tensor, Own]:

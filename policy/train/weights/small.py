@@ -44,9 +44,13 @@ class Weights(Protocol):
     device: torch.device
     shares_prompts: bool  # whether a prompt is computed once for all its rows
 
-    def scores(self, prompts: Sequence[Ids], owners: Sequence[int], plans: Sequence[Ids]) -> Tensor:
-        """Logits that each plan's tokens were drawn from [rows, longest plan, vocab], with gradient. `owners`: each
+    def states(self, prompts: Sequence[Ids], owners: Sequence[int], plans: Sequence[Ids]) -> Tensor:
+        """The state that each plan token is drawn from, plan after plan [tokens, hidden], with gradient. `owners`: each
         row's prompt, ascending."""
+        ...
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Of states [n, hidden] → [n, vocab]."""
         ...
 
     def begin(self, prompts: Sequence[Ids], owners: Sequence[int]) -> Decoding:
@@ -73,18 +77,23 @@ class SmallWeights:
         model.load_state_dict(stored)
         return cls(model.to(device), shape.vocab)
 
-    def scores(self, prompts: Sequence[Ids], owners: Sequence[int], plans: Sequence[Ids]) -> Tensor:
+    def states(self, prompts: Sequence[Ids], owners: Sequence[int], plans: Sequence[Ids]) -> Tensor:
         """As the interface says."""
         prefix = forked.prefix_of(self.model, prompts)
-        first = prefix.scores[torch.tensor(owners, device=self.device)][:, None]
+        first = prefix.states[torch.tensor(owners, device=self.device)][:, None]
         if max(map(len, plans)) == 1:
-            return first
+            return first[:, 0]
         slots, repeats = _slots(owners)
         fed: list[Ids] = [()] * (repeats * len(prompts))
         for slot, plan in zip(slots, plans, strict=True):
             fed[slot] = plan[:-1]
-        states, _ = forked.extend(self.model, prefix, None, *forked.padded(fed, self.device))
-        return torch.cat([first, forked.logits(self.model, states[torch.tensor(slots, device=self.device)])], 1)
+        further, _ = forked.extend(self.model, prefix, None, *forked.padded(fed, self.device))
+        states = torch.cat([first, further[torch.tensor(slots, device=self.device)]], 1)
+        return states[forked.present(list(map(len, plans)), self.device)]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """As the interface says."""
+        return forked.logits(self.model, states)
 
     def begin(self, prompts: Sequence[Ids], owners: Sequence[int]) -> Decoding:
         """As the interface says."""
@@ -101,7 +110,7 @@ class _Forked:
         self._owners = list(owners)
         self._slots, self._repeats = _slots(owners)
         self._device = model.lm_head.weight.device
-        self.scores = self._prefix.scores[self._index(owners)]
+        self.scores = forked.logits(model, self._prefix.states[self._index(owners)])
 
     def feed(self, tokens: Sequence[Ids]) -> None:
         """As the interface says."""
