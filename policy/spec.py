@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from gateway.adapters.host.urls import as_url
 from gateway.errors import ConfigError
 
 SPEC_BYTES_MAX = 4 << 20
@@ -49,11 +50,13 @@ def read(kind: type[S], path: Path) -> S:
 
 
 def plain(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The given values of a spec as JSON, with absolute paths: its reader runs in another directory. Raises
+    """The given values of a spec as JSON, with absolute paths or URLs: its reader runs in another directory. Raises
     ConfigError."""
     kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in kind.model_fields.items()}
-    paths = {name: Path(value).resolve() for name, value in values.items() if Path in kinds.get(name, ())}
-    return _subset(checked(kind, {**values, **paths}).model_dump(mode="json"), values)
+    named = {name: value for name, value in values.items() if Path in kinds.get(name, ())}
+    paths = {name: Path(value).resolve() for name, value in named.items() if as_url(value) is None}
+    urls = {name: as_url(value) for name, value in named.items() if as_url(value)}
+    return _subset(checked(kind, {**values, **paths}).model_dump(mode="json"), values) | urls
 
 
 def _subset(all_values: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 def test_locks_pin_hashes_and_name_no_index() -> None:
     locks = [path for path in tracked() if re.match(r"requirements/.+\.lock$", path)]
-    assert len(locks) == 9
+    assert len(locks) == 10
     for path in locks:
         assert "://" not in text(path), path
         entries = re.split(r"\n(?=\S)", text(path).strip())

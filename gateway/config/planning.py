@@ -125,6 +125,9 @@ class VersionsSettings(BaseModel):
     policies_dir: Path | None = Field(
         None, description="Directory of versions, one for all gateways of a database; unset: `policies` in the data one"
     )
+    policies_url: str = Field(
+        "", description="URL where versions lie for other hosts too, such as s3://bucket/policies; empty: nowhere"
+    )
     policy_engine: Literal["auto", "none", "vllm-lora", "vllm-reload"] = Field(
         "auto", description="Engine of versions; auto: the embedded one, if any"
     )
@@ -158,6 +161,9 @@ class LearningSettings(BaseModel):
     """Learning: the worker that carries out jobs and grades replies, and when it trains a policy again"""
 
     jobs_worker: bool = Field(True, description="`baton serve` starts a worker; off: `baton worker` runs elsewhere")
+    jobs_url: str = Field(
+        "", description="URL where jobs' directories are kept too, for workers without a common disk; empty: nowhere"
+    )
     train_python: Path | None = Field(
         None, description="Python interpreter that has the train extra; unset: the gateway's own"
     )

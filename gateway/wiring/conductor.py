@@ -149,7 +149,7 @@ def policies_of(
     engine, asked = engine_of(base, conductor)
     planner = ConductorPlanner(asked, planning)
     settings, clock, metrics = base.settings, base.clock, base.metrics
-    registry = Registry(base.connections.background, base.services.policies)
+    registry = Registry(base.connections.background, base.services.policies, base.settings.policies_url)
     versions = base.closing(PolicyVersions(registry, engine, clock, metrics, limits=_version_limits(settings)))
     watcher = Watcher(versions, registry, clock, metrics, _watch_limits(settings))
     limits = ShadowLimits(settings.shadow_share, settings.shadow_parallel_max, usd_to_nano(settings.shadow_usd_max))

@@ -12,18 +12,22 @@ import json
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential
 
+from gateway.adapters.host.urls import below
 from gateway.adapters.postgres.jobs import JobStore
 from gateway.core.policies.jobs import Job, JobSpec, Stage, stored_spec
 from gateway.core.policies.versions import State, Version
 from gateway.errors import BatonError, Conflict, Unavailable
-from policy.jobs import child
+from policy import inputs
+from policy.jobs import child, mirror
 from policy.jobs.child import ProgressFile, Tail
+from policy.jobs.mirror import Mirror
 from policy.jobs.select import changed, write_json
 
 EXIT_DONE, EXIT_REFUSED, EXIT_STOPPED = 0, 4, 143
@@ -48,7 +52,8 @@ class Refused(Exception):
 class Releases(Protocol):
     """What a job needs of the registry of versions."""
 
-    def directory(self, version: Version) -> Path: ...
+    async def place(self, version: Version) -> Path: ...
+    async def get(self, version: str) -> Version: ...
     async def live(self, name: str = ...) -> Version | None: ...
     async def publish(
         self, directory: Path, *, by: str, why: str = ..., gate: dict[str, Any] | None = ..., name: str = ...
@@ -60,7 +65,8 @@ class Releases(Protocol):
 @dataclass(frozen=True, slots=True)
 class Workshop:
     """Where jobs are carried out. `python` runs the stages; it needs what training needs. `shipped` is the policy
-    directory to start from, and to be better than, while nothing is live."""
+    directory to start from, and to be better than, while nothing is live. `url`: where the directories of jobs are kept
+    too, for workers without a common disk; empty: nowhere."""
 
     database_url: str
     directory: Path
@@ -68,6 +74,7 @@ class Workshop:
     shipped: Path | None = None
     tick_s: float = child.TICK_S
     stop_s: float = child.STOP_S
+    url: str = ""
 
 
 class Pipeline:
@@ -81,6 +88,8 @@ class Pipeline:
         self._shop = shop
         self._place = shop.directory / job.id
         self._lock = -1
+        self._mirror = Mirror(below(shop.url, job.id), self._place, job.attempts) if shop.url else None
+        self._upload: asyncio.Task[bool] | None = None
         self.cancelled = False
 
     async def run(self) -> Version:
@@ -89,9 +98,17 @@ class Pipeline:
         self._spec = stored_spec(self._job.spec)
         await asyncio.to_thread(self._place.mkdir, parents=True, exist_ok=True)
         async with child.held(self._place) as self._lock:
-            selected = await self._select()
-            await self._train(selected)
-            report = await self._gate(selected)
+            if self._mirror is not None and (found := await self._beating(self._mirror.restore)):
+                await self._say(f"{found} files of an attempt on another machine, from {self._shop.url}")
+            try:
+                selected = await self._select()
+                await self._train(selected)
+                report = await self._gate(selected)
+            except BaseException:  # boundary: what was done is kept for the next attempt, the error goes on
+                with suppress(BatonError, OSError):
+                    await self._keep()
+                raise
+            await self._keep()
             version = await self._publish(report)
             return await self._shadow(version)
 
@@ -102,17 +119,33 @@ class Pipeline:
         done = self._place / "selected.json"
         if not done.exists():
             live = await self._steadily(lambda: self._releases.live(self._job.policy))
-            parent = self._releases.directory(live) if live else self._shop.shipped
+            parent = await self._releases.place(live) if live else self._shop.shipped
             train = {"init": str(parent), **self._spec.train} if parent else self._spec.train
             request = {"train": dict(train), "work": str(self._place), "database_url": self._shop.database_url}
             await self._program(self._policy("jobs", "select"), json.dumps(request).encode())
-            chosen = {**_object(self._place / "rows.json"), "parent": str(parent) if parent else None}
+            facts = {"parent": str(parent) if parent else None, "live": live.id if live else None}
+            chosen = {**_object(self._place / "rows.json"), **facts, "place": str(self._place)}
             await asyncio.to_thread(write_json, done, chosen)
-        selected = _object(done)
+        selected = await self._here(_object(done))
         other = await asyncio.to_thread(changed, selected["inputs"])
         if other is not None:
             raise Failed(f"{other} has changed since this job began; submit a new job to train on what it is now")
         return selected
+
+    async def _here(self, selected: dict[str, Any]) -> dict[str, Any]:
+        """What was selected, with the paths of this machine: where another one selected it, its inputs are fetched."""
+        was = selected.get("place", str(self._place))
+        if was == str(self._place):
+            return selected
+        parent = selected["parent"]
+        moved = json.loads(json.dumps(selected).replace(json.dumps(was)[1:-1], json.dumps(str(self._place))[1:-1]))
+        for path, url in moved.get("origins", {}).items():
+            await self._beating(partial(inputs.bring, url, Path(path)))
+        if parent:
+            live = selected["live"] and await self._steadily(lambda: self._releases.get(selected["live"]))
+            moved["parent"] = str(await self._releases.place(live) if live else self._shop.shipped)
+            moved["train"] |= {"init": moved["parent"]} if moved["train"].get("init") == parent else {}
+        return dict(moved)
 
     async def _train(self, selected: dict[str, Any]) -> None:
         await self._enter("train")
@@ -130,7 +163,10 @@ class Pipeline:
         done = self._place / "gate.json"
         if not done.exists():
             rows = selected["train"].get("export")
-            spec = await self._spec_file("gate", gate_spec(self._spec, rows))
+            given, _ = await asyncio.to_thread(inputs.local, self._spec.gate, self._place / "inputs")
+            spec = await self._spec_file(
+                "gate", gate_spec(replace(self._spec, train=selected["train"], gate=given), rows)
+            )
             words = ["--spec", str(spec), "--candidate", str(self._place / "candidate"), "--out", str(done)]
             live = ["--live", selected["parent"]] if selected["parent"] else []
             await self._program(self._policy("gate", *words, *live), good=(EXIT_DONE, EXIT_REFUSED))
@@ -189,6 +225,7 @@ class Pipeline:
 
         async def tick() -> bool:
             try:
+                await self._keep_beside()
                 self.cancelled |= await self._store.beat(self._job, progress=progress.read())
                 await self._store.write(self._job, tail.take())
                 tail.taken()
@@ -211,6 +248,29 @@ class Pipeline:
             raise JobStopped
         words = child.last_words(log, tail.start)
         raise Failed(f"{_program_of(command)} {_end_of(status)}{f': {words}' if words else ''} (log: {log})")
+
+    async def _keep_beside(self) -> None:
+        """Upload a new checkpoint while the program goes on; a failure is a line in the log, and tried again."""
+        if self._mirror is None or (self._upload is not None and not self._upload.done()):
+            return
+        if self._upload is not None and isinstance(error := self._upload.exception(), BatonError | OSError):
+            await self._store.write(self._job, [f"the checkpoint is kept here alone for now: {mirror.why(error)}"])
+        self._upload = asyncio.create_task(asyncio.to_thread(self._mirror.keep))
+
+    async def _keep(self) -> None:
+        """Upload all that is not there yet. Raises Unavailable."""
+        if self._upload is not None:
+            await asyncio.wait({self._upload})
+        if self._mirror is not None:
+            await self._beating(self._mirror.keep)
+
+    async def _beating(self, call: Callable[[], T]) -> T:
+        """Run what blocks for long in a thread, with a heartbeat meanwhile: without one the job would be taken over."""
+        doing = asyncio.create_task(asyncio.to_thread(call))
+        while not (await asyncio.wait({doing}, timeout=self._shop.tick_s))[0]:
+            with suppress(Unavailable):
+                await self._store.beat(self._job)
+        return doing.result()
 
     async def _say(self, line: str) -> None:
         await self._steadily(lambda: self._store.write(self._job, [line]))

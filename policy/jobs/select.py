@@ -16,6 +16,7 @@ from gateway.adapters.engines.sealed import file_sha256
 from gateway.errors import ConfigError
 from gateway.files import write_atomic
 from policy.dataset.export import export, summary
+from policy.inputs import local
 from policy.spec import checked
 from policy.train.spec import TrainSpec, chosen
 
@@ -23,18 +24,20 @@ ROWS = "rows.parquet"
 
 
 def select(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {train (with the rows), inputs: {path: sha256}, report} for a `request` of {train, database_url, work}.
-    Raises as `dataset.export`, and ConfigError for a file that cannot be read."""
-    given, work = dict(request["train"]), Path(request["work"])
+    """Return {train (with the rows), inputs: {path: sha256}, origins: {path: URL}, report} for a `request` of {train,
+    database_url, work}. Raises as `policy.inputs.local` and `dataset.export`, and ConfigError for a file that cannot be
+    read."""
+    work = Path(request["work"])
+    given, origins = local(request["train"], work / "inputs")
     spec = checked(TrainSpec, given)
     if spec.env != "logged":
-        return {"train": given, "inputs": inputs(spec), "report": None}
+        return {"train": given, "inputs": inputs(spec), "origins": origins, "report": None}
     rows = work / ROWS
     selection, rules = chosen(spec.filters)
     report = export(request["database_url"], selection, rules, rows, split=None)
     sys.stderr.write(f"{summary(report, rows)}\n")
     train = {**given, "export": str(rows), "filters": {}}
-    return {"train": train, "inputs": {str(rows): sha256(rows)}, "report": asdict(report)}
+    return {"train": train, "inputs": {str(rows): sha256(rows)}, "origins": origins, "report": asdict(report)}
 
 
 def inputs(spec: TrainSpec) -> dict[str, str]:

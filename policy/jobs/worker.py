@@ -61,6 +61,8 @@ class WorkerSettings(BaseModel):
     judge_key_file: Path | None = None
     stale_s: float = STALE_S
     stop_s: float = 60.0
+    jobs_url: str = ""
+    policies_url: str = ""
 
     @property
     def judge(self) -> JudgeSettings | None:
@@ -101,13 +103,14 @@ class Worker:
         self._engine = engine = async_engine(settings.database_url, pool_size=CONNECTIONS_MAX, statement_timeout_s=10.0)
         self._store = JobStore(engine, queue_app(settings.database_url))
         self._grading = Grading(GradingStore(engine), judge_tools(settings.judge))
-        self._releases: Releases = Registry(engine, settings.policies)
+        self._releases: Releases = Registry(engine, settings.policies, settings.policies_url)
         self._shop = Workshop(
             settings.database_url,
             settings.data_dir / "jobs",
             settings.python,
             settings.shipped,
             stop_s=settings.stop_s,
+            url=settings.jobs_url,
         )
 
     async def run(self) -> None:

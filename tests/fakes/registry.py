@@ -38,7 +38,7 @@ class FakeRegistry:
         self.told: dict[str, Figures] = {}
         self.away = False
 
-    def directory(self, version: Version) -> Path:
+    async def place(self, version: Version) -> Path:
         return self.policies / version.directory
 
     async def standing(self, name: str) -> Standing:

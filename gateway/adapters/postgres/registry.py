@@ -20,6 +20,7 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.engines.sealed import read_document
+from gateway.adapters.host.urls import below, fetch_policy, send_policy
 from gateway.adapters.postgres import audit as store_audit
 from gateway.adapters.postgres import policy_files
 from gateway.adapters.postgres.admin_tables import policy_events, policy_versions
@@ -56,15 +57,24 @@ DEFAULT_NAME = "conductor"
 
 
 class Registry:
-    """`policies`: the directory of all versions, NAME@N each. Every call raises Unavailable when PostgreSQL is away."""
+    """`policies`: the directory of all versions on this host, NAME@N each; `url`: where they lie for other hosts too,
+    empty: nowhere. Every call raises Unavailable when PostgreSQL is away."""
 
-    def __init__(self, engine: AsyncEngine, policies: Path) -> None:
+    def __init__(self, engine: AsyncEngine, policies: Path, url: str = "") -> None:
         self._engine = engine
         self.policies = policies.resolve()
+        self._url = url
 
     def directory(self, version: Version) -> Path:
-        """The directory of a version on this host."""
+        """The directory of a version on this host, whether it is there or not."""
         return self.policies / version.directory
+
+    async def place(self, version: Version) -> Path:
+        """`PolicyRegistry.place`."""
+        directory = self.directory(version)
+        if self._url and not directory.exists():
+            await asyncio.to_thread(fetch_policy, below(self._url, directory.name), directory)
+        return directory
 
     # ---------------------------------------------------------------- reading
 
@@ -140,17 +150,22 @@ class Registry:
         """Copy a policy directory in and register it as a candidate; the same directory again is the same version.
         `gate`: the report of the gate; without one, or with one that refused, `forced` is needed. The number is the
         manifest's `version` if that is a free whole number, else the next one. Raises VersionRefused, Conflict,
-        Unavailable; then nothing is published."""
+        Unavailable; then nothing is published. Where only the upload failed, the version is a candidate on this host
+        alone, and the same call again uploads it."""
         check_words(name, why)
         check_gate(gate, forced, why)
         incoming = await asyncio.to_thread(policy_files.take_in, directory, self.policies)
         try:
             check_report(gate, incoming.manifest, forced)
-            return await self._register(incoming, by, why, gate, forced, name)
+            version = await self._register(incoming, by, why, gate, forced, name)
         finally:
             await asyncio.to_thread(
                 policy_files.discard, incoming.place
             )  # nothing is left to discard after a registration
+        if self._url:
+            directory = self.directory(version)
+            await asyncio.to_thread(send_policy, directory, below(self._url, directory.name))
+        return version
 
     async def move(self, version: str, state: State, *, by: str, why: str = "") -> Version:
         """Shadow, promote (`live`) or retire a version. Raises Conflict(illegal_move) with the reason."""

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from gateway.config.settings import Services, Settings
 from gateway.core.policies.manifest import MANIFEST_FILE, Manifest, manifest_of
 from gateway.core.policies.versions import Version
 from gateway.core.pool.workers import PoolFile
-from gateway.errors import ConfigError, Unavailable, VersionRefused
+from gateway.errors import ConfigError, NotFound, Unavailable, VersionRefused
 from gateway.files import write_atomic
 
 ARENA_SEED = 7
@@ -98,12 +99,17 @@ async def own_version(database_url: str, policies: Path) -> Version | None:
     return None if live is None or is_shipped(manifest_of(live.manifest)) else live
 
 
-async def live_version(database_url: str, policies: Path, directory: Path, *, insist: bool) -> tuple[str, Path]:
+async def live_version(
+    database_url: str, policies: Path, directory: Path, *, insist: bool, url: str = ""
+) -> tuple[str, Path]:
     """The id and the directory of the live version. The first start makes `directory` live; with `insist`,
-    any start does where that directory is new. Raises VersionRefused, Unavailable."""
+    any start does where that directory is new. `url`: where versions lie for other hosts too. Raises VersionRefused,
+    Unavailable."""
     async with connected(database_url, pool_size=1) as engine:
-        registry = Registry(engine, policies)
+        registry = Registry(engine, policies, url)
         version = await registry.seed(directory, insist=insist)
+        with suppress(NotFound, Unavailable):  # without it, this host plans with its own weights
+            await registry.place(version)
         return version.id, registry.directory(version)
 
 
@@ -238,8 +244,9 @@ class Stack:
         configured, manifest = conductor_offered(settings)
         name, directory = policy_version(manifest), configured
         if settings.policies_path is not None:
-            insist = settings.conductor_kind == "directory"
-            name, directory = await live_version((await database)[0], settings.policies_path, configured, insist=insist)
+            insist, url = settings.conductor_kind == "directory", settings.policies_url
+            places = ((await database)[0], settings.policies_path, configured)
+            name, directory = await live_version(*places, insist=insist, url=url)
         if not directory.is_dir():  # another host published it; this one plans with its own weights
             self.say(f"  conductor  {name} is not in {settings.policies_path}; {configured.name} plans here instead")
             name, directory = "conductor", configured

@@ -67,6 +67,8 @@ def worker_settings(settings: Settings, data: DataDir, database_url: str) -> dic
         "judge_facts": str(data.path / FACTS),
         "judge_key_file": str(data.path / JUDGE),
         "stop_s": STOP_S,
+        "jobs_url": settings.jobs_url,
+        "policies_url": settings.policies_url,
     }
 
 

@@ -118,7 +118,7 @@ class PolicyVersions:
         if self._limits.exclusive:
             return  # here loading is the swap itself, and happens when the registry changes
         self._refused.pop(version.id, None)
-        await self._engine.load(version.id, self._registry.directory(version))
+        await self._engine.load(version.id, await self._registry.place(version))
 
     def check_share(self, percent: int) -> None:
         """Raises Conflict(one_version) if the engine cannot serve two versions at once."""
@@ -210,7 +210,7 @@ class PolicyVersions:
             if choice is None:
                 problem = f"{version.id} was trained on a prompt that this gateway does not render"
                 raise VersionRefused("prompt", problem)
-            await self._engine.load(version.id, self._registry.directory(version))
+            await self._engine.load(version.id, await self._registry.place(version))
             if version.id in {wanted.id for wanted in self._wanted()}:
                 self._usable = {**self._usable, version.id: replace(choice, by_name=not self._limits.exclusive)}
         except VersionRefused as refusal:

@@ -14,11 +14,12 @@ from gateway.core.policies.watch import Figures
 
 
 class PolicyRegistry(Protocol):
-    """Policy versions with their states and audit, shared by every gateway on one database. Every call but `directory`
+    """Policy versions with their states and audit, shared by every gateway on one database. Every call but `place`
     raises Unavailable when the database is away; every illegal change raises Conflict with the reason."""
 
-    def directory(self, version: Version) -> Path:
-        """Return the version's directory on this host."""
+    async def place(self, version: Version) -> Path:
+        """Return the version's directory on this host, fetched where another host published it. Raises NotFound,
+        Unavailable, VersionRefused."""
         ...
 
     async def standing(self, name: str) -> Standing:

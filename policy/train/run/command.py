@@ -9,23 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines.sealed import read_document
+from gateway.adapters.host.urls import as_url, send_policy
 from gateway.core.policies.manifest import MANIFEST_FILE, manifest_of
 from gateway.errors import ConfigError
 from policy.dataset.cli import URL_CHARS_MAX, add_filters, add_rules, rules_of, selection_of
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
+from policy.inputs import FILES, POLICIES, local
 from policy.spec import checked, given, read
 from policy.train.settings import PROFILES, changes_of
 from policy.train.spec import TrainSpec, plain_filters
 
 STOPPED = 143  # 128 + SIGTERM
+OUT = "out"  # in the work directory: the result, before it is uploaded
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("--env", choices=("arena", "replay", "logged", "live"), help="where rollouts come from")
-    parser.add_argument("--init", type=Path, metavar="DIR", help="policy directory that training begins with")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the new policy directory; must not be there yet")
+    parser.add_argument("--init", type=Path, metavar="DIR", help="policy directory that training begins with, or a URL")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the new policy directory or URL; must not be there yet"
+    )
     parser.add_argument("--work", type=Path, metavar="DIR", help="checkpoint and metrics (default OUT.work)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --work, if there is one")
     parser.add_argument(
@@ -81,14 +86,29 @@ def run(options: argparse.Namespace) -> int:
     from policy.train.run.loop import Stopped
     from policy.train.run.session import train
 
+    url = as_url(options.out)
+    if url is not None and options.work is None:
+        raise ConfigError(f"--out {url}: give --work DIR too, a local directory for the checkpoint and the result")
     work = options.work or options.out.with_name(f"{options.out.name}.work")
+    out = options.out if url is None else work / OUT
     try:
-        result = train(spec, options.out, work, options.resume, say, options.progress_file)
+        if url is None or not (options.resume and out.exists()):
+            result = train(_local(spec, work), out, work, options.resume, say, options.progress_file)
+            say(f"{result.out}: {result.manifest.name}@{result.manifest.version}, {result.rollouts} rollouts")
     except Stopped as stopped:
         say(stopped.message)
         return STOPPED
-    say(f"{result.out}: {result.manifest.name}@{result.manifest.version}, {result.rollouts} rollouts")
+    if url is not None:
+        send_policy(out, url)  # where this fails, the same command with --resume does only this
+        say(f"{url}: uploaded")
     return 0
+
+
+def _local(spec: TrainSpec, work: Path) -> TrainSpec:
+    """The spec with local paths in place of URLs. Raises NotFound, Unavailable, VersionRefused."""
+    names = [name for name in (*FILES, *POLICIES) if getattr(spec, name, None) is not None]
+    paths, _ = local({name: getattr(spec, name) for name in names}, work / "inputs")
+    return spec.model_copy(update={name: Path(path) for name, path in paths.items()})
 
 
 def _on_trl(options: argparse.Namespace) -> int:
