@@ -1,6 +1,8 @@
-"""The agent loop that verl runs where it would sample: it hands out the plan that was sampled when it was served.
+"""What verl runs where it would sample: an agent loop that hands out the plans that were sampled when they were served,
+and a rollout without a server, since nothing is ever asked of one.
 
-Imported by verl's own workers, by the name that `agent_loop.yaml` gives; the only file that imports verl.
+The only file that imports verl. Every process of a run imports it first (`VERL_USE_EXTERNAL_MODULES` in `run.sh`): that
+puts the rollout `logged` beside verl's `vllm` and `sglang`. The agent loop is made by the name in `agent_loop.yaml`.
 """
 
 from __future__ import annotations
@@ -8,6 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.workers.rollout import base, replica
+
+ROLLOUT = "logged"
 
 
 class LoggedAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -39,3 +44,29 @@ class LoggedAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 "max_global_steps": step,
             },
         )
+
+
+class LoggedRollout(base.BaseRollout):  # type: ignore[misc]
+    """The worker's side: there is no server to wake, to send weights to, or to put to sleep. No process gathers the
+    weights for it, since nobody reads the generator that would."""
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing was released."""
+
+    async def update_weights(self, weights: Any, wire_format: str = "named_tensors", **kwargs: Any) -> None:
+        """Nothing samples with them."""
+
+    async def release(self) -> None:
+        """Nothing is held."""
+
+
+class LoggedReplica(replica.RolloutReplica):  # type: ignore[misc]
+    """The trainer's side: a replica without servers."""
+
+    async def launch_servers(self) -> None:
+        """An address for the load balancer's table, behind which there is nothing."""
+        self._server_address = f"none:{self.replica_rank}"
+
+
+base._ROLLOUT_REGISTRY[ROLLOUT, "async"] = f"{__name__}.{LoggedRollout.__name__}"
+replica.RolloutReplicaRegistry.register(ROLLOUT, lambda: LoggedReplica)
