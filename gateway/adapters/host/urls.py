@@ -17,13 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gateway.adapters.engines.sealed import JSON_BYTES_MAX, read_document
 from gateway.core.policies.manifest import MANIFEST_FILE
 from gateway.errors import Conflict, NotFound, Unavailable, VersionRefused
 from gateway.files import replacing
 
 URL = re.compile(r"^(?P<scheme>[a-z][a-z0-9+]{1,15}):/{1,3}(?P<rest>.+)$")
 BLOCK_BYTES = 8 << 20
+TEXT_BYTES_MAX = 16 << 20  # of a manifest, or of a list of files
 INSTALL = "install `baton[urls]`"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -86,7 +86,7 @@ def read_text(url: str) -> str:
     """A small file. Raises NotFound, Unavailable."""
     system, remote = _opened(url)
     with _named(url, "read"), system.open(remote, "rb") as file:
-        return str(file.read(JSON_BYTES_MAX).decode(errors="replace"))
+        return str(file.read(TEXT_BYTES_MAX).decode(errors="replace"))
 
 
 def remove(url: str) -> None:
@@ -102,7 +102,7 @@ def remove(url: str) -> None:
 def send_policy(directory: Path, url: str) -> None:
     """Upload a policy directory, a base with the files at its source. The same version again is no upload. Raises
     Conflict where another version is there, Unavailable; then nothing is there that loads."""
-    document = read_document(directory)
+    document = _document(directory)
     home, place = Path(document.get("source") or directory), below(url, MANIFEST_FILE)
     known = _manifest(place) if exists(place) else None
     if known is not None:
@@ -132,7 +132,7 @@ def fetch_policy(url: str, directory: Path) -> Path:
             raise Unavailable(f"{directory}: cannot be written ({error.strerror}); make room and try again") from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
-    base = str(read_document(directory).get("base") or "")
+    base = str(_document(directory).get("base") or "")
     beside = below(url.rstrip("/").rpartition("/")[0], base)
     if (
         base
@@ -145,12 +145,24 @@ def fetch_policy(url: str, directory: Path) -> Path:
 
 
 def _manifest(url: str) -> dict[str, Any]:
+    return _object(read_text(url), url)
+
+
+def _document(directory: Path) -> dict[str, Any]:
+    place = directory / MANIFEST_FILE
     try:
-        found = json.loads(read_text(url))
+        return _object(place.read_text(encoding="utf-8"), place)
+    except (OSError, UnicodeError):
+        raise VersionRefused("missing", f"{place}: cannot be read; give a policy directory") from None
+
+
+def _object(text: str, place: object) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise VersionRefused("manifest", f"{url}: not a JSON object; upload the policy directory again")
+        raise VersionRefused("manifest", f"{place}: not a JSON object; upload the policy directory again")
     return found
 
 
