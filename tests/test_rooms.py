@@ -24,6 +24,7 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
     "policy": (
         "gateway.adapters.engines.sealed",
         "gateway.adapters.engines.files",
+        "gateway.adapters.host.urls",  # inputs and results may be URLs
         *(f"gateway.service.loop.{name}" for name in ("conducting", "routers", "state")),  # what planners are made of
         "gateway.service.ports.request",
     ),

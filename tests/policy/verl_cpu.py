@@ -20,6 +20,10 @@ SLOT = "GPU"  # what Ray calls the place that a worker takes; `ray_init.num_gpus
 class _Device(SimpleNamespace):
     """torch.cpu, with whatever else is asked of a device module: nothing done, nothing used."""
 
+    @staticmethod
+    def mem_get_info() -> tuple[int, int]:
+        return 0, 1
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
