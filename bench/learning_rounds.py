@@ -30,11 +30,10 @@ from gateway.files import write_atomic
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import Episode, Prompt, Split, rng_for
-from policy.environments.executor import CAPS, Executor
+from policy.environments.executor import CAPS, FREE, Executor
 from policy.environments.sampling import sample
 from policy.evaluate import plot
 from policy.evaluate.entrants import RULE
-from policy.evaluate.inprocess import FREE
 from policy.recipes.stack import ROOT
 from policy.recipes.traffic import PolicyScore as Shown
 from policy.statistics.baselines import fixed

@@ -20,7 +20,7 @@ from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import REASONS, Plan, validate
 from gateway.core.openai.reply import reply_text
-from gateway.core.pool.workers import pool_hash
+from gateway.core.pool.workers import Price, pool_hash
 from gateway.errors import BatonError, PlanRefused, UpstreamError
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import prompt_input
@@ -32,6 +32,7 @@ from policy.environments.sampling import CONCURRENCY, sample
 from policy.simulators import HANDLES
 
 CAPS = Caps(cost_nano=2_000_000_000)
+FREE = Price()  # of planning, where nobody is paid for it
 UNHURRIED_S = 86_400.0  # a wall clock that ends no loop: workers are simulated, and a busy planner changes no figure
 ROUNDS = 3
 ATTEMPTS_MAX = 2

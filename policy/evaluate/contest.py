@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from gateway import __version__
 from gateway.core.pool.workers import NANO_PER_USD
-from gateway.errors import ConductorError, ConfigError
+from gateway.errors import ConfigError
 from gateway.files import write_atomic
 from gateway.service.loop.state import Planner
+from policy.engines.opening import engine_losses, first_of, open_engine
 from policy.environments.base import Episode, PlanSource, Prompt
 from policy.environments.sampling import CONCURRENCY, SamplingProgress, sample
-from policy.evaluate.endpoint import Endpoint, EndpointLost
 from policy.evaluate.entrants import ORACLE_PLAN, ROUTERS, TUNED, Entrant
 from policy.evaluate.options import EvaluationOptions
 from policy.evaluate.stages import EvaluationScene, digest_of
@@ -209,8 +209,8 @@ async def contest(
         again = rows is not None
         if rows is None:
             what = f"[{number}/{len(policies)}] {entrant.name}"
-            if entrant.endpoint is not None:
-                rows = await _EndpointRun(scene, entrant, entrant.endpoint, partial, key).rows(prompts, what, say)
+            if entrant.directory is not None or entrant.endpoint is not None:
+                rows = await _ModelRun(options, scene, entrant, partial, key).rows(prompts, what, say)
             else:
                 rows = await _run_policy(options, scene, entrant, planners[entrant.name], prompts, what, say)
             partial.keep(key, rows)
@@ -243,14 +243,6 @@ async def _run_policy(
     what: str,
     say: ProgressPrinter,
 ) -> list[QuestionResult]:
-    if entrant.directory is not None:
-        engine, conductor = entrant.directory.open(options.threads, entrant.quality)
-        try:
-            rows = await _rows(scene, prompts, [conductor] * len(prompts), what, say, 2 * options.threads)
-            say.done(f"{what}: {1000 * engine.busy_s / max(1, engine.decoded):.1f} ms a plan")
-            return rows
-        finally:
-            engine.close()
     own = scene.stage.oracle_plan if entrant.identity == ORACLE_PLAN else scene.stage.oracle
     sources: list[PlanSource] = [planner or own(prompt) for prompt in prompts]
     return await _rows(scene, prompts, sources, what, say, CONCURRENCY)
@@ -286,14 +278,14 @@ async def _rows(
     return [QuestionResult.of(prompt, group[0]) for prompt, group in zip(prompts, episodes.groups, strict=True)]
 
 
-class _EndpointRun:
-    """An endpoint on every question. It is an environment for `sample`, and stores each question when it ends."""
+class _ModelRun:
+    """A model on every question. It is an environment for `sample`, and stores each question when it ends."""
 
     def __init__(
-        self, scene: EvaluationScene, entrant: Entrant, endpoint: Endpoint, partial: PartialResults, key: str
+        self, options: EvaluationOptions, scene: EvaluationScene, entrant: Entrant, partial: PartialResults, key: str
     ) -> None:
+        self._options, self._entrant = options, entrant
         self._environment = scene.stage.environment
-        self._endpoint, self._quality = endpoint, entrant.quality
         self._partial, self._key = partial, key
         self._rows = partial.questions(key)
         self.spend = self._environment.spend
@@ -303,23 +295,31 @@ class _EndpointRun:
         left = [prompt for prompt in prompts if prompt.id not in self._rows]
         if len(left) < len(prompts):
             say.done(f"{what}: {len(prompts) - len(left)} of {len(prompts)} questions from before")
-        end: Exception | None = None
+        full: ConfigError | None = None
+        folder = self._partial.folder
         try:
-            async with self._endpoint.open(self._quality) as planner:
-                await sample(
-                    self,
-                    [(prompt, [planner]) for prompt in left],
-                    concurrency=self._endpoint.calls_max,
-                    on_progress=lambda now: say.progress(what, now),
-                )
-        except* EndpointLost as group:
-            finished = f"{len(self._rows)} of {len(prompts)} questions are kept in {self._partial.folder}"
-            end = ConductorError("down", f"{_first(group)}; {finished}: the same command goes on from there")
+            with engine_losses(lambda: f"{len(self._rows)} of {len(prompts)} questions are kept in {folder}"):
+                async with self._opened(what, say) as (planner, calls_max):
+                    work = [(prompt, [planner]) for prompt in left]
+                    await sample(self, work, concurrency=calls_max, on_progress=lambda now: say.progress(what, now))
         except* ConfigError as group:  # a full disk
-            end = _first(group)
-        if end is not None:
-            raise end
+            full = first_of(group)
+        if full is not None:
+            raise full
         return [self._rows[prompt.id] for prompt in prompts]
+
+    @asynccontextmanager
+    async def _opened(self, what: str, say: ProgressPrinter) -> AsyncIterator[tuple[Planner, int]]:
+        """The planner, and how many questions to ask it at once."""
+        entrant = self._entrant
+        if entrant.endpoint is not None:
+            async with entrant.endpoint.open(entrant.quality) as planner:
+                yield planner, entrant.endpoint.calls_max
+        elif entrant.directory is not None:
+            async with open_engine(entrant.directory, self._options.engine_choice) as engine:
+                yield entrant.directory.planner(engine, entrant.quality), 2 * engine.calls_max
+                if engine.plan_ms is not None:
+                    say.done(f"{what}: {engine.plan_ms:.1f} ms a plan")
 
     async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
         """As the environment does, and store the result."""
@@ -328,14 +328,6 @@ class _EndpointRun:
         self._partial.keep_question(self._key, row)
         self._rows[prompt.id] = row
         return episode
-
-
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """Return the first exception in a group of groups."""
-    first: Exception = group
-    while isinstance(first, ExceptionGroup):
-        first = first.exceptions[0]
-    return first
 
 
 def facts_of(scene: EvaluationScene, options: EvaluationOptions, prompts: int) -> dict[str, Any]:

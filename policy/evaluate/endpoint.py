@@ -1,14 +1,12 @@
 """A prompted planner, or a conductor on any OpenAI-compatible server, as a policy: `http(s)://HOST/v1#MODEL`.
 
-A server's failure is no plan's fault: a call that broke off is asked again, and a server that keeps failing ends the
-evaluation. Only an answer of the model counts: a plan, or a text that is none.
+Only an answer of the model counts: a plan, or a text that is none. A server that keeps failing ends the evaluation.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -19,7 +17,6 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.adapters.host.poolfile import resolve_secret
-from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor, Structured
 from gateway.config.settings import environment
 from gateway.core.loop.prompt import Profile
@@ -27,20 +24,13 @@ from gateway.core.policies.manifest import check_prompt, manifest_of
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import ConductorError, ConfigError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
+from policy.engines.endpoint import PatientConductor, client_of
 from policy.environments.executor import UNHURRIED_S
 from policy.evaluate.options import EvaluationOptions
 
 WORKER = "worker:"
 POOL_BYTES_MAX = 1 << 20
-WAITS_S = (1.0, 4.0, 15.0)  # before a failed call is asked again
-QUESTION_STATUSES = (400, 413, 422)  # a refusal of this prompt; any other status refuses every call
-REFUSALS_MAX = 8  # in a row, before the first plan: the server takes no request of this form
 UNPRICED = "no --planner-price: planning counts as free"
-
-
-class EndpointLost(Exception):
-    """The server is down, or refuses every call. No BatonError, so that no episode takes it for its own failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,80 +73,25 @@ class Endpoint:
 
     @asynccontextmanager
     async def open(self, quality: int | None = None) -> AsyncIterator[ConductorPlanner]:
-        """A planner at temperature 0. It raises EndpointLost. `quality`: the dial; None: the manifest's."""
+        """A planner at temperature 0. It raises EngineLost. `quality`: the dial; None: the manifest's."""
         quality = self.quality if quality is None else quality
-        client = _client(self)
+        name, slow = f"{self.url}#{self.model}", f" in {self.timeout_s:g} s; raise --planner-timeout"
+        patient = PatientConductor(_client(self), name, self.calls_max, slow)
         settings = ConductorSettings(self.profile, self.price or Price(), UNHURRIED_S, quality=quality)
         try:
-            yield ConductorPlanner(_PatientConductor(client, self), settings)
+            yield ConductorPlanner(patient, settings)
         finally:
-            await client.close()
-
-
-class _PatientConductor:
-    """`ports.Conductor` that asks again when a call fails, with a bound on the calls in flight. Chunks of a call come
-    when it has ended, so that a call that broke off leaves nothing behind."""
-
-    def __init__(self, client: HttpConductor, endpoint: Endpoint) -> None:
-        self._client = client
-        self._endpoint = endpoint
-        self._slots = asyncio.Semaphore(endpoint.calls_max)
-        self._answered = False
-        self._refusals = 0
-
-    async def decode(self, call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
-        """As the port says. Raises ConductorError(refused | unparseable) for this prompt, EndpointLost for the
-        server."""
-        async with self._slots:
-            items = await self._items(call)
-        self._answered = True
-        for item in items:
-            yield item
-
-    async def _items(self, call: ConductorCall) -> list[ConductorChunk | ConductorEnd]:
-        for wait_s in (*WAITS_S, None):
-            try:
-                async with aclosing(self._client.decode(call)) as stream:
-                    return [item async for item in stream]
-            except ConductorError as error:
-                self._check(error)
-                if wait_s is None:
-                    raise self._lost_error(error) from None
-            await asyncio.sleep(wait_s)
-        raise AssertionError("the last attempt returns or raises")
-
-    def _check(self, error: ConductorError) -> None:
-        """Return if the call may be asked again. Raises `error` if the prompt is at fault, EndpointLost for a refusal
-        of every call."""
-        if error.reason == "unparseable":
-            raise error
-        if error.reason != "refused":
-            return
-        self._refusals += 1
-        of_prompt = error.upstream_status in QUESTION_STATUSES
-        if not of_prompt or (not self._answered and self._refusals >= REFUSALS_MAX):
-            raise self._lost_error(error) from None
-        raise error
-
-    def _lost_error(self, error: ConductorError) -> EndpointLost:
-        more = f" in {self._endpoint.timeout_s:g} s; raise --planner-timeout" if error.reason == "slow" else ""
-        return EndpointLost(f"{self._endpoint.url}#{self._endpoint.model}: {error.message}{more}")
-
-    async def ready(self) -> bool:
-        """Return whether the server serves the model."""
-        return await self._client.ready()
+            await patient.close()
 
 
 def _client(endpoint: Endpoint) -> HttpConductor:
-    never_opens = Breaker(failures_max=1 << 62)  # a paused call would look like a lost server
-    return HttpConductor(
+    return client_of(
         endpoint.url,
         endpoint.model,
         endpoint.key,
-        logprobs=False,
         structured=endpoint.structured,
         timeout_s=endpoint.timeout_s,
-        breaker=never_opens,
+        logprobs=False,
     )
 
 

@@ -14,8 +14,8 @@ from gateway.core.loop.plan import Plan, validate
 from gateway.errors import ConfigError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.loop.state import Planner, Situation
+from policy.engines.directory import ConductorDirectory, read_conductors
 from policy.evaluate.endpoint import WORKER, Endpoint, is_endpoint
-from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.stages import digest_of
 from policy.simulators.arena.world import read_prompt
 from policy.start.synthetic.label import arena_label

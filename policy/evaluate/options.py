@@ -12,6 +12,7 @@ from typing import Literal
 
 from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
+from policy.engines.choice import EngineChoice, add_engine
 from policy.environments.arena import Staff
 from policy.environments.executor import ROUNDS
 
@@ -51,11 +52,18 @@ class EvaluationOptions:
     neighbours: int = NEIGHBOURS
     true_experience: bool = False
     threads: int = 2
+    engine: str = ""  # of policy directories; empty: what can serve each
+    engine_key: str | None = None  # a reference
     planner_key: str | None = None  # a reference, env:NAME or file:PATH
     planner_price: str | None = None  # INPUT,OUTPUT; None: free
     planner_calls: int = 8
     planner_timeout_s: float = 60.0
     pool_file: Path | None = None
+
+    @property
+    def engine_choice(self) -> EngineChoice:
+        """Which engine plans with the weights of policy directories. Raises ConfigError."""
+        return EngineChoice(self.engine, self.threads, self.engine_key)
 
     def __post_init__(self) -> None:
         """Raises ConfigError with the fix."""
@@ -154,6 +162,7 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
         help="arena: show each worker's true success on such questions",
     )
     group.add_argument("--threads", type=int, default=2, metavar="N", help="plans a conductor decodes at once")
+    add_engine(group)
 
 
 def _add_planners(group: argparse._ArgumentGroup) -> None:
@@ -202,6 +211,7 @@ def _check(options: EvaluationOptions) -> None:
     ):
         if value is not None and not least <= value <= QUESTIONS_MAX:
             raise ConfigError(f"--{name} {value}: must be between {least} and {QUESTIONS_MAX}")
+    _check_keys(options)
     _check_planners(options)
     _check_curves(options)
     recorded = [f"--{name}" for name in ("data", "prices", "workers", "train") if getattr(options, name)]
@@ -215,9 +225,14 @@ def _check(options: EvaluationOptions) -> None:
         raise ConfigError("--split all: the arena never runs out of questions; give validation or train")
 
 
+def _check_keys(options: EvaluationOptions) -> None:
+    for name, ref in (("--planner-key", options.planner_key), ("--engine-key", options.engine_key)):
+        if ref is not None and not SECRET_REF.match(ref):  # the key is not repeated
+            raise ConfigError(f"{name}: give a reference, env:NAME or file:PATH, never the key itself")
+    options.engine_choice  # noqa: B018 raises
+
+
 def _check_planners(options: EvaluationOptions) -> None:
-    if options.planner_key is not None and not SECRET_REF.match(options.planner_key):  # the key is not repeated
-        raise ConfigError("--planner-key: give a reference, env:NAME or file:PATH, never the key itself")
     if not 1 <= options.planner_calls <= PLANNER_CALLS_MAX:
         raise ConfigError(f"--planner-calls {options.planner_calls}: must be between 1 and {PLANNER_CALLS_MAX}")
     if not 0 < options.planner_timeout_s <= PLANNER_TIMEOUT_S_MAX:

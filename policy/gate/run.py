@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 from gateway import __version__
 from gateway.errors import ConfigError
 from gateway.service.loop.state import Planner
+from policy.engines.directory import ConductorDirectory, read_conductors
+from policy.engines.opening import engine_losses, open_engine
 from policy.evaluate.contest import (
     SAY_EVERY_S,
     PartialResults,
@@ -28,7 +31,6 @@ from policy.evaluate.contest import (
 )
 from policy.evaluate.entrants import ORACLE, RULE, Entrant, entrants
 from policy.evaluate.figures import report as evaluation_report
-from policy.evaluate.inprocess import ConductorDirectory, read_conductors
 from policy.evaluate.options import EvaluationOptions
 from policy.evaluate.stages import EvaluationScene, digest_of
 from policy.gate import heldout, injection, triage
@@ -38,7 +40,6 @@ from policy.gate.injection import InjectionFigures
 from policy.gate.logged import RolloutSource, read, rows_of
 from policy.gate.report import GateReport
 from policy.gate.scene import BASELINES, GateScene
-from policy.gate.scoring import open_scorer
 
 TRIAGE, HELD_OUT, INJECTION = "off-policy triage", "held-out run", "injection set"
 VOTERS_MIN = 3
@@ -124,6 +125,11 @@ async def _once(partial: PartialResults, key: Sequence[object], make: Callable[[
         return value
 
 
+def _losses(partial: PartialResults) -> AbstractContextManager[None]:
+    """An engine that is lost ends the gate in one line."""
+    return engine_losses(lambda: f"finished work is kept in {partial.folder}")
+
+
 # ---------------------------------------------------------------- logs
 
 
@@ -140,20 +146,19 @@ async def _triage(
     if not log.calls:
         raise ConfigError(f"{source.name}: nothing can be replayed: {log.reasons()}")
 
-    async def make() -> Any:
-        with open_scorer(both.candidate, scene.threads) as scorer:
-            replayed = await triage.replay(scorer, log, thresholds, scene.threads, say.count)
-            sound = not triage.validity_of(replayed, thresholds).refuses
-            alike = triage.speaks_alike(scorer, log)
-            answered = await triage.ask(scorer, log.requests if alike and sound else [], scene.threads, say.count)
-        found = triage.estimates(log.requests, answered, thresholds, scene.seed) if answered else None
-        judged_log = log if alike else replace(log, left_out={**log.left_out, "other_tokens": len(log.requests)})
-        checks = triage.checks(judged_log, replayed, found, thresholds)
-        return {"checks": [asdict(check) for check in checks], "facts": triage.facts(judged_log, found, source.name)}
-
     outcomes = [(call.row.call, call.row.outcome, call.row.cost_nano) for call in log.calls]
-    key = [TRIAGE, both.candidate.sha256, outcomes, asdict(thresholds), scene.seed]
-    found = await _once(partial, key, make)
+    about = [TRIAGE, both.candidate.sha256, outcomes, asdict(thresholds), scene.seed]
+
+    async def make() -> Any:
+        with _losses(partial):
+            async with open_engine(both.candidate, scene.engine_choice) as engine:
+                checks, facts = await triage.triage(
+                    *(engine, log, thresholds, scene.seed, source.name),
+                    *(lambda key, one: _once(partial, [*about, *key], one), say.count),
+                )
+        return {"checks": [asdict(check) for check in checks], "facts": {**facts, "engine": scene.engine}}
+
+    found = await _once(partial, about, make)
     part = GatePart(TRIAGE, tuple(Check(**one) for one in found["checks"]), found["facts"], time.monotonic() - began_s)
     return _announce(part, say)
 
@@ -241,11 +246,9 @@ async def _run_injections(
         return {kind: InjectionFigures(**one) for kind, one in found.items()}
 
     async def of_directory(directory: ConductorDirectory) -> dict[str, InjectionFigures]:
-        engine, planner = directory.open(scene.threads)
-        try:
-            return await of(directory.sha256, planner)
-        finally:
-            engine.close()
+        with _losses(partial):
+            async with open_engine(directory, scene.engine_choice) as engine:
+                return await of(directory.sha256, directory.planner(engine))
 
     rule = await of("rule", RULE)
     candidate = await of_directory(both.candidate)

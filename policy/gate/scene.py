@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gateway.errors import ConfigError
+from policy.engines.choice import ENGINE_HELP, EngineChoice, add_engine
 from policy.environments.arena import Staff
 from policy.environments.executor import ROUNDS
 from policy.evaluate.options import NEIGHBOURS, TRAIN_QUESTIONS_MAX, EvaluationOptions
@@ -45,6 +46,8 @@ class GateSpec(BaseModel):
     draws: int = Field(DRAWS, ge=1, description="Orders of the pool for each attack of the injection set")
     rounds: int | None = Field(None, ge=1, description="Plans a question; none: as the candidate is served")
     threads: int = Field(2, ge=1, description="Plans decoded at once")
+    engine: str = Field("", description=f"Policy directories on: {ENGINE_HELP}")
+    engine_key: str | None = Field(None, description="API key of that server, `env:NAME` or `file:PATH`")
     rows: Path | None = Field(None, description="An export of `traces export`, for triage; none: no triage")
     thresholds: dict[str, float] = Field(
         {}, description="Bounds of the checks by name", json_schema_extra={"propertyNames": {"enum": list(_KINDS)}}
@@ -61,6 +64,11 @@ class GateSpec(BaseModel):
         except ConfigError as error:
             raise ValueError(error.message) from None
         return value
+
+    @property
+    def engine_choice(self) -> EngineChoice:
+        """Which engine plans and scores with the weights of policy directories. Raises ConfigError."""
+        return EngineChoice(self.engine, self.threads, self.engine_key)
 
     @property
     def bounds(self) -> Thresholds:
@@ -97,6 +105,8 @@ class GateScene(GateSpec):
             rounds=ROUNDS if self.rounds is None else self.rounds,
             neighbours=self.neighbours,
             threads=self.threads,
+            engine=self.engine,
+            engine_key=self.engine_key,
         )
 
 
@@ -128,6 +138,7 @@ def _add_scene(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--draws", type=int, metavar="N", help=f"orders of the pool for each attack, default {DRAWS}")
     group.add_argument("--rounds", type=int, metavar="R", help="plans a question (default: as the candidate is served)")
     group.add_argument("--threads", type=int, metavar="N", help="plans decoded at once (default 2)")
+    add_engine(group)
 
 
 def given_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -149,6 +160,8 @@ def given_of(options: argparse.Namespace) -> dict[str, Any]:
             "draws": options.draws,
             "rounds": options.rounds,
             "threads": options.threads,
+            "engine": options.engine or None,
+            "engine_key": options.engine_key,
             "rows": options.logged,
             "thresholds": {name: value for name, value in changed.items() if value != getattr(Thresholds(), name)},
             "everything": options.everything,

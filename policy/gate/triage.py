@@ -6,24 +6,28 @@ effective sample size, KL), and only then what it would have earned and cost (do
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from gateway.core.loop.plan import Plan
+from gateway.service.ports.request import ConductorCall, Sampling
+from policy.engines.port import LoggedPlan, PlanEngine, SampledPlan, sampled
+from policy.environments.executor import UNHURRIED_S
 from policy.gate.checks import Check, Thresholds, Verdict, bounded, cannot_say, not_worse
 from policy.gate.injection import OnCount
 from policy.gate.logged import Log, LoggedRequest, PlanningCall
-from policy.gate.scoring import LoggedPlan, Scorer, spread
 from policy.statistics.ope import LoggedSample, OffPolicyReport, OpeSettings, RewardTable, estimate, fold_of, terms
 from policy.statistics.stats import Floats, Interval, bootstrap_mean
 
 FOLDS = 5
 REPLAYED_MAX = 400  # planning calls that are planned anew at temperature 0
+PART = 32  # of the work, kept together
+PLAN_TOKENS_MAX = 512  # as the gateway's conductor settings
 AFTER_VALIDITY = (
     "sampled_validity",
     "mean_weight",
@@ -33,7 +37,7 @@ AFTER_VALIDITY = (
     "price",
 )
 T = TypeVar("T")
-R = TypeVar("R")
+Keep = Callable[[Sequence[object], Callable[[], Awaitable[Any]]], Awaitable[Any]]  # the value of a key, made once
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,73 +51,110 @@ class CandidateReply:
 
 @dataclass(frozen=True, slots=True)
 class ReplayCount:
-    """How many of the candidate's own plans for logged prompts were within their caps."""
+    """How many of the candidate's own plans for logged prompts were within their caps. `alike`: whether it cuts every
+    one of these prompts into the tokens that were logged: else no log-prob compares."""
 
     valid: int
     asked: int
+    alike: bool = True
+
+
+async def triage(
+    engine: PlanEngine, log: Log, thresholds: Thresholds, seed: int, source: str, keep: Keep, count: OnCount
+) -> tuple[list[Check], dict[str, Any]]:
+    """The checks in their order, and the facts for the report. Raises EngineLost; what is finished is kept."""
+    replayed = await replay(engine, log, thresholds, keep, count)
+    sound = replayed.alike and not validity_of(replayed, thresholds).refuses
+    answered = await ask(engine, log.requests, keep, count) if sound else []
+    figures = estimates(log.requests, answered, thresholds, seed) if answered else None
+    if not replayed.alike:
+        log = replace(log, left_out={**log.left_out, "other_tokens": len(log.requests)})
+    return checks(log, replayed, figures, thresholds), facts(log, figures, source)
 
 
 # ---------------------------------------------------------------- asking the candidate
 
 
-async def replay(scorer: Scorer, log: Log, thresholds: Thresholds, threads: int, count: OnCount) -> ReplayCount:
+async def replay(engine: PlanEngine, log: Log, thresholds: Thresholds, keep: Keep, count: OnCount) -> ReplayCount:
     """One greedy plan for each of the first REPLAYED_MAX planning calls, those that cannot be reweighted included. Ends
     early where too many are invalid already: plans that run on to their last token take long."""
-    calls = log.calls[:REPLAYED_MAX]
+    calls = [call for call in log.calls if call.row.messages][:REPLAYED_MAX]
     invalid_max = (1 - thresholds.valid_min) * len(calls)
 
-    def valid(call: PlanningCall) -> bool:
-        ids = scorer.tokens.encode_chat(call.row.messages)
-        return call.read(scorer.plan(ids, call.schema, 0.0, 0)) is not None
+    async def plans(part: Sequence[PlanningCall]) -> list[Any]:
+        made = await at_once(engine, [_asked(call, 0.0, 0) for call in part])
+        return [(call.read(plan.text) is not None, _alike(plan, call)) for call, plan in zip(part, made, strict=True)]
 
-    validity: list[bool] = []
-    async with aclosing(_with_count("planning logged prompts anew", calls, valid, threads, count)) as plans:
-        async for one in plans:
-            validity.append(one)
-            if validity.count(False) > invalid_max:
-                break
-    return ReplayCount(sum(validity), len(validity))
+    found: list[Any] = []
+    async for part in _parts("planning logged prompts anew", calls, plans, keep, count):
+        found += part
+        if sum(not valid for valid, _ in found) > invalid_max:
+            break
+    return ReplayCount(sum(valid for valid, _ in found), len(found), all(alike for _, alike in found))
 
 
-async def ask(scorer: Scorer, requests: Sequence[LoggedRequest], threads: int, count: OnCount) -> list[CandidateReply]:
+async def ask(
+    engine: PlanEngine, requests: Sequence[LoggedRequest], keep: Keep, count: OnCount
+) -> list[CandidateReply]:
     """Return the candidate's reply to each request."""
 
-    def one(item: tuple[int, LoggedRequest]) -> CandidateReply:
-        index, request = item
-        first = request.first
-        weight_log = sum(_log_weight(scorer, call) for call in request.calls)
-        text = scorer.plan(first.row.prompt_token_ids, first.schema, first.temperature, index)
-        return CandidateReply(weight_log, first.read(text))
+    async def replies(part: Sequence[tuple[int, LoggedRequest]]) -> list[Any]:
+        calls = [call for _, request in part for call in request.calls]
+        scores = iter(await engine.score([_logged(call) for call in calls]))
+        weights = [sum(_log_weight(call, next(scores)) for call in request.calls) for _, request in part]
+        firsts = [_asked(request.first, request.first.temperature, index) for index, request in part]
+        return [(weight, plan.text) for weight, plan in zip(weights, await at_once(engine, firsts), strict=True)]
 
     work = list(enumerate(requests))
-    return [each async for each in _with_count("scoring logged plans", work, one, threads, count)]
+    found = [one async for part in _parts("scoring logged plans", work, replies, keep, count) for one in part]
+    return [
+        CandidateReply(weight, request.first.read(text))
+        for request, (weight, text) in zip(requests, found, strict=True)
+    ]
 
 
-async def _with_count(
-    what: str, work: Sequence[T], do: Callable[[T], R], threads: int, count: OnCount
-) -> AsyncGenerator[R, None]:
-    done = 0
-    async with aclosing(spread(work, do, threads)) as results:
-        async for result in results:
-            done += 1
-            count(what, done, len(work))
-            yield result
+async def at_once(engine: PlanEngine, calls: Sequence[ConductorCall]) -> list[SampledPlan]:
+    """The engine's plans for the calls, as many at once as it decodes."""
+    slots = asyncio.Semaphore(engine.calls_max)
+
+    async def one(call: ConductorCall) -> SampledPlan:
+        async with slots:
+            return await sampled(engine, call)
+
+    return list(await asyncio.gather(*(one(call) for call in calls)))
 
 
-def _log_weight(scorer: Scorer, call: PlanningCall) -> float:
-    """log π_new/π_logged of one planning call."""
+async def _parts(
+    what: str, work: Sequence[T], do: Callable[[Sequence[T]], Awaitable[list[Any]]], keep: Keep, count: OnCount
+) -> AsyncGenerator[list[Any], None]:
+    """The work in parts of PART; each is kept when it is done."""
+    for start in range(0, len(work), PART):
+        part = work[start : start + PART]
+        yield await keep([what, start], lambda part=part: do(part))  # type: ignore[misc]
+        count(what, start + len(part), len(work))
+
+
+def _asked(call: PlanningCall, temperature: float, seed: int) -> ConductorCall:
+    sampling = Sampling(temperature=temperature, tokens_max=PLAN_TOKENS_MAX, seed=seed)
+    return ConductorCall(call.row.messages, call.schema, sampling, UNHURRIED_S)
+
+
+def _alike(plan: SampledPlan, call: PlanningCall) -> bool:
+    logged = list(call.row.prompt_token_ids)
+    return not (logged and plan.prompt_ids) or list(plan.prompt_ids) == logged
+
+
+def _logged(call: PlanningCall) -> LoggedPlan:
     row = call.row
-    plan = LoggedPlan(
+    return LoggedPlan(
         row.prompt_token_ids, row.plan_token_ids, row.decision_mask, call.schema, call.temperature, call.top_p
     )
-    new = scorer.propensities(plan)
-    return sum(a - b for a, b, decides in zip(new, row.plan_logprobs, row.decision_mask, strict=True) if decides)
 
 
-def speaks_alike(scorer: Scorer, log: Log, rows: int = 20) -> bool:
-    """Whether the candidate cuts logged prompts into the tokens that were logged: else no log-prob compares."""
-    sample = [request.first.row for request in log.requests[:rows]]
-    return all(scorer.tokens.encode_chat(row.messages) == list(row.prompt_token_ids) for row in sample)
+def _log_weight(call: PlanningCall, scores: Sequence[float]) -> float:
+    """log π_new/π_logged of one planning call."""
+    row = call.row
+    return sum(a - b for a, b, decides in zip(scores, row.plan_logprobs, row.decision_mask, strict=True) if decides)
 
 
 # ---------------------------------------------------------------- estimates

@@ -13,16 +13,18 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from policy.serve.runtime import Cache, Runtime
 from policy.serve.sampling import allowed_tokens, behaviour_logprobs, draw, log_softmax, top_tokens
+from policy.serve.shape import Array
 from policy.serve.tokens import Tokens
 
 PREFIXES_KEPT = 8
 PREFIX_TOKENS_MIN = 16
+T = TypeVar("T")
 
 
 class Busy(Exception):
@@ -155,10 +157,14 @@ class Engine:
 
     async def score(self, ids: Sequence[int]) -> SequenceScore:
         """What `scored` says of `ids`, on a decoding thread. Raises Busy."""
+        return await self.on_thread(lambda: self.scored(ids))
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which a decoding thread does. Raises Busy."""
         if self.full:
             raise Busy
         self._enter()
-        running = asyncio.get_running_loop().run_in_executor(self._slots.threads, self.scored, ids)
+        running = asyncio.get_running_loop().run_in_executor(self._slots.threads, work)
         running.add_done_callback(self._left)
         return await asyncio.shield(running)
 
@@ -221,6 +227,28 @@ class Engine:
             ranks.append(1 + int(np.count_nonzero(scores > scores[token])))
             logits, cache = self.runtime.forward([token], cache)
         return SequenceScore(tuple(logprobs), tuple(ranks), int(logits.argmax()))
+
+    def next_token(
+        self, ids: Sequence[int], allowed: Sequence[int], temperature: float, seed: int | None, top: int
+    ) -> TokenSample:
+        """The token after `ids`, drawn from those in `allowed` alone, on the calling thread."""
+        mask = np.zeros(self.tokens.vocab, dtype=bool)
+        mask[list(allowed)] = True
+        [logits] = self.walk(ids, (), [0])
+        logprobs = behaviour_logprobs(logits, mask, temperature, 1.0)
+        token = draw(logprobs, temperature, np.random.default_rng(seed))
+        return TokenSample(token, float(logprobs[token]), tuple(top_tokens(logprobs, top)))
+
+    def walk(self, prompt_ids: Sequence[int], plan_ids: Sequence[int], at: Sequence[int]) -> Iterator[Array]:
+        """The logits [vocab] that the plan's tokens at these indices (ascending) are drawn from, on the calling thread.
+        The tokens between two of them go in together."""
+        logits, cache = self._prefill(prompt_ids)
+        fed = 0
+        for index in at:
+            if index > fed:
+                logits, cache = self.runtime.forward(plan_ids[fed:index], cache)
+                fed = index
+            yield logits
 
     def _prefill(self, ids: Sequence[int]) -> tuple[Any, Cache]:
         cached = self._prefixes.longest(ids) or self.runtime.empty()

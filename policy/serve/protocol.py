@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from policy.serve.engine import SequenceScore, TokenSample
 from policy.serve.tokens import Tokens
 
 TOP_LOGPROBS_MAX = 20
+LOGPROB_MIN = -9999.0  # JSON has no −inf; vLLM writes this
 NAME_CHARS_MAX = 200
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -112,13 +113,31 @@ class ChatCompletionRequest(_Strict):
 
 
 class CompletionRequest(_Strict):
-    """POST /v1/completions, as far as it scores a given sequence of token ids, in vLLM's way."""
+    """POST /v1/completions, as far as it scores token ids, in vLLM's way: the sequence itself (`prompt_logprobs`), or
+    the next token under a mask (`allowed_token_ids`)."""
 
     model: str
     prompt: list[int] = Field(min_length=2)
-    prompt_logprobs: Literal[0]
+    prompt_logprobs: Literal[0] | None = None
+    allowed_token_ids: list[int] | None = Field(default=None, min_length=1)
+    logprobs: int = Field(default=0, ge=0, le=TOP_LOGPROBS_MAX)
     max_tokens: Literal[1] = 1
-    temperature: Literal[0] = 0
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    top_p: Literal[1] = 1
+    top_k: Literal[-1, 0] = -1  # these three are accepted as far as they change nothing
+    min_p: Literal[0] = 0
+    repetition_penalty: Literal[1] = 1
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    return_tokens_as_token_ids: bool = False
+
+    @model_validator(mode="after")
+    def _one_way(self) -> CompletionRequest:
+        masked = self.allowed_token_ids is not None
+        if masked == (self.prompt_logprobs is not None):
+            raise ValueError("give one of prompt_logprobs and allowed_token_ids")
+        if masked != self.return_tokens_as_token_ids:
+            raise ValueError("return_tokens_as_token_ids belongs to allowed_token_ids")
+        return self
 
 
 class LoadRequest(_Strict):
@@ -141,9 +160,25 @@ def scored_body(
     entries: list[dict[str, Any] | None] = [None]
     for token, logprob, rank in zip(request.prompt[1:], scored.logprobs, scored.ranks, strict=True):
         entries.append({str(token): {"logprob": logprob, "rank": rank, "decoded_token": tokens.token_text(token)}})
-    text = tokens.token_bytes(scored.next_token).decode(errors="replace")
-    finish = "stop" if scored.next_token in tokens.eos_ids else "length"
-    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "prompt_logprobs": entries}
+    return _completion_body(request, scored.next_token, {"prompt_logprobs": entries}, tokens, id_, created)
+
+
+def masked_body(
+    request: CompletionRequest, sampled: TokenSample, tokens: Tokens, id_: str, created: int
+) -> dict[str, Any]:
+    """The body of one token that was sampled under a mask: its log-prob, and those of the likeliest, named by id."""
+    name, chosen = f"token_id:{sampled.token}", (sampled.token, sampled.logprob)
+    top = {f"token_id:{token}": max(logprob, LOGPROB_MIN) for token, logprob in (chosen, *sampled.top)}
+    logprobs = {"tokens": [name], "token_logprobs": [sampled.logprob], "top_logprobs": [top], "text_offset": [0]}
+    return _completion_body(request, sampled.token, {"logprobs": logprobs}, tokens, id_, created)
+
+
+def _completion_body(
+    request: CompletionRequest, token: int, more: dict[str, Any], tokens: Tokens, id_: str, created: int
+) -> dict[str, Any]:
+    text = tokens.token_bytes(token).decode(errors="replace")
+    finish = "stop" if token in tokens.eos_ids else "length"
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, **more}
     count = len(request.prompt)
     usage = {"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1}
     common = {"id": id_, "object": "text_completion", "created": created, "model": request.model}

@@ -32,6 +32,7 @@ from policy.serve.protocol import (
     LoadRequest,
     Replies,
     UnloadRequest,
+    masked_body,
     scored_body,
 )
 from policy.serve.tokens import BadSchema, TextStream
@@ -159,14 +160,22 @@ async def _completion(request: Request) -> Response:
         body = await _body(request, CompletionRequest)
         engine = _served(request).version(body.model).engine
         shape = engine.runtime.shape
-        if len(body.prompt) > shape.context or not all(0 <= token < shape.vocab for token in body.prompt):
+        allowed = body.allowed_token_ids
+        if len(body.prompt) > shape.context or not all(
+            0 <= one < shape.vocab for one in (*body.prompt, *(allowed or ()))
+        ):
             raise ApiError(400, f"the prompt does not fit {shape.context} of {shape.vocab} tokens", param="prompt")
+        id_, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        if allowed is not None:
+            sampling = (body.temperature, body.seed, body.logprobs)
+            sampled = await engine.on_thread(lambda: engine.next_token(body.prompt, allowed, *sampling))
+            return JSONResponse(masked_body(body, sampled, engine.tokens, id_, created))
         scored = await engine.score(body.prompt)
     except Busy:
         return _error(_overloaded())
     except ApiError as error:
         return _error(error)
-    return JSONResponse(scored_body(body, scored, engine.tokens, f"cmpl-{uuid.uuid4().hex}", int(time.time())))
+    return JSONResponse(scored_body(body, scored, engine.tokens, id_, created))
 
 
 async def _load(request: Request) -> Response:

@@ -106,6 +106,14 @@ def load_shape(directory: Path) -> Shape:
     return Shape.from_config(read_object(path), path)
 
 
+def tokens_shape(config: dict[str, Any]) -> Shape:
+    """The sizes of any decoder, of which only `vocab`, `context` and `eos_ids` hold: they have the same names
+    everywhere. Raises VersionRefused."""
+    plain = {"rms_norm_eps": 1e-6, **config, "model_type": "qwen2", "hidden_act": "silu", "use_sliding_window": False}
+    odd = {name: None for name in ("attention_bias", "mlp_bias", "rope_scaling", "rope_parameters")}
+    return Shape.from_config({**plain, **odd, "num_key_value_heads": 1})
+
+
 def load_weights(directory: Path, shape: Shape) -> dict[str, Array]:
     """The checkpoint's tensors as float32 by name, over all its shards, each checked against `shape`. Raises
     VersionRefused."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,14 +15,26 @@ from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.core.log.rollout import as_payload
 from gateway.errors import ConfigError, NotFound
 from policy.dataset.select import Selection
+from policy.engines.choice import EngineChoice
+from policy.engines.directory import read_conductors
+from policy.engines.opening import open_engine
 from policy.evaluate.entrants import SHIPPED
-from policy.evaluate.inprocess import read_conductors
 from policy.gate import triage
-from policy.gate.logged import RolloutSource, read, rows_of
-from policy.gate.scoring import open_scorer
+from policy.gate.checks import Thresholds
+from policy.gate.logged import Log, RolloutSource, read, rows_of
 from policy.serve.manifest import read_complete
 from tests.policy.gate_rows import arena_episodes
 from tests.records import an_outcome, event
+
+
+async def check_scores(log: Log) -> None:
+    async def made(_key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
+        return await make()
+
+    async with open_engine(read_conductors([SHIPPED])[SHIPPED], EngineChoice(threads=1)) as engine:
+        assert (await triage.replay(engine, log, Thresholds(), made, lambda *_: None)).alike
+        for reply in await triage.ask(engine, log.requests, made, lambda *_: None):
+            assert reply.weight_log == pytest.approx(0.0, abs=1e-3)
 
 
 def test_the_log_is_scored_as_it_was_sampled(database_url: str) -> None:
@@ -38,10 +53,7 @@ def test_the_log_is_scored_as_it_was_sampled(database_url: str) -> None:
     engine.dispose()
     log = read(rows_of(RolloutSource(database_url=database_url)), read_complete(SHIPPED).manifest.prompt_hash)
     assert (len(log.requests), log.left_out) == (12, {})
-    with open_scorer(read_conductors([SHIPPED])[SHIPPED], 1) as scorer:
-        assert triage.speaks_alike(scorer, log)
-        for request in log.requests:
-            assert sum(triage._log_weight(scorer, call) for call in request.calls) == pytest.approx(0.0, abs=1e-3)
+    asyncio.run(check_scores(log))
     with pytest.raises(NotFound, match="no planning call matches"):
         rows_of(RolloutSource(database_url=database_url, selection=Selection(pools=("elsewhere",))))
     with pytest.raises(ConfigError, match="every outcome is"):

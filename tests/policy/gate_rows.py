@@ -13,10 +13,13 @@ from gateway.core.log.rollout import RolloutRecord, RoundRecord
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.dataset import parquet
 from policy.dataset.row import Row, StepRow
+from policy.engines.choice import EngineChoice
+from policy.engines.directory import read_conductors
+from policy.engines.opening import open_engine
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import Episode, Prompt
-from policy.environments.sampling import sample
-from policy.evaluate.inprocess import FREE, EngineConductor, read_conductors
+from policy.environments.executor import FREE
+from policy.environments.sampling import EpisodeGroups, sample
 
 
 def arena_rows(directory: Path, n: int, *, seed: int = 0, temperature: float = 1.0) -> list[Row]:
@@ -29,14 +32,17 @@ def arena_episodes(directory: Path, n: int, *, seed: int = 0, temperature: float
     """`n` questions with what the policy made of each."""
     environment = ArenaEnvironment()
     prompts = environment.prompts("train", n, seed)
-    engine, _ = read_conductors([directory])[directory].open(2)
-    settings = ConductorSettings("compact", FREE, 600.0, temperature=temperature)
-    planner = ConductorPlanner(EngineConductor(engine, "conductor@1"), settings)
-    try:
-        found = asyncio.run(sample(environment, [(prompt, [planner]) for prompt in prompts], concurrency=4))
-    finally:
-        engine.close()
+    found = asyncio.run(_sampled(environment, prompts, directory, temperature))
     return [(prompt, group[0]) for prompt, group in zip(prompts, found.groups, strict=True)]
+
+
+async def _sampled(
+    environment: ArenaEnvironment, prompts: Sequence[Prompt], directory: Path, temperature: float
+) -> EpisodeGroups:
+    settings = ConductorSettings("compact", FREE, 600.0, temperature=temperature)
+    async with open_engine(read_conductors([directory])[directory], EngineChoice()) as engine:
+        planner = ConductorPlanner(engine, settings)
+        return await sample(environment, [(prompt, [planner]) for prompt in prompts], concurrency=4)
 
 
 def rows_of(prompt: Prompt, episode: Episode) -> Iterable[Row]:

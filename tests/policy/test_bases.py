@@ -17,7 +17,8 @@ from gateway.adapters.engines.sealed import file_sha256, read_policy
 from gateway.adapters.postgres.policy_files import take_in
 from gateway.core.policies.manifest import weights_digest
 from gateway.errors import BadRequest, BatonError, VersionRefused
-from policy.evaluate.inprocess import read_conductors
+from policy.engines.directory import read_conductors
+from policy.engines.embedded import load_runtime
 from policy.serve.engine import DecodeRequest, Engine
 from policy.serve.lora import merge_adapter
 from policy.serve.manifest import read_complete
@@ -49,7 +50,7 @@ def split(directory: Path) -> None:
 
 def decoded(directory: Path) -> list[int]:
     """What an engine says that serves this directory, at temperature 0."""
-    runtime, tokens = read_conductors([directory])[directory].load()
+    runtime, tokens = load_runtime(read_conductors([directory])[directory])
     engine = Engine(runtime, tokens, 1)
     try:
         ids = tokens.encode_chat([{"role": "user", "content": "Count."}])

@@ -19,6 +19,7 @@ import yaml
 from gateway.core.loop.prompt import prompt_hash
 from gateway.errors import ConfigError
 from policy.__main__ import main
+from policy.engines import endpoint as engine_module
 from policy.evaluate import contest as contest_module
 from policy.evaluate import endpoint as endpoint_module
 from policy.evaluate.entrants import SHIPPED
@@ -91,7 +92,7 @@ def on_thread(handler: Handler) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "WAITS_S", (0.01, 0.01))
+    monkeypatch.setattr(engine_module, "WAITS_S", (0.01, 0.01))
 
 
 @pytest.fixture

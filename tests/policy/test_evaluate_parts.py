@@ -13,9 +13,10 @@ from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.errors import ConductorError, VersionRefused
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from policy.__main__ import main
+from policy.engines.directory import read_conductors
+from policy.engines.embedded import OnnxEngine, load_runtime, open_runtime
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.contest import PartialResults, ProgressPrinter
-from policy.evaluate.inprocess import EngineConductor, read_conductors
 from policy.evaluate.plot import Point, scatter
 from policy.serve.engine import Engine
 from policy.statistics.tuning import Nearest, Observation, WorkerResult
@@ -32,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(model: Path) -> Iterator[Engine]:
-    made, _ = read_conductors([model])[model].open(threads=1)
+    made = Engine(*load_runtime(read_conductors([model])[model]), 1)
     yield made
     made.close()
 
@@ -42,7 +43,7 @@ def call(text: str, schema: dict[str, object] | None = None) -> ConductorCall:
 
 
 async def test_the_conductor_in_this_process_says_what_a_server_would(engine: Engine) -> None:
-    conductor = EngineConductor(engine, "tiny@0")
+    conductor = OnnxEngine(engine, "tiny@0")
     items = [item async for item in conductor.decode(call("Plan this."))]
     chunks = [item for item in items if isinstance(item, ConductorChunk)]
     end = items[-1]
@@ -55,7 +56,7 @@ async def test_the_conductor_in_this_process_says_what_a_server_would(engine: En
 
 
 async def test_a_prompt_without_room_and_a_bad_schema_are_refused(engine: Engine) -> None:
-    conductor = EngineConductor(engine, "tiny@0")
+    conductor = OnnxEngine(engine, "tiny@0")
     for asked in (call("word " * 2000), call("Plan.", {"type": "no such type"})):
         with pytest.raises(ConductorError) as refused:
             [item async for item in conductor.decode(asked)]
@@ -67,7 +68,7 @@ def test_a_directory_that_cannot_be_loaded_is_named(model: Path, monkeypatch: py
     found = read_conductors([model])[model]
     monkeypatch.setattr("policy.serve.runtime.GRAPH_FILE", "tokenizer.json")  # a file, and no graph
     with pytest.raises(VersionRefused, match=r"tiny/tokenizer.json: "):
-        found.open(threads=1)
+        open_runtime(found, threads=1)
 
 
 def test_experience_is_the_mean_over_the_nearest() -> None:

@@ -19,12 +19,12 @@ from gateway.adapters.engines import sealed
 from gateway.core.loop.prompt import render
 from gateway.service.loop.conducting import ConductorSettings
 from policy.__main__ import main
+from policy.engines import directory
 from policy.environments.arena import ArenaEnvironment
 from policy.evaluate import contest as contest_module
-from policy.evaluate import inprocess
 from policy.evaluate.entrants import SHIPPED
 from policy.evaluate.options import EvaluationOptions
-from policy.gate import injection, scoring, triage
+from policy.gate import injection, triage
 from policy.gate import run as gate_run
 from policy.gate.scene import GateScene
 from policy.serve.manifest import read_complete
@@ -46,8 +46,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dozen short conversations, for the whole set takes half a minute; and plans that run on end soon."""
-    monkeypatch.setattr(inprocess, "ConductorSettings", partial(ConductorSettings, tokens_max=PLAN_TOKENS_MAX))
-    monkeypatch.setattr(scoring, "PLAN_TOKENS_MAX", PLAN_TOKENS_MAX)
+    monkeypatch.setattr(directory, "ConductorSettings", partial(ConductorSettings, tokens_max=PLAN_TOKENS_MAX))
+    monkeypatch.setattr(triage, "PLAN_TOKENS_MAX", PLAN_TOKENS_MAX)
     whole = injection.injections()
     short = tuple(one for one in whole.attacks if one.kind in ("control", "handle", "dearest"))[::2]
     monkeypatch.setattr(injection, "injections", lambda: injection.InjectionSet("test", whole.questions, short))

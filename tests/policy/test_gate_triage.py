@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,17 @@ import pytest
 
 from gateway.core.loop.plan import PlanLimits, plan_schema, schema_hash
 from gateway.errors import ConfigError, VersionRefused
-from gateway.service.ports.request import Sampling
+from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from policy.dataset import parquet
 from policy.dataset.refusals import RowRefused
 from policy.dataset.row import Row
+from policy.engines.directory import read_conductors
+from policy.engines.embedded import OnnxEngine, open_runtime
+from policy.engines.port import LoggedPlan, sampled
 from policy.evaluate.entrants import SHIPPED
-from policy.evaluate.inprocess import read_conductors
 from policy.gate import triage
 from policy.gate.checks import Check, Thresholds
 from policy.gate.logged import RolloutSource, call_of, read, rows_of
-from policy.gate.scoring import LoggedPlan, Scorer, open_scorer
 from policy.gate.triage import CandidateReply, ReplayCount
 from policy.serve.manifest import read_complete
 from tests.policy.dataset_rows import a_row
@@ -38,10 +41,16 @@ def rows() -> list[Row]:
     return arena_rows(SHIPPED, N)
 
 
-@pytest.fixture(scope="module")
-def scorer() -> Iterator[Scorer]:
-    with open_scorer(read_conductors([SHIPPED])[SHIPPED], 2) as found:
-        yield found
+@pytest.fixture
+def scorer() -> Iterator[OnnxEngine]:
+    found = open_runtime(read_conductors([SHIPPED])[SHIPPED], 2)
+    yield found
+    asyncio.run(found.close())
+
+
+async def made(_key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
+    """Keeps nothing."""
+    return await make()
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
@@ -51,7 +60,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
 # ---------------------------------------------------------------- scoring
 
 
-def test_the_weights_that_sampled_a_plan_score_it_as_it_was_logged(rows: list[Row], scorer: Scorer) -> None:
+def test_the_weights_that_sampled_a_plan_score_it_as_it_was_logged(rows: list[Row], scorer: OnnxEngine) -> None:
     log = read(rows, PROMPT)
     assert len(log.requests) == N
     assert {call.row.call for call in log.calls} == {row.call for row in rows}
@@ -62,7 +71,7 @@ def test_the_weights_that_sampled_a_plan_score_it_as_it_was_logged(rows: list[Ro
             assert new == pytest.approx(old if decides else 0.0, abs=1e-4)
 
 
-def test_tokens_that_the_grammar_forbids_have_no_probability(rows: list[Row], scorer: Scorer) -> None:
+def test_tokens_that_the_grammar_forbids_have_no_probability(rows: list[Row], scorer: OnnxEngine) -> None:
     call = read(rows, PROMPT).calls[0]
     row = call.row
     wrong = list(row.plan_token_ids)
@@ -71,30 +80,33 @@ def test_tokens_that_the_grammar_forbids_have_no_probability(rows: list[Row], sc
     assert scorer.propensities(plan) == [-math.inf] * len(wrong)
 
 
-def test_propensities_follow_temperature_and_nucleus(rows: list[Row], scorer: Scorer) -> None:
+def test_propensities_follow_temperature_and_nucleus(rows: list[Row], scorer: OnnxEngine) -> None:
     call = read(rows, PROMPT).calls[0]
     row = call.row
 
     def score(temperature: float, top_p: float = 1.0) -> float:
         tokens = row.prompt_token_ids, row.plan_token_ids, row.decision_mask
-        return sum(scorer.propensities(LoggedPlan(*tokens, call.schema, temperature, top_p)))
+        return float(sum(scorer.propensities(LoggedPlan(*tokens, call.schema, temperature, top_p))))
 
     assert score(5.0) != pytest.approx(score(1.0), abs=1e-3)
     assert score(1.0, 1e-6) in (0.0, -math.inf)  # nothing but the likeliest token is left
 
 
-def test_a_sampled_plan_is_a_plan(rows: list[Row], scorer: Scorer) -> None:
+async def test_a_sampled_plan_is_a_plan(rows: list[Row], scorer: OnnxEngine) -> None:
     call = read(rows, PROMPT).calls[0]
-    ids = call.row.prompt_token_ids
-    texts = {scorer.plan(ids, call.schema, 1.0, seed) for seed in range(4)}
-    assert all(call.read(text) for text in texts)
-    assert scorer.plan(ids, call.schema, 1.0, 0) == scorer.plan(ids, call.schema, 1.0, 0)
-    assert scorer.plan([1] * scorer.runtime.shape.context, call.schema, 0.0, 0) == ""
+
+    async def text(seed: int, messages: Any = call.row.messages) -> str:
+        sampling = Sampling(temperature=1.0, seed=seed)
+        return (await sampled(scorer, ConductorCall(messages, call.schema, sampling, 60.0))).text
+
+    assert all([call.read(await text(seed)) for seed in range(4)])
+    assert await text(0) == await text(0)
+    assert await text(0, [{"role": "user", "content": "word " * 9000}]) == ""  # no room for a plan
 
 
 def test_an_adapter_and_a_broken_directory_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(VersionRefused, match=r"manifest\.json"), open_scorer(read_conductors([tmp_path])[tmp_path], 1):
-        pass
+    with pytest.raises(VersionRefused, match=r"manifest\.json"):
+        read_conductors([tmp_path])
 
 
 # ---------------------------------------------------------------- rows
@@ -190,16 +202,16 @@ def test_the_grammar_follows_from_what_was_allowed_and_is_proven_by_its_hash() -
 # ---------------------------------------------------------------- asking, estimating, checking
 
 
-async def test_the_policy_that_logged_passes_its_own_triage(rows: list[Row], scorer: Scorer) -> None:
+async def test_the_policy_that_logged_passes_its_own_triage(rows: list[Row], scorer: OnnxEngine) -> None:
     log = read(rows, PROMPT)
-    assert triage.speaks_alike(scorer, log)
-    replayed = await triage.replay(scorer, log, FEW, 2, silent)
-    answered = await triage.ask(scorer, log.requests, 2, silent)
+    replayed = await triage.replay(scorer, log, FEW, made, silent)
+    assert replayed.alike
+    answered = await triage.ask(scorer, log.requests, made, silent)
     found = triage.estimates(log.requests, answered, FEW, 0)
     assert found.report.mean_weight.value == pytest.approx(1.0, abs=1e-3)
     assert found.report.ess == pytest.approx(N, rel=1e-3)
-    made = triage.checks(log, replayed, found, replace(FEW, logged_margin=0.2))
-    verdicts = {check.name: check.verdict for check in made}
+    checks = triage.checks(log, replayed, found, replace(FEW, logged_margin=0.2))
+    verdicts = {check.name: check.verdict for check in checks}
     assert list(verdicts) == [
         *("plan_validity", "sampled_validity", "mean_weight", "effective_sample_size", "kl_to_behaviour"),
         "doubly_robust",
@@ -215,13 +227,42 @@ async def test_the_policy_that_logged_passes_its_own_triage(rows: list[Row], sco
 
 
 async def test_replaying_ends_where_too_many_plans_are_invalid(
-    rows: list[Row], scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+    rows: list[Row], scorer: OnnxEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = read(rows, PROMPT)
-    monkeypatch.setattr(scorer, "plan", lambda *_: '{"steps":[]}')
-    replayed = await triage.replay(scorer, log, FEW, 2, silent)
+
+    async def empty(_call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
+        yield ConductorChunk('{"steps":[]}')
+
+    monkeypatch.setattr(scorer, "decode", empty)
+    replayed = await triage.replay(scorer, log, FEW, made, silent)
     assert replayed.valid < replayed.asked < len(log.calls)
     assert by_name(triage.checks(log, replayed, None, FEW))["plan_validity"].refuses
+
+
+async def test_a_candidate_of_another_tokenizer_is_not_scored(rows: list[Row], scorer: OnnxEngine) -> None:
+    log = read([replace(row, prompt_token_ids=[*row.prompt_token_ids, 1]) for row in rows], PROMPT)
+    checks, facts = await triage.triage(scorer, log, FEW, 0, "FILE", made, silent)
+    assert facts["left_out"]["other_tokens"] == len(log.requests)
+    assert by_name(checks)["mean_weight"].verdict == "cannot say"
+
+
+async def test_finished_parts_of_triage_are_not_asked_again(
+    rows: list[Row], scorer: OnnxEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, Any] = {}
+
+    async def keep(key: Sequence[object], make: Callable[[], Awaitable[Any]]) -> Any:
+        if str(key) not in kept:
+            kept[str(key)] = json.loads(json.dumps(await make()))
+        return kept[str(key)]
+
+    log = read(rows, PROMPT)
+    before = await triage.triage(scorer, log, FEW, 0, "FILE", keep, silent)
+    assert len(kept) == math.ceil(len(log.calls) / triage.PART) + math.ceil(N / triage.PART)
+    monkeypatch.setattr(scorer, "decode", None)
+    monkeypatch.setattr(scorer, "score", None)
+    assert await triage.triage(scorer, log, FEW, 0, "FILE", keep, silent) == before
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:

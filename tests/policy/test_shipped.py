@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
 from gateway.service.loop.state import Planner
 from policy.__main__ import main
+from policy.engines.directory import read_conductors
+from policy.engines.embedded import open_runtime
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.base import rng_for
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
 from policy.evaluate.entrants import SHIPPED
-from policy.evaluate.inprocess import read_conductors
 from policy.serve.manifest import read_complete
 
 QUESTIONS = 60
@@ -27,9 +29,10 @@ FLOOR_OF_ORACLE = 0.75  # measured on 900 questions: 0.94 and 0.92; 60 are noisy
 
 @pytest.fixture(scope="module")
 def conductor() -> Iterator[Planner]:
-    engine, planner = read_conductors([SHIPPED])[SHIPPED].open(threads=2)
-    yield planner
-    engine.close()
+    shipped = read_conductors([SHIPPED])[SHIPPED]
+    engine = open_runtime(shipped, threads=2)
+    yield shipped.planner(engine)
+    asyncio.run(engine.close())
 
 
 def test_it_is_small_sealed_and_of_this_prompt() -> None:

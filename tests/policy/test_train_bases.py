@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import ConfigError
-from policy.evaluate.inprocess import read_conductors
+from policy.engines.directory import read_conductors
 from policy.serve.engine import Slots
 from policy.serve.lora import read_config, read_pairs
 from policy.serve.manifest import read_complete

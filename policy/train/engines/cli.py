@@ -22,11 +22,12 @@ from gateway.core.policies.manifest import CONFIG_FILE, check_prompt
 from gateway.errors import BadRequest
 from policy.dataset.refusals import listed
 from policy.reward import DIAL, RewardSettings, taught_dial
+from policy.serve.shape import tokens_shape
 from policy.serve.tokens import Tokens
 from policy.train.engines.rows import EngineRow, EngineSettings, of_training, read_rows
 from policy.train.sources.logged import of_export
 from policy.train.step.rows import MissingLogprobs
-from policy.train.weights.start import Start, open_start, tokens_shape
+from policy.train.weights.start import Start, open_start
 
 STOPPED = 143
 

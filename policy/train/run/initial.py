@@ -12,14 +12,14 @@ from gateway.core.loop.prompt import Profile
 from gateway.core.policies.manifest import CONFIG_FILE, WEIGHTS_FILE, check_prompt
 from gateway.errors import ConfigError
 from policy.serve.lora import read_config, read_pairs
-from policy.serve.shape import Shape, load_shape
+from policy.serve.shape import Shape, load_shape, tokens_shape
 from policy.serve.tokens import Tokens
 from policy.train.settings import Settings
 from policy.train.spec import TrainSpec
 from policy.train.weights.large import LargeWeights
 from policy.train.weights.lora import adapt, load_adapter
 from policy.train.weights.small import SmallWeights, Weights
-from policy.train.weights.start import Start, open_start, tokens_shape
+from policy.train.weights.start import Start, open_start
 
 SMALL_BYTES_MAX = 200 << 20  # of model.safetensors: up to here plain torch is quicker
 

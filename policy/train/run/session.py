@@ -20,9 +20,9 @@ from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError, Unavailable
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from policy.environments.base import Spend
+from policy.environments.executor import FREE
 from policy.environments.live import LiveEnvironment
 from policy.environments.sampling import sample
-from policy.evaluate.inprocess import FREE
 from policy.reward import taught_dial
 from policy.spec import first_of
 from policy.start.recorded.school import Schooling

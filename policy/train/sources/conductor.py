@@ -20,6 +20,7 @@ from gateway.core.money.amounts import Usage
 from gateway.errors import ConductorError
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
 from policy.environments.base import rng_for
+from policy.serve.sampling import GREEDY_BELOW
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 from policy.train.step.masks import Masks, Place, unpacked
 from policy.train.step.parcels import parcels
@@ -83,13 +84,16 @@ class Sampler:
                 row.unfed = 0
 
     def _draw(self, rows: list[Decoded], scores: torch.Tensor) -> None:
-        """One token for every row, by inverting the cumulative distribution after mask and temperature."""
+        """One token for every row, by inverting the cumulative distribution after mask and temperature; of a greedy row
+        the likeliest."""
         allowed = torch.from_numpy(unpacked([row.place.bits for row in rows], self._weights.vocab)).to(scores.device)
-        heat = torch.tensor([row.temperature for row in rows], device=scores.device)
+        greedy = torch.tensor([row.temperature < GREEDY_BELOW for row in rows], device=scores.device)
+        heat = torch.tensor([row.temperature for row in rows], device=scores.device).masked_fill(greedy, 1.0)
         spread = (scores.float() / heat[:, None]).masked_fill(~allowed, -torch.inf).log_softmax(-1)
         mass = spread.double().exp().cumsum(-1)
         aims = torch.tensor([[row.random.random()] for row in rows], dtype=torch.float64, device=scores.device)
         drawn = torch.searchsorted(mass, aims * mass[:, -1:], right=True).clamp_max(self._weights.vocab - 1)
+        drawn = torch.where(greedy[:, None], spread.argmax(-1, keepdim=True), drawn)
         logprobs = spread.gather(1, drawn)
         for row, token, logprob in zip(rows, drawn[:, 0].tolist(), logprobs[:, 0].tolist(), strict=True):
             self._take(row, token, logprob)

@@ -12,8 +12,8 @@ from gateway.errors import BatonError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.state import Planner
 from policy.environments.base import Episode, Prompt, rng_for
+from policy.environments.executor import FREE
 from policy.environments.sampling import EpisodeGroups, SamplingProgress, sample
-from policy.evaluate.inprocess import FREE
 from policy.reward import RewardSettings, at_quality, reward
 from policy.train import metrics
 from policy.train.metrics import Value

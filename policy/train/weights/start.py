@@ -14,7 +14,6 @@ from gateway.core.policies.manifest import CONFIG_FILE, MANIFEST_FILE, Manifest,
 from gateway.errors import ConfigError
 from policy.serve.lora import base_of, read_config
 from policy.serve.manifest import read_complete
-from policy.serve.shape import Shape
 
 # what a directory of full weights has beside them
 MODEL_FILES = (
@@ -80,12 +79,6 @@ def open_start(directory: Path) -> Start:
     policy = read_complete(directory)
     base = base_of(policy, ()) if policy.manifest.kind == "adapter" else None
     return Start(directory, policy.manifest, (base or policy).files, True, base)
-
-
-def tokens_shape(config: Mapping[str, Any]) -> Shape:
-    """Of any decoder: only its vocabulary, context and ends are used, and those have the same names everywhere."""
-    plain = {"rms_norm_eps": 1e-6, **config, "model_type": "qwen2", "hidden_act": "silu", "use_sliding_window": False}
-    return Shape.from_config({**plain, "rope_scaling": None, "rope_parameters": None, "num_key_value_heads": 1})
 
 
 def unsealed(directory: Path) -> Manifest:
