@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event, Lock
 from typing import Any, TypeVar
 
@@ -22,8 +22,14 @@ from policy.serve.sampling import allowed_tokens, behaviour_logprobs, draw, log_
 from policy.serve.shape import Array
 from policy.serve.tokens import Tokens
 
-PREFIXES_KEPT = 8
+PREFIXES_KEPT = 16
+PREFIX_BYTES_MAX = 256 * 2**20  # of all prefixes together
 PREFIX_TOKENS_MIN = 16
+PLANS_KEPT = 32
+DRAFT_TOKENS_MAX = 8  # so few more tokens cost a pass little: it waits for the weights, not for the arithmetic
+DRAFT_SUFFIX_MAX = 4
+SCORED_TOKENS_MAX = 64  # a pass
+SUBSET_TOKENS_MAX = 4096  # with more allowed tokens the whole head is as fast
 T = TypeVar("T")
 
 
@@ -66,8 +72,10 @@ class SequenceScore:
 class PrefixCache:
     """The caches of the last few prompts, so that a shared beginning is computed once. Safe across threads."""
 
-    def __init__(self, kept: int = PREFIXES_KEPT) -> None:
+    def __init__(self, kept: int = PREFIXES_KEPT, bytes_max: int = PREFIX_BYTES_MAX) -> None:
         self._kept = kept
+        self._bytes_max = bytes_max
+        self._bytes = 0
         self._entries: OrderedDict[tuple[int, ...], Cache] = OrderedDict()
         self._lock = Lock()
 
@@ -82,11 +90,79 @@ class PrefixCache:
         return best.head(length) if best else None
 
     def add(self, ids: Sequence[int], cache: Cache) -> None:
+        """Remember the cache of `ids`; the oldest entries leave for it. One larger than all room is not remembered."""
+        if cache.nbytes > self._bytes_max:
+            return
         with self._lock:
+            self._drop(tuple(ids))
             self._entries[tuple(ids)] = cache
-            self._entries.move_to_end(tuple(ids))
-            while len(self._entries) > self._kept:
-                self._entries.popitem(last=False)
+            self._bytes += cache.nbytes
+            while len(self._entries) > self._kept or self._bytes > self._bytes_max:
+                self._drop(next(iter(self._entries)))
+
+    def _drop(self, ids: tuple[int, ...]) -> None:
+        cache = self._entries.pop(ids, None)
+        self._bytes -= cache.nbytes if cache else 0
+
+
+class Drafts:
+    """Guesses how a plan goes on: as one of the last plans did after the same few tokens. Safe across threads."""
+
+    def __init__(self, kept: int = PLANS_KEPT) -> None:
+        self._plans: deque[tuple[int, ...]] = deque(maxlen=kept)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Remember a plan that was decoded."""
+        self._plans.append(tuple(tokens))
+
+    def after(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """At most DRAFT_TOKENS_MAX tokens that followed the longest known end of `tokens`; the last plan wins."""
+        plans = list(self._plans)
+        for size in range(min(DRAFT_SUFFIX_MAX, len(tokens)), 0, -1):
+            end = tuple(tokens[-size:])
+            for plan in reversed(plans):
+                for at in range(len(plan) - size, 0, -1):
+                    if plan[at - size : at] == end:
+                        return plan[at : at + DRAFT_TOKENS_MAX]
+        return ()
+
+
+class Reading:
+    """One sequence as the model reads it: tokens are pushed as they are sampled and fed when a state is wanted. A pass
+    feeds guessed tokens too; while the pushed tokens are the guessed ones, their states are there already."""
+
+    def __init__(self, runtime: Runtime, ids: Sequence[int], prefixes: PrefixCache) -> None:
+        self._runtime = runtime
+        self._prefixes = prefixes
+        self._cache = prefixes.longest(ids) or runtime.empty()
+        self._unread = list(ids[self._cache.length :])
+        self._cached: list[int] | None = list(ids[: self._cache.length])  # None: the prompt was fed
+        self._states: Any = ()
+        self._row = 0
+        self._guessed: tuple[int, ...] = ()  # fed and not pushed yet
+
+    def push(self, token: int) -> None:
+        """The next token of the sequence."""
+        if self._guessed and self._guessed[0] == token:
+            self._guessed = self._guessed[1:]
+            self._row += 1
+            return
+        if self._guessed:
+            self._cache = self._cache.head(self._cache.length - len(self._guessed))
+            self._guessed = ()
+        self._unread.append(token)
+
+    def state(self, guess: Callable[[], Sequence[int]] = tuple) -> Any:
+        """The state after all pushed tokens. `guess` is asked where a pass is needed: tokens that may come next."""
+        if self._unread:
+            self._guessed = tuple(guess()) if self._runtime.several_rows else ()
+            fed = [*self._unread, *self._guessed]
+            self._states, self._cache = self._runtime.states(fed, self._cache, 1 + len(self._guessed))
+            self._row, self._unread = 0, []
+            if self._cached is not None:
+                self._prefixes.add(self._cached + fed, self._cache)
+                self._cached = None
+        return self._states[self._row]
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
@@ -128,6 +204,7 @@ class Engine:
         self.busy_s = 0.0  # of all threads together, on those sequences
         self._slots = slots or Slots(threads, queue_max)
         self._prefixes = PrefixCache()
+        self._drafts = Drafts()
         self._counting = Lock()
 
     @property
@@ -196,37 +273,64 @@ class Engine:
         """The sequence, token by token, on the calling thread. Raises BadSchema."""
         matcher = self.tokens.matcher(job.schema) if job.schema is not None else None
         random = np.random.default_rng(job.seed)
-        logits, cache = self._prefill(job.prompt_ids)
-        unseen: list[int] = []  # tokens the model has not been fed: a run of forced ones goes in together
+        reading = Reading(self.runtime, job.prompt_ids, self._prefixes)
+        plan: list[int] = []
+
+        def guess() -> Sequence[int]:
+            drafted = self._drafts.after(plan)[: room - len(plan)] if matcher else ()
+            return drafted[: matcher.validate_tokens(list(drafted))] if matcher and drafted else ()
+
+        room = min(job.tokens_max, self.runtime.shape.context - len(job.prompt_ids)) - 1
         for index in range(1, job.tokens_max + 1):
-            allowed = allowed_tokens(matcher.compute_bitmask(), self.tokens.vocab) if matcher else None
-            forced = allowed is not None and np.count_nonzero(allowed) == 1
-            if unseen and not forced:
-                logits, cache = self.runtime.forward(unseen, cache)
-                unseen = []
-            logprobs = behaviour_logprobs(logits, allowed, job.temperature, job.top_p)
-            token = draw(logprobs, job.temperature, random)
-            top = tuple(top_tokens(logprobs, job.top_logprobs)) if job.top_logprobs else ()
-            ended = token in self.tokens.eos_ids
+            sampled = self._sampled(job, matcher, random, reading, guess)
+            ended = sampled.token in self.tokens.eos_ids
             finish = "stop" if ended else "length" if index == job.tokens_max else None
-            yield TokenSample(token, float(logprobs[token]), top, finish)
+            plan.append(sampled.token)
+            if finish and matcher:
+                self._drafts.add(plan)
+            yield replace(sampled, finish=finish)
             if finish:
                 return
-            unseen.append(token)
+            reading.push(sampled.token)
             if matcher:
-                matcher.consume_token(token)
+                matcher.consume_token(sampled.token)
+
+    def _sampled(
+        self, job: DecodeRequest, matcher: Any, random: Any, reading: Reading, guess: Callable[[], Sequence[int]]
+    ) -> TokenSample:
+        """The next token. What the grammar forces asks the model nothing; else only allowed tokens get a logit."""
+        tokens = np.flatnonzero(allowed_tokens(matcher.compute_bitmask(), self.tokens.vocab)) if matcher else None
+        if tokens is not None and len(tokens) == 1:
+            logits = np.zeros(1, dtype=np.float32)
+        elif tokens is not None and len(tokens) <= SUBSET_TOKENS_MAX:
+            logits = self.runtime.logits(reading.state(guess), tokens)
+        else:
+            logits = self.runtime.logits(reading.state(guess))
+            logits = logits if tokens is None else logits[tokens]
+        logprobs = behaviour_logprobs(logits, None, job.temperature, job.top_p)
+        place = draw(logprobs, job.temperature, random)
+
+        def token(at: int) -> int:
+            return at if tokens is None else int(tokens[at])
+
+        top = tuple((token(at), logprob) for at, logprob in top_tokens(logprobs, job.top_logprobs))
+        return TokenSample(token(place), float(logprobs[place]), top)
 
     def scored(self, ids: Sequence[int], first: int = 1) -> SequenceScore:
         """Log-prob of each of `ids[first:]` after those before it, at temperature 1 and without a mask, on the calling
         thread. No cache of earlier prompts is used: this is what proves the weights."""
-        logits, cache = self.runtime.forward(ids[:first], self.runtime.empty())
+        state, cache = self.runtime.states(ids[:first], self.runtime.empty())
         logprobs, ranks = [], []
-        for token in ids[first:]:
-            scores = log_softmax(logits.astype(np.float64))
-            logprobs.append(float(scores[token]))
-            ranks.append(1 + int(np.count_nonzero(scores > scores[token])))
-            logits, cache = self.runtime.forward([token], cache)
-        return SequenceScore(tuple(logprobs), tuple(ranks), int(logits.argmax()))
+        size = SCORED_TOKENS_MAX if self.runtime.several_rows else 1
+        for start in range(first, len(ids), size):
+            block = ids[start : start + size]
+            states, cache = self.runtime.states(block, cache, len(block))
+            for token, before in zip(block, [state[-1], *states[:-1]], strict=True):
+                scores = log_softmax(self.runtime.logits(before).astype(np.float64))
+                logprobs.append(float(scores[token]))
+                ranks.append(1 + int(np.count_nonzero(scores > scores[token])))
+            state = states
+        return SequenceScore(tuple(logprobs), tuple(ranks), int(self.runtime.logits(state[-1]).argmax()))
 
     def next_token(
         self, ids: Sequence[int], allowed: Sequence[int], temperature: float, seed: int | None, top: int

@@ -10,6 +10,11 @@ Inputs, for one sequence of `new` tokens after `past` cached ones:
   ids [new] int64 · positions [1, new] int64 · mask [new, past+new] float32 (0 or -inf, added to the scores)
   past_key.L, past_value.L [1, heads_kv, past, head_dim] float32
 Outputs: logits [1, vocab] of the last token; key.L, value.L [1, heads_kv, past+new, head_dim].
+
+A base brings no graph; the runtime builds two in memory. The decoder's takes `embedded` [new, hidden] in the place of
+ids, and `rows` [r] int64, which of the new tokens count; it gives `states` [r, hidden] in the place of logits. The
+head's turns one state into logits. So a tied matrix is held once, several tokens can be looked at in one pass, and a
+grammar that allows few tokens costs few rows of the head.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from policy.serve.manifest import GRAPH_FILE
-from policy.serve.shape import Shape, load_shape
+from policy.serve.shape import EMBEDDING, LM_HEAD, Shape, load_shape
 
 OPSET = 23
 IR_VERSION = 11
@@ -31,10 +36,11 @@ IR_VERSION = 11
 class _Builder:
     """Collects nodes; each method returns the name of what it computes."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, last: str, outside: tuple[str, ...] = ()) -> None:
         self.shape = shape
+        self.last = last  # the tokens whose states are wanted
         self.nodes: list[Any] = []
-        self.initializers: list[Any] = [_external(name, dims) for name, dims in shape.attached()]
+        self.initializers: list[Any] = [_external(name, dims) for name, dims in shape.attached() if name not in outside]
 
     def op(self, kind: str, inputs: list[str], outputs: list[str] | None = None, **attributes: Any) -> str:
         names = outputs or [f"t{len(self.nodes)}"]
@@ -70,7 +76,7 @@ class _Builder:
             q_num_heads=shape.heads,
             kv_num_heads=shape.heads_kv,
         )
-        return self.linear(self.op("Squeeze", [mixed, "axis0"]), f"{at}o_proj.weight")
+        return self.op("Squeeze", [mixed, "axis0"])
 
     def mlp(self, x: str, layer: int) -> str:
         at = f"model.layers.{layer}.mlp."
@@ -80,8 +86,19 @@ class _Builder:
 
     def layer(self, x: str, layer: int) -> str:
         at = f"model.layers.{layer}."
-        x = self.op("Add", [x, self.attention(self.norm(x, at + "input_layernorm.weight"), layer)])
+        mixed = self.attention(self.norm(x, at + "input_layernorm.weight"), layer)
+        if layer == self.shape.layers - 1:  # from here on nothing reads the other tokens
+            x, mixed = (self.op("Gather", [name, self.last]) for name in (x, mixed))
+        x = self.op("Add", [x, self.linear(mixed, at + "self_attn.o_proj.weight")])
         return self.op("Add", [x, self.mlp(self.norm(x, at + "post_attention_layernorm.weight"), layer)])
+
+    def states(self, x: str, output: str | None = None) -> str:
+        """The normalised states of `last` after all layers."""
+        self.constant("axis0", np.array([0], dtype=np.int64))
+        for layer in range(self.shape.layers):
+            x = self.layer(x, layer)
+        outputs = [output] if output else None
+        return self.op("RMSNormalization", [x, "model.norm.weight"], outputs, axis=-1, epsilon=self.shape.norm_eps)
 
 
 def _external(name: str, dims: tuple[int, ...]) -> Any:
@@ -93,16 +110,40 @@ def _external(name: str, dims: tuple[int, ...]) -> Any:
 
 def build_graph(shape: Shape) -> bytes:
     """The serialised ONNX model of that shape; see the module's docstring for its inputs and outputs."""
-    build = _Builder(shape)
-    build.constant("axis0", np.array([0], dtype=np.int64))
+    build = _Builder(shape, "last")
     build.constant("last", np.array([-1], dtype=np.int64))
-    x = build.op("Gather", ["model.embed_tokens.weight", "ids"])
-    for layer in range(shape.layers):
-        x = build.layer(x, layer)
-    x = build.norm(build.op("Gather", [x, "last"]), "model.norm.weight")
-    head = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
-    build.op("Gemm", [x, head], ["logits"], transB=1)
-    graph = helper.make_graph(build.nodes, "decoder", _inputs(shape), _outputs(shape), build.initializers)
+    states = build.states(build.op("Gather", [EMBEDDING, "ids"]))
+    build.op("Gemm", [states, head_name(shape)], ["logits"], transB=1)
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["new"])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, shape.vocab])
+    return _serialised(build, [ids, *_inputs(shape)], [logits, *_outputs(shape)])
+
+
+def build_decoder(shape: Shape) -> bytes:
+    """The serialised decoder of a base: without embedding and head, the states of several tokens."""
+    build = _Builder(shape, "rows", outside=(EMBEDDING, LM_HEAD))
+    build.states("embedded", "states")
+    embedded = helper.make_tensor_value_info("embedded", TensorProto.FLOAT, ["new", shape.hidden])
+    rows = helper.make_tensor_value_info("rows", TensorProto.INT64, ["rows"])
+    states = helper.make_tensor_value_info("states", TensorProto.FLOAT, ["rows", shape.hidden])
+    return _serialised(build, [embedded, rows, *_inputs(shape)], [states, *_outputs(shape)])
+
+
+def build_head(shape: Shape) -> bytes:
+    """The serialised head of a base: `states` [1, hidden] in, `logits` [1, vocab] out."""
+    build = _Builder(shape, "", outside=tuple(name for name, _ in shape.attached() if name != head_name(shape)))
+    build.op("Gemm", ["states", head_name(shape)], ["logits"], transB=1)
+    states = helper.make_tensor_value_info("states", TensorProto.FLOAT, [1, shape.hidden])
+    return _serialised(build, [states], [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, shape.vocab])])
+
+
+def head_name(shape: Shape) -> str:
+    """The name of the head's weight, [vocab, hidden]: that of the embedding in a tied model."""
+    return EMBEDDING if shape.tied else LM_HEAD
+
+
+def _serialised(build: _Builder, inputs: list[Any], outputs: list[Any]) -> bytes:
+    graph = helper.make_graph(build.nodes, "decoder", inputs, outputs, build.initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     return bytes(model.SerializeToString(deterministic=True))
 
@@ -110,7 +151,6 @@ def build_graph(shape: Shape) -> bytes:
 def _inputs(shape: Shape) -> list[Any]:
     cache = [1, shape.heads_kv, "past", shape.head_dim]
     return [
-        helper.make_tensor_value_info("ids", TensorProto.INT64, ["new"]),
         helper.make_tensor_value_info("positions", TensorProto.INT64, [1, "new"]),
         helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["new", "total"]),
         *(
@@ -124,7 +164,6 @@ def _inputs(shape: Shape) -> list[Any]:
 def _outputs(shape: Shape) -> list[Any]:
     cache = [1, shape.heads_kv, "total", shape.head_dim]
     return [
-        helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, shape.vocab]),
         *(
             helper.make_tensor_value_info(f"{kind}.{layer}", TensorProto.FLOAT, cache)
             for layer in range(shape.layers)

@@ -19,6 +19,7 @@ from gateway.errors import VersionRefused
 Array = npt.NDArray[np.float32]
 # model type → whether its query, key and value layers have a bias; else the two are one decoder
 ARCHITECTURES = {"qwen2": True, "llama": False}
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"  # a tied model has no LM_HEAD
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -76,7 +77,7 @@ class Shape:
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor of the checkpoint, in Hugging Face's names."""
         q, kv = self.heads * self.head_dim, self.heads_kv * self.head_dim
-        yield "model.embed_tokens.weight", (self.vocab, self.hidden)
+        yield EMBEDDING, (self.vocab, self.hidden)
         for layer in range(self.layers):
             at = f"model.layers.{layer}."
             yield at + "input_layernorm.weight", (self.hidden,)
@@ -91,7 +92,7 @@ class Shape:
             yield at + "mlp.down_proj.weight", (self.hidden, self.inner)
         yield "model.norm.weight", (self.hidden,)
         if not self.tied:
-            yield "lm_head.weight", (self.vocab, self.hidden)
+            yield LM_HEAD, (self.vocab, self.hidden)
 
     def attached(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of all that the graph leaves out: the tensors and the rotary tables."""
@@ -114,9 +115,9 @@ def tokens_shape(config: dict[str, Any]) -> Shape:
     return Shape.from_config({**plain, **odd, "num_key_value_heads": 1})
 
 
-def load_weights(directory: Path, shape: Shape) -> dict[str, Array]:
-    """The checkpoint's tensors as float32 by name, over all its shards, each checked against `shape`. Raises
-    VersionRefused."""
+def load_weights(directory: Path, shape: Shape, *, mapped: bool = False) -> dict[str, Array]:
+    """The checkpoint's tensors as float32 by name, over all its shards, each checked against `shape`. `mapped`: those
+    stored as float32 are views of the files, which must stay as they are. Raises VersionRefused."""
     stored = {name: (path, tensor) for path in shards(directory) for name, tensor in read_header(path).items()}
     weights: dict[str, Array] = {}
     for name, dims in shape.tensors():
@@ -124,7 +125,7 @@ def load_weights(directory: Path, shape: Shape) -> dict[str, Array]:
         if tensor is None or tensor.shape != dims:
             has = tensor.shape if tensor else "no such tensor"
             raise VersionRefused("shape", f"{path}: {name} should be {dims}, it has {has}")
-        weights[name] = read_tensor(path, tensor)
+        weights[name] = read_tensor(path, tensor, mapped=mapped)
         if not np.isfinite(weights[name]).all():
             raise VersionRefused("not_finite", f"{path}: {name} holds a NaN or an infinity")
     return weights
@@ -143,11 +144,14 @@ def read_tensors(path: Path) -> dict[str, Array]:
     return {name: read_tensor(path, tensor) for name, tensor in read_header(path).items()}
 
 
-def read_tensor(path: Path, tensor: Tensor) -> Array:
-    """One tensor of a safetensors file as float32. numpy has no bfloat16: it is the upper half of a float32."""
+def read_tensor(path: Path, tensor: Tensor, *, mapped: bool = False) -> Array:
+    """One tensor of a safetensors file as float32. numpy has no bfloat16: it is the upper half of a float32. See
+    `load_weights`."""
     try:
+        if mapped and tensor.dtype == "F32" and tensor.at_bytes % 4 == 0 and 0 not in tensor.shape:
+            return np.asarray(np.memmap(path, NUMPY["F32"], "r", tensor.at_bytes, tensor.shape))
         stored = np.fromfile(path, NUMPY[tensor.dtype], math.prod(tensor.shape), offset=tensor.at_bytes)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: the file is shorter than its header says
         raise VersionRefused("engine", f"{path}: {error}") from error
     wide = (stored.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "BF16" else stored
     return np.ascontiguousarray(wide.reshape(tensor.shape), dtype=np.float32)

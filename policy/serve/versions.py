@@ -114,7 +114,7 @@ class Versions:
         base = base_of(policy, [version.policy for version in self.all()])
         loaded = next((version for version in self.all() if version.policy is base), None)
         home = base.files
-        weights = loaded.engine.runtime.weights if loaded else load_weights(home, load_shape(home))
+        weights = loaded.engine.runtime.weights if loaded else load_weights(home, load_shape(home), mapped=True)
         return home, merge_adapter(policy.directory, weights)
 
     def close(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import VersionRefused
-from policy.serve.engine import Busy, DecodeRequest, Engine, PrefixCache, TokenSample
+from policy.serve.engine import Busy, DecodeRequest, Drafts, Engine, PrefixCache, TokenSample
 from policy.serve.runtime import Cache, Runtime
 from policy.serve.tokens import BadSchema, TextStream, Tokens
 from tests.contract.conductors import LONG_SCHEMA, SCHEMA, text_schema
@@ -25,6 +27,15 @@ MESSAGES = [{"role": "user", "content": "Plan for this request. " * 6}]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("engine") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def base(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights without a graph, as a base comes: the runtime builds its own."""
+    place = tmp_path_factory.mktemp("engine") / "base"
+    shutil.copytree(directory, place)
+    (place / "graph.onnx").unlink()
+    return place
 
 
 def make_engine(directory: Path, threads: int = 1, queue_max: int = 1) -> Engine:
@@ -48,31 +59,84 @@ def text(engine: Engine, sampled: list[TokenSample]) -> str:
     return b"".join(engine.tokens.token_bytes(s.token) for s in sampled).decode()
 
 
-def test_forced_tokens_skip_the_model_and_change_no_logprob(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(directory)
-    calls: list[int] = []
-    forward = engine.runtime.forward
+def count_passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens of each pass from now on."""
+    passes: list[int] = []
+    states = engine.runtime.states
 
-    def counting(ids: list[int], cache: Cache) -> Any:
-        calls.append(len(ids))
-        return forward(ids, cache)
+    def counting(ids: Sequence[int], cache: Cache, rows: int = 1) -> Any:
+        passes.append(len(ids))
+        return states(ids, cache, rows)
 
-    monkeypatch.setattr(engine.runtime, "forward", counting)
-    sampled = list(engine.decode(job(engine)))
-    forced = [s for s in sampled if s.logprob == 0.0]
-    assert len(forced) > 5
-    assert len(calls) <= len(sampled) - len(forced) + 1
-    jsonschema.validate(json.loads(text(engine, sampled)), SCHEMA)
-    # every log-prob is that of a plain decode, one forward pass a token
-    ids, cache = list(job(engine).prompt_ids), engine.runtime.empty()
-    logits, cache = forward(ids, cache)
+    monkeypatch.setattr(engine.runtime, "states", counting)
+    return passes
+
+
+def plain_logprobs(engine: Engine, sampled: list[TokenSample]) -> list[float]:
+    """The log-probs of a plain decode: the whole vocabulary, one pass a token, no guess."""
+    logits, cache = engine.runtime.forward(job(engine).prompt_ids, engine.runtime.empty())
     matcher = engine.tokens.matcher(SCHEMA)
+    logprobs = []
     for s in sampled:
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         scores = np.where(bits[: len(logits)] == 1, logits.astype(np.float64), -np.inf)
-        assert s.logprob == pytest.approx(scores[s.token] - np.log(np.exp(scores).sum()), abs=1e-4)
+        logprobs.append(float(scores[s.token] - np.log(np.exp(scores).sum())))
         matcher.consume_token(s.token)
-        logits, cache = forward([s.token], cache)
+        logits, cache = engine.runtime.forward([s.token], cache)
+    return logprobs
+
+
+@pytest.mark.parametrize("kind", ["sealed", "base"])
+def test_forced_tokens_skip_the_model_and_change_no_logprob(
+    kind: str, directory: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(base if kind == "base" else directory)
+    passes = count_passes(engine, monkeypatch)
+    sampled = list(engine.decode(job(engine)))
+    forced = [s for s in sampled if s.logprob == 0.0]
+    assert len(forced) > 5
+    assert len(passes) <= len(sampled) - len(forced)
+    assert passes[0] > len(job(engine).prompt_ids)  # what is forced at the beginning goes in with the prompt
+    jsonschema.validate(json.loads(text(engine, sampled)), SCHEMA)
+    assert [s.logprob for s in sampled] == pytest.approx(plain_logprobs(engine, sampled), abs=1e-4)
+
+
+def test_a_guess_saves_passes_and_changes_no_token(
+    directory: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, sealed = make_engine(base), make_engine(directory)
+    passes = count_passes(engine, monkeypatch)
+    for seed in range(6):
+        first = list(engine.decode(job(engine, seed=seed)))
+        unguessed = len(passes)
+        again = list(engine.decode(job(engine, seed=seed)))  # the guess is the whole plan
+        assert len(passes) - unguessed <= 1 + len(again) // 8 < unguessed
+        expected = list(sealed.decode(job(sealed, seed=seed)))
+        assert [s.token for s in first] == [s.token for s in again] == [s.token for s in expected]
+        assert [s.logprob for s in again] == pytest.approx([s.logprob for s in expected], abs=1e-4)
+        passes.clear()
+
+
+def test_a_guess_stays_within_the_bounds_and_the_grammar(base: Path) -> None:
+    engine = make_engine(base)
+    full = list(engine.decode(job(engine)))
+    short = list(engine.decode(job(engine, tokens_max=len(full) - 1)))
+    assert [s.token for s in short] == [s.token for s in full][:-1]
+    assert short[-1].finish == "length"
+    other = list(engine.decode(job(engine, schema=text_schema(4))))
+    jsonschema.validate(json.loads(text(engine, other)), text_schema(4))
+
+
+def test_a_draft_follows_the_longest_end_it_knows() -> None:
+    drafts = Drafts(kept=2)
+    assert drafts.after([1, 2]) == ()
+    drafts.add([9, 9, 9])
+    drafts.add([1, 2, 3, 4])
+    drafts.add([5, 2, 6, *range(20, 40)])
+    assert drafts.after([1, 2]) == (3, 4)
+    assert drafts.after([0, 2]) == (6, *range(20, 27))
+    assert drafts.after([9]) == ()  # forgotten
+    assert drafts.after([4]) == drafts.after([]) == ()
 
 
 def test_a_shared_beginning_is_computed_once_and_changes_nothing(directory: Path) -> None:
@@ -96,6 +160,17 @@ def test_the_prefix_cache_is_bounded_and_leaves_one_token() -> None:
     assert same is not None
     assert same.length == 39
     assert kept.longest([2, *range(1, 10), 99]) is None  # too short to be worth it
+
+
+def test_the_prefix_cache_is_bounded_in_bytes() -> None:
+    kept = PrefixCache(bytes_max=1000)
+    small, large = np.zeros((1, 1, 100, 1), np.float32), np.zeros((1, 1, 300, 1), np.float32)
+    for first in range(3):
+        kept.add([first, *range(1, 100)], Cache(100, (small,)))
+    kept.add(range(500, 800), Cache(300, (large,)))  # alone too large
+    hits = [kept.longest([first, *range(1, 101)]) is not None for first in range(3)]
+    assert hits == [False, True, True]
+    assert kept.longest(range(500, 801)) is None
 
 
 async def test_the_queue_is_bounded(directory: Path) -> None:

@@ -42,6 +42,22 @@ def test_the_graph_is_qwen2(tmp_path: Path, heads: int, heads_kv: int) -> None:
     np.testing.assert_allclose(logits, expected[-1], atol=1e-4)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_graph_of_a_base_gives_the_state_of_every_token(model: Path, tied: bool) -> None:
+    _edit(model / "config.json", tie_word_embeddings=tied)
+    (model / "graph.onnx").unlink()
+    runtime = Runtime(model)
+    assert runtime.several_rows
+    expected = reference_logits(runtime.shape, load_weights(model, runtime.shape), IDS)
+    _, cache = runtime.forward(IDS[:10], runtime.empty())
+    states, cache = runtime.states(IDS[10:], cache, rows=30)
+    assert cache.length == len(IDS)
+    for state, logits in zip(states, expected[10:], strict=True):
+        np.testing.assert_allclose(runtime.logits(state), logits, atol=1e-4)
+        some = np.array([3, 77, 200])
+        np.testing.assert_allclose(runtime.logits(state, some), logits[some], atol=1e-4)
+
+
 def test_tied_embeddings_are_the_head(model: Path) -> None:
     config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": True}
     (model / "config.json").write_text(json.dumps(config))
