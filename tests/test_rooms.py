@@ -46,6 +46,10 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
         "gateway.adapters.engines.http",  # a version is judged on a server as the gateway loads one there
         "gateway.adapters.engines.vllm",
     ),
+    "policy.train.run.rollouts": (
+        "gateway.adapters.engines.http",  # what was learnt is loaded on a server as the gateway loads a version there
+        "gateway.adapters.engines.vllm",
+    ),
     "policy.engines.opening": ("gateway.adapters.host.poolfile", "gateway.config.settings"),
     "policy.recipes": (
         "gateway.config.settings",

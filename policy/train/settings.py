@@ -91,6 +91,9 @@ class Settings(BaseModel):
         description="Activations are computed twice, to hold fewer (1604.06174); none: for the large engine",
     )
     device: str = Field("cpu", description="cpu, cuda or cuda:N")
+    rollout_drift_max: float = Field(
+        0.05, gt=0, description="--rollouts: nats that vLLM's log-probs may be off the trainer's (float32: below .001)"
+    )
     threads: int = Field(1, ge=1, le=256, description="Of torch; another number rounds differently")
     lora_rank: int = Field(0, ge=0, le=512, description="0: all weights are trained (2106.09685)")
     lora_alpha: float = Field(16.0, gt=0, description="Scale of the adapter is alpha ÷ rank")

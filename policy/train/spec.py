@@ -44,6 +44,7 @@ class TrainSpec(BaseModel):
     name: str = Field("", description="Of the version that comes out; empty: as `init`")
     version: str = Field("", description="Its number; empty: one more than that of `init`")
     settings: Settings = Settings()
+    rollouts: str = Field("", description="…/v1 of a vLLM that samples the plans, with LoRA; empty: this process does")
     staff: Literal["standard", "held_out", "fresh", "untold"] = Field("standard", description="arena: which workers")
     data: Path | None = Field(None, description="replay: recorded answers")
     prices: Path | None = Field(None, description="replay: model → dollars per million tokens")
@@ -90,6 +91,7 @@ class TrainSpec(BaseModel):
     def digest(self) -> str:
         """Hex digest of what decides the weights: a checkpoint belongs to one run."""
         apart: dict[str, Any] = {"settings": {"checkpoint_steps"}, "name": True, "version": True, "profile": True}
+        apart |= {"rollouts": True}  # a vLLM that was lost comes back on another port
         told = self.model_dump(mode="json", exclude=apart)
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 

@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from bench.policies import manifest_of
+
+
+@dataclass(frozen=True, slots=True)
+class FakePlan:
+    """A plan as the fake decodes it: tokens with their log-probs, and their texts."""
+
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    texts: Sequence[str]
 
 
 class FakeVllm:
@@ -29,6 +40,7 @@ class FakeVllm:
         self.nan = False
         self.sampled_off = 0.0  # added to the log-probs that it samples with: top_k, a temperature, a penalty
         self.prompt_ids: list[int] = []  # of every chat; empty: those of the probe
+        self.plan: Callable[[Mapping[str, Any]], FakePlan] | None = None  # what a streamed chat decodes
         self.hold: dict[str, asyncio.Event] = {}  # path → answered once set
         self.restart()
 
@@ -73,7 +85,7 @@ class FakeVllm:
             "/weight_info": lambda: httpx.Response(200, json={"weight_version": self.label}),
             "/v1/models": lambda: httpx.Response(200, json={"data": self._models()}),
             "/v1/completions": lambda: self._score(body),
-            "/v1/chat/completions": lambda: self._sample(body),
+            "/v1/chat/completions": lambda: self._stream(body) if body.get("stream") else self._sample(body),
         }
         return reading.get(path, lambda: httpx.Response(200, json={}))()
 
@@ -90,8 +102,31 @@ class FakeVllm:
         logprobs = (probe.get("logprobs") or [-1.0, -1.0])[-2:]
         content = [{"token": "x", "logprob": logprob + self.sampled_off} for logprob in logprobs]
         choice = {"index": 0, "token_ids": [7] * len(content), "logprobs": {"content": content}}
-        ids = self.prompt_ids or list(probe.get("prompt_ids") or [1]) + [1] * len(probe.get("logprobs") or [])
+        own = list(probe.get("prompt_ids") or [1])
+        ids = self.prompt_ids or (own if probe.get("messages") else own + [1] * len(probe.get("logprobs") or []))
         return httpx.Response(200, json={"prompt_token_ids": ids, "choices": [choice]})
+
+    def _stream(self, body: Mapping[str, Any]) -> httpx.Response:
+        """A plan in one event, and the usage in another."""
+        if body["model"] not in self.loras:
+            return _error(404, "The model does not exist")
+        assert self.plan is not None
+        plan = self.plan(body)
+        content = [{"token": text, "logprob": logprob} for text, logprob in zip(plan.texts, plan.logprobs, strict=True)]
+        choice = {
+            "index": 0,
+            "delta": {"content": "".join(plan.texts)},
+            "token_ids": list(plan.token_ids),
+            "logprobs": {"content": content},
+            "finish_reason": "stop",
+        }
+        usage = {"prompt_tokens": len(plan.prompt_ids), "completion_tokens": len(plan.token_ids)}
+        events: list[dict[str, Any]] = [
+            {"prompt_token_ids": list(plan.prompt_ids), "choices": [choice]},
+            {"choices": [], "usage": usage},
+        ]
+        lines = [*(json.dumps({"model": body["model"], **event}) for event in events), "[DONE]"]
+        return httpx.Response(200, content="".join(f"data: {line}\n\n" for line in lines).encode())
 
     def _score(self, body: Mapping[str, Any]) -> httpx.Response:
         if self.nan:

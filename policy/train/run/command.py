@@ -41,6 +41,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", choices=tuple(PROFILES), help="default by --env and --init")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; may be repeated")
     parser.add_argument(
+        "--rollouts", default="", metavar="URL", help="…/v1 of a vLLM that samples the plans and takes each new adapter"
+    )
+    parser.add_argument(
         "--spec", type=Path, metavar="FILE.json", help="a spec, or a version's manifest.json, instead of arguments"
     )
     parser.add_argument("--name", default="", help="of the new version (default: as --init)")
@@ -157,6 +160,7 @@ def given_of(options: argparse.Namespace) -> dict[str, Any]:
             "name": options.name,
             "version": options.version,
             "settings": changes,
+            "rollouts": options.rollouts,
             "staff": options.staff,
             "data": options.data,
             "prices": options.prices,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -101,11 +102,16 @@ def probe_of(weights: Weights, tokens: Tokens, masks: Masks, profile: Profile) -
     schema = plan_schema(PlanLimits(tuple(worker.handle for worker in _PROBE.workers), _PROBE.steps_max))
     row = Decoded(prompt_ids, masks.root(schema), 1.0, PROBE_TOKENS_MAX, rng_for("probe"))
     Sampler(weights, tokens, masks, len(prompt_ids) + PROBE_TOKENS_MAX).decode([row])
-    with torch.no_grad():
-        logits = weights.logits(weights.states([prompt_ids], [0], [row.ids]))
-        logprobs = token_logprobs(logits, torch.tensor(row.ids, device=logits.device))
     told = {"messages": messages, "prompt_ids": list(prompt_ids)}  # a server must make the same tokens of the messages
-    return told | {"token_ids": row.ids, "logprobs": logprobs.tolist()}
+    return rescored(weights, told | {"token_ids": row.ids})
+
+
+def rescored(weights: Weights, probe: Mapping[str, Any]) -> dict[str, Any]:
+    """The same prompt and plan with the log-probs that these weights give."""
+    with torch.no_grad():
+        logits = weights.logits(weights.states([probe["prompt_ids"]], [0], [probe["token_ids"]]))
+        logprobs = token_logprobs(logits, torch.tensor(probe["token_ids"], device=logits.device))
+    return {**probe, "logprobs": logprobs.tolist()}
 
 
 def as_plain(value: Any) -> Any:

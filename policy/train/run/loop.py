@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from gateway.errors import BatonError
+from gateway.errors import BatonError, EngineDown, VersionRefused
 from policy.environments.base import Spend
 from policy.train import metrics
 from policy.train.metrics import MetricsFile, Value
@@ -51,7 +51,8 @@ class Trainer:
     progress_file: Path | None = None
 
     async def run(self, resume: bool, stop: asyncio.Event, say: Say) -> Progress:
-        """Train to the end, or to the spending cap. Raises Stopped, Unavailable (a full disk), ConfigError."""
+        """Train to the end, or to the spending cap. Raises Stopped, Unavailable (a full disk; a
+        vLLM that is lost), VersionRefused, ConfigError."""
         settings = self.settings
         torch.set_num_threads(settings.threads)
         reference = self._reference() if settings.kl_weight else None
@@ -65,7 +66,11 @@ class Trainer:
         self.spend.spent_nano = max(progress.spent_nano, checkpoint.spent_nano(self.work) if resume else 0)
         log = MetricsFile(self.work / METRICS_FILE, progress.step)
         for step in range(progress.step, settings.steps):
-            batch = await self._batch(step, stop)
+            try:
+                batch = await self._batch(step, stop)
+            except (EngineDown, VersionRefused):  # what samples is gone: the steps before are not
+                self._save(progress, optimizer)
+                raise
             if batch is None or (batch.capped and not batch.rows):
                 break
             figures = self._learn(batch, optimizer, step, reference)

@@ -31,10 +31,11 @@ from policy.train.run import export
 from policy.train.run.checkpoint import Progress, note_spent
 from policy.train.run.initial import Initial, initial_weights
 from policy.train.run.loop import Trainer
+from policy.train.run.rollouts import ServedConductor
 from policy.train.settings import Settings
 from policy.train.sources.conductor import BatchConductor, Sampler
 from policy.train.sources.logged import LoggedSource, TrainableRows, of_database, of_export
-from policy.train.sources.sampled import PLAN_TIMEOUT_S, SampledSource, Source
+from policy.train.sources.sampled import PLAN_TIMEOUT_S, Conductors, SampledSource, Source
 from policy.train.sources.scene import Scene, executor_of, open_replay, scene_of
 from policy.train.spec import TrainSpec
 from policy.train.step.masks import Masks
@@ -44,6 +45,7 @@ Say = Callable[[str], None]
 Close = Callable[[], Awaitable[None]]
 DIAL_QUESTIONS = 400  # training questions asked at each place of the dial
 NEARLY_GREEDY = 0.05  # temperature: as it will be served, but for ties
+ROLLOUTS = "rollouts"  # in the work directory: adapters on their way to vLLM
 LIVE_WAIT_S = 0.02  # for calls to come together where the network decides when
 
 
@@ -141,20 +143,37 @@ async def _source(
     if spec.env == "logged":
         return LoggedSource(_found(spec, initial), initial.version), Spend(), _nothing, inherited
     scene = await scene_of(spec)
-    sampler = Sampler(initial.weights, initial.tokens, masks, spec.settings.tokens_max)
-    conductor = BatchConductor(sampler, initial.tokens, masks, initial.weights.context, _name(spec, initial))
     live = isinstance(scene.environment, LiveEnvironment)
-    conductor.apart, conductor.wait_s = live, LIVE_WAIT_S if live else 0.0
+    conductor = _conductor(spec, initial, masks, work, live=live)
     note = partial(note_spent, work) if live else None
     source = SampledSource(scene, conductor, spec.settings, initial.profile, note)
-    close = scene.environment.close if isinstance(scene.environment, LiveEnvironment) else _nothing
+
+    async def close() -> None:
+        if isinstance(conductor, ServedConductor):
+            await conductor.close()
+        if isinstance(scene.environment, LiveEnvironment):
+            await scene.environment.close()
 
     async def within_budget() -> int | None:
         settings = spec.settings
+        await conductor.refresh()
         return await affordable(scene, conductor, initial.profile, settings, settings.usd_per_1k_max, say)
 
     dialled = spec.env == "replay" and spec.settings.quality is not None
     return source, scene.environment.spend, close, within_budget if dialled else inherited
+
+
+def _conductor(
+    spec: TrainSpec, initial: Initial, masks: Masks, work: Path, *, live: bool
+) -> BatchConductor | ServedConductor:
+    """What samples the plans: the vLLM of --rollouts, else these weights in this process. Raises ConfigError."""
+    name, settings = _name(spec, initial), spec.settings
+    if spec.rollouts:
+        return ServedConductor(spec.rollouts, initial, masks, work / ROLLOUTS, name, settings.rollout_drift_max)
+    sampler = Sampler(initial.weights, initial.tokens, masks, settings.tokens_max)
+    conductor = BatchConductor(sampler, initial.tokens, masks, initial.weights.context, name)
+    conductor.apart, conductor.wait_s = live, LIVE_WAIT_S if live else 0.0
+    return conductor
 
 
 async def _nothing() -> None:
@@ -220,7 +239,7 @@ def _data(spec: TrainSpec, progress: Progress) -> str:
 
 
 async def affordable(
-    scene: Scene, conductor: BatchConductor, profile: Profile, settings: Settings, usd_per_1k_max: float,
+    scene: Scene, conductor: Conductors, profile: Profile, settings: Settings, usd_per_1k_max: float,
     say: Callable[[str], None],
 ) -> int:  # fmt: skip
     """The highest place of the dial whose plans cost no more on training questions, shown where a request sets none; 0

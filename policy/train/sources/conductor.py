@@ -132,6 +132,9 @@ class BatchConductor:
         self._flushing: asyncio.Task[None] | None = None
         self._encoded: dict[str, tuple[int, ...]] = {}
 
+    async def refresh(self) -> None:
+        """The weights are the trainer's own."""
+
     def of(self, *key: object) -> EpisodeConductor:
         """The conductor of one episode; equal keys draw equal numbers."""
         return EpisodeConductor(self, key)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.core.loop.prompt import Profile
-from gateway.errors import BatonError
+from gateway.errors import BatonError, EngineDown
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.state import Planner
+from gateway.service.ports.request import Conductor
 from policy.environments.base import Episode, Prompt, rng_for
 from policy.environments.executor import FREE
 from policy.environments.sampling import EpisodeGroups, SamplingProgress, sample
@@ -18,11 +19,11 @@ from policy.reward import RewardSettings, at_quality, reward
 from policy.train import metrics
 from policy.train.metrics import Value
 from policy.train.settings import Settings
-from policy.train.sources.conductor import BatchConductor
 from policy.train.sources.curriculum import Curriculum
 from policy.train.sources.scene import Scene
 from policy.train.step.rows import TrainingRow, rows_of
 
+LOST = "the steps before are in the checkpoint: start the server again, and the same command with --resume goes on"
 PLAN_TIMEOUT_S = 3_600.0  # a batch is decoded together, so the wait for a plan is long
 
 
@@ -34,6 +35,26 @@ class Batch:
     rollouts: int
     metrics: dict[str, Value] = field(default_factory=dict)
     capped: bool = False
+
+
+class RolloutsLost(Exception):
+    """What samples the plans is gone. No BatonError, so that no episode takes it for its own failure."""
+
+
+class Conductors(Protocol):
+    """What samples the plans of a step."""
+
+    async def refresh(self) -> None:
+        """Sample from the weights as they are from here on. Raises EngineDown, VersionRefused."""
+        ...
+
+    def of(self, *key: object) -> Conductor:
+        """The conductor of one episode; equal keys draw equal numbers. It may raise RolloutsLost."""
+        ...
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """A prompt in tokens. Raises ConductorError(refused)."""
+        ...
 
 
 class Source(Protocol):
@@ -58,7 +79,7 @@ class SampledSource:
     def __init__(
         self,
         scene: Scene,
-        conductor: BatchConductor,
+        conductor: Conductors,
         settings: Settings,
         profile: Profile,
         on_spent: Callable[[int], None] | None = None,
@@ -83,27 +104,32 @@ class SampledSource:
     async def batch(self, step: int) -> Batch:
         """As the interface says."""
         settings, began_s = self._settings, time.perf_counter()
+        await self._conductor.refresh()
+        refreshed_s = time.perf_counter()
         chosen = self._curriculum.chosen(settings.prompts, rng_for(settings.seed, "curriculum", step))
         posed = [self._scene.posed(self._prompts[one], settings, step).prompt for one in chosen]
         work = [(prompt, [self._planner(step, prompt, index) for index in range(settings.samples)]) for prompt in posed]
         found = await self._sampled(work)
         rows, rewards = self._judged(posed, found)
         figures = metrics.of_episodes(found.episodes, rewards)
-        figures["sampling_s"] = time.perf_counter() - began_s
+        figures["sync_s"], figures["sampling_s"] = refreshed_s - began_s, time.perf_counter() - refreshed_s
         return Batch(rows, len(found.episodes), figures, found.capped)
 
     def _planner(self, step: int, prompt: Prompt, index: int) -> Planner:
         return ConductorPlanner(self._conductor.of(self._settings.seed, step, prompt.id, index), self._asking)
 
     async def _sampled(self, work: Sequence[tuple[Prompt, Sequence[Planner]]]) -> EpisodeGroups:
-        """All of it at once. Raises the first error that was raised on purpose as itself, not in a group."""
+        """All of it at once. Raises the first error that was raised on purpose as itself, not in a group; EngineDown
+        where what samples is lost."""
         at_once = self._settings.prompts * self._settings.samples
         try:
             return await sample(self._scene.environment, work, concurrency=at_once, on_progress=self._spent)
         except ExceptionGroup as group:  # boundary: raised again, an error of ours as itself
-            known: BaseException | None = group.subgroup(BatonError)
+            known: BaseException | None = group.subgroup((BatonError, RolloutsLost))
             while isinstance(known, ExceptionGroup):
                 known = known.exceptions[0]
+            if isinstance(known, RolloutsLost):
+                raise EngineDown(f"{known}; {LOST}") from None
             raise known or group from None
 
     def _spent(self, now: SamplingProgress) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gateway.errors import ConfigError
 from policy.train.weights import tree, unshared
 from policy.train.weights.prefixes import Prefixes, common
-from policy.train.weights.small import Decoding, Ids
+from policy.train.weights.small import Decoding, Ids, changes
 from policy.train.weights.tree import TRUNK, Columns, Layout, Segment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -122,7 +122,7 @@ class LargeWeights:
     def _read(self, prompts: Sequence[Ids]) -> tuple[Columns, Tensor]:
         """The prompts as trunks, and the state of each one's last token [P, hidden]. What they begin with is read once,
         or not at all where these weights have read it before."""
-        known = self._prefixes.at(sum(one._version for one in self.model.parameters()))  # changed in place: counted
+        known = self._prefixes.at(changes(self.model))
         shared = min(common(prompts), *(len(prompt) - 1 for prompt in prompts))
         if len(prompts) > 1 and shared >= COMMON_MIN and known.longest(prompts[0][:shared])[0] < shared:
             columns = Columns(1, self.device)

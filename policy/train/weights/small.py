@@ -172,3 +172,8 @@ def _config(shape: Shape) -> ModelConfig:
 def trainable(model: nn.Module) -> Mapping[str, nn.Parameter]:
     """The parameters that training changes, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def changes(model: nn.Module) -> int:
+    """How often its weights were changed in place: another number, other weights."""
+    return sum(parameter._version for parameter in model.parameters())
