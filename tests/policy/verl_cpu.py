@@ -24,6 +24,10 @@ class _Device(SimpleNamespace):
     def mem_get_info() -> tuple[int, int]:
         return 0, 1
 
+    @staticmethod
+    def get_device_name(*_: object) -> str:
+        return "CPU"
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

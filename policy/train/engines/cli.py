@@ -171,6 +171,7 @@ def _trained(run: TrlRun, settings: EngineSettings) -> int:
         "steps": trained.steps,
         "rows": trained.rows,
         "rows_read": trained.rows_read,
+        "processes": trained.processes,
     }
     sys.stdout.write(f"{json.dumps(result)}\n")
     return 0

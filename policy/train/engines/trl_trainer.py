@@ -59,6 +59,7 @@ class Trained:
     rows_read: int
     log: tuple[Mapping[str, float], ...]
     first: bool  # of the processes that trained together: the one that speaks
+    processes: int
 
 
 def train_with_trl(
@@ -92,7 +93,8 @@ def train_with_trl(
             return None
         _save(trainer, model_dir, out, finish)
     log = tuple(one for one in trainer.state.log_history if "loss" in one)
-    return Trained(out, trainer.state.global_step, len(prepared), len(rows), log, trainer.is_world_process_zero())
+    counts = (trainer.state.global_step, len(prepared), len(rows))
+    return Trained(out, *counts, log, trainer.is_world_process_zero(), trainer.accelerator.num_processes)
 
 
 def make_trainer(
