@@ -18,13 +18,14 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.adapters.engines.sealed import read_object
-from gateway.core.policies.manifest import CONFIG_FILE, check_prompt
+from gateway.core.policies.manifest import CONFIG_FILE, MANIFEST_FILE, check_prompt
 from gateway.errors import BadRequest
 from policy.dataset.refusals import listed
 from policy.reward import DIAL, RewardSettings, taught_dial
 from policy.serve.shape import tokens_shape
 from policy.serve.tokens import Tokens
-from policy.train.engines.rows import EngineRow, EngineSettings, of_training, read_rows
+from policy.train.engines.memory import GIB, check, memory
+from policy.train.engines.rows import PROFILES, EngineRow, EngineSettings, of_training, read_rows
 from policy.train.sources.logged import of_export
 from policy.train.step.rows import MissingLogprobs
 from policy.train.weights.start import Start, open_start
@@ -41,6 +42,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     trl.add_argument("--version", required=True, metavar="NAME@N", help="what the result is called in its manifest")
     trl.add_argument("--work", type=Path, metavar="DIR", help="checkpoints and metrics.jsonl (default: OUT.work)")
     trl.add_argument("--resume", action="store_true", help="go on from the last checkpoint in WORK")
+    room = actions.add_parser(
+        "memory", help="print what `engines trl` would take of each device; refuse what is too much"
+    )
+    room.add_argument(
+        "--init", type=Path, required=True, metavar="DIR", help="a policy, or a directory with config.json"
+    )
+    _add_settings(room)
+    room.add_argument(
+        "--prompt-tokens", type=int, default=2048, metavar="N", help="of the longest prompt, default 2048"
+    )
+    room.add_argument("--plan-tokens", type=int, default=512, metavar="N", help="of the longest plan, default 512")
+    room.add_argument("--devices", type=int, default=1, metavar="N", help="that FSDP splits over, default 1")
+    room.add_argument("--device-gib", type=float, default=80.0, metavar="N", help="memory of each, default 80")
     verl = actions.add_parser("verl", help="write a configuration, the rows and the commands for verl on Ray")
     _add_common(verl)
     verl.add_argument("--model", required=True, metavar="PATH", help="the weights, as the cluster's nodes know them")
@@ -51,6 +65,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="of `traces export`")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="written whole, or not at all")
+    _add_settings(parser)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", choices=tuple(PROFILES), help="the paper's run of 7B, an adapter or all weights")
     parser.add_argument("--settings", type=Path, metavar="FILE", help="YAML or JSON of the settings in docs/engines.md")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="one of them; loss.clip_high=0.3 reaches inside"
@@ -67,6 +86,7 @@ class TrlRun:
     out: Path
     version: str
     settings: Path | None = None
+    profile: str = ""
     changes: tuple[str, ...] = ()
     work: Path | None = None
     resume: bool = False
@@ -74,7 +94,7 @@ class TrlRun:
     @property
     def command(self) -> str:
         """What made the result, for its manifest."""
-        named = {name: getattr(self, name) for name in ("data", "init", "version", "settings", "out")}
+        named = {name: getattr(self, name) for name in ("data", "init", "version", "profile", "settings", "out")}
         words = [word for name, value in named.items() if value for word in (f"--{name}", str(value))]
         changes = (word for change in self.changes for word in ("--set", change))
         return shlex.join(["python", "-m", "policy", "engines", "trl", *words, *changes])
@@ -83,18 +103,20 @@ class TrlRun:
 def run(options: argparse.Namespace) -> int:
     """0 done, 143 asked to stop (a checkpoint is written). Raises BadRequest and ConfigError."""
     if options.engine == "verl":
-        return _verl(options, settings_of(options.settings, options.set))
-    places = (options.data, options.init, options.out, options.version, options.settings)
+        return _verl(options, settings_of(options.settings, options.set, options.profile or ""))
+    if options.engine == "memory":
+        return _memory(options, settings_of(options.settings, options.set, options.profile or ""))
+    places = (options.data, options.init, options.out, options.version, options.settings, options.profile or "")
     return run_on_trl(TrlRun(*places, tuple(options.set), options.work, options.resume))
 
 
-def settings_of(file: Path | None, pairs: list[str]) -> EngineSettings:
-    """The file, then each KEY=VALUE over it. Raises BadRequest naming the setting."""
-    given: dict[str, Any] = {}
+def settings_of(file: Path | None, pairs: list[str], profile: str = "") -> EngineSettings:
+    """The profile, the file over it, then each KEY=VALUE. Raises BadRequest naming the setting."""
+    given: dict[str, Any] = dict(PROFILES[profile]) if profile else {}
     if file is not None:
         try:
-            given = yaml.safe_load(file.read_text()) or {}
-        except (OSError, yaml.YAMLError) as error:
+            given |= yaml.safe_load(file.read_text()) or {}
+        except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
             raise BadRequest(f"--settings {file}: {str(error).splitlines()[0]}") from None
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -128,7 +150,7 @@ def _known(given: Mapping[str, Any]) -> None:
 
 def run_on_trl(run: TrlRun) -> int:
     """0 done, 143 asked to stop (a checkpoint is written). Raises BadRequest and ConfigError."""
-    settings = settings_of(run.settings, list(run.changes))
+    settings = settings_of(run.settings, list(run.changes), run.profile)
     try:
         return _trained(run, settings)
     except MissingLogprobs as error:
@@ -197,6 +219,20 @@ def _rows(data: Path, start: Start, settings: EngineSettings) -> list[EngineRow]
 
 def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
+
+
+def _memory(options: argparse.Namespace, settings: EngineSettings) -> int:
+    """0; raises ConfigError where a device of that size has less."""
+    home = options.init
+    rank = settings.lora_rank
+    if (home / MANIFEST_FILE).is_file():
+        start = open_start(home)
+        home, rank = start.home, start.rank(rank)
+    lengths = (options.prompt_tokens, options.plan_tokens)
+    found = memory(home, settings, *lengths, shards=options.devices, rank=rank)
+    sys.stdout.write(f"{found.line()}\n")
+    check(found, int(options.device_gib * GIB), "the device")
+    return 0
 
 
 def _verl(options: argparse.Namespace, settings: EngineSettings) -> int:

@@ -74,6 +74,17 @@ class EngineSettings:
             raise BadRequest("staleness_max is our own trainer's; these engines have none, so drop stale rows instead")
 
 
+# the Conductor paper's run of 7B weights, 200 steps of 4 questions with 64 samples each, on cards of 80 GB
+PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "paper-lora": {  # one card
+        "bf16": True, "gradient_checkpointing": True, "lora_rank": 16, "learning_rate": 1e-5, "rows_per_device": 8,
+    },
+    "paper-full": {  # four cards or more, with deploy/accelerate/fsdp.yaml
+        "bf16": True, "gradient_checkpointing": True, "learning_rate": 1e-6, "rows_per_device": 8,
+    },
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A row that teaches something. `trains`: tokens in the loss."""

@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 
 from gateway.core.policies.manifest import ADAPTER_CONFIG_FILE
-from gateway.errors import BadRequest, ConfigError
+from gateway.errors import BadRequest, ConfigError, VersionRefused
+from policy.serve.lora import read_config
+from policy.train.engines.memory import check, host_bytes, memory
 from policy.train.engines.rows import Bits, EngineRow, EngineSettings, Prepared, order, prepare
 from policy.train.engines.trl_arguments import grpo_config
 from policy.train.step.forward import token_entropy, token_logprobs
@@ -36,6 +38,8 @@ from policy.train.weights.start import MODEL_FILES
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from accelerate import PartialState
+        from accelerate.utils import parse_flag_from_env
         from datasets import Dataset
         from peft import LoraConfig, PeftModel
         from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -86,7 +90,7 @@ def train_with_trl(
     prepared = prepare(rows, settings)
     if out.exists():
         raise BadRequest(f"{out} is there already; name a new directory")
-    trainer = make_trainer(prepared, model_dir, work, settings, [_Metrics(work, say), *callbacks], adapter)
+    trainer = make_trainer(prepared, model_dir, work, settings, [_Metrics(work, say), *callbacks], adapter, say)
     with quiet():
         trainer.train(resume_from_checkpoint=last_checkpoint(work) if resume else None)
         if trainer.state.global_step < settings.steps:
@@ -104,10 +108,13 @@ def make_trainer(
     settings: EngineSettings,
     callbacks: Sequence[Any] = (),
     adapter: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> LoggedGRPOTrainer:
-    """The trainer before its first step. Raises BadRequest and ConfigError as `grpo_config`."""
+    """The trainer before its first step. Raises BadRequest and ConfigError as `grpo_config`, and ConfigError where the
+    device has less memory than the run takes."""
     with quiet():
         arguments = grpo_config(work, settings)  # first: it refuses before any weights are read
+        say(_room(prepared, model_dir, settings, adapter))
         trainer = LoggedGRPOTrainer(
             prepared,
             model=_model(model_dir, settings, adapter),
@@ -119,6 +126,23 @@ def make_trainer(
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _room(prepared: Sequence[Prepared], model_dir: Path, settings: EngineSettings, adapter: Path | None) -> str:
+    """What the run takes of each device, in a line. Raises ConfigError where that is more than the device has."""
+    prompt, plan = (max(len(getattr(one.row, name)) for one in prepared) for name in ("prompt_ids", "plan_ids"))
+    processes = PartialState().num_processes
+    split = any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
+    rank = read_config(adapter)[0] if adapter else settings.lora_rank
+    try:
+        found = memory(model_dir, settings, prompt, plan, shards=processes if split else 1, rank=rank)
+    except VersionRefused:
+        return "memory of a device: not computed for this kind of model"
+    if torch.cuda.is_available():
+        check(found, torch.cuda.mem_get_info()[1], torch.cuda.get_device_name())
+    else:
+        check(found, host_bytes() // processes, "this machine's share for one process")
+    return found.line()
 
 
 @contextmanager
