@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
+from gateway.adapters.engines.propensity import ProvenConductor
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.vllm import Replicas, VllmLora
 from gateway.adapters.postgres.registry import Registry
@@ -145,7 +146,7 @@ def policies_of(
         return None, None
     conductor, planning = parts.conductor, parts.planning
     if base.services.policies is None:
-        return None, ConductorPlanner(conductor, planning)
+        return None, ConductorPlanner(_proven(base, conductor), planning)
     engine, asked = engine_of(base, conductor)
     planner = ConductorPlanner(asked, planning)
     settings, clock, metrics = base.settings, base.clock, base.metrics
@@ -158,6 +159,15 @@ def policies_of(
     admin = PolicyAdmin(registry, versions, watcher)
     policies = PolicyParts(versions, watcher, shadows, admin, ShadowedPlanner(planner, shadows))
     return policies, policies.planner
+
+
+def _proven(base: Base, conductor: Conductor) -> Conductor:
+    """The conductor; by URL, one whose log-probs are logged once they are proven."""
+    settings, services = base.settings, base.services
+    if settings.conductor_kind != "url" or services.conductor_url is None or services.conductor_model is None:
+        return conductor
+    url, key = services.conductor_url.rstrip("/").removesuffix("/v1"), base.referred(settings.conductor_api_key)
+    return base.closing(ProvenConductor(conductor, EngineApi(url, key=key), services.conductor_model))
 
 
 def _version_limits(settings: Settings) -> VersionLimits:

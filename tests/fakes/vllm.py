@@ -33,6 +33,7 @@ class FakeVllm:
     def __init__(self, base: Path, name: str = "conductor") -> None:
         self.base = base
         self.name = name
+        self.owner = "vllm"
         self.calls: list[str] = []
         self.bodies: list[Any] = []
         self.fails: dict[str, int] = {}
@@ -91,7 +92,7 @@ class FakeVllm:
 
     def _models(self) -> list[dict[str, Any]]:
         loras = [{"id": name, "root": path, "parent": self.name} for name, path in self.loras.items()]
-        return [{"id": self.name, "root": str(self.base), "parent": None}, *loras]
+        return [{"id": self.name, "owned_by": self.owner, "root": str(self.base), "parent": None}, *loras]
 
     def _sample(self, body: Mapping[str, Any]) -> httpx.Response:
         """The probe's last tokens with the log-probs that `_score` gives them."""

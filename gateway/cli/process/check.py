@@ -1,4 +1,4 @@
-"""`baton check`: check settings, pool file and conductor without starting anything.
+"""`baton check`: check settings, pool file and conductor without starting anything. Only a conductor by URL is called.
 
 It prints a line for each thing that is right. A mistake is `file:line: field: what is wrong; the fix` and status 2.
 """
@@ -6,14 +6,20 @@ It prints a line for each thing that is right. A mistake is `file:line: field: w
 from __future__ import annotations
 
 import argparse
+import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
+from gateway.adapters.engines.http import EngineApi
+from gateway.adapters.engines.propensity import trust_in
 from gateway.adapters.host import poolfile
 from gateway.adapters.postgres.database import driver_url
 from gateway.cli.process.services import CHOICES, conductor_offered, starts_conductor
 from gateway.config import settings as config
 from gateway.core.pool.workers import PoolFile
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, EngineDown
+
+SERVER_TIMEOUT_S = 10.0
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     pool = poolfile.load(settings.pool, environ) if settings.pool else None
     print(f"ok pool       {_pool_line(settings, pool)}")
     plans = starts_conductor(settings, pool)
-    print(f"ok conductor  {_conductor_line(settings, pool) if plans else f'none; it may be {CHOICES}'}")
+    print(f"ok conductor  {_conductor_line(settings, pool, environ) if plans else f'none; it may be {CHOICES}'}")
     print(f"ok planner    {_planner_line(settings, pool, plans)}")
     return 0
 
@@ -52,7 +58,21 @@ def _pool_line(settings: config.Settings, pool: PoolFile | None) -> str:
     return f"{settings.pool}: {len(pool.workers)} workers, pools {', '.join(pool.pools)}, default {name}"
 
 
-def _conductor_line(settings: config.Settings, pool: PoolFile | None) -> str:
+async def _server_line(settings: config.Settings, environ: Mapping[str, str]) -> str:
+    """Whether plans of a conductor by URL can be trained on."""
+    url, _, model = settings.conductor.partition("#")
+    key = poolfile.resolve_secret(settings.conductor_api_key, environ) if settings.conductor_api_key else None
+    api = EngineApi(url.rstrip("/").removesuffix("/v1"), key=key, timeout_s=SERVER_TIMEOUT_S)
+    try:
+        trust = await trust_in(api, model)
+    except EngineDown:
+        return "it does not answer now"
+    finally:
+        await api.close()
+    return f"its plans are {'' if trust.trainable else 'not '}trained on: {trust.reason}"
+
+
+def _conductor_line(settings: config.Settings, pool: PoolFile | None, environ: Mapping[str, str]) -> str:
     match settings.conductor_kind:
         case "worker":
             name = settings.conductor.removeprefix("worker:")
@@ -61,7 +81,8 @@ def _conductor_line(settings: config.Settings, pool: PoolFile | None) -> str:
                 raise ConfigError(f"BATON_CONDUCTOR={settings.conductor}: no such worker; known: {', '.join(known)}")
             return f"worker {name} of the pool, by prompt; not trained"
         case "url":
-            return f"{settings.conductor} (not called), by prompt unless it serves a policy"
+            trained = asyncio.run(_server_line(settings, environ))
+            return f"{settings.conductor}, by prompt unless it serves a policy; {trained}"
         case _:
             directory, manifest = conductor_offered(settings)
             pools = f", for pool {', '.join(manifest.pools)}" if manifest.pools else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import cli
+from gateway.adapters.engines.propensity import Trust
 from gateway.cli.admin import keys
 from gateway.cli.process import check
 from gateway.cli.process.datadir import DataDir
@@ -106,8 +107,23 @@ def test_check_of_a_conductor_by_url_and_of_servers(
         monkeypatch.setenv(name, value)
     assert cli.main(["check"]) == 0
     out = capsys.readouterr().out
-    assert "http://127.0.0.1:1/v1#m (not called)" in out
+    assert "http://127.0.0.1:1/v1#m, by prompt unless it serves a policy; it does not answer now" in out
     assert "secret-value" not in out
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_check_says_whether_plans_of_a_conductor_by_url_are_trained_on(
+    trainable: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def trust(_api: object, model: str) -> Trust:
+        return Trust({}, trainable, f"{model} says so")
+
+    monkeypatch.setattr("gateway.cli.process.check.trust_in", trust)
+    for name in ("INPUT", "OUTPUT"):
+        monkeypatch.setenv(f"BATON_CONDUCTOR_{name}_USD_PER_MTOK", "0")
+    assert cli.main(["check", "--conductor", "http://127.0.0.1:1/v1#m"]) == 0
+    said = "its plans are trained on: m says so" if trainable else "its plans are not trained on: m says so"
+    assert said in capsys.readouterr().out
 
 
 def test_check_reads_a_policys_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
