@@ -27,7 +27,8 @@ from policy.dataset.refusals import RowRefused
 from policy.dataset.row import Row
 
 SHOWN_MIN = 2  # outcomes before a prompt shows them (gateway/service/loop/rounds.py)
-_ROUND = re.compile(r"\bround (\d+)", re.IGNORECASE)
+_ROUND = re.compile(r"^(?:steps \d+ depth \d+ )?round (\d+)\b", re.IGNORECASE | re.MULTILINE)  # never in a quotation
+IN_WORDS = ("brief", "full")  # profiles that show a worker's description and window
 
 
 def prompt_of(row: Row, profile: Profile) -> list[dict[str, str]]:
@@ -75,7 +76,7 @@ def _worker(entry: Mapping[str, Any], profile: Profile) -> ShownWorker:
     seen = None
     if past is not None and past["n"] >= SHOWN_MIN:
         seen = ShownExperience(past["n"], past["success"], past["cost_nano"], past["ms"])
-    if "description" not in entry and (profile == "full" or seen is None):
+    if "description" not in entry and (profile in IN_WORDS or seen is None):
         raise RowRefused("no_inputs")  # its pool file is not in the log: neither text, window nor speed is known
     return ShownWorker(
         handle=entry["handle"],
@@ -89,10 +90,10 @@ def _worker(entry: Mapping[str, Any], profile: Profile) -> ShownWorker:
 
 
 def _round(row: Row) -> int:
-    """The loop's own count, which the prompt's first line shows; a refused plan and the router's after it are two
-    records of one round."""
+    """The loop's own count, which the prompt shows; a refused plan and the router's after it are two records of one
+    round."""
     said = row.messages[-1].get("content", "") if row.messages else ""
-    found = _ROUND.search(str(said).split("\n", 1)[0])
+    found = _ROUND.search(str(said))
     return int(found[1]) if found else row.round
 
 

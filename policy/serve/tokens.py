@@ -58,6 +58,11 @@ class Tokens:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text that the model writes."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token adds to the text: none for a special one."""
         return b"" if token in self._special else bytes(self._guide.decode_bytes([token]))

@@ -56,6 +56,9 @@ def line(figures: Mapping[str, Value]) -> str:
     """A step in one line."""
     pairs = (
         ("reward", "reward", ".3f"),
+        ("loss", "loss", ".4f"),
+        ("held out before", "held_out_before", ".4f"),
+        ("held out", "held_out_loss", ".4f"),
         ("right", "accuracy", ".3f"),
         ("$/1k", "usd_per_1k", ".3f"),
         ("valid", "parse_rate", ".3f"),

@@ -61,6 +61,10 @@ class Settings(BaseModel):
     entropy_weight: float = Field(0.0, ge=0, description="Reward for staying undecided (trials: none)")
     decisions_only: bool = Field(False, description="Train on workers and links alone, not on task text")
 
+    outcome_above: float = Field(0.5, ge=0, lt=1, description="sft: a plan won where its request's outcome is above")
+    plans_max: int = Field(2, ge=1, le=1024, description="sft: at most so many different plans of a question")
+    held_out_share: float = Field(0.1, ge=0, lt=1, description="sft: of the questions, held out to measure the loss")
+
     cost_per_usd: float = Field(20.0, ge=0, description="λ, reward that a dollar takes off a right answer (DESIGN §7)")
     latency_per_s: float = Field(0.002, ge=0, description="μ, reward that a second takes off (ToolOrchestra: 1/500)")
     penalty_max: float = Field(0.3, ge=0, lt=0.5, description="Both together take off no more")
@@ -146,6 +150,14 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         "decisions_only": True,
         "lr": 3e-4,
         "warmup_share": 0.0,
+    },
+    "taught": {
+        "steps": 200,
+        "prompts": 8,
+        "lr": 2e-4,
+        "schedule": "cosine",
+        "warmup_share": 0.05,
+        "checkpoint_steps": 25,
     },
     "paper": {
         "prompts": 4,

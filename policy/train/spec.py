@@ -24,8 +24,10 @@ def _filter_schema() -> dict[str, Any]:
     return {"properties": both[0] | both[1], "additionalProperties": False}
 
 
-def _suitable(env: object, init: object) -> str:
+def _suitable(env: object, init: object, method: object) -> str:
     """The profile that suits: recorded answers without weights to begin with are taught first (docs/adr/0014)."""
+    if method == "sft":
+        return "taught"
     if env == "replay" and not init:
         return "recorded"
     return "logged" if env == "logged" else "small"
@@ -37,8 +39,9 @@ class TrainSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     env: Literal["arena", "replay", "logged", "live"]
+    method: Literal["grpo", "sft"] = Field("grpo", description="sft: supervised, on logged plans that won")
     init: Path | None = Field(None, description="Policy directory whose weights training begins with")
-    profile: Literal["small", "recorded", "logged", "paper"] | None = Field(
+    profile: Literal["small", "recorded", "logged", "taught", "paper"] | None = Field(
         None, description="Whose values the settings have that are not given; none: by `env` and `init`"
     )
     name: str = Field("", description="Of the version that comes out; empty: as `init`")
@@ -54,11 +57,12 @@ class TrainSpec(BaseModel):
     filters: dict[str, Any] = Field(
         {}, description="logged: which rows, as `traces export` chooses them", json_schema_extra=_filter_schema()
     )
+    demonstrations: Path | None = Field(None, description="sft: JSON lines with question or messages, and plan")
     url: str = Field("", description="live: the gateway, …/v1")
     key_file: Path | None = Field(None, description="live: a file that holds an API key")
     prompts_file: Path | None = Field(None, description="live: JSON lines with id, messages or question, reference")
-    pool_file: Path | None = Field(None, description="live: the gateway's pool file")
-    pool: str = Field("", description="live: which pool of it")
+    pool_file: Path | None = Field(None, description="live, demonstrations: the gateway's pool file")
+    pool: str = Field("", description="live, demonstrations: which pool of it")
     grader: str = Field("exact", description="live: how replies are judged, by name")
     usd_max: str = Field("", description="live: what the run may spend, in dollars")
     episode_usd_max: str = Field("0.05", description="live: what one episode may cost; the cap leaves room for it")
@@ -69,8 +73,18 @@ class TrainSpec(BaseModel):
         """Fill in the settings of the profile that are not given."""
         if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
             return values
-        profile = values.get("profile") or _suitable(values.get("env"), values.get("init"))
+        profile = values.get("profile") or _suitable(values.get("env"), values.get("init"), values.get("method"))
         return {**values, "settings": {**PROFILES.get(str(profile), {}), **values.get("settings", {})}}
+
+    @model_validator(mode="after")
+    def _of_the_method(self) -> TrainSpec:
+        if self.method == "sft" and self.env != "logged":
+            raise ValueError(f"method sft learns from the log: give --env logged, not {self.env}")
+        if self.demonstrations is not None and self.method != "sft":
+            raise ValueError("demonstrations train by --method sft alone")
+        if self.demonstrations is not None and self.pool_file is None:
+            raise ValueError("demonstrations need --pool-file: the workers that their plans name")
+        return self
 
     @field_validator("filters")
     @classmethod

@@ -1,4 +1,4 @@
-"""Train a conductor from sampled or logged rollouts: GRPO, with checkpoints, metrics, a policy directory at the end."""
+"""Train a conductor by GRPO or on plans that won, with checkpoints, metrics, and a policy directory at the end."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ OUT = "out"  # in the work directory: the result, before it is uploaded
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("--env", choices=("arena", "replay", "logged", "live"), help="where rollouts come from")
+    parser.add_argument("--method", choices=("grpo", "sft"), help="sft: supervised, on logged plans that won")
     parser.add_argument("--init", type=Path, metavar="DIR", help="policy directory that training begins with, or a URL")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the new policy directory or URL; must not be there yet"
@@ -68,6 +69,9 @@ def _add_simulated(group: argparse._ArgumentGroup) -> None:
 def _add_real(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--database", default="", metavar="URL", help="logged: postgresql://…, or - for standard input")
     group.add_argument("--export", type=Path, metavar="FILE", help="logged: Parquet of `traces export` instead")
+    group.add_argument(
+        "--demonstrations", type=Path, metavar="FILE", help="sft: JSON lines: question, plan (takes --pool-file)"
+    )
     group.add_argument("--url", default="", help="live: the gateway's API, http://…/v1")
     group.add_argument("--key-file", type=Path, metavar="FILE", help="live: holds an API key")
     group.add_argument("--prompts", type=Path, metavar="FILE", help="live: JSON lines: id, question, reference")
@@ -151,10 +155,11 @@ def given_of(options: argparse.Namespace) -> dict[str, Any]:
     changes = changes_of(options.set)
     changes |= changes_of([f"quality={options.quality_range}"] if options.quality_range else [])
     changes |= {"engine": options.engine} if options.engine else {}
-    live = options.env == "live"
+    with_pool = options.env == "live" or options.demonstrations is not None
     return given(
         {
             "env": options.env,
+            "method": options.method,
             "init": options.init,
             "profile": options.profile,
             "name": options.name,
@@ -168,10 +173,11 @@ def given_of(options: argparse.Namespace) -> dict[str, Any]:
             "database": _database(options.database),
             "export": options.export,
             "filters": _filters(options) if options.env == "logged" else {},
+            "demonstrations": options.demonstrations,
             "url": options.url,
             "key_file": options.key_file,
             "prompts_file": options.prompts,
-            "pool_file": options.pool_file if live else None,
+            "pool_file": options.pool_file if with_pool else None,
             "pool": options.pool_name,
             "grader": options.grader,
             "usd_max": options.usd_max,

@@ -2,7 +2,8 @@
 
 1. A batch is questions by learning value, posed anew, G episodes each (sampled.py), or rows of the log (logged.py).
 2. Rewards are measured against the rows that answered the same prompt; groups without a spread are dropped.
-3. Minibatches × epochs of `policy.train.step.grpo` against the log-probs that the rows were sampled with.
+3. Minibatches × epochs of `policy.train.step.grpo` against the log-probs that the rows were sampled with; with
+   `--method sft` one step of `policy.train.step.supervised` on lessons (taught.py) instead of 2 and 3.
 4. No random state: every draw is a hash of (seed, step, …), so a checkpoint and the step number are the whole run.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,13 @@ from policy.train.settings import Settings
 from policy.train.sources.sampled import Batch, Source
 from policy.train.step.grpo import learn
 from policy.train.step.masks import Masks
+from policy.train.step.rows import TrainingRow
 from policy.train.weights.small import Weights, trainable
 
 METRICS_FILE = "metrics.jsonl"
 Say = Callable[[str], None]
+Figures = Mapping[str, float]
+Learn = Callable[[Weights, Masks, torch.optim.Optimizer, Sequence[TrainingRow], Settings, int, Weights | None], Figures]
 
 
 class Stopped(BatonError):
@@ -49,6 +53,7 @@ class Trainer:
     work: Path
     digest: str
     progress_file: Path | None = None
+    method: Learn = learn
 
     async def run(self, resume: bool, stop: asyncio.Event, say: Say) -> Progress:
         """Train to the end, or to the spending cap. Raises Stopped, Unavailable (a full disk; a
@@ -109,7 +114,7 @@ class Trainer:
         self, batch: Batch, optimizer: torch.optim.Optimizer, step: int, reference: Weights | None
     ) -> dict[str, Value]:
         began_s = time.perf_counter()
-        step_metrics = learn(self.weights, self.masks, optimizer, batch.rows, self.settings, step, reference)
+        step_metrics = self.method(self.weights, self.masks, optimizer, batch.rows, self.settings, step, reference)
         self.masks.forget()
         return {
             "step": step + 1,

@@ -19,8 +19,11 @@ from gateway.core.policies.manifest import Manifest
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError, Unavailable
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from policy.dataset.curate import load
+from policy.dataset.refusals import listed
+from policy.dataset.row import Row
 from policy.environments.base import Spend
-from policy.environments.executor import FREE
+from policy.environments.executor import FREE, Executor
 from policy.environments.live import LiveEnvironment
 from policy.environments.sampling import sample
 from policy.reward import taught_dial
@@ -34,11 +37,15 @@ from policy.train.run.loop import Trainer
 from policy.train.run.rollouts import ServedConductor
 from policy.train.settings import Settings
 from policy.train.sources.conductor import BatchConductor, Sampler
-from policy.train.sources.logged import LoggedSource, TrainableRows, of_database, of_export
+from policy.train.sources.live import read_pool
+from policy.train.sources.logged import LoggedSource, TrainableRows, exported, of_database, of_export
 from policy.train.sources.sampled import PLAN_TIMEOUT_S, Conductors, SampledSource, Source
 from policy.train.sources.scene import Scene, executor_of, open_replay, scene_of
-from policy.train.spec import TrainSpec
+from policy.train.sources.taught import Lessons, TaughtSource, Tutor, demonstrations, lessons_of, winners
+from policy.train.spec import TrainSpec, chosen
+from policy.train.step.grpo import learn
 from policy.train.step.masks import Masks
+from policy.train.step.supervised import SupervisedStep
 from policy.train.weights.large import LargeWeights
 
 Say = Callable[[str], None]
@@ -121,7 +128,9 @@ async def _trained(
     masks, stop = Masks(initial.tokens), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     source, spend, close, dial = await _source(spec, initial, masks, work, say)
-    trainer = Trainer(initial.weights, masks, source, spec.settings, spend, work, spec.digest(), progress_file)
+    method = SupervisedStep(source.lessons.held_out).learn if isinstance(source, TaughtSource) else learn
+    places = (work, spec.digest(), progress_file)
+    trainer = Trainer(initial.weights, masks, source, spec.settings, spend, *places, method)
     try:
         progress = await trainer.run(resume, stop, say)
         quality = await dial()
@@ -140,6 +149,8 @@ async def _source(
     async def inherited() -> int | None:
         return initial.manifest.quality
 
+    if spec.method == "sft":
+        return TaughtSource(_lessons(spec, initial, masks, say), spec.settings), Spend(), _nothing, inherited
     if spec.env == "logged":
         return LoggedSource(_found(spec, initial), initial.version), Spend(), _nothing, inherited
     scene = await scene_of(spec)
@@ -189,6 +200,34 @@ def _found(spec: TrainSpec, initial: Initial) -> TrainableRows:
     return of_database(spec.database, spec.filters, known, weights)
 
 
+def _lessons(spec: TrainSpec, initial: Initial, masks: Masks, say: Say) -> Lessons:
+    """Plans that won, out of the log, and demonstrations. Raises ConfigError where there is none of either."""
+    tutor = Tutor(initial.tokens, masks, initial.profile, initial.weights.context)
+    if not (spec.database or spec.export or spec.demonstrations):
+        raise ConfigError(
+            "--method sft needs --database URL, --export FILE of `traces export`, or --demonstrations FILE"
+        )
+    found, refused = winners(_calls(spec), tutor, spec.settings)
+    if spec.demonstrations is not None:
+        pool = read_pool(spec.pool_file or Path(), spec.pool)
+        shown, unusable = demonstrations(spec.demonstrations, pool, Executor(), tutor, spec.settings.seed)
+        found, refused = found + shown, refused + unusable
+    lessons = lessons_of(found, refused, spec.settings)
+    left_out = f"; left out: {listed(refused)}" if refused else ""
+    say(f"{len(lessons.train)} lessons of {lessons.requests} requests, {len(lessons.held_out)} held out{left_out}")
+    return lessons
+
+
+def _calls(spec: TrainSpec) -> list[Row]:
+    """Logged planning calls, whoever planned them: with or without tokens, judged or demonstrated."""
+    if spec.export is not None:
+        return exported(spec.export)
+    if not spec.database:
+        return []
+    selection, rules = chosen(spec.filters)
+    return load(spec.database, replace(selection, min_outcomes=0), replace(rules, tokens_required=False)).train
+
+
 def _name(spec: TrainSpec, initial: Initial) -> str:
     version = spec.version or initial.manifest.next_version
     return f"{spec.name or initial.manifest.name}@{version}"
@@ -231,6 +270,10 @@ def _written(
 
 
 def _data(spec: TrainSpec, progress: Progress) -> str:
+    if spec.method == "sft":
+        log = "log" if spec.database else str(spec.export or "")
+        sources = [str(one) for one in (log, spec.demonstrations) if one]
+        return f"plans of {progress.rollouts} requests: {' and '.join(sources)}"
     where = {"replay": spec.data, "arena": spec.staff, "live": spec.prompts_file}.get(spec.env) or ""
     return f"{progress.rollouts} rollouts: {spec.env} {where}".strip()
 

@@ -48,7 +48,7 @@ def open_live(spec: TrainSpec, executor: Executor) -> tuple[LiveEnvironment, int
     for name in ("url", "key_file", "prompts_file", "pool_file", "usd_max"):
         if not getattr(spec, name):
             raise ConfigError(f"--env live needs --{name.replace('_', '-').removesuffix('-file')}: `--help` says what")
-    pool = _pool(spec.pool_file or Path(), spec.pool)
+    pool = read_pool(spec.pool_file or Path(), spec.pool)
     prompts = _prompts(spec.prompts_file or Path(), pool, spec.grader)
     spend = _spend(spec.usd_max, executor)
 
@@ -75,7 +75,8 @@ def _spend(usd_max: str, executor: Executor) -> Spend:
         raise ConfigError(f"--usd-max {usd_max}: {error}") from None
 
 
-def _pool(path: Path, name: str) -> tuple[WorkerSpec, ...]:
+def read_pool(path: Path, name: str) -> tuple[WorkerSpec, ...]:
+    """The workers of a pool of a pool file; its default pool where `name` is empty. Raises ConfigError."""
     try:
         document = PoolFile.model_validate(yaml.safe_load(_text(path, 1 << 20)))
         return document.pool(name or document.default)

@@ -86,8 +86,12 @@ def of_database(url: str, filters: Mapping[str, Any], prompt_hash: str, weights:
 
 def of_export(path: Path, prompt_hash: str, weights: RewardSettings) -> TrainableRows:
     """Rows of a Parquet file that `traces export` wrote. Raises ConfigError."""
-    rows = [row for row in islice(parquet.read(path), EXPORT_ROWS_MAX) if row.split == "train"]
-    return of_dataset(rows, prompt_hash, weights)
+    return of_dataset(exported(path), prompt_hash, weights)
+
+
+def exported(path: Path) -> list[dataset.Row]:
+    """The training side of such a file. Raises ConfigError."""
+    return [row for row in islice(parquet.read(path), EXPORT_ROWS_MAX) if row.split == "train"]
 
 
 def of_dataset(rows: Sequence[dataset.Row], prompt_hash: str, weights: RewardSettings) -> TrainableRows:

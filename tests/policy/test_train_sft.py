@@ -1,0 +1,232 @@
+"""Supervised training on plans that won: which ones, in whose tokens, and that a student learns them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.loop.plan import Plan, PlanLimits, Step
+from gateway.errors import ConfigError
+from policy.dataset import parquet
+from policy.dataset.refusals import RowRefused
+from policy.dataset.row import Row, StepRow
+from policy.serve.manifest import read_complete
+from policy.start.pretrained.seal import seal
+from tests.policy.dataset_rows import STEP, a_row
+from tests.tiny_model import write_tiny_llama
+
+pytestmark = pytest.mark.train
+torch = pytest.importorskip("torch")
+
+from policy.train.run.initial import Initial, initial_weights  # noqa: E402
+from policy.train.run.session import train  # noqa: E402
+from policy.train.settings import Settings  # noqa: E402
+from policy.train.sources.taught import TaughtSource, Tutor, demonstrated, lessons_of, winners  # noqa: E402
+from policy.train.spec import TrainSpec  # noqa: E402
+from policy.train.step.masks import Masks  # noqa: E402
+from policy.train.step.supervised import mean_loss  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
+FAST = Settings(steps=12, prompts=6, lr=2e-3, warmup_share=0.0, checkpoint_steps=4, held_out_share=0.25)
+WORKER: dict[str, Any] = {"kind": "openai", "version": "1", "tags": ["sums"], "tier": 1, "experience": None}
+WORKER |= {"description": "good", "context_tokens": 8192, "latency_hint_s": 0.5}
+POOL = [{"name": "alpha", "handle": "quill", **WORKER}, {"name": "beta", "handle": "atlas", **WORKER}]
+
+
+def call(number: int, worker: str, outcome: float | None = 1.0, plan: Any = None, **changes: Any) -> Row:
+    """A planning call of a hosted planner: no token, an older prompt."""
+    asked = f"What is {number} plus {number}?"
+    steps: list[dict[str, Any]] = [{"worker": worker, "task": None, "see": []}]
+    given: dict[str, Any] = {
+        "rollout_id": f"r{number}{worker}", "root_id": f"r{number}{worker}", "group": f"g{number}",
+        "request_messages": [{"role": "user", "content": asked}], "pool": POOL, "caps": {"depth": 0, "steps": 3},
+        "allowed": {"handles": ["quill", "atlas"], "steps_max": 3, "first_index": 0, "depth_capped": []},
+        "plan": {"steps": steps} if plan is None else plan, "outcome": outcome,
+        "outcome_n": 0 if outcome is None else 1, "prompt_token_ids": [], "plan_token_ids": [], "plan_logprobs": [],
+        "decision_mask": [], "refusal": None, "quality": None, "steps": (), "cost_nano": 1000, "latency_ms": 100.0,
+    }  # fmt: skip
+    return a_row(**(given | changes))
+
+
+@pytest.fixture(scope="module")
+def student() -> Initial:
+    return initial_weights(TrainSpec(env="logged", method="sft", init=SHIPPED, settings=FAST))
+
+
+@pytest.fixture
+def tutor(student: Initial) -> Tutor:
+    return Tutor(student.tokens, Masks(student.tokens), student.profile, student.weights.context)
+
+
+def export(path: Path, rows: list[Row]) -> Path:
+    with path.open("wb") as file:
+        parquet.write(file, parquet.row_schema(), map(parquet.row_record, rows), {"shape": "parquet"})
+    return path
+
+
+def log(count: int = 24) -> list[Row]:
+    """A log in which `atlas` is always right, and `quill` never."""
+    return [one for n in range(count) for one in (call(n, "atlas"), call(n, "quill", 0.0))]
+
+
+def test_plans_that_won_are_learnt_and_the_best_of_a_question_first(tutor: Tutor) -> None:
+    both: dict[str, Any] = {"steps": [{"worker": h, "task": None, "see": []} for h in ("quill", "atlas")]}
+    rows = [
+        call(1, "atlas", cost_nano=50_000_000),
+        call(1, "quill", cost_nano=1),
+        call(1, "atlas", rollout_id="r3", root_id="r3", cost_nano=2),
+        call(1, "both", plan=both, cost_nano=90_000_000),
+        call(2, "quill", 0.5),
+        call(3, "quill", None),
+        call(4, "stranger"),
+        call(5, "quill", refusal="no_steps", plan=None),
+        call(6, "quill", log_mode="redacted"),
+        call(7, "quill", pool=[{"handle": "quill"}, {"handle": "atlas"}]),
+    ]
+    lessons, refused = winners(rows, tutor, FAST)
+    assert [one.episode for one in lessons] == ["r1quill", "r3"]  # the cheapest of two; the dear one is atlas again
+    assert lessons[0].reward > lessons[1].reward
+    assert dict(refused) == {
+        "worse_plan": 2, "lost": 2, "no_outcome": 1, "no_plan": 1, "redacted": 1, "no_inputs": 1,
+    }  # fmt: skip
+    assert winners(rows, tutor, FAST.model_copy(update={"plans_max": 3}))[1]["worse_plan"] == 1
+
+
+def test_prompt_and_plan_are_in_the_students_own_tokens(student: Initial, tutor: Tutor) -> None:
+    (lesson,), _ = winners([call(1, "atlas")], tutor, FAST)
+    text = b"".join(student.tokens.token_bytes(token) for token in lesson.plan_ids).decode()
+    assert text == '{"steps":[{"worker":"atlas","task":null,"see":[]}]}'
+    assert lesson.plan_ids[-1] in student.tokens.eos_ids
+    shown = b"".join(student.tokens.token_bytes(token) for token in lesson.prompt_ids).decode()
+    assert "What is 1 plus 1?" in shown
+    short = Tutor(student.tokens, Masks(student.tokens), student.profile, 9)
+    with pytest.raises(RowRefused, match="too_long"):
+        short.row(
+            [{"role": "user", "content": "Q?"}],
+            Plan((Step("atlas", None),)),
+            PlanLimits(("atlas",), 3),
+            1.0,
+            "a",
+            "b",
+            "",
+        )
+
+
+def test_a_demonstration_is_a_plan_or_the_answer_of_a_worker() -> None:
+    plan = '{"steps":[{"worker":"atlas","task":null,"see":[]}]}'
+    assert demonstrated(call(1, "quill", 0.0, demonstration=plan)) == Plan((Step("atlas", None),))
+    steps = tuple(StepRow(**{**STEP, "step": n, "handle": h}) for n, h in enumerate(("quill", "atlas")))
+    replies = [{"index": 0, "handle": "quill", "answer": "3", "flags": []}]
+    replies += [{"index": 1, "handle": "atlas", "answer": "2.0", "flags": []}]
+    edited = call(1, "quill", None, steps=steps, replies=replies, demonstration="The answer is: 2")
+    assert demonstrated(edited) == Plan((Step("atlas", None),))
+    assert demonstrated(replace(edited, demonstration="Answer: 5")) is None
+    assert demonstrated(replace(edited, round=2)) is None
+    assert demonstrated(replace(edited, demonstration=None)) is None
+
+
+def test_a_student_learns_what_won(student: Initial, tmp_path: Path) -> None:
+    path = export(tmp_path / "log.parquet", log())
+    spec = TrainSpec(env="logged", method="sft", init=SHIPPED, export=path, settings=FAST)
+    said: list[str] = []
+    result = train(spec, tmp_path / "out", tmp_path / "work", False, said.append)
+    lines = [json.loads(text) for text in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["held_out_loss"] < 0.5 * lines[0]["held_out_before"]
+    assert lines[0]["refused"] == {"lost": 24}
+    assert "24 lost" in said[0]
+    manifest = read_complete(tmp_path / "out").manifest
+    assert manifest.config["method"] == "sft"
+    assert manifest.data == f"plans of {result.rollouts} requests: {path}"
+    assert result.rollouts == int(lines[0]["lessons"])
+    learnt = initial_weights(spec.model_copy(update={"init": tmp_path / "out"}))
+    rows, _ = winners(log(), Tutor(learnt.tokens, Masks(learnt.tokens), learnt.profile, 4096), FAST)
+    assert mean_loss(learnt.weights, rows, 4096) < 0.5 * mean_loss(student.weights, rows, 4096)
+
+
+def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    path = export(tmp_path / "log.parquet", log(16))
+    settings = {"steps": 8, "prompts": 4, "checkpoint_steps": 1, "lr": 1e-3}
+    spec = TrainSpec(env="logged", method="sft", init=SHIPPED, export=path, settings=Settings(**settings))
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    train(spec, tmp_path / "whole", tmp_path / "whole.work", False, lambda _: None)
+    command = [sys.executable, "-m", "policy", "train", "--spec", str(tmp_path / "spec.json")]
+    command += ["--out", str(tmp_path / "cut"), "--resume"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    log_file = tmp_path / "cut.work" / "metrics.jsonl"
+    while not log_file.exists() or len(log_file.read_text().splitlines()) < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "cut").exists()
+    assert subprocess.run(command, cwd=ROOT, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    name = "model.safetensors"
+    assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_demonstrations_make_an_adapter_over_a_base(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    base = write_tiny_llama(tmp_path / "tiny-llama")
+    seal(base)
+    pool = tmp_path / "pool.yaml"
+    price = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
+    workers = [
+        {"name": n, "handle": h, "kind": "openai", "url": "http://127.0.0.1:9/v1", "model": n, "price": price}
+        for n, h in (("alpha", "quill"), ("beta", "atlas"))
+    ]
+    pool.write_text(json.dumps({"workers": workers, "pools": {"default": ["alpha", "beta"]}}))
+    lines = tmp_path / "plans.jsonl"
+    shown = [{"question": f"Q{n}?", "plan": {"steps": [{"worker": "beta"}]}} for n in range(6)]
+    lines.write_text("".join(json.dumps(one) + "\n" for one in shown))
+    settings = Settings(steps=4, prompts=3, lr=5e-3, lora_rank=4, checkpoint_steps=4, held_out_share=0.3)
+    spec = TrainSpec(env="logged", method="sft", init=base, demonstrations=lines, pool_file=pool, settings=settings)
+    train(spec, tmp_path / "out", tmp_path / "work", False, lambda _: None)
+    manifest = read_complete(tmp_path / "out").manifest
+    assert (manifest.kind, manifest.base, manifest.data) == ("adapter", "tiny-llama@0", f"plans of {manifest.rollouts} "
+        f"requests: {lines}")  # fmt: skip
+    figures = [json.loads(text) for text in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()]
+    assert figures[-1]["held_out_loss"] < figures[0]["held_out_before"]
+    bad = [
+        ("{", r"plans.jsonl:1: not JSON"),
+        ('{"plan": {}}', r"plans.jsonl:1: needs `question` or `messages`"),
+        ('{"question": "x"}', r"plans.jsonl:1: plan: "),
+        ('{"question": "x", "plan": {"steps": [{"worker": "gamma"}]}}', r"plans.jsonl:1: plan: .*no worker"),
+    ]
+    for text, said in bad:
+        lines.write_text(text + "\n")
+        with pytest.raises(ConfigError, match=said):
+            train(spec, tmp_path / "other", tmp_path / "work2", False, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"env": "arena"}, "learns from the log"),
+        ({"env": "logged", "demonstrations": "x"}, "need --pool-file"),
+        ({"env": "logged", "method": "grpo", "demonstrations": "x", "pool_file": "y"}, "by --method sft alone"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        TrainSpec.model_validate({"method": "sft", **values})
+
+
+async def test_a_pass_has_every_lesson_once_and_held_out_questions_never_train(tutor: Tutor) -> None:
+    found, refused = winners(log(10), tutor, FAST)
+    lessons = lessons_of(found, refused, FAST)
+    assert not {one.question for one in lessons.train} & {one.question for one in lessons.held_out}
+    source = TaughtSource(lessons, FAST.model_copy(update={"prompts": 1}))
+    rows = [(await source.batch(step)).rows[0].question for step in range(2 * len(lessons.train))]
+    half = len(lessons.train)
+    assert sorted(rows[:half]) == sorted(rows[half:]) == sorted(one.question for one in lessons.train)
+    assert rows[:half] != rows[half:]
+    with pytest.raises(ConfigError, match="no plan is left to learn from: 1 lost"):
+        lessons_of(*winners([call(1, "atlas", 0.0)], tutor, FAST), FAST)
