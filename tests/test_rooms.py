@@ -51,6 +51,10 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
         "gateway.adapters.engines.vllm",
     ),
     "policy.engines.opening": ("gateway.adapters.host.poolfile", "gateway.config.settings"),
+    "policy.train.sources.live": (  # tools are called with the client that serves
+        "gateway.adapters.upstream.pooled",
+        "gateway.adapters.host.poolfile",
+    ),
     "policy.recipes": (
         "gateway.config.settings",
         *(f"gateway.adapters.postgres.{name}" for name in ("database", "tables")),

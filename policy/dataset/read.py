@@ -103,6 +103,7 @@ class LoggedRequest:
     body: Mapping[str, Any]
     tags: Mapping[str, str]
     task_type: str | None
+    pool: Sequence[Mapping[str, Any]] = ()  # as shown, with experience
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
@@ -114,7 +115,7 @@ def requests_of(connection: Connection, selection: Selection, batch_rows: int = 
     """The requests of clients that ended well, whoever planned them, oldest first. Of the selection only time, policy
     version, pool, key and tags count. Never those that said, or whose key says, `train: false`."""
     here = rollouts.c
-    columns = (here.id, here.log_mode, here.request, here.tags, here.task_type)
+    columns = (here.id, here.log_mode, here.request, here.tags, here.task_type, here.pool)
     ended = and_(here.parent_id.is_(None), here.status == "done")
     chosen = select(*columns).where(ended, _of_rollout(selection, here.policy_version), _trainable())
     chosen = chosen.order_by(here.created_at, here.id)

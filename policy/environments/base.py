@@ -16,6 +16,7 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.prompt import PromptInput
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
+from gateway.errors import Unavailable
 from gateway.service.loop.state import Planner, Situation
 from gateway.service.ports.request import WorkerExperience
 
@@ -31,6 +32,17 @@ class SpendCapped(Exception):
             "episode may cost"
         )
         self.episodes = episodes if episodes is not None else []
+
+
+class Ungraded(Unavailable):
+    """No outcome could be made of an episode, through no fault of its plan: it is left out, never counted as wrong."""
+
+
+@dataclass(slots=True)
+class Bill:
+    """Nano-dollars that grading an episode has cost so far."""
+
+    nano: int = 0
 
 
 @dataclass(slots=True)
@@ -135,7 +147,8 @@ class Environment(Protocol):
         ...
 
     async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
-        """Run one plan source on one prompt. Raises SpendCapped where the meter has no room for it."""
+        """Run one plan source on one prompt. Raises SpendCapped where the meter has no room for it, Ungraded where
+        nothing could judge its reply."""
         ...
 
     async def run(self, prompt: Prompt, plans: Sequence[PlanSource]) -> list[Episode]:

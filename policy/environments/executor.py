@@ -27,7 +27,17 @@ from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.rounds import Rounds, close_record, pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree
 from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
-from policy.environments.base import Episode, PlanSource, PosedPrompt, Prompt, Spend, SpendCapped, Split, draw_pool
+from policy.environments.base import (
+    Bill,
+    Episode,
+    PlanSource,
+    PosedPrompt,
+    Prompt,
+    Spend,
+    SpendCapped,
+    Split,
+    draw_pool,
+)
 from policy.environments.sampling import CONCURRENCY, sample
 from policy.simulators import HANDLES
 
@@ -299,9 +309,13 @@ class ExecutedEnvironment(ABC):
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
         """The workers of one episode."""
 
-    @abstractmethod
     def grade(self, prompt: Prompt, reply: str) -> float:
-        """Outcome of a reply, in [0, 1]."""
+        """Outcome of a reply, in [0, 1]. An environment has this or, where judging takes time or money, `graded`."""
+        raise NotImplementedError
+
+    async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
+        """Outcome of a reply, in [0, 1]; what judging costs goes on `bill`. Raises Ungraded."""
+        return self.grade(prompt, reply)
 
     def spent_nano(self, result: LoopResult, workers: TimedWorkers) -> int:
         """Return what an episode takes from the meter, in nano-dollars."""
@@ -320,15 +334,15 @@ class ExecutedEnvironment(ABC):
     async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
         """As in the port."""
         self.spend.start()
-        spent_nano = 0
+        spent_nano, bill = 0, Bill()
         try:
             workers = self.workers(prompt, sample)
             result = await self.executor.run(prompt, source, workers, self.children(prompt))
             spent_nano = self.spent_nano(result, workers)
-            outcome = self.grade(prompt, result.reply) if result.reply else 0.0
+            outcome = await self.graded(prompt, result.reply, bill) if result.reply else 0.0
             return episode_of(prompt, result, sample, outcome, workers.seconds)
         finally:
-            self.spend.end(spent_nano)
+            self.spend.end(spent_nano + bill.nano)
 
     async def run(self, prompt: Prompt, plans: Sequence[PlanSource]) -> list[Episode]:
         """As in the port."""

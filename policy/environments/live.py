@@ -1,16 +1,19 @@
 """Real workers as an environment: every worker call goes through a running gateway's public API, under a dollar cap.
 
 A plan is carried out here, by the same executor as elsewhere; each of its worker calls is a request to that gateway for
-the worker by name, which the gateway holds, pays, limits and logs like any other. `vote` runs here. What the gateway
-says it charged counts as spent where that is more than the pool's prices say.
+the worker by name, which the gateway holds, pays, limits and logs like any other. `vote` runs here, and other tools are
+called from here, with the replies that their step sees, which a request to the gateway could not say. A judge is a
+worker of the gateway, too. What the gateway says it charged counts as spent where that is more than the pool's prices
+say.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import httpx
 
@@ -21,35 +24,59 @@ from gateway.core.money.amounts import (
     usd_to_nano,
     worst_case_nano,
 )
-from gateway.core.openai.reply import chunks_of
+from gateway.core.openai.reply import chunks_of, reply_text
 from gateway.core.openai.usage import billed_usage, read_usage, usage_body
-from gateway.core.pool.workers import Price
+from gateway.core.pool.workers import VOTE_URL, Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
-from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply
-from policy.environments.base import Episode, PlanSource, Prompt, Spend, Split, fraction, split_of
+from gateway.service.ports.request import REFUSED_STATUSES, WorkerCall, WorkerReply, Workers
+from policy.environments.base import (
+    Bill,
+    Episode,
+    PlanSource,
+    Prompt,
+    Spend,
+    Split,
+    Ungraded,
+    fraction,
+    split_of,
+)
 from policy.environments.executor import ExecutedEnvironment, Executor, LoopResult, TimedWorkers
 from policy.environments.replay import VALIDATION_SHARE
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import vote
+from policy.graders.base import GraderFailed, Tools
 
 REPLY_BYTES_MAX = 16 << 20
 TAGS = {"train": "false"}  # these requests are the trainer's own: no export may learn from them as traffic
-Grade = Callable[[Prompt, str], float]
+JUDGE_S = 60.0
+JUDGE_TOKENS_MAX = 512
+JUDGE_TRIES = 3
+Grade = Callable[[Prompt, str, Tools], Awaitable[float]]  # raises GraderFailed
+
+
+class ToolClient(Workers, Protocol):
+    """Calls tools that are programs behind a URL."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+        ...
 
 
 class GatewayWorkers:
     """`ports.Workers` of one episode over a gateway's chat completions. `surplus_nano`: what it charged beyond what the
-    executor's meter counts, because its prices are others or a call that failed cost something all the same."""
+    executor's meter counts, because its prices are others or a call that failed cost something all the same. `tools`
+    calls the tools that are not built in; None: they are refused."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, tools: Workers | None = None) -> None:
         self._client = client
+        self._tools = tools
         self.seconds: dict[tuple[str, str], float] = {}
         self.surplus_nano = 0
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """Return the complete reply. Raises UpstreamError and its children."""
         if call.worker.kind == "tool":
-            return vote(call)
+            return await self._tool(call)
         began_s = time.perf_counter()
         try:
             response, raw = await self._post(call)
@@ -70,6 +97,15 @@ class GatewayWorkers:
         usage = billed_usage(read_usage(body), call.body, len(str(call.body)), len(raw), call.worker.context_tokens)
         self.surplus_nano += max(0, charged_nano - cost_nano(call.worker.price or Price(), usage))
         return WorkerReply(body, usage)
+
+    async def _tool(self, call: WorkerCall) -> WorkerReply:
+        if self._tools is None or call.worker.url == VOTE_URL:
+            return vote(call)
+        began_s = time.perf_counter()
+        try:
+            return await self._tools.complete(call)
+        finally:
+            self.seconds[call.rollout_id, call.step_id] = time.perf_counter() - began_s
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the same reply as chunks, then its usage."""
@@ -94,7 +130,8 @@ class GatewayWorkers:
 
 class LiveEnvironment(ExecutedEnvironment):
     """Prompts of one's own, each with the pool it is to be answered by, on the gateway at `base_url` (…/v1). `spend`
-    must cap. Close it when done."""
+    must cap. `judge`: the worker that graders ask; a verdict may cost `judge_nano_max`, for which the meter's
+    `episode_nano_max` has room beside the executor's cap. Close it when done."""
 
     name = "live"
 
@@ -109,8 +146,12 @@ class LiveEnvironment(ExecutedEnvironment):
         validation_share: float = VALIDATION_SHARE,
         executor: Executor | None = None,
         concurrency: int = CONCURRENCY,
+        tools: ToolClient | None = None,
+        judge: str = "",
+        judge_nano_max: int = 0,
     ) -> None:
         super().__init__(executor, spend, concurrency)
+        self._tools, self._judge, self._judge_nano_max = tools, judge, judge_nano_max
         if spend.cap_nano is None:
             raise ValueError("real workers cost real money: give the meter a `cap_nano`")
         self._prompts = list(prompts)
@@ -123,6 +164,8 @@ class LiveEnvironment(ExecutedEnvironment):
     async def close(self) -> None:
         """Close every connection."""
         await self._client.aclose()
+        if self._tools is not None:
+            await self._tools.close()
 
     def prompts(self, split: Split, n: int, seed: int) -> list[Prompt]:
         """As in the port; splits are a hash of the id."""
@@ -133,16 +176,44 @@ class LiveEnvironment(ExecutedEnvironment):
 
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
         """The gateway's workers."""
-        return GatewayWorkers(self._client)
+        return GatewayWorkers(self._client, self._tools)
 
     def spent_nano(self, result: LoopResult, workers: TimedWorkers) -> int:
         """Return what the meter counts, lost calls at their full price, and what the gateway charged beyond that."""
         surplus_nano = workers.surplus_nano if isinstance(workers, GatewayWorkers) else 0
         return result.loop.tree.meter.spent_nano + surplus_nano
 
-    def grade(self, prompt: Prompt, reply: str) -> float:
-        """The caller's grader."""
-        return self._grade(prompt, reply)
+    async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
+        """The caller's grader, asked again where the judge failed. Raises Ungraded."""
+        tools = Tools(ask=partial(self._ask, bill) if self._judge else None)
+        for attempt in range(1, JUDGE_TRIES + 1):
+            try:
+                return await self._grade(prompt, reply, tools)
+            except GraderFailed as error:
+                if attempt == JUDGE_TRIES:
+                    raise Ungraded(f"the reply to {prompt.id} could not be judged: {error}") from None
+        raise AssertionError("the last try returns or raises")
+
+    async def _ask(self, bill: Bill, messages: list[dict[str, str]]) -> str:
+        """What the judge says, paid for and logged by the gateway. Raises GraderFailed."""
+        left_nano = self._judge_nano_max - bill.nano
+        body = {"model": self._judge, "messages": messages, "metadata": TAGS, "temperature": 0}
+        headers = {"x-baton-max-cost-usd": nano_to_usd(max(1, left_nano))}
+        try:
+            response = await self._client.post(
+                "chat/completions", json=body | {"max_tokens": JUDGE_TOKENS_MAX}, headers=headers, timeout=JUDGE_S
+            )
+        except httpx.HTTPError as error:
+            raise GraderFailed(f"the judge did not answer ({type(error).__name__})") from None
+        bill.nano += _charged_nano(response)
+        if response.status_code != 200:
+            raise GraderFailed(
+                f"the judge was refused: {_status_error(response.status_code, response.content).message}"
+            )
+        try:
+            return reply_text(_object(response.content))
+        except UpstreamProtocol as error:
+            raise GraderFailed(f"the judge's reply cannot be read: {error.message}") from None
 
     async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
         """As in the port. Raises ValueError for a worker without a price, whose calls nothing would bound."""

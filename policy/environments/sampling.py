@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from policy.environments.base import Episode, PlanSource, Prompt, Spend
+from policy.environments.base import Episode, PlanSource, Prompt, Spend, Ungraded
 
 CONCURRENCY = 32
+UNGRADED_MAX = 16  # in a row: then nothing judges, and sampling on would only spend
 Work = Iterable[tuple[Prompt, Sequence[PlanSource]]]
 
 
@@ -42,6 +43,7 @@ class EpisodeGroups:
 
     groups: list[list[Episode]]
     capped: bool
+    ungraded: int = 0  # episodes left out because nothing could judge them
 
     @property
     def episodes(self) -> list[Episode]:
@@ -56,14 +58,15 @@ async def sample(
     concurrency: int = CONCURRENCY,
     on_progress: Callable[[SamplingProgress], None] | None = None,
 ) -> EpisodeGroups:
-    """Run every source on its prompt. Near the cap lanes end one by one; no running episode is cut off."""
+    """Run every source on its prompt. Near the cap lanes end one by one; no running episode is cut off. Raises
+    Ungraded where `UNGRADED_MAX` episodes in a row could not be judged."""
     lanes = _Lanes(environment, work, on_progress)
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
             group.create_task(lanes.run())
     left = next(lanes.items, None)
     groups = [[episode for _, episode in sorted(by_sample.items())] for by_sample in lanes.groups]
-    return EpisodeGroups(groups, left is not None)
+    return EpisodeGroups(groups, left is not None, lanes.ungraded)
 
 
 class _Lanes:
@@ -76,6 +79,7 @@ class _Lanes:
         self._on_progress = on_progress
         self._total = sum(len(sources) for _, sources in work) if isinstance(work, Sequence) else None
         self._done, self._right = 0, 0.0
+        self.ungraded, self._ungraded_in_a_row = 0, 0
         self._began_s = time.perf_counter()
 
     def _items(self, work: Work) -> Iterator[tuple[dict[int, Episode], Prompt, int, PlanSource]]:
@@ -89,8 +93,15 @@ class _Lanes:
         """Take the next item while one is left and the meter has room for it."""
         while self._environment.spend.fits() and (item := next(self.items, None)) is not None:
             episodes, prompt, index, source = item
-            episodes[index] = await self._environment.episode(prompt, source, index)
-            self._count(episodes[index])
+            try:
+                episodes[index] = await self._environment.episode(prompt, source, index)
+            except Ungraded:
+                self.ungraded, self._ungraded_in_a_row = self.ungraded + 1, self._ungraded_in_a_row + 1
+                if self._ungraded_in_a_row >= UNGRADED_MAX:
+                    raise
+            else:
+                self._ungraded_in_a_row = 0
+                self._count(episodes[index])
 
     def _count(self, episode: Episode) -> None:
         self._done += 1

@@ -15,6 +15,7 @@ from typing import Any
 from policy.graders.base import BadReference, GraderFailed, Judged, Tools, fields, shorten
 
 JUDGE_WANTED = '{"question": "…", "answer": "the right answer"} or {"question": "…", "rubric": "what a good reply has"}'
+RUBRIC = "The reply answers the question correctly and completely."  # where a caller has none of its own
 QUOTED_CHARS_MAX = 24_000
 ANSWER_CHARS_MAX = 8_000  # read from the end of the judge's reply
 VALUES = {"right": 1.0, "partly": 0.5, "wrong": 0.0}

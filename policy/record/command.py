@@ -19,13 +19,13 @@ from gateway.core.money.amounts import usd_to_nano
 from gateway.core.pool.workers import MODEL_KINDS, PoolFile, WorkerSpec
 from gateway.errors import ConfigError
 from policy.dataset.cli import add_filters, database_url_of, selection_of
+from policy.graders.judge import RUBRIC
 from policy.record import journal as journals
 from policy.record import replayfile
 from policy.record.questions import Question, of_file, of_log
 from policy.record.recorder import Recorder, RecordProgress, RecordSettings
 from policy.simulators.recordings import QUESTIONS_MAX
 
-RUBRIC = "The reply answers the question correctly and completely."
 SAMPLES_MAX, CONCURRENCY_MAX = 64, 512
 PROGRESS_S, PROGRESS_LINE_S = 0.5, 10.0  # on a terminal, and elsewhere
 INTERRUPTED, STOPPED = 130, 143

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ _IMAGE_SCHEMES = ("https://", "http://", "data:image/")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question. `grader` (`name@version`) and `reference` say how replies are graded; None: nothing does."""
+    """One question. `grader` (`name@version`) and `reference` say how replies are graded; None: nothing does. `pool`:
+    of a logged one, its workers as they were shown, with experience."""
 
     id: str
     messages: tuple[Mapping[str, Any], ...]
@@ -42,6 +43,7 @@ class Question:
     grader: str | None = None
     reference: Any = None
     domain: str | None = None
+    pool: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
 
     @property
     def key(self) -> str:
@@ -237,4 +239,4 @@ def _of_request(request: LoggedRequest, judge: str | None) -> Question | None:
         named, right = _grading(request.id, grader, reference if grader else None, question_text(messages), judge)
     except ConfigError:
         return None
-    return Question(request.id, messages, _gold(None, named, right), named, right, request.task_type)
+    return Question(request.id, messages, _gold(None, named, right), named, right, request.task_type, request.pool)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from gateway.errors import ConfigError
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
+from policy.graders.judge import RUBRIC
 from policy.train.settings import PROFILES, Settings
 
 
@@ -52,18 +53,20 @@ class TrainSpec(BaseModel):
     data: Path | None = Field(None, description="replay: recorded answers")
     prices: Path | None = Field(None, description="replay: model → dollars per million tokens")
     workers: tuple[str, ...] = Field((), description="replay: only these models")
-    database: str = Field("", description="logged: postgresql://…")
+    database: str = Field("", description="logged, live: postgresql://…")
     export: Path | None = Field(None, description="logged: a Parquet file of `traces export` instead")
     filters: dict[str, Any] = Field(
-        {}, description="logged: which rows, as `traces export` chooses them", json_schema_extra=_filter_schema()
+        {}, description="logged, live: which rows, as `traces export` chooses them", json_schema_extra=_filter_schema()
     )
     demonstrations: Path | None = Field(None, description="sft: JSON lines with question or messages, and plan")
     url: str = Field("", description="live: the gateway, …/v1")
     key_file: Path | None = Field(None, description="live: a file that holds an API key")
-    prompts_file: Path | None = Field(None, description="live: JSON lines with id, messages or question, reference")
+    prompts_file: Path | None = Field(None, description="live: JSON lines as `baton record` takes them")
     pool_file: Path | None = Field(None, description="live, demonstrations: the gateway's pool file")
     pool: str = Field("", description="live, demonstrations: which pool of it")
-    grader: str = Field("exact", description="live: how replies are judged, by name")
+    grader: str = Field("", description="live: how replies are judged where a question does not say; default exact")
+    judge: str = Field("", description="live: the worker that judges what has no reference, and for grader judge")
+    rubric: str = Field(RUBRIC, description="live: by which it judges a question without a reference")
     usd_max: str = Field("", description="live: what the run may spend, in dollars")
     episode_usd_max: str = Field("0.05", description="live: what one episode may cost; the cap leaves room for it")
 

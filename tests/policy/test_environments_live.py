@@ -16,12 +16,13 @@ from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import PoolFile, Price
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall
-from policy.environments.base import Episode, Spend, SpendCapped
+from policy.environments.base import Episode, Prompt, Spend, SpendCapped
 from policy.environments.executor import Executor
 from policy.environments.live import GatewayWorkers, LiveEnvironment
 from policy.environments.replay import FIRST_S, TOKENS_PER_S, ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.environments.simulated import SpeakerWorkers
+from policy.graders.base import Tools
 from policy.simulators.recordings import load
 from policy.simulators.replay import ReplaySpeaker
 from policy.statistics.baselines import fixed
@@ -56,9 +57,11 @@ async def gateway(replay: ReplayEnvironment, tmp_path: Path) -> AsyncIterator[Se
 
 def live(gateway: Served, replay: ReplayEnvironment, meter: Spend, **more: Any) -> LiveEnvironment:
     prompts = replay.prompts("train", 20, 0)
-    return LiveEnvironment(
-        f"{gateway.url}/v1", gateway.data_key, prompts, replay.grade, meter, executor=EXECUTOR, **more
-    )
+
+    async def graded(prompt: Prompt, reply: str, _: Tools) -> float:
+        return replay.grade(prompt, reply)
+
+    return LiveEnvironment(f"{gateway.url}/v1", gateway.data_key, prompts, graded, meter, executor=EXECUTOR, **more)
 
 
 async def test_live_gives_what_the_same_workers_give_in_process(gateway: Served, replay: ReplayEnvironment) -> None:

@@ -45,6 +45,7 @@ class NoTokenizer:
 
 
 NO_TOKENIZER = NoTokenizer()
+NO_CHARGE = Usage()  # of a call that cost nothing; a tool's reply without tokens still costs its price a call
 
 
 class RetryBudget:
@@ -204,7 +205,7 @@ class StepCall:
             now_us, step, worker = self._calls.clock.now_us(), step_id(self._run), self._run.spec.name
             await self._loop.announce(now_us, step, worker, self._worst.nano, self._run.dispatches)
         except BaseException:  # boundary: whatever kept the dispatch from the disk, the call has not left
-            self._settle(Usage())
+            self._settle(NO_CHARGE)
             raise
         self._started_us = self._calls.clock.now_us()
 
@@ -221,7 +222,7 @@ class StepCall:
         except BaseException as error:  # boundary: only observed, for log and money; cancellation included
             record = self._record(error)
             if record.upstream_status is not None or not record.dispatched:
-                self._settle(Usage())
+                self._settle(NO_CHARGE)
             raise
 
     def _record(self, error: BaseException | None = None) -> AttemptRecord:
@@ -258,7 +259,7 @@ class StepCall:
         elif bill_nano is not None:
             nano = bill_nano
         else:
-            nano = 0 if usage == Usage() else cost_nano(price_of(self._run.spec), usage)
+            nano = 0 if usage is NO_CHARGE else cost_nano(price_of(self._run.spec), usage)
         meter.settle(self._worst, nano, usage.prompt_tokens + usage.completion_tokens)
         record.prompt_tokens += usage.prompt_tokens
         record.completion_tokens += usage.completion_tokens

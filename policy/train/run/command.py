@@ -67,16 +67,18 @@ def _add_simulated(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_real(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--database", default="", metavar="URL", help="logged: postgresql://…, or - for standard input")
+    group.add_argument("--database", default="", metavar="URL", help="postgresql://…, or -: standard input")
     group.add_argument("--export", type=Path, metavar="FILE", help="logged: Parquet of `traces export` instead")
     group.add_argument(
         "--demonstrations", type=Path, metavar="FILE", help="sft: JSON lines: question, plan (takes --pool-file)"
     )
     group.add_argument("--url", default="", help="live: the gateway's API, http://…/v1")
     group.add_argument("--key-file", type=Path, metavar="FILE", help="live: holds an API key")
-    group.add_argument("--prompts", type=Path, metavar="FILE", help="live: JSON lines: id, question, reference")
+    group.add_argument("--prompts", type=Path, metavar="FILE", help="live: JSON lines: question, gold, …")
     group.add_argument("--pool-name", default="", metavar="NAME", help="live: which pool of it (default: its default)")
     group.add_argument("--grader", metavar="NAME", help="live: judges the replies; default exact")
+    group.add_argument("--judge", default="", metavar="WORKER", help="live: judges what has no reference")
+    group.add_argument("--rubric", default="", metavar="TEXT", help="live: by which it does")
     group.add_argument("--usd-max", default="", metavar="USD", help="live: what the whole run may spend")
     group.add_argument("--episode-usd-max", metavar="USD", help="live: and one episode; default 0.05")
 
@@ -172,7 +174,7 @@ def given_of(options: argparse.Namespace) -> dict[str, Any]:
             "workers": tuple(name.strip() for name in options.workers.split(",") if name.strip()),
             "database": _database(options.database),
             "export": options.export,
-            "filters": _filters(options) if options.env == "logged" else {},
+            "filters": _filters(options) if options.env in ("logged", "live") else {},
             "demonstrations": options.demonstrations,
             "url": options.url,
             "key_file": options.key_file,
@@ -180,6 +182,8 @@ def given_of(options: argparse.Namespace) -> dict[str, Any]:
             "pool_file": options.pool_file if with_pool else None,
             "pool": options.pool_name,
             "grader": options.grader,
+            "judge": options.judge,
+            "rubric": options.rubric,
             "usd_max": options.usd_max,
             "episode_usd_max": options.episode_usd_max,
         }

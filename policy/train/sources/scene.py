@@ -72,9 +72,12 @@ async def scene_of(spec: TrainSpec) -> Scene:
 
 
 def _live(spec: TrainSpec, executor: Executor) -> Scene:
-    environment, count = open_live(spec, executor)
-    count = min(spec.settings.candidates, count)
-    return Scene(environment, environment.prompts("train", count, spec.settings.seed), lambda *_: {})
+    environment, questions = open_live(spec, executor)
+    count = min(spec.settings.candidates, len(questions.prompts))
+    prompts = environment.prompts("train", count, spec.settings.seed)
+    shown = {prompt.id: prompt.experience for prompt in prompts}
+    bare = [replace(prompt, experience={}) for prompt in prompts]
+    return Scene(environment, bare, lambda prompt, _: shown[prompt.id])
 
 
 async def _arena(spec: TrainSpec, executor: Executor) -> Scene:
