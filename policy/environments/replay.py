@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.digest import extract_answer, normalise
-from gateway.core.money.amounts import Usage, cost_nano, nano_to_usd
+from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, PoolFile, Price, WorkerSpec
 from gateway.errors import UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerExperience, WorkerReply
@@ -26,11 +25,10 @@ from policy.environments.executor import CAPS, ExecutedEnvironment, Executor, Ti
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import NOWHERE, SpeakerWorkers, tool_reply
 from policy.simulators.recordings import BadRecording, Recording, Recordings, load
-from policy.simulators.replay import ReplaySpeaker, pool_file
+from policy.simulators.replay import ReplaySpeaker, check_entry, pool_file
 
 VALIDATION_SHARE = 0.25
 CHECK_URL = f"{NOWHERE}/check"
-CHECK_SAYS = "says whether a recorded check found the last reply it sees valid"
 FIRST_S, TOKENS_PER_S = 0.5, 80.0  # assumed
 Experience = Callable[[Prompt], Mapping[str, WorkerExperience]]
 
@@ -144,26 +142,13 @@ class _RecordedWorkers(SpeakerWorkers):
             raise UpstreamRefused(message, upstream_status=404, code="no_recording")
         name = self._names.get(handle)
         check = self._entry.checks[name if name in found else found[0]]
-        return tool_reply("valid" if check.valid else "not valid", check.cost_nano)
+        return tool_reply(check.says, check.cost_nano)
 
 
 def _check_tool(recordings: Recordings) -> list[WorkerSpec]:
-    """The tool `check`, where anything was checked. Its price is what the dearest check cost: a call draws that."""
+    """The tool `check`, where anything was checked."""
     every = [check.cost_nano for entry in recordings.by_question.values() for check in entry.checks.values()]
-    if not every:
-        return []
-    price = Price(call_usd=Decimal(nano_to_usd(max(every))))
-    return [
-        WorkerSpec(
-            name="check",
-            handle="check",
-            kind="tool",
-            url=CHECK_URL,
-            price=price,
-            tags=("check",),
-            description=CHECK_SAYS,
-        )
-    ]
+    return [WorkerSpec.model_validate(check_entry(CHECK_URL, max(every)))] if every else []
 
 
 def _offers(entry: Recording, spec: WorkerSpec) -> bool:

@@ -72,6 +72,11 @@ class RecordedCheck:
     valid: bool
     cost_nano: int
 
+    @property
+    def says(self) -> str:
+        """What the tool `check` replies."""
+        return "valid" if self.valid else "not valid"
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -327,6 +332,13 @@ def _count(value: object, place: str, name: str) -> int:
 def models_in(path: Path) -> tuple[str, ...]:
     """Models that answered any line, sorted. Raises BadRecording."""
     return tuple(sorted({model for number, line in _lines(path) for model in _row(line, f"{path}:{number}")[2]}))
+
+
+def dearest_check(path: Path) -> int | None:
+    """Nano-dollars of the dearest recorded check; None where nothing was checked. Raises BadRecording."""
+    rows = ((_row(line, f"{path}:{number}")[0], f"{path}:{number}") for number, line in _lines(path))
+    costs = [check.cost_nano for row, place in rows for check in _checks(row.get("checks"), place).values()]
+    return max(costs, default=None)
 
 
 def read_prices(path: Path) -> dict[str, Any]:

@@ -13,21 +13,27 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import yaml
+from aiohttp import web
 
 from gateway.core.loop.compose import SEEN_HEAD
+from gateway.core.money.amounts import Usage, nano_to_usd
+from gateway.core.openai.usage import usage_body
 from gateway.core.pool.workers import VOTE_URL, PoolFile
 from policy.simulators import HANDLES
 from policy.simulators.recordings import (
     BadRecording,
     RecordedAnswer,
+    RecordedCheck,
     Recording,
     Recordings,
     conversation_key,
+    dearest_check,
     load,
     models_in,
     question_key,
@@ -35,6 +41,8 @@ from policy.simulators.recordings import (
 )
 from policy.simulators.server import RequestRefusal, SimulatedReply, WorkerServer, choices_of, last_user_text, serve
 
+CHECK, CHECK_PATH = "check", "/check"
+CHECK_SAYS = "says whether a recorded check found the last reply it sees valid"
 CONTEXT_TOKENS = 32_768
 OUTPUT_TOKENS_MAX = 8_192
 _PIECE = re.compile(r"\s*\S+|\s+$")
@@ -96,6 +104,18 @@ class ReplaySpeaker:
         key = next((key for key in (conversation_key(messages), conversation_key(bare)) if key in found), last)
         return key, found.get(key)
 
+    def check(self, task: str, seen: Sequence[Mapping[str, Any]]) -> RecordedCheck:
+        """What the recorded check said of the last reply that a step sees. Raises RequestRefusal(404) where nothing was
+        recorded of it, 400 where it sees none."""
+        if not seen:
+            raise RequestRefusal(400, "invalid_request", "check sees no replies; let its step see the one to check")
+        recording = self._recordings.by_question.get(question_key(task))
+        reply = seen[-1].get("reply")
+        names = [] if recording is None else [n for n in recording.checks if recording.answers[n].text == reply]
+        if recording is None or not names:
+            raise RequestRefusal(404, "no_recording", "no check of this reply was recorded, word for word")
+        return recording.checks[names[0]]
+
     def _draw(self, answer: RecordedAnswer, asked: tuple[str, bytes]) -> RecordedAnswer:
         if self._draws_seed is None or not answer.samples:
             return answer
@@ -108,8 +128,8 @@ class ReplaySpeaker:
 
 
 def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> dict[str, Any]:
-    """The pool `replay` as a pool file's document: neutral handles in random order, no tags, real prices, `vote`.
-    Raises BadRecording on a model without a price."""
+    """The pool `replay` as a pool file's document: neutral handles in random order, no tags, real prices, `vote`. Its
+    workers bill what was recorded. Raises BadRecording on a model without a price."""
     handles = _handles(models, seed)
     entries = []
     for model in models:
@@ -129,12 +149,20 @@ def pool_file(models: Sequence[str], prices: Mapping[str, Any], base_url: str, s
                 "price": cost,
                 "context_tokens": CONTEXT_TOKENS,
                 "output_tokens_max": OUTPUT_TOKENS_MAX,
+                "bills": True,
             }
         )
     free = {"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"}
     majority = {"description": "gives the majority answer of the replies it sees", "tags": ["majority"], "price": free}
     entries.append({"name": "vote", "handle": "vote", "kind": "tool", "url": VOTE_URL, **majority})
     return {"workers": entries, "pools": {"replay": [entry["name"] for entry in entries]}, "default": "replay"}
+
+
+def check_entry(url: str, dearest_nano: int) -> dict[str, Any]:
+    """The recorded check as a tool of a pool file. Its price is what the dearest check cost: a call draws that, and is
+    charged what the very check cost."""
+    facts = {"name": CHECK, "handle": CHECK, "kind": "tool", "url": url, "description": CHECK_SAYS, "tags": [CHECK]}
+    return facts | {"price": {"call_usd": nano_to_usd(dearest_nano)}, "bills": True}
 
 
 def _handles(models: Sequence[str], seed: int) -> dict[str, str]:
@@ -151,9 +179,26 @@ def _handles(models: Sequence[str], seed: int) -> dict[str, str]:
 def pool_yaml(path: Path, models: Sequence[str], prices: Mapping[str, Any], base_url: str, seed: int = 0) -> str:
     """`pool_file` as pool.yaml. Raises BadRecording on a model without a price."""
     document = pool_file(models, prices, base_url, seed)
+    dearest_nano = dearest_check(path)
+    if dearest_nano is not None:
+        document["workers"].append(check_entry(f"{base_url.rstrip('/')}{CHECK_PATH}", dearest_nano))
+        document["pools"]["replay"].append(CHECK)
     PoolFile.model_validate(document)
     head = f"# Recorded answers of {path.name}, served by `python -m policy.simulators.replay serve`.\n"
     return head + yaml.safe_dump(document, sort_keys=False, width=120)
+
+
+async def answer_check(speaker: ReplaySpeaker, request: web.Request) -> web.Response:
+    """The tool `check` over HTTP: `{"task", "seen"}` → `{"content": "valid" | "not valid", "usage": {"cost"}}`."""
+    try:
+        body = await request.json()
+        check = speaker.check(str(body["task"]), [dict(one) for one in body["seen"]])
+    except RequestRefusal as refused:
+        return refused.response()
+    except (ValueError, KeyError, TypeError):
+        return RequestRefusal(400, "invalid_request", "send {task, seen: [{handle, task, reply}]}").response()
+    usage = usage_body(Usage(bill_nano=check.cost_nano))
+    return web.json_response({"content": check.says, "usage": usage})
 
 
 def parser() -> argparse.ArgumentParser:
@@ -192,7 +237,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    asyncio.run(serve(WorkerServer(speaker, unknown_code="no_recording").app(), args.host, args.port, args.port_file))
+    app = WorkerServer(speaker, unknown_code="no_recording").app()
+    app.router.add_post(CHECK_PATH, partial(answer_check, speaker))
+    asyncio.run(serve(app, args.host, args.port, args.port_file))
     return 0
 
 

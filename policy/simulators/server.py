@@ -18,7 +18,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import DONE, sse
+from gateway.core.openai.usage import usage_body
 from gateway.files import write_atomic
 
 BODY_BYTES_MAX = 4 * 2**20
@@ -178,7 +180,7 @@ class WorkerServer:
         cuts = cuts_of(answer, body)
         base = {"id": _completion_id(name, body), "created": int(time.time()), "model": name}
         if body.get("stream"):
-            usage = _usage(answer.prompt_tokens, sum(c.tokens for c in cuts))
+            usage = _usage(answer, cuts)
             return await self._stream(request, answer, cuts, base, usage, body)
         await asyncio.sleep(seconds(answer, cuts) / self._speed)
         return web.json_response({**base, **completion(answer, cuts)})
@@ -195,7 +197,7 @@ class WorkerServer:
         answer: SimulatedReply,
         cuts: Sequence[Cut],
         base: Mapping[str, Any],
-        usage: Mapping[str, int],
+        usage: Mapping[str, Any],
         body: Mapping[str, Any],
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
@@ -250,8 +252,7 @@ def completion(answer: SimulatedReply, cuts: Sequence[Cut]) -> dict[str, Any]:
     choices = [
         _choice(i, "message", "".join(c.pieces), c.finish_reason, refusal=answer.refusal) for i, c in enumerate(cuts)
     ]
-    usage = _usage(answer.prompt_tokens, sum(c.tokens for c in cuts))
-    return {"object": "chat.completion", "choices": choices, "usage": usage}
+    return {"object": "chat.completion", "choices": choices, "usage": _usage(answer, cuts)}
 
 
 def _choice(
@@ -265,12 +266,9 @@ def _choice(
     return {"index": index, key: message, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+def _usage(answer: SimulatedReply, cuts: Sequence[Cut]) -> dict[str, Any]:
+    """Tokens, and where it is known what the reply cost, in dollars."""
+    return usage_body(Usage(answer.prompt_tokens, sum(c.tokens for c in cuts), bill_nano=bill_nano(answer, cuts)))
 
 
 def _completion_id(name: str, body: Mapping[str, Any]) -> str:

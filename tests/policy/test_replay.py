@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Sequence
 from decimal import Decimal
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ import yaml
 from aiohttp.test_utils import TestServer
 from openai import AsyncOpenAI
 
+from gateway.adapters.upstream.pooled import pooled_workers
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.recordings import BadRecording, load, models_in, read_prices
-from policy.simulators.replay import ReplaySpeaker, main, pool_file, pool_yaml
+from policy.simulators.replay import CHECK_PATH, ReplaySpeaker, answer_check, main, pool_file, pool_yaml
 from policy.simulators.server import RequestRefusal, WorkerServer, bill_nano, cuts_of
+from tests.kit import Kit
+from tests.kit import ask as ask_gateway
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "replay"
 PRICES = {
@@ -363,3 +367,45 @@ def test_every_row_of_the_real_recordings_is_read_or_counted(
     assert sum(recordings.gaps().values()) == gaps == models * questions - answers
     assert all(answer.cost_nano and answer.score is not None for answer in every)
     assert set(read_prices(RECORDED / f"{prices}.json")) >= set(recordings.models)
+
+
+async def test_over_http_a_call_costs_what_was_recorded_and_a_check_is_a_tool(tmp_path: Path) -> None:
+    checks = {"model-b": {"valid": True, "cost_usd": 0.02}, "lab/a": {"valid": False, "cost_usd": 0.01}}
+    row = record(0, checks=checks)
+    row["workers"]["model-b"]["cost_usd"] = 0.000123456
+    path = write(tmp_path / "r.jsonl", row)
+    speaker = ReplaySpeaker(load(path))
+    app = WorkerServer(speaker).app()
+    app.router.add_post(CHECK_PATH, partial(answer_check, speaker))
+    server = TestServer(app)
+    await server.start_server()
+    prices = {"lab/a": PRICES["lab/model-a"], "model-b": PRICES["model-b"]}
+    text = pool_yaml(path, ["lab/a", "model-b"], prices, str(server.make_url("/")))
+    pool = PoolFile.model_validate(yaml.safe_load(text))
+    handles = {spec.name: spec.handle for spec in pool.workers}
+    plans = [
+        [{"worker": handles["model-b"], "task": None, "see": []}, {"worker": "check", "task": None, "see": [0]}],
+        [{"worker": handles["lab/a"], "task": None, "see": []}, {"worker": "check", "task": None, "see": [0]}],
+    ]
+    workers = pooled_workers(pool, {}, b"secret")
+    kit = Kit([json.dumps({"steps": steps}) for steps in plans], workers, pools=pool)
+    for stream in (False, True):
+        first = await kit.serve(ask_gateway(row["question"], model="baton/conductor", stream=stream))
+        steps = first.record.steps
+        assert [step.status for step in steps] == ["done", "done"]
+        kit.conductor._script = [json.dumps({"steps": plans[0]})]
+        assert [step.reply for step in steps][1] == "valid"
+        assert [step.cost_nano for step in steps] == [123_456, 20_000_000]
+    kit.conductor._script = [json.dumps({"steps": plans[1]})]
+    second = await kit.serve(ask_gateway(row["question"], model="baton/conductor"))
+    assert [step.reply for step in second.record.steps][1] == "not valid"
+    assert [step.cost_nano for step in second.record.steps][1] == 10_000_000  # its own, not the dearest
+    async with httpx.AsyncClient(base_url=str(server.make_url("/"))) as client:
+        for body, status in (
+            ({"task": "?", "seen": []}, 400),
+            ({"task": "?", "seen": [{"reply": "x"}]}, 404),
+            ([], 400),
+        ):
+            assert (await client.post(CHECK_PATH, json=body)).status_code == status
+    await workers.close()
+    await server.close()

@@ -25,12 +25,14 @@ AUDIO_BYTES_PER_TOKEN = (
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The tokens of one call. `estimated`: the worker did not report these counts. `unreported`: it reported none at
-    all, and a byte count replaces the tokenizer's count."""
+    all, and a byte count replaces the tokenizer's count. `bill_nano`: what the worker says the call cost; it is charged
+    only where the pool file says that the worker bills."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated: bool = False
     unreported: bool = field(default=False, compare=False)
+    bill_nano: int | None = field(default=None, compare=False)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(

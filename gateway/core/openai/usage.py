@@ -15,7 +15,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.money.amounts import TOKENS_PER_REQUEST, Usage, input_tokens_bound, media_tokens_bound
+from gateway.core.money.amounts import (
+    TOKENS_PER_REQUEST,
+    Usage,
+    input_tokens_bound,
+    media_tokens_bound,
+    nano_to_usd,
+    usd_to_nano,
+)
 from gateway.core.openai.chat import choices_in
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; used only if the worker reports nothing
@@ -35,19 +42,35 @@ def read_usage(body: Mapping[str, Any]) -> Usage | None:
     if not (_is_count(prompt) and _is_count(completion)):
         return None
     return Usage(
-        int(prompt or 0), int(completion or 0), usage.get("estimated") is True, usage.get("unreported") is True
+        int(prompt or 0),
+        int(completion or 0),
+        usage.get("estimated") is True,
+        usage.get("unreported") is True,
+        _bill_nano(usage.get("cost")),
     )
 
 
+def _bill_nano(cost: Any) -> int | None:
+    """A reported `cost` in dollars as nano-dollars, rounded up; None for anything that is no amount."""
+    if isinstance(cost, bool) or not isinstance(cost, int | float | str):
+        return None
+    try:
+        return usd_to_nano(str(cost))
+    except ValueError:
+        return None
+
+
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """The inverse of `read_usage`: an OpenAI `usage` object, with `estimated` and `unreported` where they are true."""
+    """The inverse of `read_usage`: an OpenAI `usage` object, with `estimated` and `unreported` where they are true, and
+    the bill as `cost`, dollars as text."""
     body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
     flags = {"estimated": usage.estimated, "unreported": usage.unreported}
-    return body | {name: True for name, flag in flags.items() if flag}
+    bill = {} if usage.bill_nano is None else {"cost": nano_to_usd(usage.bill_nano)}
+    return body | {name: True for name, flag in flags.items() if flag} | bill
 
 
 def billed_usage(
@@ -62,7 +85,7 @@ def billed_usage(
     prompt = min(usage.prompt_tokens, max(context_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes)))
     completion = min(usage.completion_tokens, _completion_bound(usage.completion_tokens, request, context_tokens))
     cut = (prompt, completion) != (usage.prompt_tokens, usage.completion_tokens)
-    return Usage(prompt, completion, usage.estimated or cut, usage.unreported)
+    return Usage(prompt, completion, usage.estimated or cut, usage.unreported, usage.bill_nano)
 
 
 def text_bytes(pieces: Iterable[Mapping[str, Any]]) -> int:

@@ -86,6 +86,9 @@ class WorkerSpec(_Frozen):
     cannot: tuple[Capability, ...] = Field(
         default=(), description="kinds of parts and request properties that the worker does not accept"
     )
+    bills: bool = Field(
+        default=False, description="charge the `usage.cost` (dollars) that it reports, up to the call's worst case"
+    )
     tokenizer: str | None = Field(
         default=None,
         min_length=1,
@@ -180,7 +183,8 @@ def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
 def _later_defaults(worker: WorkerSpec) -> set[str]:
     """Fields that were added later and have their default value. The identity excludes them, so that the hash of an
     older pool does not change."""
-    return {name for name, is_set in (("cannot", worker.cannot), ("task", worker.task != "chat")) if not is_set}
+    added = (("cannot", worker.cannot), ("task", worker.task != "chat"), ("bills", worker.bills))
+    return {name for name, is_set in added if not is_set}
 
 
 def plain_pools(pools: PoolFile) -> dict[str, Any]:

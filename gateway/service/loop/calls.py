@@ -249,7 +249,8 @@ class StepCall:
             self._settle(usage, by, bill_nano)
 
     def _settle(self, usage: Usage | None, counted_by: str | None = None, bill_nano: int | None = None) -> None:
-        """Close the open draw: at the worker's bill, else at this usage, or in full where neither is known."""
+        """Close the open draw: at the worker's bill (up to the draw, where it came from outside), else at this usage,
+        or in full where neither is known."""
         if not self._open:
             return
         self._open = False
@@ -258,6 +259,8 @@ class StepCall:
             nano, usage, counted_by = self._worst.nano, Usage(self._worst.tokens, 0, estimated=True), "bound"
         elif bill_nano is not None:
             nano = bill_nano
+        elif self._run.spec.bills and usage.bill_nano is not None:
+            nano = min(usage.bill_nano, self._worst.nano)
         else:
             nano = 0 if usage is NO_CHARGE else cost_nano(price_of(self._run.spec), usage)
         meter.settle(self._worst, nano, usage.prompt_tokens + usage.completion_tokens)
