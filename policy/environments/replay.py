@@ -24,7 +24,7 @@ from policy.environments.base import Prompt, Spend, Split, fraction, rng_for, sp
 from policy.environments.executor import CAPS, ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import NOWHERE, SpeakerWorkers, tool_reply
-from policy.simulators.recordings import BadRecording, Recording, Recordings, load
+from policy.simulators.recordings import BadRecording, RecordedCheck, Recording, Recordings, load
 from policy.simulators.replay import ReplaySpeaker, check_entry, pool_file
 
 VALIDATION_SHARE = 0.25
@@ -97,6 +97,12 @@ class ReplayEnvironment(ExecutedEnvironment):
         """The recorded models, `vote` and `check`. An episode begins with the answers and goes on with samples."""
         return _RecordedWorkers(ReplaySpeaker(self._recordings, FIRST_S, TOKENS_PER_S, self._seed), prompt)
 
+    def checks(self, prompt: Prompt) -> Mapping[str, RecordedCheck]:
+        """What `check` says of each worker's answer to the question, where it was recorded."""
+        entry = _truth(prompt)
+        found = {name: _check_of(entry, answer.text, name) for name, answer in entry.answers.items()}
+        return {name: check for name, check in found.items() if check is not None}
+
     def grade(self, prompt: Prompt, reply: str) -> float:
         """The recording's own verdict where the reply is one of its answers, else the final answer against the gold."""
         for answer in _truth(prompt).answers.values():
@@ -136,13 +142,17 @@ class _RecordedWorkers(SpeakerWorkers):
         if not call.saw:
             raise UpstreamRefused("check sees no replies; let its step see the one to check", dispatched=False)
         handle, _, reply = call.saw[-1]
-        found = [name for name in self._entry.checks if self._entry.answers[name].text == reply]
-        if not found:
+        check = _check_of(self._entry, reply, self._names.get(handle))
+        if check is None:
             message = "no check of this reply was recorded: it must be a worker's recorded answer, word for word"
             raise UpstreamRefused(message, upstream_status=404, code="no_recording")
-        name = self._names.get(handle)
-        check = self._entry.checks[name if name in found else found[0]]
         return tool_reply(check.says, check.cost_nano)
+
+
+def _check_of(entry: Recording, reply: str, name: str | None) -> RecordedCheck | None:
+    """The recorded check of a reply: of the worker `name` where it gave it, else of another that said the same."""
+    found = [worker for worker in entry.checks if entry.answers[worker].text == reply]
+    return entry.checks[name if name in found else found[0]] if found else None
 
 
 def _check_tool(recordings: Recordings) -> list[WorkerSpec]:

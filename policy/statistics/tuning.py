@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from statistics import fmean
 
@@ -39,12 +39,21 @@ class WorkerResult:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What the tool `check` says of a worker's answer, and what that costs."""
+
+    valid: bool
+    cost_nano: int
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
-    """One prompt with what each worker did, by name."""
+    """One prompt with what each worker did, by name. `checks`: of the workers whose answer can be checked."""
 
     question: str
     category: str
     results: Mapping[str, WorkerResult]
+    checks: Mapping[str, CheckResult] = field(default_factory=dict)
 
 
 async def observe(

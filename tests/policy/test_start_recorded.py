@@ -15,8 +15,9 @@ from policy.environments.sampling import sample
 from policy.reward import DIAL
 from policy.start.recorded.lessons import Posing, ProgramPlanner, lessons
 from policy.start.recorded.programs import Choices, Program, Worth, gives, search
+from policy.start.recorded.start import with_checks
 from policy.statistics.tuning import Nearest, Observation, WorkerResult, observe
-from tests.policy.environments import SUMS, WORDS, lines, recorded
+from tests.policy.environments import PRICES, SUMS, WORDS, lines, recorded
 from tests.sizes import sized
 
 PROGRAMS = sized(small=4, ci=25, long=25)
@@ -65,6 +66,32 @@ async def test_a_program_carried_out_gives_what_the_search_reckoned(tmp_path: Pa
         results = [gives(program, each) for each in observed]
         assert [result.outcome for result in results] == [episode.outcome for episode in found.episodes], program
         assert [result.cost_nano for result in results] == [episode.cost_nano for episode in found.episodes], program
+
+
+async def test_a_check_ships_a_cheap_answer_that_it_finds_valid(tmp_path: Path) -> None:
+    """`cheap` is right on even sums and costs little, `check` knows; questions without checks ask `dear` at once."""
+    rows = lines(24)
+    for number, row in enumerate(rows[:24]):
+        right = bool(row["workers"]["cheap"]["correct"])
+        row["checks"] = {"cheap": {"valid": right, "cost_usd": 0.00001}} if number % 8 else {"mid": {"valid": False}}
+    path = tmp_path / "checked.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = ReplayEnvironment.open(path, PRICES, executor=Executor(rounds=3))
+    prompts = env.prompts("train", env.count("train"), 0)
+    observed = with_checks(env, prompts, await observe(env, prompts))
+    worth = search(observed)
+    checking = [program for program in worth.programs if program.check]
+    assert {program.first for program in checking} == {("cheap",), ("mid",), ("dear",)}  # they say the same at times
+    for program in checking:
+        found = await sample(env, [(prompt, [ProgramPlanner(program)]) for prompt in prompts])
+        results = [gives(program, each) for each in observed]
+        assert [result.outcome for result in results] == [episode.outcome for episode in found.episodes], program
+        assert [result.cost_nano for result in results] == [episode.cost_nano for episode in found.episodes], program
+        at = worth.index[program]
+        assert sum(one.outcome for one in results) == pytest.approx(worth.outcome[at].sum())
+        assert sum(one.cost_nano for one in results) / 1e9 == pytest.approx(worth.usd[at].sum())
+    best = worth.best(1.0)["sums"]
+    assert (best.first, best.check) == (("cheap",), True)
 
 
 async def test_without_a_second_round_the_first_beginning_answers(tmp_path: Path) -> None:

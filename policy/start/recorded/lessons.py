@@ -16,8 +16,8 @@ from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import question_text
 from gateway.core.loop.plan import Plan, Step
-from gateway.core.loop.prompt import Profile, most_agreeing, render
-from gateway.core.pool.workers import MODEL_KINDS, VOTE_URL
+from gateway.core.loop.prompt import Profile, ShownReply, most_agreeing, render
+from gateway.core.pool.workers import MODEL_KINDS, VOTE_URL, WorkerSpec
 from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.routers import SHIP
 from gateway.service.loop.state import EarlyStart, Situation
@@ -33,6 +33,7 @@ BEGINNINGS = 12
 BARE_SHARE = 0.3  # of episodes are shown no experience
 GOING_ON = 2  # times is a later round taught that asks more workers: it is the rarer case, and the one that pays
 LAST_ROUND = 3
+CHECK_TAG, VALID = "check", "valid"  # of the tool, and what it says of an answer that it accepts
 LAST_ROUND_SHARE = 0.3  # of third rounds are taught: they only ever ship
 
 
@@ -155,6 +156,8 @@ class ProgramPlanner:
 
     def _plan(self, situation: Situation) -> Plan:
         program = self._program
+        if program.check:
+            return self._checked_plan(situation)
         if situation.round == 1:
             first = self._handles(situation, program.first)
             polled = len(first) > 1 and (not program.enough or situation.final)
@@ -166,6 +169,21 @@ class ProgramPlanner:
         then = self._handles(situation, program.then)
         return Plan((*_asked(then), *(_vote(situation, len(then)) if program.poll else ())))
 
+    def _checked_plan(self, situation: Situation) -> Plan:
+        """Round 1 asks and checks. Round 2 ships the checked reply, by a vote of that one alone, or asks the other.
+        Where no check is offered, or no further round, that other one is asked at once."""
+        program, check = self._program, _tool(situation, lambda spec: CHECK_TAG in spec.tags)
+        first, then = self._handles(situation, program.first), self._handles(situation, program.then)
+        if situation.round == 1:
+            checked = (Step(check, None, (situation.allowed.first_index,)),) if check and not situation.final else ()
+            return Plan((*_asked(first if checked or not then else then), *checked))
+        if situation.round > 2 or not _is_checked(situation.replies):
+            return SHIP
+        if situation.replies[-1].answer == VALID:
+            vote = _tool(situation, lambda spec: spec.url == VOTE_URL)
+            return SHIP if vote is None else Plan((Step(vote, None, (situation.replies[0].index,)),))
+        return Plan(_asked(then)) if then else SHIP
+
     def _handles(self, situation: Situation, names: Sequence[str]) -> list[str]:
         offered = {spec.name: spec.handle for spec in situation.workers if spec.kind in MODEL_KINDS}
         return [offered[name] for name in names if name in offered]
@@ -175,7 +193,16 @@ def _asked(handles: Sequence[str]) -> tuple[Step, ...]:
     return tuple(Step(handle, None) for handle in handles)
 
 
+def _tool(situation: Situation, wanted: Callable[[WorkerSpec], bool]) -> str | None:
+    """The handle of the tool that is offered."""
+    return next((spec.handle for spec in situation.workers if spec.kind == "tool" and wanted(spec)), None)
+
+
+def _is_checked(replies: Sequence[ShownReply]) -> bool:
+    return len(replies) == 2
+
+
 def _vote(situation: Situation, asked: int) -> tuple[Step, ...]:
     """The step that gives the majority of all replies so far and of the `asked` steps before it; none without vote."""
-    tool = next((spec.handle for spec in situation.workers if spec.url == VOTE_URL), None)
+    tool = _tool(situation, lambda spec: spec.url == VOTE_URL)
     return () if tool is None else (Step(tool, None, tuple(range(situation.allowed.first_index + asked))),)

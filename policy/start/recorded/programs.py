@@ -40,12 +40,14 @@ PRIOR_QUESTIONS = 100.0  # what all categories together count for in one of them
 class Program:
     """Names of workers. `first` are asked side by side; where `enough` of them agree, the earliest of those that do
     speaks for them (0: in any case): of equal answers not all are written equally well. Else `then` are asked: the last
-    of them answers, or with `poll` the majority of all."""
+    of them answers, or with `poll` the majority of all. With `check` the only one of `first` is checked: its answer
+    ships where the tool finds it valid, else the only one of `then` answers."""
 
     first: tuple[str, ...]
     enough: int = 0
     then: tuple[str, ...] = ()
     poll: bool = False
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +195,25 @@ def search(observed: Sequence[Observation]) -> Worth:
 
 def gives(program: Program, observed: Observation) -> WorkerResult:
     """What the program gives on one question. Raises KeyError on a worker that was not asked it."""
+    if program.check:
+        return _checked(program, observed)
     first = vote_result(observed, program.first)
     if _votes(observed, program.first) >= program.enough:
         return first
     asked = vote_result(observed, (*program.first, *program.then))
     last = asked if program.poll else observed.results[program.then[-1]]
     return WorkerResult(last.outcome, asked.cost_nano, last.answer)
+
+
+def _checked(program: Program, observed: Observation) -> WorkerResult:
+    first, then = (observed.results[names[0]] for names in (program.first, program.then))
+    if not observed.checks:  # then the tool is not offered, and the other is asked at once
+        return then
+    check = observed.checks.get(program.first[0])
+    spent_nano = first.cost_nano + (0 if check is None else check.cost_nano)
+    if check is not None and check.valid:
+        return WorkerResult(first.outcome, spent_nano, first.answer)
+    return WorkerResult(then.outcome, spent_nano + then.cost_nano, then.answer)
 
 
 def _votes(observed: Observation, workers: Sequence[str]) -> int:
@@ -217,6 +232,12 @@ class _Facts:
         nano = np.array([[each.results[name].cost_nano for name in self.names] for each in observed])
         self.usd: Floats = nano / NANO_PER_USD
         self.answers = np.array([_codes([each.results[name].answer for name in self.names]) for each in observed])
+        checks = [[each.checks.get(name) for name in self.names] for each in observed]
+        self.valid = np.array([[check is not None and check.valid for check in row] for row in checks])
+        spent = np.array([[0 if check is None else check.cost_nano for check in row] for row in checks])
+        self.check_usd: Floats = spent / NANO_PER_USD
+        self.checked = np.array([[check is not None for check in row] for row in checks]).any(0)
+        self.offered = np.array([bool(each.checks) for each in observed])
         self.categories = tuple(sorted({each.category for each in observed}))
         where = {name: at for at, name in enumerate(self.categories)}
         self._of = np.array([where[each.category] for each in observed])
@@ -235,6 +256,18 @@ class _Facts:
             for first in combinations(everybody, size):
                 for speaker in first:
                     yield from self._beginning_with((speaker, *(other for other in first if other != speaker)))
+        yield from self._checking()
+
+    def _checking(self) -> Iterator[tuple[Program, Floats, Floats]]:
+        """One worker checked and shipped, or another one asked instead; of workers that any check was recorded of."""
+        for one in np.flatnonzero(self.checked).tolist():
+            valid = self.valid[:, one]
+            for other in range(len(self.names)):
+                if other != one:
+                    right = np.where(valid, self.right[:, one], self.right[:, other])
+                    spent = self.usd[:, one] + self.check_usd[:, one] + np.where(valid, 0.0, self.usd[:, other])
+                    total = np.where(self.offered, spent, self.usd[:, other])
+                    yield Program(self._named((one,)), 0, self._named((other,)), check=True), right, total
 
     def _beginning_with(self, first: tuple[int, ...]) -> Iterator[tuple[Program, Floats, Floats]]:
         chosen, votes = self._majority(first)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.errors import ConfigError
 from policy.environments.base import Prompt
 from policy.environments.executor import ExecutedEnvironment
+from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import PROFILE, Posing, lessons
 from policy.start.recorded.programs import Choices, Worth, search
 from policy.start.recorded.school import SHAPE, Schooling, SchoolReport, teach
 from policy.start.synthetic.export import About, export
-from policy.statistics.tuning import Nearest, Observation, observe
+from policy.statistics.tuning import CheckResult, Nearest, Observation, observe
 
 ROUNDS = 3  # ask, escalate or settle, ship
 EPISODES_A_QUESTION = 7
@@ -46,8 +47,11 @@ class Start:
 
 
 def observed_of(environment: ExecutedEnvironment, prompts: Sequence[Prompt], say: Say) -> list[Observation]:
-    """Every worker on every question. Raises ConfigError where that leaves nothing to learn."""
+    """Every worker on every question, with what checks say of it. Raises ConfigError where that leaves nothing to
+    learn."""
     observed = asyncio.run(observe(environment, prompts, _said(say, "asking every worker")))
+    if isinstance(environment, ReplayEnvironment):
+        observed = with_checks(environment, prompts, observed)
     rights = {result.outcome for each in observed for result in each.results.values()}
     if len(rights) < 2:
         kind = "right" if rights == {1.0} else "wrong"
@@ -56,6 +60,17 @@ def observed_of(environment: ExecutedEnvironment, prompts: Sequence[Prompt], say
             "questions; give harder or other ones"
         )
     return observed
+
+
+def with_checks(
+    environment: ReplayEnvironment, prompts: Sequence[Prompt], observed: Sequence[Observation]
+) -> list[Observation]:
+    """The same with the recorded checks of each question."""
+    found = []
+    for prompt, each in zip(prompts, observed, strict=True):
+        checks = environment.checks(prompt)
+        found.append(replace(each, checks={n: CheckResult(c.valid, c.cost_nano) for n, c in checks.items()}))
+    return found
 
 
 def warm_start(
