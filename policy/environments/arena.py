@@ -17,7 +17,7 @@ from gateway.core.loop.experience import content_text
 from gateway.core.loop.plan import Plan, validate
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.loop.state import EarlyStart, Planner, Situation
-from policy.environments.base import Prompt, Spend, Split, rng_for
+from policy.environments.base import Bill, Prompt, Spend, Split, rng_for
 from policy.environments.executor import ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import NOWHERE, SpeakerWorkers
@@ -87,6 +87,10 @@ class ArenaEnvironment(ExecutedEnvironment):
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
         """Return the programs of the prompt's pool."""
         return SpeakerWorkers(ArenaSpeaker(tuple(truth_of(prompt).workers.values()), self._seed))
+
+    async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
+        """As `grade`; free."""
+        return self.grade(prompt, reply)
 
     def grade(self, prompt: Prompt, reply: str) -> float:
         """Return 1.0 when the final answer is the task's, else 0.0."""

@@ -309,13 +309,9 @@ class ExecutedEnvironment(ABC):
     def workers(self, prompt: Prompt, sample: int) -> TimedWorkers:
         """The workers of one episode."""
 
-    def grade(self, prompt: Prompt, reply: str) -> float:
-        """Outcome of a reply, in [0, 1]. An environment has this or, where judging takes time or money, `graded`."""
-        raise NotImplementedError
-
+    @abstractmethod
     async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
         """Outcome of a reply, in [0, 1]; what judging costs goes on `bill`. Raises Ungraded."""
-        return self.grade(prompt, reply)
 
     def spent_nano(self, result: LoopResult, workers: TimedWorkers) -> int:
         """Return what an episode takes from the meter, in nano-dollars."""

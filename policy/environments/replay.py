@@ -20,7 +20,7 @@ from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, PoolFile, Price, WorkerSpec
 from gateway.errors import UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerExperience, WorkerReply
-from policy.environments.base import Prompt, Spend, Split, fraction, rng_for, split_of
+from policy.environments.base import Bill, Prompt, Spend, Split, fraction, rng_for, split_of
 from policy.environments.executor import CAPS, ExecutedEnvironment, Executor, TimedWorkers
 from policy.environments.sampling import CONCURRENCY
 from policy.environments.simulated import NOWHERE, SpeakerWorkers, tool_reply
@@ -102,6 +102,10 @@ class ReplayEnvironment(ExecutedEnvironment):
         entry = _truth(prompt)
         found = {name: _check_of(entry, answer.text, name) for name, answer in entry.answers.items()}
         return {name: check for name, check in found.items() if check is not None}
+
+    async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
+        """As `grade`; free."""
+        return self.grade(prompt, reply)
 
     def grade(self, prompt: Prompt, reply: str) -> float:
         """The recording's own verdict where the reply is one of its answers, else the final answer against the gold."""
