@@ -20,14 +20,20 @@ torch = pytest.importorskip("torch", reason="the train extra is not installed")
 pytest.importorskip("trl", reason="the trl extra is not installed")
 
 from gateway.core.loop.plan import PlanLimits, plan_schema  # noqa: E402
-from gateway.errors import BadRequest  # noqa: E402
+from gateway.errors import BadRequest, Unavailable  # noqa: E402
 from policy.__main__ import main  # noqa: E402
 from policy.reward import taught_dial  # noqa: E402
 from policy.serve.manifest import read_complete  # noqa: E402
 from policy.serve.shape import load_shape  # noqa: E402
 from policy.serve.tokens import Tokens  # noqa: E402
 from policy.train.engines.rows import EngineRow, EngineSettings, of_training, prepare  # noqa: E402
-from policy.train.engines.trl_trainer import Stopping, make_trainer, quiet, train_with_trl  # noqa: E402
+from policy.train.engines.trl_trainer import (  # noqa: E402
+    Stopping,
+    last_checkpoint,
+    make_trainer,
+    quiet,
+    train_with_trl,
+)
 from policy.train.sources.conductor import Decoded, Sampler  # noqa: E402
 from policy.train.step.grpo import LossSettings, grpo_loss  # noqa: E402
 from policy.train.step.masks import Masks  # noqa: E402
@@ -220,6 +226,38 @@ def test_asked_to_stop_it_leaves_a_checkpoint_and_goes_on_to_the_same_weights(
     assert trained is not None
     assert [x["step"] for x in trained.log] == list(range(1, 13))
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), RuntimeError("[enforce fail] PytorchStreamWriter failed writing file")],
+    ids=["disk", "torch"],
+)
+def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint_keeps_the_last_one(
+    tmp_path: Path, model_dir: Path, model: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second checkpoint has its weights and no optimizer; with room again the run ends as if nothing had been."""
+    rows = logged(model, 64, masked=True)
+    real = torch.save
+
+    def full(content: Any, place: Any, *given: Any, **named: Any) -> None:
+        if "checkpoint-8" in str(place):
+            Path(place).write_bytes(b"torn")
+            raise error
+        real(content, place, *given, **named)
+
+    given: dict[str, Any] = {"work": tmp_path / "work", "resume": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(Unavailable, match="free some space and run again with --resume"):
+            train_with_trl(rows, model_dir, tmp_path / "out", SETTINGS, **given)
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "work" / "checkpoint-8").is_dir()
+    assert str(last_checkpoint(tmp_path / "work")).endswith("checkpoint-4")
+    train_with_trl(rows, model_dir, tmp_path / "out", SETTINGS, **given)
+    train_with_trl(rows, model_dir, tmp_path / "whole", SETTINGS, work=tmp_path / "other")
+    one, other = (tmp_path / name / "model.safetensors" for name in ("out", "whole"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.timeout(400)  # whole processes, each of which imports TRL

@@ -103,15 +103,22 @@ def test_importing_the_gateway_opens_no_socket_and_starts_nothing_of_its_own() -
 
 
 def test_the_image_runs_as_nobody_from_pinned_parts() -> None:
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    whole = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    lines = whole.splitlines()
     instructions = [line.split(" ", 1) for line in lines if re.match(r"^[A-Z]+ ", line)]
     users = [argument for name, argument in instructions if name == "USER"]
     assert users[-1] not in ("root", "0")
-    froms = [argument for name, argument in instructions if name == "FROM"]
-    assert all(argument.startswith("${PYTHON_IMAGE}") for argument in froms)
+    froms = [re.fullmatch(r"(\S+) AS (\S+)", argument) for name, argument in instructions if name == "FROM"]
+    known = {"${PYTHON_IMAGE}"}
+    for stage in froms:  # each is of the one image, or of a stage before it
+        assert stage is not None
+        assert stage[1] in known
+        known.add(stage[2])
+    runtime = whole.split("FROM ${PYTHON_IMAGE} AS runtime")[1]
+    assert "USER baton" in runtime.split("FROM ")[0]
+    assert "USER" not in "".join(runtime.split("FROM ")[1:])  # what is made of it stays that user
     (image,) = [argument for name, argument in instructions if name == "ARG" and "PYTHON_IMAGE" in argument]
     assert re.search(r"=python:3\.\d+-slim-\w+$", image)
-    whole = "\n".join(lines)
     assert "--require-hashes" in whole
     assert "--only-binary :all:" in whole
     assert not re.search(r"\b(curl|wget|apt-get|git clone)\b", whole)

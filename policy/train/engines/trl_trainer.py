@@ -12,6 +12,7 @@ The loss, its token normalisation, accumulation, checkpoints and distribution ar
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import warnings
@@ -22,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from gateway.core.policies.manifest import ADAPTER_CONFIG_FILE
-from gateway.errors import BadRequest, ConfigError, VersionRefused
+from gateway.errors import BadRequest, ConfigError, Unavailable, VersionRefused
 from policy.serve.lora import read_config
 from policy.train.engines.memory import check, host_bytes, memory
 from policy.train.engines.rows import Bits, EngineRow, EngineSettings, Prepared, order, prepare
@@ -50,6 +52,8 @@ try:
 except ImportError as error:
     raise ConfigError(f"TRL is not installed ({error.name}); scripts/install trl adds it") from None
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_WORDS = ("No space left", "PytorchStreamWriter failed")
 Finish = Callable[[Path, dict[str, Any]], None]
 
 
@@ -91,7 +95,7 @@ def train_with_trl(
     if out.exists():
         raise BadRequest(f"{out} is there already; name a new directory")
     trainer = make_trainer(prepared, model_dir, work, settings, [_Metrics(work, say), *callbacks], adapter, say)
-    with quiet():
+    with quiet(), _on_disk(work):
         trainer.train(resume_from_checkpoint=last_checkpoint(work) if resume else None)
         if trainer.state.global_step < settings.steps:
             return None
@@ -156,6 +160,20 @@ def quiet() -> Iterator[None]:
         finally:
             if bars:
                 transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _on_disk(work: Path) -> Iterator[None]:
+    """A full disk as one line; torch's and safetensors' own writers raise errors of their own for one."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if getattr(error, "errno", None) not in FULL and not any(word in str(error) for word in FULL_WORDS):
+            raise
+        raise Unavailable(
+            f"{work}: cannot be written ({str(error).splitlines()[0]}); free some space and run again with --resume: "
+            "the checkpoints before it are complete"
+        ) from None
 
 
 def last_checkpoint(work: Path) -> str | None:
