@@ -87,6 +87,7 @@ class Services:
 
     `conductor_url` (base URL ending in /v1) and `conductor_model` are None where the conductor is a worker of the pool,
     `policies` where this conductor has one version and no registry. `engine_key` opens the routes that load versions.
+    `places` maps the `local:` URLs of the pool to the base URLs of the servers that were started for them.
     """
 
     database_url: str = field(repr=False)
@@ -97,6 +98,7 @@ class Services:
     conductor_model: str | None = None
     policies: Path | None = None
     engine_key: str | None = field(default=None, repr=False)
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 def variable(name: str) -> str:

@@ -66,6 +66,7 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
     if settings.conductor_kind == "worker":
         spec = pool.first.pools.worker(settings.conductor.removeprefix("worker:"))
         url, model, ref, price = spec.url, spec.model, spec.api_key, spec.price or FREE
+        url = services.places.get(str(url), url)
         if spec.kind == "litellm":
             hint: Structured = structured if structured in ("json_schema", "json_object") else "none"
             return ConductorParts(WorkerConductor(pool.workers, spec, hint), planning_of(settings, "full", price))

@@ -69,6 +69,7 @@ def pool_of(base: Base) -> PoolParts:
         first.pools,
         first.secrets,
         base.secret(b"depth"),
+        places=base.services.places,
         connections_max=settings.worker_connections_max,
         reply_bytes_max=settings.worker_reply_bytes_max,
         chunk_gap_s_max=settings.worker_idle_s,

@@ -36,6 +36,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="plans that may wait; more get a 503")
     parser.add_argument("--versions", type=int, default=VERSIONS_MAX, metavar="N", help="models held at once, at most")
     parser.add_argument(
+        "--base", type=Path, action="append", default=[], metavar="DIR", help="of an adapter; repeatable"
+    )
+    parser.add_argument(
         "--admin-key-file",
         type=Path,
         metavar="PATH",
@@ -62,7 +65,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     try:
         key = admin_key(options.admin_key_file)
-        versions = Versions(Slots(options.threads, options.queue), options.versions)
+        versions = Versions(Slots(options.threads, options.queue), options.versions, bases=options.base)
         versions.start_with(options.served_model_name, options.model.resolve())
     except BatonError as error:
         sys.stderr.write(f"conductor: {error.message}\n")

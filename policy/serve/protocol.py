@@ -1,4 +1,5 @@
-"""The OpenAI chat protocol with vLLM's extensions, as far as a conductor needs it: requests in, bodies out. Pure.
+"""The OpenAI chat protocol with vLLM's extensions, as far as a conductor and a small local worker need it: requests in,
+bodies out. Pure.
 
 Fields that would change the answer and are not supported are refused, never ignored.
 """
@@ -6,7 +7,8 @@ Fields that would change the answer and are not supported are refused, never ign
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +18,14 @@ from policy.serve.tokens import Tokens
 TOP_LOGPROBS_MAX = 20
 LOGPROB_MIN = -9999.0  # JSON has no −inf; vLLM writes this
 NAME_CHARS_MAX = 200
+N_MAX = 8  # replies to one request
+STOPS_MAX = 4
+STOP_CHARS_MAX = 200
+REFUSED = {
+    "tools": "this model calls no tools; ask without them, or ask another worker",
+    "functions": "this model calls no functions; ask without them, or ask another worker",
+    "logit_bias": "this server does not shift logits",
+}
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -33,11 +43,29 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=False)
 
 
-class Message(_Strict):
-    """One chat message; text only."""
+class TextPart(_Strict):
+    """One part of a message's content."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """One chat message; text only, in one piece or in parts."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """The message as a chat template takes it."""
+        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]], Field(min_length=1, max_length=STOPS_MAX)
+]
 
 
 class NamedSchema(_Strict):
@@ -80,6 +108,10 @@ class ChatCompletionRequest(_Strict):
     top_k: Literal[-1, 0] = -1  # these three are accepted as far as they change nothing
     min_p: Literal[0] = 0
     repetition_penalty: Literal[1] = 1
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
@@ -88,8 +120,23 @@ class ChatCompletionRequest(_Strict):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = False
-    n: Literal[1] = 1
+    n: int = Field(default=1, ge=1, le=N_MAX)
+    stop: Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)] | Stops | None = None
     user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, body: Any) -> Any:
+        """Raises ApiError naming a field that asks for what no small model here can do."""
+        for name, why in REFUSED.items():
+            if isinstance(body, dict) and body.get(name):
+                raise ApiError(400, f"{name}: {why}", code="unsupported_parameter", param=name)
+        return body if not isinstance(body, dict) else {key: body[key] for key in body if key not in REFUSED}
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts before which a reply ends."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def tokens_max(self, room: int) -> int:
         """How many tokens may be decoded when `room` are left in the context. Raises ApiError as vLLM does."""
@@ -199,6 +246,15 @@ def logprobs_body(sampled: Sequence[TokenSample], tokens: Tokens) -> dict[str, A
     return {"content": content}
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text and tokens of the reply at `index`, as they come. The text may lag behind the tokens."""
+
+    index: int
+    text: str
+    sampled: Sequence[TokenSample]
+
+
 class Replies:
     """Bodies of one completion: what stays the same in all of its chunks is said once, here."""
 
@@ -210,23 +266,23 @@ class Replies:
         self._prompt_ids = list(prompt_ids)
         self._common = {"id": id_, "created": created, "model": request.model}
 
-    def opening(self) -> dict[str, Any]:
-        """The first chunk: the role, and the prompt's token ids where they were asked for."""
-        chunk = self._chunk({"role": "assistant", "content": ""}, [])
+    def opening(self, index: int) -> dict[str, Any]:
+        """The first chunk of a reply: the role, and the prompt's token ids where they were asked for."""
+        chunk = self._chunk({"role": "assistant", "content": ""}, [], index)
         if self._request.return_token_ids:
             chunk["prompt_token_ids"] = self._prompt_ids
         return chunk
 
-    def piece(self, text: str, sampled: Sequence[TokenSample]) -> dict[str, Any]:
+    def piece(self, piece: Piece) -> dict[str, Any]:
         """A chunk of one or more tokens; it says so when it is the last."""
-        return self._chunk({"content": text}, sampled)
+        return self._chunk({"content": piece.text}, piece.sampled, piece.index)
 
-    def _chunk(self, delta: dict[str, str], sampled: Sequence[TokenSample]) -> dict[str, Any]:
-        choice = self._choice(sampled) | {"delta": delta}
+    def _chunk(self, delta: dict[str, str], sampled: Sequence[TokenSample], index: int) -> dict[str, Any]:
+        choice = self._choice(sampled, index) | {"delta": delta}
         return {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def _choice(self, sampled: Sequence[TokenSample]) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": sampled[-1].finish if sampled else None}
+    def _choice(self, sampled: Sequence[TokenSample], index: int) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "finish_reason": sampled[-1].finish if sampled else None}
         wants = self._request.logprobs and bool(sampled)
         choice["logprobs"] = logprobs_body(sampled, self._tokens) if wants else None
         if self._request.return_token_ids and sampled:
@@ -242,13 +298,18 @@ class Replies:
         """The chunk that `stream_options.include_usage` asks for."""
         return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": self.usage(count)}
 
-    def body(self, text: str, sampled: Sequence[TokenSample]) -> dict[str, Any]:
+    def body(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """The body of a completion that was not streamed."""
-        message = {"role": "assistant", "content": text}
+        choices = []
+        for index in range(self._request.n):
+            own = [piece for piece in pieces if piece.index == index]
+            sampled = [one for piece in own for one in piece.sampled]
+            message = {"role": "assistant", "content": "".join(piece.text for piece in own)}
+            choices.append(self._choice(sampled, index) | {"message": message})
         body = {
             **self._common,
             "object": "chat.completion",
-            "choices": [self._choice(sampled) | {"message": message}],
-            "usage": self.usage(len(sampled)),
+            "choices": choices,
+            "usage": self.usage(sum(len(piece.sampled) for piece in pieces)),
         }
         return body | ({"prompt_token_ids": self._prompt_ids} if self._request.return_token_ids else {})

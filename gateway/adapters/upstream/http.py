@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from functools import lru_cache
 from http.cookiejar import DefaultCookiePolicy
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -57,13 +58,15 @@ def http_client(connections_max: int = CONNECTIONS_MAX) -> httpx.AsyncClient:
 
 
 class HttpWorkers:
-    """`ports.Workers` for kind `openai`. `secrets` maps worker names to keys; `depth_secret` signs the depth header."""
+    """`ports.Workers` for kind `openai`. `secrets` maps worker names to keys; `depth_secret` signs the depth header;
+    `places` maps `local:` URLs to where this gateway serves them."""
 
     def __init__(
         self,
         secrets: Mapping[str, str],
         depth_secret: bytes,
         *,
+        places: Mapping[str, str] = MappingProxyType({}),
         client: httpx.AsyncClient | None = None,
         reply_bytes_max: int = 16 << 20,
         event_bytes_max: int = 1 << 20,
@@ -71,6 +74,7 @@ class HttpWorkers:
     ) -> None:
         self._secrets = dict(secrets)
         self._depth_secret = depth_secret
+        self._places = places
         self._client = client or http_client()
         self._reply_bytes_max = reply_bytes_max
         self._event_bytes_max = event_bytes_max
@@ -144,7 +148,7 @@ class HttpWorkers:
         }
         if secret:
             headers["authorization"] = f"Bearer {secret}"
-        request = httpx.Request("POST", _url(call.worker.url, call.endpoint), content=content, headers=headers)
+        request = httpx.Request("POST", _url(self._base(call), call.endpoint), content=content, headers=headers)
         request.headers.encoding = "ascii"  # they are ASCII; otherwise httpx decodes them all to find out
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:
@@ -154,6 +158,15 @@ class HttpWorkers:
         finally:
             await response.aclose()
         raise upstream.status_error(response.status_code, response.headers, raw, secret)
+
+    def _base(self, call: WorkerCall) -> str:
+        """The base URL of the worker. Raises UpstreamError for a local model that was not started."""
+        url = call.worker.url or ""
+        if call.worker.local_model and url not in self._places:
+            raise UpstreamError(
+                f"{url} is not served here; `baton serve` starts it with the pool file", dispatched=False
+            )
+        return self._places.get(url, url)
 
 
 class StreamTally:

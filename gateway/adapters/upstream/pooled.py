@@ -15,6 +15,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import httpx
@@ -285,6 +286,7 @@ def pooled_workers(
     secrets: Mapping[str, str],
     depth_secret: bytes,
     *,
+    places: Mapping[str, str] = MappingProxyType({}),
     connections_max: int = 512,
     reply_bytes_max: int = 16 << 20,
     chunk_gap_s_max: float = 60.0,
@@ -298,7 +300,12 @@ def pooled_workers(
         keys = loaded.secrets
         adapters: dict[str, Adapter] = {
             "openai": HttpWorkers(
-                keys, depth_secret, client=client, reply_bytes_max=reply_bytes_max, chunk_gap_s_max=chunk_gap_s_max
+                keys,
+                depth_secret,
+                places=places,
+                client=client,
+                reply_bytes_max=reply_bytes_max,
+                chunk_gap_s_max=chunk_gap_s_max,
             ),
             "tool": ToolWorkers(keys, depth_secret, client=client),
         }

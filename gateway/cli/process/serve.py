@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 EXIT_RUNNING = 3
 EXIT_FORCED = 130
+SIMULATED = """
+The workers are simulated: they answer exercises like the one below (arithmetic, units, dates, tables, strings, lists,
+logic, formats) and nothing else. A real model on this machine, without a key: make serve POOL=deploy/pools/smol.yaml
+"""
 QUESTION = "How many grams are there in 51 kilograms? Give the amount as a plain number."
 
 
@@ -160,7 +164,8 @@ class _Run:
         data.write(FACTS, facts)
         if settings.jobs_worker and find_spec("policy") is not None:
             await stack.run(EmbeddedWorker(data.path, write_settings(settings, data, services.database_url)))
-        _say(banner(facts, data.path, new=keys.new, took_s=time.monotonic() - self._began_s))
+        took_s, simulated = time.monotonic() - self._began_s, settings.pool is None
+        _say(banner(facts, data.path, new=keys.new, took_s=took_s, simulated=simulated))
         try:
             await self._hangups.serve(bundle.admin_parts.pools)  # until another signal cancels it
         finally:
@@ -179,9 +184,9 @@ class _Run:
 # ---------------------------------------------------------------- what it prints
 
 
-def banner(facts: Mapping[str, Any], data_dir: Path, *, new: bool, took_s: float) -> str:
+def banner(facts: Mapping[str, Any], data_dir: Path, *, new: bool, took_s: float, simulated: bool = False) -> str:
     """Addresses, keys, and two snippets that work when pasted. `new`: this start made the keys, so the admin key is
-    shown, this once."""
+    shown, this once. `simulated`: the workers are, so it says what they know."""
     where = data_dir / FACTS
     admin_key = f"{facts['admin_key']}   (shown once)" if new else f"made at the first start; see {where}"
     return f"""
@@ -192,7 +197,7 @@ Baton serves after {took_s:.1f} s. Ctrl-C drains and stops everything it started
   admin URL   {facts["admin_url"]}   (a page: what was asked, planned, answered and spent)
   admin key   {admin_key}
   all this    {where}
-
+{SIMULATED if simulated else ""}
 With curl:
 
 {curl(facts)}

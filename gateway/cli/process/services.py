@@ -24,7 +24,7 @@ from gateway.config import settings as config
 from gateway.config.settings import Services, Settings
 from gateway.core.policies.manifest import MANIFEST_FILE, Manifest, manifest_of
 from gateway.core.policies.versions import Version
-from gateway.core.pool.workers import PoolFile
+from gateway.core.pool.workers import LOCAL, PoolFile
 from gateway.errors import ConfigError, NotFound, Unavailable, VersionRefused
 from gateway.files import write_atomic
 
@@ -32,6 +32,8 @@ ARENA_SEED = 7
 ARENA_POOL = "arena-pool.yaml"
 POOL_TEXT_S = 30.0
 SHIPPED_CONDUCTOR = "shipped/arena-3"  # inside the policy package
+SMOL, SMOL_CONDUCTOR, SMOL_BASE = "smol", "shipped/smol-1", "smollm2"  # the adapter's name, its place, and its base
+BASE_S = 300.0  # to import a base
 CHOICES = (
     "worker:NAME, a model of the pool that plans by prompt; http://host:port/v1#model; the directory of a policy that "
     "was trained for this pool; or none, and the rule router plans"
@@ -40,10 +42,10 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 
 
-def shipped_directory() -> Path | None:
-    """The directory of the shipped weights; None where the policy package is not installed."""
+def shipped_directory(place: str = SHIPPED_CONDUCTOR) -> Path | None:
+    """The directory of shipped weights; None where the policy package is not installed."""
     spec = find_spec("policy")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent / SHIPPED_CONDUCTOR
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / place
 
 
 def conductor_offered(settings: Settings) -> tuple[Path, Manifest]:
@@ -51,6 +53,10 @@ def conductor_offered(settings: Settings) -> tuple[Path, Manifest]:
     directory: Path | None = Path(settings.conductor)
     if settings.conductor_kind == "embedded":
         directory = shipped_directory()
+    elif settings.conductor == SMOL:
+        directory = shipped_directory(SMOL_CONDUCTOR)
+        if directory is not None and not directory.is_dir():
+            raise ConfigError(f"BATON_CONDUCTOR=smol: this release ships no {directory.name}; choose {CHOICES}")
     if directory is None:
         raise ConfigError("no embedded conductor in this installation; set BATON_CONDUCTOR=http://host:port/v1#model")
     try:
@@ -148,6 +154,7 @@ class Stack:
         self.data = data
         self.say = say
         self.started: list[Server] = []
+        self._importing = asyncio.Lock()
 
     async def start(self) -> Services:
         """Start all servers at the same time. After an error, stop those that started and raise the first error."""
@@ -159,6 +166,7 @@ class Stack:
                 database = group.create_task(self._timed("postgres", self._database()))
                 redis = group.create_task(self._timed("redis", self._redis()))
                 pool = group.create_task(self._timed("workers", self._pool()))
+                places = group.create_task(self._places(pools))
                 conductor = group.create_task(self._timed("conductor", self._conductor(database, plans)))
         except BaseExceptionGroup as errors:  # boundary: stop what started, raise the first error again
             await self.stop()
@@ -176,6 +184,7 @@ class Stack:
             conductor_model=model,
             policies=self.settings.policies_path.resolve() if self.settings.policies_path and (url or plans) else None,
             engine_key=key,
+            places=places.result(),
         )
 
     async def stop(self) -> None:
@@ -226,6 +235,33 @@ class Stack:
         write_atomic(path, await output_of("policy.simulators.arena", "pool", "--base-url", arena.url))
         return path, f"simulated (the arena), {arena.url}"
 
+    async def _places(self, pools: PoolFile | None) -> dict[str, str]:
+        """Start a server for each local model of the pool; the base URLs by the `local:` URLs."""
+        models = sorted({worker.local_model for worker in pools.workers if worker.local_model} if pools else ())
+        served = [(await self._timed(model, self._local(model)))[0] for model in models]
+        return {f"{LOCAL}{model}": url for model, url in zip(models, served, strict=True)}
+
+    async def _local(self, model: str) -> tuple[str, str]:
+        """Start the server of a local model under the model's name. Raises ConfigError, Unavailable."""
+        arguments = ["--model", str(await self.base(model)), "--served-model-name", model, "--versions", "1"]
+        server = EmbeddedProgram(model, self.data.path, "policy.serve", arguments, ready_s=BASE_S)
+        await self.run(server)
+        return f"{server.url}/v1", f"a local model, {server.url}"
+
+    async def base(self, model: str) -> Path:
+        """The directory of a packaged model in the data directory, imported at its first use. Raises ConfigError where
+        its package is missing."""
+        directory = self.data.path.resolve() / "bases" / model
+        async with self._importing:
+            if not directory.is_dir():
+                require_policy(f"{LOCAL}{model} is served")
+                self.say(f"  {model:<10} the weights are unpacked into {directory}, once")
+                try:
+                    await output_of("policy", "import", model, "--out", str(directory), limit_s=BASE_S)
+                except Unavailable as error:
+                    raise ConfigError(error.message.split(": ", 1)[-1]) from None
+        return directory
+
     async def _conductor(
         self, database: asyncio.Task[tuple[str, str]], plans: bool
     ) -> tuple[tuple[str | None, str | None, str | None], str]:
@@ -262,13 +298,16 @@ class Stack:
         """Start the embedded conductor's server on that directory. Raises Unavailable."""
         key_file = self.data.engine_key()
         arguments = ["--model", str(directory), "--served-model-name", name, "--admin-key-file", str(key_file)]
+        if self.settings.conductor == SMOL:
+            arguments += ["--base", str(await self.base(SMOL_BASE))]
         server = EmbeddedProgram("conductor", self.data.path, "policy.serve", arguments)
         await self.run(server)
         return (f"{server.url}/v1", name, key_file.read_text()), f"{directory.name} as {name}, {server.url}"
 
 
-async def output_of(module: str, *arguments: str) -> bytes:
+async def output_of(module: str, *arguments: str, limit_s: float | None = None) -> bytes:
     """The output of `python -m MODULE …`. Raises Unavailable with the last lines of its errors."""
+    limit_s = limit_s or POOL_TEXT_S
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", module, *arguments),
@@ -277,9 +316,9 @@ async def output_of(module: str, *arguments: str) -> bytes:
         cwd=PROGRAMS_ROOT,
     )
     try:
-        output, errors = await asyncio.wait_for(process.communicate(), POOL_TEXT_S)
+        output, errors = await asyncio.wait_for(process.communicate(), limit_s)
     except TimeoutError:
-        raise Unavailable(f"{module} {arguments[0]} did not answer within {POOL_TEXT_S:g} s") from None
+        raise Unavailable(f"{module} {arguments[0]} did not answer within {limit_s:g} s") from None
     finally:
         if process.returncode is None:
             process.kill()

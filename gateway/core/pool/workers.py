@@ -22,6 +22,8 @@ WorkerKind = Literal["openai", "litellm", "tool", "self"]
 Task = Literal["chat", "embeddings"]
 MODEL_KINDS: tuple[WorkerKind, ...] = ("openai", "litellm")
 VOTE_URL = "builtin:vote"  # of the tool that runs in the gateway
+LOCAL = "local:"  # a URL of this scheme names a model that `baton serve` starts
+LOCAL_MODELS = ("smollm2",)
 Capability = Literal[
     "image", "audio", "file", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty",
     "presence_penalty", "seed", "stop", "logprobs", "top_logprobs", "logit_bias", "response_format", "tools",
@@ -70,7 +72,9 @@ class WorkerSpec(_Frozen):
     handle: Handle
     kind: WorkerKind
     model: str | None = Field(default=None, description="model id sent upstream")
-    url: str | None = Field(default=None, description="openai: base URL ending in /v1; tool: endpoint, or builtin:vote")
+    url: str | None = Field(
+        default=None, description="openai: base URL ending in /v1, or local:smollm2; tool: endpoint, or builtin:vote"
+    )
     api_key: SecretRef | None = None
     description: str = Field(default="", max_length=400)
     tags: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9 _-]{0,31}$")], ...] = Field(default=(), max_length=16)
@@ -101,6 +105,11 @@ class WorkerSpec(_Frozen):
         """The worker's identity as JSON: all fields but the reference to its secret and its tokenizer."""
         return self.model_dump_json(exclude={"api_key", "tokenizer", *_later_defaults(self)})
 
+    @property
+    def local_model(self) -> str | None:
+        """The model that `baton serve` serves itself for this worker, if it does."""
+        return self.url.removeprefix(LOCAL) if self.url and self.url.startswith(LOCAL) else None
+
     def __copy__(self) -> WorkerSpec:
         copy = super().__copy__()
         copy.__dict__.pop("identity", None)  # a copy is made in order to change it
@@ -110,6 +119,8 @@ class WorkerSpec(_Frozen):
     def _kind_has_what_it_needs(self) -> WorkerSpec:
         if self.kind == "openai" and not (self.url and self.model):
             raise ValueError("kind openai needs `url` (…/v1) and `model`")
+        if self.local_model and (self.kind != "openai" or self.local_model not in LOCAL_MODELS):
+            raise ValueError(f"`url` {self.url}: local models are {', '.join(LOCAL_MODELS)}, of kind openai")
         if self.kind == "litellm" and not self.model:
             raise ValueError("kind litellm needs `model`, e.g. anthropic/claude-sonnet-4-5")
         if self.task == "embeddings" and self.kind not in ("openai", "litellm"):
@@ -127,8 +138,8 @@ class WorkerSpec(_Frozen):
     def _url_scheme(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        if url != VOTE_URL and not re.match(r"https?://.", url):
-            raise ValueError("`url` must start with http:// or https://, or be builtin:vote")
+        if url != VOTE_URL and not re.match(r"(https?://|local:).", url):
+            raise ValueError("`url` must start with http:// or https://, or be builtin:vote or local:smollm2")
         return url.rstrip("/")
 
 

@@ -39,6 +39,10 @@ Seen = Sequence[tuple[str | None, str]]  # (task, reply) of the steps a step may
 Planner = Callable[[str, str | None, Pool], Mapping[str, Any]]  # (question, task) of a child loop → its plan
 Messages = Sequence[Mapping[str, Any]]  # texts alone, no parts
 
+STRANGE = (
+    "This is a simulated worker, which knows nothing but exercises in arithmetic, units, dates, tables, strings, "
+    "lists, logic and formats in fixed wordings.\nAnswer: unknown"
+)
 TEMPTED = 0.6  # share of unskilled replies that make the common error
 FIXES_MAX = 2  # wrong fields of a draft that a reviewer can still repair
 MESSAGE_TOKENS = 4  # beside its text
@@ -118,7 +122,7 @@ def run_step(worker: ArenaWorker, question: str, task: str | None, seen: Seen, s
     """The reply of a worker to `question` (the client's words), told `task` (None: nothing), seeing `seen`."""
     problem = focus(question, task)
     if problem is None:
-        return "I do not understand what is being asked.\nAnswer: unknown"
+        return STRANGE
     lines = [*_REASONS[: worker.sentences], _result_line(worker, problem, seen, salt)]
     return "\n".join(lines)
 

@@ -229,6 +229,13 @@ def test_the_admin_key_is_shown_once() -> None:
     assert all(FACTS[name] in again for name in ("base_url", "admin_url", "data_key"))
 
 
+def test_the_banner_says_what_simulated_workers_know() -> None:
+    simulated = banner(FACTS, Path("/data"), new=True, took_s=1.25, simulated=True)
+    assert "make serve POOL=deploy/pools/smol.yaml" in simulated
+    assert "The workers are simulated" in simulated
+    assert "simulated" not in banner(FACTS, Path("/data"), new=True, took_s=1.25)
+
+
 def test_the_snippets_are_well_formed() -> None:
     words = shlex.split(curl(FACTS))
     assert words[:3] == ["curl", "-s", "http://127.0.0.1:8080/v1/chat/completions"]
