@@ -57,9 +57,7 @@ class Runtime:
     ) -> None:
         self.shape = shape = load_shape(directory)
         self.weights = load_weights(directory, shape, mapped=True) if weights is None else weights
-        # onnxruntime borrows these buffers: keep them alive
-        self._tables = rotary_tables(shape)
-        attached = self.weights | self._tables
+        attached = self.weights | rotary_tables(shape)
         self._embedding = self.weights[EMBEDDING]
         self._head_rows = self.weights[EMBEDDING if shape.tied else LM_HEAD]
         threads = intra_threads or _threads(sum(array.size for array in self.weights.values()))
@@ -74,6 +72,11 @@ class Runtime:
             self._session = _session(path, path.read_bytes(), attached, threads)
         self._caches_in = [f"past_{kind}.{layer}" for layer in range(shape.layers) for kind in ("key", "value")]
         self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def forget_weights(self) -> None:
+        """Let go of all weights but embedding and head: onnxruntime has its own copy. Other models cannot share them
+        any more."""
+        self.weights = {}
 
     def empty(self) -> Cache:
         """The cache before any token."""

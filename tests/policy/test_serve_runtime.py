@@ -19,7 +19,7 @@ from policy.serve.__main__ import main
 from policy.serve.graph import build_graph, write_graph
 from policy.serve.manifest import read_complete
 from policy.serve.runtime import Runtime, causal_mask
-from policy.serve.shape import Shape, load_shape, load_weights
+from policy.serve.shape import EMBEDDING, LM_HEAD, Shape, load_shape, load_weights
 from policy.serve.tokens import Tokens
 from tests.policy.qwen2_reference import reference_logits
 from tests.tiny_model import write_tiny_model
@@ -56,6 +56,22 @@ def test_the_graph_of_a_base_gives_the_state_of_every_token(model: Path, tied: b
         np.testing.assert_allclose(runtime.logits(state), logits, atol=1e-4)
         some = np.array([3, 77, 200])
         np.testing.assert_allclose(runtime.logits(state, some), logits[some], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["sealed", "base"])
+def test_the_runtime_reads_no_weight_again(model: Path, kind: str) -> None:
+    """So an adapter's merged weights are let go once its sessions are made."""
+    if kind == "base":
+        (model / "graph.onnx").unlink()
+    weights = {name: np.array(array) for name, array in load_weights(model, load_shape(model)).items()}
+    runtime = Runtime(model, weights=weights)
+    before, _ = runtime.forward(IDS, runtime.empty())
+    runtime.forget_weights()
+    for name, array in weights.items():
+        if name not in (EMBEDDING, LM_HEAD):
+            array[...] = np.nan
+    after, _ = runtime.forward(IDS, runtime.empty())
+    np.testing.assert_array_equal(before, after)
 
 
 def test_tied_embeddings_are_the_head(model: Path) -> None:
