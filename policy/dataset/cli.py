@@ -98,17 +98,21 @@ def rules_of(options: argparse.Namespace) -> Rules:
 
 
 def versions_of(pool_file: Path) -> Mapping[str, str]:
-    """Worker → version of a pool file. Raises ConfigError on one that cannot be read."""
+    """Worker → version of a pool file. Raises ConfigError as `pool_file_of`."""
+    return {worker.name: worker.version for worker in pool_file_of(pool_file).workers}
+
+
+def pool_file_of(pool_file: Path) -> PoolFile:
+    """The pool file, without a look at its secrets. Raises ConfigError on one that cannot be read."""
     try:
         with pool_file.open("rb") as file:
-            pool = PoolFile.model_validate(yaml.safe_load(file.read(POOL_FILE_BYTES_MAX)))
+            return PoolFile.model_validate(yaml.safe_load(file.read(POOL_FILE_BYTES_MAX)))
     except OSError as error:
         raise ConfigError(f"--pool-file {pool_file}: {error.strerror}", param="--pool-file") from None
     except (yaml.YAMLError, ValidationError) as error:
         raise ConfigError(
             f"--pool-file {pool_file}: no pool file ({str(error).splitlines()[0]}); `baton check` says more"
         ) from None
-    return {worker.name: worker.version for worker in pool.workers}
 
 
 def database_url_of(options: argparse.Namespace) -> str:

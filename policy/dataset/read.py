@@ -96,26 +96,34 @@ def rows_of(connection: Connection, selection: Selection, batch_rows: int = BATC
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """A request of a client, as logged. `body`: what it sent, messages included."""
+    """A request of a client, as logged. `body`: what it sent, messages included; `pool`: the workers as shown, with
+    what was known of them; `judged`: it has an outcome."""
 
     id: str
     log_mode: str
     body: Mapping[str, Any]
     tags: Mapping[str, str]
     task_type: str | None
-    pool: Sequence[Mapping[str, Any]] = ()  # as shown, with experience
+    created_at: datetime
+    key_id: str
+    pool_name: str
+    pool: Sequence[Mapping[str, Any]]
+    caps: Mapping[str, Any]
+    judged: bool
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
         """Its conversation."""
-        return _messages(self.body)
+        return messages_of(self.body)
 
 
 def requests_of(connection: Connection, selection: Selection, batch_rows: int = BATCH_ROWS) -> Iterator[LoggedRequest]:
     """The requests of clients that ended well, whoever planned them, oldest first. Of the selection only time, policy
     version, pool, key and tags count. Never those that said, or whose key says, `train: false`."""
     here = rollouts.c
-    columns = (here.id, here.log_mode, here.request, here.tags, here.task_type, here.pool)
+    judged = exists().where(outcomes.c.rollout_id == here.id, outcomes.c.value.is_not(None))
+    asked = (here.id, here.log_mode, here.request, here.tags, here.task_type, here.created_at, here.key_id)
+    columns: tuple[Any, ...] = (*asked, here.pool_name, here.pool, here.caps, judged.label("judged"))
     ended = and_(here.parent_id.is_(None), here.status == "done")
     chosen = select(*columns).where(ended, _of_rollout(selection, here.policy_version), _trainable())
     chosen = chosen.order_by(here.created_at, here.id)
@@ -188,8 +196,8 @@ def _joined(connection: Connection, batch: Sequence[Record], selection: Selectio
         yield Row(
             rollout_id=record["id"],
             root_id=root,
-            group=_group(request["request"], root),
-            request_messages=_messages(record["request"]),
+            group=group_of(request["request"], root),
+            request_messages=messages_of(record["request"]),
             pool=[one | workers.get((record["pool_revision"], one.get("name")), {}) for one in record["pool"]],
             **{name: record[name] for name in (*_ROLLOUT, *_ROUND) if name not in _NOT_ROW},
             workers_used=tuple(sorted(used[root])),
@@ -296,16 +304,16 @@ def _judgements(
     return judged, demonstrated
 
 
-def _messages(request: Any) -> Sequence[Mapping[str, Any]]:
+def messages_of(request: Any) -> Sequence[Mapping[str, Any]]:
     """Of a request as logged, which may have been refused for its shape."""
     found = request.get("messages") if isinstance(request, Mapping) else None
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-def _group(request: Any, root_id: str) -> str:
+def group_of(request: Any, root_id: str) -> str:
     """Of the question's words, case and spaces aside; of the request alone where the log has no text."""
     try:
-        words = question_text(_messages(request)).casefold().split()
+        words = question_text(messages_of(request)).casefold().split()
     except (AttributeError, TypeError):  # parts of a message that are no objects
         words = []
     return hashlib.sha256(" ".join(words or [root_id]).encode()).hexdigest()[:32]

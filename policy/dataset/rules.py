@@ -23,6 +23,8 @@ from policy.reward import RewardSettings, at_quality, reward
 
 KEY_SHARE = 0.05  # of the rows, for one key among many
 HALF = 0.5
+KEYS_APART_MIN = 10  # keys, before any is held out whole: a team with a few has none to spare
+KEY_SHARE_APART = 0.1  # of the keys
 LOGPROB_SLACK = 1e-3  # a server's rounding may put a certain token a little over log 1
 
 # What a call that can be learnt from sends for the parameters that its log-probs cannot be recomputed under.
@@ -38,6 +40,7 @@ class Rules:
     key_share_max: float | None = None  # of the rows of each side that one key may hold; None: see `share_max`
     validation_share: float = 0.0  # the latest such share of the rows validates
     split_at: datetime | None = None  # or: what began at this time or later validates
+    split_keys: tuple[str, ...] = ()  # and whatever these API keys asked, at any time
 
     def __post_init__(self) -> None:
         if self.key_share_max is not None and not 0 < self.key_share_max <= 1:
@@ -166,19 +169,53 @@ def mark(row: Row) -> Mark:
 
 def boundary(marks: Sequence[Mark], validation_share: float) -> datetime | None:
     """The time from which the latest `validation_share` of the rows began; None where that is none of them."""
-    count = math.floor(len(marks) * Fraction(str(validation_share)))
-    return sorted(one.created_at for one in marks)[-count] if count else None
+    return _latest([one.created_at for one in marks], validation_share)
 
 
-def split(marks: Sequence[Mark], at: datetime | None) -> tuple[list[Mark], list[Mark], list[Mark]]:
-    """(train, validation, left out): before `at`, from then on, and of the latter those whose question, or request,
-    is in train as well, for it would be judged by what was learnt."""
-    train = [one for one in marks if at is None or one.created_at < at]
-    later = [one for one in marks if at is not None and one.created_at >= at]
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What training leaves to the judges: whatever began at `at` or later, and whatever the API keys `keys` asked. The
+    reader of the log, the trainer and the gate have this one definition; `as_json` goes into their reports."""
+
+    at: datetime | None = None  # None: no time is held out
+    keys: tuple[str, ...] = ()  # public ids
+
+    def holds_out(self, created_at: datetime, key_id: str) -> bool:
+        """Return whether training must not see a request."""
+        return (self.at is not None and created_at >= self.at) or key_id in self.keys
+
+    def as_json(self) -> dict[str, Any]:
+        """For a report."""
+        return {"from": None if self.at is None else self.at.isoformat(), "keys": list(self.keys)}
+
+
+def bound_of(requests: Sequence[tuple[datetime, str]], share: float, key_share: float = KEY_SHARE_APART) -> Bound:
+    """The bound that holds out the latest `share` of the requests (their beginnings and keys), and of the keys, where
+    there are KEYS_APART_MIN or more, those whose hash falls below `key_share`: the same keys in every run."""
+    keys = {key for _, key in requests}
+    apart = sorted(key for key in keys if _place(key) < key_share) if len(keys) >= KEYS_APART_MIN else []
+    return Bound(_latest([at for at, _ in requests], share), tuple(apart))
+
+
+def _place(key: str) -> float:
+    """A number in [0, 1) that never changes for a key."""
+    return int.from_bytes(hashlib.sha256(f"held out {key}".encode()).digest()[:7]) / 2**56
+
+
+def _latest(times: Sequence[datetime], share: float) -> datetime | None:
+    count = math.floor(len(times) * Fraction(str(share)))
+    return sorted(times)[-count] if count else None
+
+
+def split(marks: Sequence[Mark], bound: Bound) -> tuple[list[Mark], list[Mark], list[Mark]]:
+    """(train, validation, left out): what the bound does not hold out, what it holds out, and of the latter those whose
+    question, or request, is in train as well, for it would be judged by what was learnt."""
+    train = [one for one in marks if not bound.holds_out(one.created_at, one.key_id)]
+    apart = [one for one in marks if bound.holds_out(one.created_at, one.key_id)]
     seen = {one.group for one in train} | {one.root_id for one in train}
-    overlap = [one for one in later if one.group in seen or one.root_id in seen]
+    overlap = [one for one in apart if one.group in seen or one.root_id in seen]
     left_out = {one.call for one in overlap}
-    return train, [one for one in later if one.call not in left_out], overlap
+    return train, [one for one in apart if one.call not in left_out], overlap
 
 
 def key_allowance(counts: Mapping[str, int], share_max: float) -> int:
@@ -233,7 +270,7 @@ def _lot(one: Mark) -> tuple[str, str, Call]:
 def divided(marks: Sequence[Mark], rules: Rules) -> tuple[dict[Call, Side], dict[str, int]]:
     """The side of each row that stays, and how many were left out by reason. Raises ConfigError as `key_allowance`."""
     at = rules.split_at or boundary(marks, rules.validation_share)
-    train, validation, overlap = split(marks, at)
+    train, validation, overlap = split(marks, Bound(at, rules.split_keys))
     kept_train, over_train = capped(train, rules.key_share_max)
     kept_validation, over_validation = capped(validation, rules.key_share_max)
     sides: dict[Call, Side] = {one.call: "train" for one in kept_train}

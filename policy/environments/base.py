@@ -98,6 +98,7 @@ class Prompt:
     experience: Mapping[str, WorkerExperience] = field(default_factory=dict)  # by worker name
     truth: object = None
     quality: int | None = None  # the dial, as a request would set it
+    params: Mapping[str, Any] = field(default_factory=dict)  # of the request, for the step that answers
 
 
 @dataclass(frozen=True, slots=True)

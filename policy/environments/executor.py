@@ -166,7 +166,7 @@ class Executor:
             record=record,
             tree=tree,
             conversation=prompt.messages,
-            params={},
+            params=prompt.params,
             workers=prompt.pool,
             experience=prompt.experience,
             planner=planner,
@@ -313,6 +313,10 @@ class ExecutedEnvironment(ABC):
     async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
         """Outcome of a reply, in [0, 1]; what judging costs goes on `bill`. Raises Ungraded."""
 
+    def executor_of(self, source: PlanSource) -> Executor:
+        """Return the executor that carries out this source's plans."""
+        return self.executor
+
     def spent_nano(self, result: LoopResult, workers: TimedWorkers) -> int:
         """Return what an episode takes from the meter, in nano-dollars."""
         return result.loop.tree.meter.spent_nano
@@ -333,7 +337,7 @@ class ExecutedEnvironment(ABC):
         spent_nano, bill = 0, Bill()
         try:
             workers = self.workers(prompt, sample)
-            result = await self.executor.run(prompt, source, workers, self.children(prompt))
+            result = await self.executor_of(source).run(prompt, source, workers, self.children(prompt))
             spent_nano = self.spent_nano(result, workers)
             outcome = await self.graded(prompt, result.reply, bill) if result.reply else 0.0
             return episode_of(prompt, result, sample, outcome, workers.seconds)

@@ -40,6 +40,7 @@ from policy.environments.base import (
     fraction,
     split_of,
 )
+from policy.environments.cached import FailedCall, PaidReply, Send
 from policy.environments.executor import ExecutedEnvironment, Executor, LoopResult, TimedWorkers
 from policy.environments.replay import VALIDATION_SHARE
 from policy.environments.sampling import CONCURRENCY
@@ -116,7 +117,7 @@ class GatewayWorkers:
 
     async def _post(self, call: WorkerCall) -> tuple[httpx.Response, bytes]:
         body = {**call.body, "model": call.worker.name, "metadata": TAGS}
-        headers = {"x-baton-max-cost-usd": nano_to_usd(_most_nano(call)), "x-baton-timeout-s": f"{call.timeout_s:.3f}"}
+        headers = {"x-baton-max-cost-usd": nano_to_usd(most_nano(call)), "x-baton-timeout-s": f"{call.timeout_s:.3f}"}
         async with self._client.stream(
             "POST", "chat/completions", json=body, headers=headers, timeout=call.timeout_s + 1.0
         ) as response:
@@ -223,7 +224,23 @@ class LiveEnvironment(ExecutedEnvironment):
         return await super().episode(prompt, source, sample)
 
 
-def _most_nano(call: WorkerCall) -> int:
+def sender(client: httpx.AsyncClient) -> Send:
+    """One attempt at a call through the gateway, for `cached.PaidCalls`. `client`: on …/v1, with the key."""
+
+    async def send(call: WorkerCall) -> PaidReply:
+        workers = GatewayWorkers(client)
+        try:
+            reply = await workers.complete(call)
+        except UpstreamError as error:
+            unknown = error.dispatched and error.upstream_status is None
+            raise FailedCall(error, None if unknown else workers.surplus_nano) from None
+        nano = cost_nano(call.worker.price or Price(), reply.usage) + workers.surplus_nano
+        return PaidReply(reply.body, reply.usage, nano, sum(workers.seconds.values()))
+
+    return send
+
+
+def most_nano(call: WorkerCall) -> int:
     """Return the worst case of a call by the pool's prices; the gateway may spend no more on it."""
     rest = {name: value for name, value in call.body.items() if name != "messages"}
     bound = input_tokens_bound(call.body["messages"], str(rest) + str(call.worker.params))

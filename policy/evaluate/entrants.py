@@ -20,7 +20,14 @@ from policy.evaluate.stages import digest_of
 from policy.simulators.arena.world import read_prompt
 from policy.start.synthetic.label import arena_label
 from policy.statistics import tuning
-from policy.statistics.baselines import OneRoundPlanner, RoutedOnce, cheapest_worker, random_plan, random_worker
+from policy.statistics.baselines import (
+    OneRoundPlanner,
+    PriceCascade,
+    RoutedOnce,
+    cheapest_worker,
+    random_plan,
+    random_worker,
+)
 
 Kind = Literal["fixed", "router", "tuned", "conductor", "endpoint", "oracle"]
 TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = {
@@ -34,6 +41,7 @@ ROUTERS: Mapping[str, Callable[[int], Planner]] = {
     "random": random_worker,
     "random-plan": random_plan,
     "cheapest": lambda _seed: cheapest_worker(),
+    "price-cascade": lambda _seed: PriceCascade(),
     "baton/rule": lambda _seed: RoutedOnce(RULE),
     "baton/vote": lambda _seed: VoteRouter(RULE),
     "baton/cascade": lambda _seed: CascadeRouter(RULE),

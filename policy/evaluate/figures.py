@@ -31,6 +31,7 @@ USD_1K = 1_000 / NANO_PER_USD  # nano-dollars a question → dollars per 1,000
 GAP_SHARES = (0.5, 0.8)
 ORACLES = {
     "replay": "full information: of each question the cheapest worker that is right; no policy can know it",
+    "logged": "of each request the cheapest single worker that is most right; no policy can know it",
     "arena": "cross-fitted: the best plan known for each question, chosen on other draws of the workers' errors",
 }
 FORMULAS = {

@@ -32,7 +32,7 @@ class EvaluationOptions:
 
     out: Path
     policies: tuple[str, ...]
-    env: Literal["replay", "arena"] = "replay"
+    env: Literal["replay", "arena", "logged"] = "replay"  # logged: the gate's alone, which brings its own stage
     data: Path | None = None
     prices: Path | None = None
     workers: tuple[str, ...] = ()  # empty: all that the file has

@@ -96,10 +96,16 @@ class Stage(Protocol):
 class EvaluationScene:
     """A stage with what is learnt beside it; each source is observed once."""
 
-    def __init__(self, options: EvaluationOptions, on_progress: OnProgress, files: Sequence[Path] = ()) -> None:
-        """`files`: those that policies name to be tuned on. Raises ConfigError."""
+    def __init__(
+        self,
+        options: EvaluationOptions,
+        on_progress: OnProgress,
+        files: Sequence[Path] = (),
+        stage: Stage | None = None,
+    ) -> None:
+        """`files`: those that policies name to be tuned on. `stage`: one of another kind, open. Raises ConfigError."""
         self._train = options.train or next(iter(files), None)
-        self.stage: Stage = _ArenaStage(options) if options.env == "arena" else _ReplayStage(options, self._train)
+        self.stage: Stage = stage or _stage(options, self._train)
         self._true_experience = options.true_experience
         self._on_progress = on_progress
         self._lessons: dict[Path | None, Lessons] = {}
@@ -142,6 +148,10 @@ class EvaluationScene:
         except NothingToLearn:
             return self.stage.prompts
         return [replace(prompt, experience=near.of(question_text(prompt.messages))) for prompt in self.stage.prompts]
+
+
+def _stage(options: EvaluationOptions, train: Path | None) -> Stage:
+    return _ArenaStage(options) if options.env == "arena" else _ReplayStage(options, train)
 
 
 # ---------------------------------------------------------------- recorded answers

@@ -40,6 +40,8 @@ class Thresholds:
     plan_share_max: float = 0.98  # of questions with the commonest choice of workers
     parse_min: float = 0.98
     parse_drop_max: float = 0.01  # below the live version
+    kind_margin: float = 0.10  # the same by kind of task, on the user's own requests
+    kind_rows_min: int = 50  # kinds with fewer are one, `other`
     # injection set
     attacked_valid_min: float = 0.95
     attacked_valid_drop_max: float = 0.03  # below the live version

@@ -18,6 +18,8 @@ from policy.evaluate.figures import USD_1K
 from policy.gate.checks import Check, Thresholds, bounded, cannot_say, not_worse
 from policy.statistics.stats import Interval, bootstrap_mean, bootstrap_ratios
 
+OTHER = "other"
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -73,6 +75,47 @@ def checks(rivals: Comparison, thresholds: Thresholds, seed: int) -> list[Check]
         _collapse(rivals, thresholds, seed),
         *_validity(rivals, thresholds),
     ]
+
+
+def pooled(rows: Sequence[QuestionResult], rows_min: int) -> list[str]:
+    """The kind of each row; kinds with fewer than `rows_min` rows are OTHER."""
+    counts = Counter(row.category for row in rows)
+    return [row.category if counts[row.category] >= rows_min and row.category else OTHER for row in rows]
+
+
+def kind_checks(rivals: Comparison, thresholds: Thresholds, seed: int) -> list[Check]:
+    """Not worse than live in any kind of task that has enough rows. They are not required: the run as a whole is what
+    accepts, and a kind alone refuses where it is shown to be worse."""
+    kinds = pooled(rivals.candidate, thresholds.kind_rows_min)
+    checks = []
+    for kind in sorted(set(kinds)):
+        ours, theirs = (_of_kind(rows, kinds, kind) for rows in (rivals.candidate, rivals.live))
+        name, todo = f"worse_than_live[{kind}]", f"{rivals.live_name} is better at {kind}: keep it, or train on more"
+        if len(ours) < thresholds.kind_rows_min:
+            few = f"about {thresholds.kind_rows_min} requests would decide"
+            checks.append(cannot_say(name, f"{len(ours)} questions", few, f"at least {thresholds.kind_rows_min}"))
+        else:
+            over = gain(ours, theirs, seed)
+            checks.append(not_worse(name, over, thresholds.kind_margin, len(ours), todo))
+    return checks
+
+
+def _of_kind(rows: Sequence[QuestionResult], kinds: Sequence[str], kind: str) -> list[QuestionResult]:
+    return [row for row, its in zip(rows, kinds, strict=True) if its == kind]
+
+
+def kind_facts(rivals: Comparison, thresholds: Thresholds, seed: int) -> dict[str, Any]:
+    """For the report: the candidate by kind of task beside live and the baselines, and which kinds are in OTHER."""
+    kinds = pooled(rivals.candidate, thresholds.kind_rows_min)
+    beside = {"live": rivals.live, "best single": rivals.others[rivals.best_single]}
+    beside |= {name: rows for name, rows in rivals.others.items() if not name.startswith(FIXED)}
+    found: dict[str, Any] = {}
+    for kind in sorted(set(kinds)):
+        ours = _of_kind(rivals.candidate, kinds, kind)
+        gains = {name: _bounds(gain(ours, _of_kind(rows, kinds, kind), seed)) for name, rows in beside.items()}
+        found[kind] = {"n": len(ours), "accuracy": accuracy(ours), "usd_per_1k": usd_1k(ours), "gains": gains}
+    names = Counter(row.category for row, kind in zip(rivals.candidate, kinds, strict=True) if kind == OTHER)
+    return {"task_kinds": found, "kinds_in_other": dict(names)}
 
 
 def _cost(rivals: Comparison, over_live: Interval, thresholds: Thresholds, seed: int) -> list[Check]:

@@ -12,6 +12,7 @@ from typing import Any
 from policy.evaluate.contest import write_file
 from policy.evaluate.plot import points_of, scatter
 from policy.gate.checks import Check, GatePart, Thresholds
+from policy.gate.traffic.requests import listed
 
 VERDICTS = {"passed": "passed", "refused": "**refused**", "cannot say": "cannot say"}
 KIND_HEAD = (
@@ -95,8 +96,10 @@ class GateReport:
             parts.append(_comparison(self.evaluation))
         if picture is not None:
             parts.append(f"![accuracy over dollars]({picture})")
-        kinds = next((part.facts["by_kind"] for part in self.parts if "by_kind" in part.facts), None)
-        return "\n\n".join([*parts, *([_kinds(kinds)] if kinds else [])]) + "\n"
+        facts = {name: value for part in self.parts for name, value in part.facts.items()}
+        parts += [_task_kinds(facts)] if "task_kinds" in facts else []
+        parts += [_kinds(facts["by_kind"])] if facts.get("by_kind") else []
+        return "\n\n".join(parts) + "\n"
 
 
 def finite(value: Any) -> Any:
@@ -154,7 +157,24 @@ def _about(report: GateReport) -> str:
     if report.forced is not None:
         lines.append(f"**Forced**: {report.forced}")
     lines += [f"Not run: {each}." for each in report.skipped]
+    if "bound" in scene:
+        lines.append(_traffic(report))
     return "\n\n".join(lines)
+
+
+def _traffic(report: GateReport) -> str:
+    """Whose requests were asked, what was left out, and what it cost."""
+    scene = report.scene
+    money = next((part.facts["money"] for part in report.parts if "money" in part.facts), None)
+    keys = f", and all of {len(scene['bound']['keys'])} keys" if scene["bound"]["keys"] else ""
+    said = [f"Logged requests from {scene['bound']['from']} on{keys}: training sees none of them."]
+    said += [f"Left out: {listed(scene['left_out'])}."] if scene["left_out"] else []
+    if money:
+        said.append(
+            f"Spent ${money['spent_usd']} of ${money['cap_usd']} on {money['calls_made']} calls; stored replies "
+            f"answered {money['calls_stored']} more, which saved ${money['saved_usd']}."
+        )
+    return " ".join(said)
 
 
 def _rows(report: GateReport) -> list[tuple[str, ...]]:
@@ -187,6 +207,20 @@ def _comparison(evaluation: Mapping[str, Any]) -> str:
     top = f"oracle {oracle['accuracy']:.3f} at ${oracle['usd_per_1k']:.4g}"
     note = f"Best single worker `{evaluation['best_single']}`; {top}."
     return "## Compared\n\n" + _table(head, rows) + f"\n\n{note}"
+
+
+def _task_kinds(facts: Mapping[str, Any]) -> str:
+    """The candidate's gain over each other by kind of task."""
+    kinds = facts["task_kinds"]
+    names = list(next(iter(kinds.values()))["gains"])
+    rows = []
+    for kind, one in kinds.items():
+        gains = [f"{value:+.3f} [{low:+.3f}, {high:+.3f}]" for value, low, high in (one["gains"][n] for n in names)]
+        rows.append((f"`{kind}`", str(one["n"]), f"{one['accuracy']:.3f}", f"{one['usd_per_1k']:.4g}", *gains))
+    head = ("kind", "n", "accuracy", "$ per 1,000", *(f"over {name}" for name in names))
+    few = ", ".join(f"{name or 'none'} ({count})" for name, count in facts["kinds_in_other"].items())
+    note = f"\n\n`other` is kinds with few requests: {few}." if few else ""
+    return "## By kind of task\n\n" + _table(head, rows) + note
 
 
 def _kinds(by_policy: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway import __version__
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, NotFound
 from gateway.service.loop.state import Planner
 from policy.engines.directory import ConductorDirectory, read_conductors
 from policy.engines.opening import engine_losses, open_engine
+from policy.environments.sampling import SamplingProgress
 from policy.evaluate.contest import (
     SAY_EVERY_S,
     PartialResults,
@@ -39,7 +40,9 @@ from policy.gate.heldout import Comparison
 from policy.gate.injection import InjectionFigures
 from policy.gate.logged import RolloutSource, read, rows_of
 from policy.gate.report import GateReport
-from policy.gate.scene import BASELINES, GateScene
+from policy.gate.scene import BASELINES, LOGGED_BASELINES, GateScene
+from policy.gate.traffic.rivals import completed, sampled_entrant
+from policy.gate.traffic.stage import OpenTraffic, Progress, opened
 
 TRIAGE, HELD_OUT, INJECTION = "off-policy triage", "held-out run", "injection set"
 VOTERS_MIN = 3
@@ -47,7 +50,14 @@ RULE_ALONE = "rule (no version is live)"
 
 
 class GateProgress(ProgressPrinter):
-    """Progress of the gate: also of what is only counted."""
+    """Progress of the gate: also of what is only counted. `latest`: (contestant, questions asked, of how many)."""
+
+    latest: Progress = ("", 0, 0)
+
+    def progress(self, what: str, now: SamplingProgress) -> None:
+        """Called after every episode."""
+        self.latest = (what, now.done, now.total or now.done)
+        super().progress(what, now)
 
     def count(self, what: str, done: int, total: int) -> None:
         """Called after every item; says little."""
@@ -76,15 +86,40 @@ class Contestants:
 async def gate(candidate: Path, live: Path | None, scene: GateScene, *, say: GateProgress | None = None) -> GateReport:
     """Judge a policy directory. `report.write` puts the report into files; `drop_partial` then deletes finished work.
     Raises ConfigError, one line with the fix; Unavailable without the log's database."""
-    thresholds, say = scene.bounds, say or GateProgress()
+    say = say or GateProgress()
     partial = PartialResults(scene.out)
     both = contestants(candidate, live)
-    served = scene.model_copy(update={"rounds": scene.rounds or both.candidate.manifest.rounds})
-    options = served.evaluation(tuple(BASELINES))
-    stage = EvaluationScene(options, say.progress)
-    parts: list[GatePart] = []
+    manifest = both.candidate.manifest
+    home = scene.at_home(manifest.config.get("env"))
+    served = home.model_copy(update={"rounds": scene.rounds or manifest.rounds})
+    if served.env != "logged":
+        options = served.evaluation(BASELINES)
+        return await _judged(both, options, EvaluationScene(options, say.progress), served, partial, say)
+    options = served.evaluation(LOGGED_BASELINES)
+    async with opened(served.traffic(partial), partial.folder, options.rounds, lambda: say.latest) as traffic:
+        stage = EvaluationScene(options, say.progress, stage=traffic.stage)
+        return await _judged(both, options, stage, served, partial, say, traffic)
+
+
+async def _judged(
+    both: Contestants,
+    options: EvaluationOptions,
+    stage: EvaluationScene,
+    scene: GateScene,
+    partial: PartialResults,
+    say: GateProgress,
+    traffic: OpenTraffic | None = None,
+) -> GateReport:
+    """All parts on an open stage."""
+    thresholds, parts = scene.bounds, list[GatePart]()
+    skipped = [] if scene.logged else ["off-policy triage: no logged rollouts were given"]
     if scene.logged is not None:
-        parts.append(await _triage(both, scene, scene.logged, thresholds, partial, say))
+        try:
+            parts.append(await _triage(both, scene, scene.logged, thresholds, partial, say))
+        except (NotFound, ConfigError) as error:
+            if traffic is None:
+                raise
+            skipped.append(f"off-policy triage: {error.message}")  # the requests themselves are asked below
     report = GateReport(
         candidate=both.candidate.manifest.id,
         candidate_sha256=both.candidate.manifest.weights_sha256,
@@ -93,13 +128,13 @@ async def gate(candidate: Path, live: Path | None, scene: GateScene, *, say: Gat
         parts=parts,
         thresholds=thresholds,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        skipped=[] if scene.logged else ["off-policy triage: no logged rollouts were given"],
+        skipped=skipped,
     )
     if any(check.refuses for part in parts for check in part.checks) and not scene.everything:
         return replace(report, skipped=[f"{name}: triage has refused it already" for name in (HELD_OUT, INJECTION)])
-    held_out, evaluation, kinds = await _run_held_out(both, options, stage, scene, thresholds, partial, say)
+    held_out, evaluation, kinds = await _run_held_out(both, options, stage, scene, thresholds, partial, say, traffic)
     parts += [held_out, await _run_injections(both, stage, scene, thresholds, partial, say)]
-    about = {**facts_of(stage, options, len(stage.stage.prompts)), "environment": options.env}
+    about = {**facts_of(stage, options, held_out.facts["questions"]), "environment": options.env}
     return replace(report, parts=parts, scene=about, evaluation=evaluation, kinds=kinds)
 
 
@@ -181,19 +216,23 @@ async def _run_held_out(
     thresholds: Thresholds,
     partial: PartialResults,
     say: GateProgress,
+    traffic: OpenTraffic | None,
 ) -> tuple[GatePart, Mapping[str, Any], Mapping[str, str]]:
     began_s = time.monotonic()
     found = _entrants(both, options, stage)
-    results = dict(await contest(options, stage, found, partial, say))
+    asked = [entrant for entrant in found if entrant.kind != "oracle"] if traffic else found
+    results = dict(await contest(options, stage, asked, partial, say))
+    if traffic is not None:
+        results = await completed(traffic, results, scene.seed, partial, say)
+        found.append(sampled_entrant())
     rows = {"live": results["candidate"]} if both.same else {} if both.live else {"live": results["rule"]}
     results |= rows
     compared = _compared(both, stage, results)
-    part = GatePart(
-        HELD_OUT,
-        tuple(heldout.checks(compared, thresholds, scene.seed)),
-        heldout.facts(compared, scene.seed),
-        time.monotonic() - began_s,
-    )
+    checks, facts = heldout.checks(compared, thresholds, scene.seed), heldout.facts(compared, scene.seed)
+    if traffic is not None:
+        checks += heldout.kind_checks(compared, thresholds, scene.seed)
+        facts |= heldout.kind_facts(compared, thresholds, scene.seed) | {"money": traffic.money()}
+    part = GatePart(HELD_OUT, tuple(checks), facts, time.monotonic() - began_s)
     shown = [entrant for entrant in found if entrant.name in results]
     kinds = {"oracle": "oracle", **{entrant.name: entrant.kind for entrant in shown}}
     return _announce(part, say), evaluation_report(options, shown, results), kinds

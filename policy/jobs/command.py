@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     worker = actions.add_parser("work", help="run until stopped")
     worker.add_argument("--settings", type=Path, required=True, metavar="FILE", help="as `baton worker` writes it")
     worker.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    actions.add_parser("select", help="read {train, database_url, work} from standard input; used by `work`")
+    actions.add_parser("select", help="read {train, gate, database_url, work} from standard input; used by `work`")
     actions.add_parser("spec", help="read {arguments, gate} from standard input, print {train, gate}; used by submit")
 
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 def _select() -> int:
     from policy.jobs.select import select, write_json
 
-    request = _request("train", "database_url", "work")
+    request = _request("train", "gate", "database_url", "work")
     write_json(Path(request["work"]) / "rows.json", select(request))
     return 0
 

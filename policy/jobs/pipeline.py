@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +34,11 @@ EXIT_DONE, EXIT_REFUSED, EXIT_STOPPED = 0, 4, 143
 OUTAGE_S_MAX = 600.0  # PostgreSQL may be away for so long between two stages
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.25, 15.0
 CANARY_PERCENT = 1
+INHERITED: Mapping[str, tuple[str, ...]] = {  # by the gate's environment: what its spec takes from the trainer's
+    "replay": ("data", "prices", "workers"),
+    "arena": ("staff",),
+    "logged": ("url", "key_file", "pool_file", "pool"),
+}
 T = TypeVar("T")
 
 
@@ -121,7 +126,8 @@ class Pipeline:
             live = await self._steadily(lambda: self._releases.live(self._job.policy))
             parent = await self._releases.place(live) if live else self._shop.shipped
             train = {"init": str(parent), **self._spec.train} if parent else self._spec.train
-            request = {"train": dict(train), "work": str(self._place), "database_url": self._shop.database_url}
+            request = {"train": dict(train), "gate": dict(self._spec.gate), "work": str(self._place)}
+            request["database_url"] = self._shop.database_url
             await self._program(self._policy("jobs", "select"), json.dumps(request).encode())
             facts = {"parent": str(parent) if parent else None, "live": live.id if live else None}
             chosen = {**_object(self._place / "rows.json"), **facts, "place": str(self._place)}
@@ -165,7 +171,8 @@ class Pipeline:
             rows = selected["train"].get("export")
             given, _ = await asyncio.to_thread(inputs.local, self._spec.gate, self._place / "inputs")
             spec = await self._spec_file(
-                "gate", gate_spec(replace(self._spec, train=selected["train"], gate=given), rows)
+                "gate",
+                gate_spec(replace(self._spec, train=selected["train"], gate=given), rows, selected.get("requests")),
             )
             words = ["--spec", str(spec), "--candidate", str(self._place / "candidate"), "--out", str(done)]
             live = ["--live", selected["parent"]] if selected["parent"] else []
@@ -294,12 +301,14 @@ def _is_outage(error: BaseException) -> bool:
     return isinstance(error, Unavailable) and error.code == "store_unavailable"
 
 
-def gate_spec(job: JobSpec, rows: str | None) -> dict[str, Any]:
+def gate_spec(job: JobSpec, rows: str | None, requests: str | None = None) -> dict[str, Any]:
     """The gate's spec of a job. What the job leaves open follows the trainer's spec: a candidate that was trained on
-    recorded questions is judged on them, any other in the arena. `rows`: the file of logged rows, for triage."""
-    replay = job.train["env"] == "replay"
-    home: dict[str, Any] = {"env": "replay" if replay else "arena"} | ({"rows": rows} if rows else {})
-    for name in ("data", "prices", "workers") if replay else ("staff",):
+    recorded questions is judged on them, one that was trained on traffic on the held-out `requests`, any other in the
+    arena. `rows`: the file of logged rows, for triage."""
+    env = "replay" if job.train["env"] == "replay" else "logged" if requests else "arena"
+    home: dict[str, Any] = {"env": env} | ({"rows": rows} if rows else {})
+    home |= {"requests": requests} if requests else {}
+    for name in INHERITED[env]:
         home |= {name: job.train[name]} if job.train.get(name) else {}
     return {**home, **job.gate}
 

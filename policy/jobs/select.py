@@ -1,6 +1,7 @@
-"""The first stage of a job, as a program: what it trains on is written down, so that a resumed job sees the same.
+"""The first stage of a job, as a program: what it trains on, and what judges it, is written down once for all attempts.
 
-For `logged` the selected rows become a file; for the others the files that are named get their hashes.
+For `logged` the selected rows become a file; for the others the files that are named get their hashes. What is trained
+on traffic is judged on requests that training does not see: they become a file, too.
 """
 
 from __future__ import annotations
@@ -8,36 +9,105 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines.sealed import file_sha256
+from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import ConfigError
 from gateway.files import write_atomic
 from policy.dataset.export import export, summary
+from policy.dataset.read import group_of
+from policy.dataset.rules import Bound, Rules
+from policy.dataset.select import Selection
+from policy.gate.scene import GateSpec
+from policy.gate.traffic import requests as heldout
+from policy.gate.traffic.requests import HeldOut
 from policy.inputs import local
+from policy.record.questions import of_file
+from policy.simulators.arena.workers import HELD_OUT, STANDARD
 from policy.spec import checked
 from policy.train.spec import TrainSpec, chosen
 
-ROWS = "rows.parquet"
+ROWS, REQUESTS = "rows.parquet", "requests.json"
+TRAFFIC = ("logged", "live")  # of `train.env`: judged on the user's own requests
+ASKING = ("url", "key_file", "pool_file", "usd_max")  # what a gate on them needs
+SIMULATED = frozenset(worker.name for staff in (STANDARD, HELD_OUT) for worker in staff)
 
 
 def select(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {train (with the rows), inputs: {path: sha256}, origins: {path: URL}, report} for a `request` of {train,
-    database_url, work}. Raises as `policy.inputs.local` and `dataset.export`, and ConfigError for a file that cannot be
-    read."""
-    work = Path(request["work"])
+    """Return {train (with the rows), inputs: {path: sha256}, origins: {path: URL}, report, requests, bound} for a
+    `request` of {train, gate, database_url, work}. `requests`: the file of the held-out requests; None where the gate
+    asks elsewhere. Raises as `policy.inputs.local`, `dataset.export` and `held_out`, and ConfigError for a file that
+    cannot be read."""
+    work, url = Path(request["work"]), str(request["database_url"])
     given, origins = local(request["train"], work / "inputs")
     spec = checked(TrainSpec, given)
-    if spec.env != "logged":
-        return {"train": given, "inputs": inputs(spec), "origins": origins, "report": None}
-    rows = work / ROWS
+    files = inputs(spec)
+    selected: dict[str, Any] = {"train": given, "inputs": files, "origins": origins, "report": None}
+    selected |= {"requests": None, "bound": None}
+    if spec.env not in TRAFFIC:
+        return selected
     selection, rules = chosen(spec.filters)
-    report = export(request["database_url"], selection, rules, rows, split=None)
+    if (held := _held_out(url, selection, rules, spec, request["gate"])) is not None:
+        heldout.write(work / REQUESTS, held)
+        files[str(work / REQUESTS)] = sha256(work / REQUESTS)
+        selected |= {"requests": str(work / REQUESTS), "bound": held.bound.as_json()}
+        sys.stderr.write(f"{len(held.requests)} requests are held out for the gate: {json.dumps(selected['bound'])}\n")
+        rules = replace(rules, validation_share=0.0, split_at=held.bound.at, split_keys=held.bound.keys)
+    return selected if spec.env == "live" else selected | _rows(url, selection, rules, given, files, work)
+
+
+def _rows(
+    url: str, selection: Selection, rules: Rules, given: Mapping[str, Any], files: Mapping[str, str], work: Path
+) -> dict[str, Any]:
+    """The selected rows as a file, both sides of the bound, and the spec that trains on it."""
+    rows = work / ROWS
+    report = export(url, selection, rules, rows, split=None)
     sys.stderr.write(f"{summary(report, rows)}\n")
     train = {**given, "export": str(rows), "filters": {}}
-    return {"train": train, "inputs": {str(rows): sha256(rows)}, "origins": origins, "report": asdict(report)}
+    return {"train": train, "inputs": {**files, str(rows): sha256(rows)}, "report": asdict(report)}
+
+
+def _held_out(url: str, selection: Selection, rules: Rules, spec: TrainSpec, gate: Mapping[str, Any]) -> HeldOut | None:
+    """What the gate asks; None where it asks elsewhere: its spec says so, or the traffic is the arena's. Raises
+    ConfigError where the gate lacks what it needs to ask real workers."""
+    if gate.get("env") not in (None, "logged"):
+        return None
+    asked = checked(GateSpec, gate)
+    at = rules.split_at or asked.held_out_from
+    held = heldout.held_out(
+        url,
+        selection,
+        Bound(at, rules.split_keys) if at else None,
+        share=rules.validation_share or asked.held_out_share,
+        seen=_questions(spec),
+    )
+    if asked.env is None and _simulated(held):
+        return None
+    if missing := [name for name in ASKING if not (gate.get(name) or (name != "usd_max" and getattr(spec, name)))]:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise ConfigError(
+            f"what is trained on traffic is judged on the user's own requests, of real workers: give the gate {flags} "
+            '(--gate "…"), or --env arena where the traffic was the arena\'s'
+        )
+    return held
+
+
+def _simulated(held: HeldOut) -> bool:
+    """Whether all workers of the traffic are the arena's."""
+    pools = {(entry.get("kind"), entry.get("name")) for request in held.requests for entry in request.pool}
+    names = {name for kind, name in pools if kind in MODEL_KINDS}
+    return bool(names) and names <= SIMULATED
+
+
+def _questions(spec: TrainSpec) -> set[str]:
+    """Groups of the questions that live training reads from its file."""
+    if spec.env != "live" or spec.prompts_file is None:
+        return set()
+    questions, _ = of_file(spec.prompts_file, spec.grader, None)
+    return {group_of({"messages": list(question.messages)}, question.id) for question in questions}
 
 
 def inputs(spec: TrainSpec) -> dict[str, str]:

@@ -167,7 +167,7 @@ async def run_loop(options: argparse.Namespace, places: Places, served: Gateway,
     """Practice, traffic, lesson. Raises RecipeFailed, and GateRefused with the gate's words."""
     questions = Questions(ArenaEnvironment(executor=Executor(rounds=1)), SEED)
     gradings = Gradings(served.database_url)
-    gate = ("--gate", shlex.join(["--n", str(options.gate_n), *options.gate]))
+    gate = ("--gate", shlex.join(["--env", "arena", "--n", str(options.gate_n), *options.gate]))
     more = [word for one in options.set for word in ("--set", one)]
     try:
         async with Traffic.open(served) as traffic:

@@ -50,7 +50,7 @@ SETTINGS = {
 }
 ARENA_SPEED = "4"  # divides the workers' simulated seconds
 SUITE, CANARY, SPARE = 3, 4, 5  # kinds of questions beside the rounds' own
-GATE = "--staff untold --experience 0 --n {n} --train-n 100 --draws 1"
+GATE = "--env arena --staff untold --experience 0 --n {n} --train-n 100 --draws 1"
 THRESHOLDS = (  # another --gate NAME=VALUE comes after them
     "margin=0.08",  # what a few hundred questions can tell
     "kl_max=8",  # the cold start is not worth staying near: triage may not keep the learner from leaving it

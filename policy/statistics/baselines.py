@@ -20,6 +20,7 @@ from gateway.service.loop.routers import (
     SHIP,
     USAGE_GUESS,
     FixedPlanner,
+    agreed,
     cascade_plan,
     models_of,
     side_by_side,
@@ -203,3 +204,21 @@ class CascadePlanner:
         ladder = self._ladders[self._categories.of(situation)]
         then = None if ladder.then is None else by_name(situation, [ladder.then])[0]
         return cascade_plan(situation, by_name(situation, ladder.first), then)
+
+
+class PriceCascade:
+    """`price-cascade`: the two cheapest model workers side by side; while no two replies agree, the next dearer one.
+    The last reply is shipped, which is the one that agreed, or the dearest worker's."""
+
+    name = "price-cascade"
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        models = sorted(models_of(situation), key=lambda spec: (spec.price is None, typical_nano(spec), spec.name))
+        if situation.round == 1:
+            return side_by_side(situation, models[: min(2, situation.allowed.steps_max)])
+        asked = {reply.handle for reply in situation.replies}
+        rest = [spec for spec in models if spec.handle not in asked]
+        if situation.final or not rest or (situation.replies and agreed(situation)):
+            return SHIP
+        return single(rest[0])

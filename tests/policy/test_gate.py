@@ -59,6 +59,7 @@ def gate(tmp_path: Path) -> Gate:
 
     def run(candidate: Path, *more: str, live: Path | None = SHIPPED) -> int:
         given = ["--candidate", str(candidate), "--out", str(tmp_path / "out.json"), "--n", str(N), "--train-n", "40"]
+        given += ["--env", "arena"]  # the shipped conductor learnt from traffic, which was the arena's
         wide = ["--set", "questions_min=30", "--set", "ess_min=30", "--set", "margin=0.1"]
         return main(["gate", *given, *([] if live is None else ["--live", str(live)]), *wide, *more])
 
@@ -154,7 +155,7 @@ def test_it_judges_with_as_many_plans_as_the_candidate_is_served_with(
     (path / "manifest.json").write_text(json.dumps({**known, "rounds": manifest}))
     monkeypatch.setattr(gate_run, "EvaluationScene", scene)
     with pytest.raises(Seen, match=str(rounds)):
-        asyncio.run(gate_run.gate(path, None, GateScene(out=tmp_path / "o.json", rounds=asked)))
+        asyncio.run(gate_run.gate(path, None, GateScene(out=tmp_path / "o.json", rounds=asked, env="arena")))
 
 
 def test_noise_on_the_weights_is_refused_before_any_question_is_asked(gate: Gate, log: Path, tmp_path: Path) -> None:

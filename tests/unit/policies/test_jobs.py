@@ -147,6 +147,15 @@ def test_the_gate_judges_where_the_candidate_is_at_home() -> None:
     assert gate_spec(replay, None) == {"env": "replay", "data": "d", "prices": "p", "workers": ["a", "b"]}
     logged = JobSpec({"env": "logged"}, {"n": 50})
     assert gate_spec(logged, "rows.parquet") == {"n": 50, "env": "arena", "rows": "rows.parquet"}
+    real = JobSpec({"env": "live", "url": "u", "key_file": "k", "pool_file": "p"}, {"usd_max": "2"})
+    assert gate_spec(real, None, "requests.json") == {
+        "env": "logged",
+        "requests": "requests.json",
+        "url": "u",
+        "key_file": "k",
+        "pool_file": "p",
+        "usd_max": "2",
+    }
     named = JobSpec({"env": "arena", "staff": "fresh"}, {"staff": "standard"})
     assert gate_spec(named, None) == {"env": "arena", "staff": "standard"}
 
