@@ -57,6 +57,7 @@ def test_the_module_is_the_program() -> None:
         "traces",
         "record",
         "evaluate",
+        "gate",
         "train",
         "worker",
     ]

@@ -47,6 +47,7 @@ COMMANDS = {
     "evaluate": Command(
         "Compare policies on recorded questions or the arena.", programs.pass_on, programs.run_evaluate
     ),
+    "gate": Command("Judge a candidate version before it serves.", programs.pass_on, programs.run_gate),
     "train": Command("Train a conductor, here or as a job.", programs.pass_on, train.run),
     "worker": Command("Carry out jobs and grade replies.", worker.add, worker.run),
 }

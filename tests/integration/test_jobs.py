@@ -235,6 +235,15 @@ async def test_a_queued_job_is_cancelled_at_once_and_never_run(scene: Scene) -> 
     assert not scene.place(job).exists()
 
 
+async def test_a_job_goes_on_with_a_larger_cap_of_its_gate(scene: Scene) -> None:
+    job = await scene.store.cancel((await scene.submit(gate={"usd_max": "1", "n": 5})).id)
+    job = await scene.store.resume(job.id, "key:op", "2.50")
+    assert job.spec["gate"] == {"usd_max": "2.50", "n": 5}
+    assert (await scene.store.cancel(job.id)).spec["gate"]["usd_max"] == "2.50"
+    done = await PostgresAudit(scene.store._engine).latest(2)
+    assert {"gate_usd_max": "2.50"} in [one.entry.after for one in done]
+
+
 async def test_a_trainer_that_fails_is_one_line_and_can_be_resumed(scene: Scene) -> None:
     async with working(scene.settings):
         job = await scene.ended(await scene.submit({"name": "fail=no GPU of that name; use --device cpu"}))

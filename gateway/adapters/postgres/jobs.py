@@ -31,7 +31,7 @@ from gateway.adapters.postgres.rows import clean
 from gateway.adapters.postgres.tables import outcomes
 from gateway.core.access.audit import Act
 from gateway.core.log.events import uuid7
-from gateway.core.policies.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage
+from gateway.core.policies.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage, with_gate_cap
 from gateway.errors import BadRequest, Conflict, NotFound
 
 JOBS_MAX = 200  # of one list
@@ -100,9 +100,10 @@ class JobStore:
             await store_audit.write(connection, Act(by), "job.cancelled", f"job:{job.id}", {"state": job.state})
             return became
 
-    async def resume(self, job_id: str, by: str = "baton") -> Job:
-        """Queue a failed or cancelled job again, to go on from its checkpoint. Raises Conflict for any other job, and
-        if its policy has another active job."""
+    async def resume(self, job_id: str, by: str = "baton", gate_usd_max: str = "") -> Job:
+        """Queue a failed or cancelled job again, to go on from its checkpoint. `gate_usd_max`: another cap of its gate,
+        in dollars. Raises Conflict for any other job, and if its policy has another active job; BadRequest as
+        `with_gate_cap`."""
         try:
             async with self._begin() as connection:
                 job = await _found(connection, job_id, lock=True)
@@ -110,9 +111,13 @@ class JobStore:
                     raise Conflict(f"job {job.id} is {job.state}; only a failed or cancelled one is resumed")
                 change = update(jobs).where(jobs.c.id == job.id)
                 change = change.values(state="queued", cancel=False, error=None, ended_at=None, changed_at=_now())
+                if gate_usd_max:
+                    change = change.values(spec=with_gate_cap(job.spec, gate_usd_max))
                 queued = await _changed(connection, change)
                 await _nudge(self._app, connection, job.id)
-                await store_audit.write(connection, Act(by), "job.resumed", f"job:{job.id}", {"state": job.state})
+                capped = {"gate_usd_max": gate_usd_max} if gate_usd_max else None
+                was, target = {"state": job.state}, f"job:{job.id}"
+                await store_audit.write(connection, Act(by), "job.resumed", target, was, capped)
                 return queued
         except IntegrityError:
             raise await self._taken((await self.get(job_id)).policy) from None

@@ -104,6 +104,7 @@ class JobsApi:
         return JSONResponse((await self.jobs.cancel(job_id, act.actor)).as_json())
 
     async def resume(self, request: Request, job_id: str) -> Response:
-        """Queue a failed or cancelled job again."""
+        """Queue a failed or cancelled job again; `?gate_usd_max=` is another cap of its gate, in dollars."""
         act = await self.operators.act(request)
-        return JSONResponse((await self.jobs.resume(job_id, act.actor)).as_json())
+        cap = request.query_params.get("gate_usd_max", "")
+        return JSONResponse((await self.jobs.resume(job_id, act.actor, cap)).as_json())

@@ -107,6 +107,22 @@ def run_record(options: argparse.Namespace) -> int:
     return subprocess.run(command, input=f"{url}\n", text=True, check=False).returncode  # noqa: S603 - our own program
 
 
+def run_gate(options: argparse.Namespace) -> int:
+    """Become the gate; on logged requests with the log, the API and the pool file of the gateway on the data directory,
+    where the arguments name no others. Raises ConfigError where there is no log or no policy package."""
+    named = {word.split("=")[0] for word in options.rest}
+    from_log = "logged" in options.rest or "--env=logged" in options.rest
+    if not from_log or named & {"--database-url", "--requests"} or asks_for_help(options.rest):
+        become("gate", options.rest)
+    require_policy("gate")
+    url, known = _log()
+    words = [] if "--pool-file" in named else known
+    if "--url" not in named and (base := DataDir(config.load().data_dir).read(FACTS)):
+        words += ["--url", str(base["base_url"])]
+    command = [sys.executable, "-m", "policy", "gate", "--database-url", "-", *words, *options.rest]
+    return subprocess.run(command, input=f"{url}\n", text=True, check=False).returncode  # noqa: S603 - our own program
+
+
 def _log() -> tuple[str, list[str]]:
     """The URL of the database, and the pool file that has today's versions of workers."""
     settings = config.load()

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import show, table
@@ -36,7 +37,7 @@ as a job of the running gateway:
   baton train status [JOB]          all jobs, or one: stage, step, reward, dollars, time left
   baton train logs [-f] JOB         its log; -f: until it ends
   baton train cancel JOB            stop at the checkpoint
-  baton train resume JOB            go on from it
+  baton train resume JOB            go on from it (--gate-usd-max USD: with another cap of its gate)
 """
 
 
@@ -188,11 +189,18 @@ def _cancel(words: Sequence[str]) -> int:
 
 
 def _resume(words: Sequence[str]) -> int:
-    return _change("resume", words)
+    parser = _parser("resume")
+    parser.add_argument("--gate-usd-max", default="", metavar="USD", help="another cap of the job's gate")
+    options = parser.parse_args(words)
+    cap = quote(options.gate_usd_max)
+    return _changed(options, f"resume?gate_usd_max={cap}" if cap else "resume")
 
 
 def _change(action: str, words: Sequence[str]) -> int:
-    options = _parser(action).parse_args(words)
+    return _changed(_parser(action).parse_args(words), action)
+
+
+def _changed(options: argparse.Namespace, action: str) -> int:
     job = _client(options).ask("POST", f"/admin/jobs/{options.job}/{action}")
     what = "stops after its checkpoint" if job["cancel"] else f"is {job['state']}"
     _print(job, options, f"job {job['id']} {what}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.versions import PLAIN_NAME
 from gateway.errors import BadRequest
 
@@ -85,6 +86,21 @@ def check_train(train: object) -> None:
             raise BadRequest(f"train.{name}: a job sets it itself; leave it out", param=f"train.{name}")
     if train.get("env") == "live" and not train.get("usd_max"):
         raise BadRequest("train.usd_max: real workers cost real money; give a limit in dollars", param="train.usd_max")
+
+
+def with_gate_cap(spec: Mapping[str, Any], usd_max: str) -> dict[str, Any]:
+    """The stored spec with another cap of its gate, in dollars. Raises BadRequest for no number above 0, and for a job
+    whose gate has no cap."""
+    gate = spec.get("gate")
+    if not isinstance(gate, Mapping) or not gate.get("usd_max"):
+        raise BadRequest("gate_usd_max: the gate of this job has no cap to raise", param="gate_usd_max")
+    try:
+        allows = usd_to_nano(usd_max) > 0
+    except ValueError:
+        allows = False
+    if not allows:
+        raise BadRequest("gate_usd_max: give dollars above 0, such as 5.00", param="gate_usd_max")
+    return {**spec, "gate": {**gate, "usd_max": usd_max}}
 
 
 def stored_spec(spec: Mapping[str, Any]) -> JobSpec:

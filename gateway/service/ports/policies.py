@@ -118,7 +118,7 @@ class Jobs(Protocol):
         """Cancel a job. Raises Conflict for one that has ended."""
         ...
 
-    async def resume(self, job_id: str, by: str = "baton") -> Job:
+    async def resume(self, job_id: str, by: str = "baton", gate_usd_max: str = "") -> Job:
         """Queue the job again. Raises Conflict for one that neither failed nor was cancelled, and if its policy has
         another."""
         ...

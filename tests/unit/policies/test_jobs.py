@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from gateway.api.operator.jobs import read_spec
 from gateway.cli.learn.train import described
-from gateway.core.policies.jobs import JobSpec, read_policy, stored_spec
+from gateway.core.policies.jobs import JobSpec, read_policy, stored_spec, with_gate_cap
 from gateway.errors import BadRequest, ConfigError
 from policy.jobs import child
 from policy.jobs.child import ProgressFile, Tail, last_words
@@ -127,6 +127,16 @@ def test_arguments_that_no_job_could_have_are_one_line(words: list[str], gate: s
         job_spec(words, gate)
     assert said in refused.value.message
     assert "\n" not in refused.value.message
+
+
+def test_a_gate_gets_another_cap() -> None:
+    spec = {"train": {"env": "live"}, "gate": {"usd_max": "1", "n": 5}, "auto": False}
+    assert with_gate_cap(spec, "2.50") == {**spec, "gate": {"usd_max": "2.50", "n": 5}}
+    for wrong in ("0", "-1", "much", "nan"):
+        with pytest.raises(BadRequest, match="give dollars above 0"):
+            with_gate_cap(spec, wrong)
+    with pytest.raises(BadRequest, match="has no cap to raise"):
+        with_gate_cap({"train": {"env": "arena"}, "gate": {}, "auto": False}, "2")
 
 
 def test_a_job_of_an_older_release_says_how_to_submit_it_again() -> None:
