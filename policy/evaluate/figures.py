@@ -54,7 +54,7 @@ FORMULAS = {
 def report(options: EvaluationOptions, policies: Sequence[Entrant], results: Results) -> dict[str, Any]:
     """Return the report's figures without its sources. Raises ConfigError on a --curve of an unknown policy."""
     singles = {entrant.name: entrant for entrant in policies if entrant.kind == "fixed"}
-    best = max(singles, key=lambda name: (_accuracy(results[name]), -_usd(results[name]), name), default=None)
+    best = best_of({name: results[name] for name in singles}) if singles else None
     weak, strong = _ends(options, results, singles)
     shown = [entrant.name for entrant in policies if entrant.kind != "oracle" or ORACLE in options.policies]
     frame = _Frame(options, results, best, weak, strong)
@@ -104,7 +104,7 @@ def _ends(
     """The weak and the strong worker's names; None where each question has its own workers."""
     if not singles:
         return None, None
-    by_cost = sorted(singles, key=lambda name: (_usd(results[name]), name))
+    by_cost = sorted(singles, key=lambda name: (usd_1k(results[name]), name))
     return options.weak or singles[by_cost[0]].worker, options.strong or singles[by_cost[-1]].worker
 
 
@@ -118,7 +118,7 @@ class _Frame:
         self._results = results
         self._best = best
         self._strong = strong
-        self._ends = [_accuracy(results[f"{FIXED}{name}"]) for name in (weak, strong) if name is not None]
+        self._ends = [accuracy(results[f"{FIXED}{name}"]) for name in (weak, strong) if name is not None]
 
     def short(self, name: str) -> dict[str, Any]:
         """Return accuracy and dollars with their intervals."""
@@ -168,10 +168,10 @@ class _Frame:
 
     def _worth(self, names: Sequence[str]) -> dict[str, Any]:
         """Scores of one policy, or of several that are one dial."""
-        usd = [_usd(self._results[name]) for name in names]
-        right = [_accuracy(self._results[name]) for name in names]
+        usd = [usd_1k(self._results[name]) for name in names]
+        right = [accuracy(self._results[name]) for name in names]
         best = self._best
-        reach = None if best is None else cost_at_quality(usd, right, _accuracy(self._results[best]))
+        reach = None if best is None else cost_at_quality(usd, right, accuracy(self._results[best]))
         score = max(routerarena_score(accuracy, cost) for accuracy, cost in zip(right, usd, strict=True))
         scores = {"aiq": aiq(usd, right, *self._options.cost_range), "routerarena": score}
         return {**scores, "usd_per_1k_at_best_single": reach, **self._recovered(names, right)}
@@ -188,17 +188,30 @@ class _Frame:
 
     def curve(self, names: Sequence[str]) -> dict[str, Any]:
         """A dial: its points by cost, and its scores."""
-        points = [{"policy": name, "usd_per_1k": _usd(self._results[name]), "accuracy": _accuracy(self._results[name])}
+        points = [{"policy": name, "usd_per_1k": usd_1k(self._results[name]), "accuracy": accuracy(self._results[name])}
                   for name in names]  # fmt: skip
         return {"points": sorted(points, key=lambda point: point["usd_per_1k"]), **self._worth(names)}
 
 
-def _accuracy(rows: Sequence[QuestionResult]) -> float:
+def accuracy(rows: Sequence[QuestionResult]) -> float:
+    """Mean outcome."""
     return fmean(row.outcome for row in rows)
 
 
-def _usd(rows: Sequence[QuestionResult]) -> float:
+def usd_1k(rows: Sequence[QuestionResult]) -> float:
+    """Dollars per 1,000 questions."""
     return sum(row.cost_nano for row in rows) / len(rows) * USD_1K
+
+
+def best_of(policies: Results) -> str:
+    """The name of the policy that is most often right, of equals the cheapest."""
+    return max(policies, key=lambda name: (accuracy(policies[name]), -usd_1k(policies[name]), name))
+
+
+def affordable(policies: Results, usd_1k_max: float) -> Results:
+    """The policies that cost no more dollars per 1,000 questions; the cheapest where none does."""
+    least = min(usd_1k(rows) for rows in policies.values())
+    return {name: rows for name, rows in policies.items() if usd_1k(rows) <= max(usd_1k_max, least)}
 
 
 def _shares(rows: Sequence[QuestionResult]) -> dict[str, float]:
@@ -220,6 +233,6 @@ def _split(rows: Sequence[QuestionResult], keys: Sequence[str]) -> dict[str, dic
     for row, key in zip(rows, keys, strict=True):
         groups.setdefault(key, []).append(row)
     return {
-        key: {"n": len(group), "accuracy": _accuracy(group), "usd_per_1k": _usd(group)}
+        key: {"n": len(group), "accuracy": accuracy(group), "usd_per_1k": usd_1k(group)}
         for key, group in sorted(groups.items())
     }

@@ -228,7 +228,8 @@ async def _run_held_out(
     rows = {"live": results["candidate"]} if both.same else {} if both.live else {"live": results["rule"]}
     results |= rows
     compared = _compared(both, stage, results)
-    checks, facts = heldout.checks(compared, thresholds, scene.seed), heldout.facts(compared, scene.seed)
+    checks = heldout.checks(compared, thresholds, scene.seed, real=traffic is not None)
+    facts = heldout.facts(compared, scene.seed)
     if traffic is not None:
         checks += heldout.kind_checks(compared, thresholds, scene.seed)
         facts |= heldout.kind_facts(compared, thresholds, scene.seed) | {"money": traffic.money()}

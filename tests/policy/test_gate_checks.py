@@ -13,8 +13,9 @@ import pytest
 
 from gateway.errors import ConfigError
 from policy.evaluate.contest import QuestionResult
+from policy.evaluate.figures import affordable, best_of
 from policy.gate.checks import Check, GatePart, Thresholds, bounded, cannot_say, not_worse, thresholds_of
-from policy.gate.heldout import Comparison, checks, concentration, facts
+from policy.gate.heldout import Comparison, checks, concentration, facts, kind_checks, kind_facts
 from policy.gate.report import GateReport, Refusal, finite
 from policy.gate.scene import QUESTIONS_ARENA, GateScene, GateSpec, add_spec, given_of
 from policy.spec import checked, plain, read
@@ -266,3 +267,46 @@ def test_the_arguments_of_a_gate_are_those_of_its_spec(tmp_path: Path) -> None:
     spec = read(GateSpec, path)
     assert spec == checked(GateSpec, given)
     assert (spec.bounds.margin, spec.bounds.ess_min, spec.bounds.kl_max) == (0.1, 7.0, Thresholds().kl_max)
+
+
+# ---------------------------------------------------------------- the user's own requests
+
+
+def of_kinds(shares: dict[str, tuple[float, int]], usd_1k: float = 1.0) -> list[QuestionResult]:
+    """(share right, rows) of each kind of task."""
+    made = [(kind, one) for kind, (right, n) in shares.items() for one in rows(right, n, usd_1k=usd_1k)]
+    return [replace(one, category=kind, prompt_id=f"{kind}-{one.prompt_id}") for kind, one in made]
+
+
+def test_a_kind_that_got_worse_refuses_whatever_the_whole_says() -> None:
+    live = of_kinds({"sums": (0.5, 200), "words": (0.9, 60), "dates": (0.5, 9), "": (0.5, 9)})
+    candidate = of_kinds({"sums": (0.8, 200), "words": (0.7, 60), "dates": (0.5, 9), "": (0.5, 9)})
+    others = {"fixed:cheap": live, "price-cascade": live}
+    found = Comparison(candidate, live, others, live, MODELS)
+    told = {check.name: check.verdict for check in kind_checks(found, Thresholds(), 0)}
+    assert told == {
+        "worse_than_live[other]": "cannot say",
+        "worse_than_live[sums]": "passed",
+        "worse_than_live[words]": "refused",
+    }
+    assert not any(check.required for check in kind_checks(found, Thresholds(), 0))
+    known = kind_facts(found, Thresholds(), 0)
+    assert known["kinds_in_other"] == {"dates": 9, "": 9}
+    assert {kind: one["n"] for kind, one in known["task_kinds"].items()} == {"other": 18, "sums": 200, "words": 60}
+    assert known["task_kinds"]["words"]["gains"]["price-cascade"][0] == pytest.approx(-0.2)
+
+
+def test_real_workers_are_rivals_where_they_cost_no_more() -> None:
+    """The dear worker is the better one; the candidate is held against the one that its dollars would buy."""
+    candidate, live = rows(0.6), rows(0.5)
+    others = {"fixed:cheap": rows(0.5, dear=0.0), "fixed:dear": rows(0.9, dear=1.0, usd_1k=20.0)}
+    found = Comparison(candidate, live, others, rows(0.95), MODELS)
+    assert (found.best_single, found.best_affordable) == ("fixed:dear", "fixed:cheap")
+    assert "worse_than_best_single" in refused(found)
+    assert not any(check.refuses for check in checks(found, Thresholds(), 0, real=True))
+    other = Comparison(rows(0.4), live, others, rows(0.95), MODELS)
+    assert "worse_than_best_single" in {
+        check.name for check in checks(other, Thresholds(), 0, real=True) if check.refuses
+    }
+    assert best_of(affordable(others, 0.1)) == "fixed:cheap"  # none costs so little: the cheapest
+    assert best_of(affordable(others, 20.0)) == "fixed:dear"

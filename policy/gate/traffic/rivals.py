@@ -13,6 +13,7 @@ from policy.environments.base import Episode, Prompt, fraction
 from policy.environments.sampling import CONCURRENCY, SamplingProgress, sample
 from policy.evaluate.contest import PartialResults, ProgressPrinter, QuestionResult
 from policy.evaluate.entrants import FIXED, ORACLE, Entrant
+from policy.evaluate.figures import accuracy, affordable, best_of, usd_1k
 from policy.evaluate.stages import digest_of
 from policy.gate.traffic.asking import UNGRADED
 from policy.gate.traffic.stage import OpenTraffic
@@ -23,24 +24,10 @@ SAMPLES_MAX = 32
 Results = Mapping[str, Sequence[QuestionResult]]
 
 
-def best_single(results: Results) -> str:
-    """The name of the fixed worker that is most often right, of equals the cheapest."""
-    singles = [name for name in results if name.startswith(FIXED)]
-    return max(singles, key=lambda name: (_mean_outcome(results[name]), -_mean_nano(results[name]), name))
-
-
-def _mean_outcome(rows: Sequence[QuestionResult]) -> float:
-    return fmean(row.outcome for row in rows)
-
-
-def _mean_nano(rows: Sequence[QuestionResult]) -> float:
-    return fmean(row.cost_nano for row in rows)
-
-
-def samples_of(prompts: Sequence[Prompt], single_nano: float, candidate_nano: float, seed: int) -> list[int]:
+def samples_of(prompts: Sequence[Prompt], single_usd: float, candidate_usd: float, seed: int) -> list[int]:
     """How often each question is asked, so that all together cost what the candidate cost: the next whole numbers below
     and above the ratio, by a hash of the question. At least once, at most SAMPLES_MAX times."""
-    ratio = candidate_nano / single_nano if single_nano else SAMPLES_MAX
+    ratio = candidate_usd / single_usd if single_usd else SAMPLES_MAX
     wanted = min(max(ratio, 1.0), float(SAMPLES_MAX))
     whole = math.floor(wanted)
     return [whole + (fraction(SELF_CONSISTENCY, seed, prompt.id) < wanted - whole) for prompt in prompts]
@@ -49,9 +36,11 @@ def samples_of(prompts: Sequence[Prompt], single_nano: float, candidate_nano: fl
 async def self_consistency(
     traffic: OpenTraffic, results: Results, seed: int, partial: PartialResults, say: ProgressPrinter
 ) -> list[QuestionResult]:
-    """The best single worker asked several times, and the majority of its answers. Raises CallsEnded in a group."""
-    name, prompts = best_single(results), traffic.stage.prompts
-    counts = samples_of(prompts, _mean_nano(results[name]), _mean_nano(results["candidate"]), seed)
+    """The best single worker that costs no more than the candidate, asked several times, and the majority of its
+    answers. Raises CallsEnded in a group."""
+    singles = {name: rows for name, rows in results.items() if name.startswith(FIXED)}
+    name, prompts = best_of(affordable(singles, usd_1k(results["candidate"]))), traffic.stage.prompts
+    counts = samples_of(prompts, usd_1k(results[name]), usd_1k(results["candidate"]), seed)
     ids = [prompt.id for prompt in prompts]
     key = digest_of([SELF_CONSISTENCY, name, counts, ids, traffic.stage.facts])[:32]
     if rows := partial.rows(key):
@@ -66,7 +55,7 @@ async def self_consistency(
     found = await sample(traffic.stage.environment, work, concurrency=CONCURRENCY, on_progress=progress)
     rows = [_voted(prompt, group) for prompt, group in zip(prompts, found.groups, strict=True)]
     partial.keep(key, rows)
-    say.done(f"{what}: {fmean(counts):.2f} samples a question, right {_mean_outcome(rows):.3f}")
+    say.done(f"{what}: {fmean(counts):.2f} samples a question, right {accuracy(rows):.3f}")
     return rows
 
 
