@@ -22,6 +22,8 @@ import httpx
 from policy.recipes.stack import LAST_WORDS_CHARS, LEASH, ROOT, end
 
 VLLM = ROOT / ".venv-vllm" / "bin" / "vllm"
+# else a probe under traffic ends a Llama (docs/swap.md)
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 START_S = {"embedded": 60.0, "vllm": 420.0}
 VLLM_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -114,6 +116,10 @@ class EngineProcess:
         command += ["--generation-config", "vllm"]
         command += ["--structured-outputs-config", json.dumps(structured)]
         command += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "4"]
+        command += [
+            "--lora-target-modules",
+            *TARGETS,
+        ]
         command += ["--max-cpu-loras", str(self.versions_max), *self.options]
         path = f"{VLLM.parent}:/usr/local/bin:/usr/bin:/bin"
         return command, {"PATH": path, "HOME": str(self.directory), **VLLM_ENVIRONMENT}
