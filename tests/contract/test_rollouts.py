@@ -88,7 +88,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
     """A fake that each run of this process samples from."""
     fake = FakeVllm(SHIPPED)
 
-    monkeypatch.setattr(rollouts, "EngineApi", lambda url: EngineApi(url, client=fake.client()))
+    monkeypatch.setattr(rollouts, "EngineApi", lambda url, timeout_s: EngineApi(url, client=fake.client()))
     monkeypatch.setattr(rollouts, "client_of", lambda url, model, _: HttpConductor(url, model, client=fake.client()))
     monkeypatch.setattr(endpoint, "WAITS_S", (0.0,))
     fake.plan = Planner(fake)

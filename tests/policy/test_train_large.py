@@ -13,6 +13,7 @@ pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from policy.train.step.optimizer import MasterAdamW  # noqa: E402
 from policy.train.weights.large import LargeWeights  # noqa: E402
 from policy.train.weights.lora import adapt  # noqa: E402
 from policy.train.weights.prefixes import Prefixes, common  # noqa: E402
@@ -180,3 +181,35 @@ def test_a_model_that_takes_no_tree_reads_a_prompt_with_each_row_and_says_why(ma
         states = weights.states(prompts, OWNERS, plans)
     firsts = [sum(len(plan) for plan in plans[:row]) for row in range(len(plans))]
     assert torch.allclose(begun, weights.logits(states[firsts]), atol=1e-4)
+
+
+def test_steps_too_small_for_bfloat16_add_up_in_float32_and_survive_a_checkpoint() -> None:
+    def stepped(optimizer: MasterAdamW, weight: Any, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (weight.float() * torch.tensor([1.0, -1.0])).sum().backward()
+            optimizer.step()
+
+    weight, plain = (
+        torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=kind)) for kind in (torch.bfloat16, torch.float32)
+    )
+    optimizer = MasterAdamW([weight], lr=1e-4)
+    stepped(optimizer, weight, 100)
+    again = torch.nn.Parameter(weight.detach().clone())
+    resumed = MasterAdamW([again], lr=1e-4)
+    resumed.load_state_dict(optimizer.state_dict())
+    stepped(resumed, again, 100)
+    stepped(MasterAdamW([plain], lr=1e-4), plain, 200)
+    assert again.dtype == torch.bfloat16
+    assert again.tolist() == plain.to(torch.bfloat16).tolist() == [0.98046875, 2.015625]
+
+
+def test_the_head_computes_in_float32_where_the_body_does_not() -> None:
+    torch.manual_seed(3)
+    weights = LargeWeights(MODELS["llama"]().to(torch.bfloat16).eval(), VOCAB, 2048)
+    prompts, plans = rows()
+    states = weights.states(prompts, OWNERS, plans)
+    assert (states.dtype, weights.logits(states).dtype) == (torch.bfloat16, torch.float32)
+    head = weights.model.get_output_embeddings().weight
+    assert torch.allclose(weights.logits(states), states.float() @ head.float().T, atol=1e-5)
+    assert all(one is not None for one in gradients(weights).values())

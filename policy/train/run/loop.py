@@ -28,6 +28,7 @@ from policy.train.settings import Settings
 from policy.train.sources.sampled import Batch, Source
 from policy.train.step.grpo import learn
 from policy.train.step.masks import Masks
+from policy.train.step.optimizer import MasterAdamW
 from policy.train.step.rows import TrainingRow
 from policy.train.weights.small import Weights, trainable
 
@@ -61,7 +62,7 @@ class Trainer:
         settings = self.settings
         torch.set_num_threads(settings.threads)
         reference = self._reference() if settings.kl_weight else None
-        optimizer = torch.optim.AdamW(
+        optimizer = MasterAdamW(
             trainable(self.weights.model).values(),
             lr=settings.lr,
             betas=(0.9, settings.beta2),

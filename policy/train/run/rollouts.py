@@ -21,7 +21,7 @@ from gateway.adapters.engines.vllm import VllmLora
 from gateway.core.policies.manifest import ADAPTER_FILES
 from gateway.errors import ConductorError, ConfigError, Unavailable
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
-from policy.engines.endpoint import PatientConductor, client_of
+from policy.engines.endpoint import TIMEOUT_S, PatientConductor, client_of
 from policy.engines.port import EngineLost
 from policy.environments.base import rng_for
 from policy.serve.manifest import write_manifest
@@ -58,7 +58,7 @@ class ServedConductor:
         self._initial, self._masks, self._alpha = initial, masks, initial.lora.alpha
         self._directory = directory.resolve()
         server = url.rstrip("/").removesuffix("/v1")
-        self._engine = VllmLora(EngineApi(server), drift_max=drift_max, rank_max=initial.lora.rank)
+        self._engine = VllmLora(EngineApi(server, timeout_s=TIMEOUT_S), drift_max=drift_max, rank_max=initial.lora.rank)
         self._conductor = PatientConductor(client_of(f"{server}/v1", name, None), f"--rollouts {url}", CALLS_MAX)
         self._probe: Mapping[str, Any] = {}
         self._loaded = -1  # `changes` of the weights that vLLM has

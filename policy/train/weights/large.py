@@ -19,7 +19,7 @@ from gateway.errors import ConfigError
 from policy.train.weights import tree, unshared
 from policy.train.weights.prefixes import Prefixes, common
 from policy.train.weights.small import Decoding, Ids, changes
-from policy.train.weights.tree import TRUNK, Columns, Layout, Segment
+from policy.train.weights.tree import TRUNK, Columns, Layout, Stretch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHECK_PROMPT, CHECK_PLANS = (1, 2, 3, 4, 5), ((6, 7, 8), (9, 10))
@@ -77,7 +77,7 @@ class LargeWeights:
     def begin(self, prompts: Sequence[Ids], owners: Sequence[int]) -> Decoding:
         """As the interface says."""
         if not self.shares_prompts:
-            return unshared.Rows(self.body, self.logits, self.device, prompts, owners)
+            return unshared.PlainRows(self.body, self.logits, self.device, prompts, owners)
         return _Trees(self, self._read(prompts), prompts, owners)
 
     @property
@@ -99,11 +99,11 @@ class LargeWeights:
         return states
 
     def _tree_states(self, prompts: Sequence[Ids], owners: Sequence[int], plans: Sequence[Ids]) -> Tensor:
-        trees = [[Segment(prompt, 0, TRUNK)] for prompt in prompts]
+        trees = [[Stretch(prompt, 0, TRUNK)] for prompt in prompts]
         nth = []
         for owner, plan in zip(owners, plans, strict=True):
             nth.append(len(trees[owner]))
-            trees[owner].append(Segment(plan[:-1], len(prompts[owner]), nth[-1]))
+            trees[owner].append(Stretch(plan[:-1], len(prompts[owner]), nth[-1]))
         layout = tree.laid_out(trees, self.device)
         nothing = layout.branch[:, :0]
         out = self.body(
@@ -126,12 +126,12 @@ class LargeWeights:
         shared = min(common(prompts), *(len(prompt) - 1 for prompt in prompts))
         if len(prompts) > 1 and shared >= COMMON_MIN and known.longest(prompts[0][:shared])[0] < shared:
             columns = Columns(1, self.device)
-            self.extend(columns, tree.laid_out([[Segment(prompts[0][:shared], 0, TRUNK)]], self.device))
+            self.extend(columns, tree.laid_out([[Stretch(prompts[0][:shared], 0, TRUNK)]], self.device))
             known.add(prompts[0][:shared], columns.read(0))
         found = [known.longest(prompt[:-1]) for prompt in prompts]
         columns = Columns(len(prompts), self.device)
         columns.write(found)
-        rest = [[Segment(prompt[length:], length, TRUNK)] for prompt, (length, _) in zip(prompts, found, strict=True)]
+        rest = [[Stretch(prompt[length:], length, TRUNK)] for prompt, (length, _) in zip(prompts, found, strict=True)]
         layout = tree.laid_out(rest, self.device)
         states = self.extend(columns, layout)
         for at, prompt in enumerate(prompts):
@@ -177,7 +177,7 @@ class _Trees:
         """As the interface says."""
         each = list(zip(self._trees, tokens, self._lengths, self._branches, strict=True))
         trees = [
-            [Segment(ids, start, branch) for _, ids, start, branch in own]
+            [Stretch(ids, start, branch) for _, ids, start, branch in own]
             for _, own in groupby(each, lambda row: row[0])
         ]
         layout = tree.laid_out(trees, self._weights.device)

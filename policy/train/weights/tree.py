@@ -25,7 +25,7 @@ COLUMNS_STEP = 256  # columns that a full cache grows by
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Stretch:
     """Tokens that follow each other in one row, from position `start` of it. `branch`: TRUNK, or the row's own number
     from 1."""
 
@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """New columns, each [P, S]; `ends`: for each tree, the column behind the last token of each of its segments."""
+    """New columns, each [P, S]; `ends`: for each tree, the column behind the last token of each of its stretchs."""
 
     ids: Tensor
     positions: Tensor
@@ -44,16 +44,16 @@ class Layout:
     ends: list[list[int]]
 
 
-def laid_out(trees: Sequence[Sequence[Segment]], device: torch.device) -> Layout:
-    """The segments of each tree side by side, padded behind."""
-    most = max(sum(len(segment.ids) for segment in tree) for tree in trees)
+def laid_out(trees: Sequence[Sequence[Stretch]], device: torch.device) -> Layout:
+    """The stretchs of each tree side by side, padded behind."""
+    most = max(sum(len(stretch.ids) for stretch in tree) for tree in trees)
     columns: list[list[tuple[int, int, int]]] = []
     ends: list[list[int]] = []
     for tree in trees:
         columns.append([])
         ends.append([])
-        for segment in tree:
-            columns[-1] += [(token, segment.start + at, segment.branch) for at, token in enumerate(segment.ids)]
+        for stretch in tree:
+            columns[-1] += [(token, stretch.start + at, stretch.branch) for at, token in enumerate(stretch.ids)]
             ends[-1].append(len(columns[-1]))
         columns[-1] += [(0, 0, NOTHING)] * (most - len(columns[-1]))
     ids, positions, branch = torch.tensor(columns, device=device).unbind(2)

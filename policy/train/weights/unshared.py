@@ -31,7 +31,7 @@ def states(
     return flat.index_select(0, torch.tensor(places, device=device))
 
 
-class Rows:
+class PlainRows:
     """Rows side by side over one key-value cache; a mask hides the padding. `logits`: of states."""
 
     def __init__(
