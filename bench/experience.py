@@ -3,8 +3,9 @@
 In the arena (a simulator: docs/arena.md) the truth is known. `--outcomes` tasks in the phrasings of training each go to
 one worker drawn at random, alone, and are judged. Then, for 300 other tasks, each worker's experience is taken
 
-    then   over its 50 most similar steps, as Baton did at first
-    now    as `core.loop.experience` says, and the store's query
+    then      over its 50 most similar steps, as Baton did at first
+    hashing   as `core.loop.experience` says, and the store's query
+    meaning   the same with the default embedder
 
 and compared with how often that worker alone is right on such a task. *Kind*: share of what counted that was of the
 task's own kind. *Shown*: share of workers that are shown with experience at all. *Error*: mean absolute difference
@@ -33,7 +34,9 @@ from sqlalchemy import text
 from bench.serving import percentile
 from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.store import PostgresStore
-from gateway.core.loop.experience import HALF_LIFE, WEIGHT_MIN, embed
+from gateway.core.loop.experience import HALF_LIFE, HASHED, WEIGHT_MIN, Embedding, embed
+from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.files import shipped
 from policy.recipes.stack import gateway, temporary_directory
 from policy.simulators.arena.families.tasks import Split, Task, grade, make_task
 from policy.simulators.arena.workers import STANDARD, ArenaWorker, with_builtins
@@ -46,10 +49,10 @@ TIMED, SEEDS_APART = 200, 10_000_000
 POOL = with_builtins(STANDARD)
 Floats = NDArray[np.float64]
 _FILL = """
-INSERT INTO experience (rollout_id, round, step, worker, worker_version, pool_name, embedding, success, cost_nano,
-  latency_ms, at)
-VALUES (CAST(:id AS uuid), 1, 0, :worker, '1', 'bench', CAST(CAST(:embedding AS real[]) AS vector), :success, 100000,
-  100, now() - make_interval(secs => :ago))
+INSERT INTO experience (rollout_id, round, step, worker, worker_version, pool_name, embedding, embedder, success,
+  cost_nano, latency_ms, at)
+VALUES (CAST(:id AS uuid), 1, 0, :worker, '1', 'bench', CAST(CAST(:embedding AS real[]) AS vector), 'hashing', :success,
+  100000, 100, now() - make_interval(secs => :ago))
 """
 
 
@@ -63,13 +66,13 @@ class Past:
     right: Floats
 
 
-def learned(outcomes: int) -> Past:
+def learned(outcomes: int, embedding: Embedding = HASHED) -> Past:
     """Tasks in training phrasings, each judged on a single worker."""
     rng = Random("bench experience")
     tasks = [make_task(seed) for seed in range(outcomes)]
     who = [rng.randrange(len(STANDARD)) for _ in tasks]
     right = [_alone(STANDARD[worker], task) for worker, task in zip(who, tasks, strict=True)]
-    return Past(tasks, np.array([embed(task.text) for task in tasks]), np.array(who), np.array(right))
+    return Past(tasks, np.array([embedding.embed(task.text) for task in tasks]), np.array(who), np.array(right))
 
 
 def _alone(worker: ArenaWorker, task: Task) -> float:
@@ -105,13 +108,15 @@ def weights_now(similar: Floats, past: Past) -> Floats:
     return found
 
 
-def figures(past: Past, split: Split, weigh: Any, least: float) -> tuple[float, float, float]:
+def figures(
+    past: Past, split: Split, weigh: Any, least: float, embedding: Embedding = HASHED
+) -> tuple[float, float, float]:
     """(share of the same kind, share of workers shown, mean absolute error of what is shown)."""
     kinds = np.array([task.family for task in past.tasks])
     pure, shown, errors = [], [], []
     for seed in range(ASKED):
         task = make_task(SEEDS_APART + seed, split)
-        weights = weigh(past.vectors @ np.array(embed(task.text)), past)
+        weights = weigh(past.vectors @ np.array(embedding.embed(task.text)), past)
         pure.append(float(weights[kinds == task.family].sum() / weights.sum()))
         for index, worker in enumerate(STANDARD):
             own = weights * (past.workers == index)
@@ -122,13 +127,18 @@ def figures(past: Past, split: Split, weigh: Any, least: float) -> tuple[float, 
 
 
 def table(outcomes: Sequence[int]) -> str:
-    """Compare the old and the present look-up, on known and on new phrasings."""
+    """Compare the look-up then and now, by words and by meaning, on known and on new phrasings."""
+    meaning = by_meaning(shipped(TABLE_FILE))
+    looks = (
+        ("then", weights_then, 1.0, HASHED),
+        *((name, weights_now, WEIGHT_MIN, one) for name, one in (("hashing", HASHED), ("meaning", meaning))),
+    )
     lines = ["| outcomes | phrasings | | kind | shown | error |", "|---:|---|---|---:|---:|---:|"]
     for n in outcomes:
-        past = learned(n)
+        pasts = {one.name: learned(n, one) for one in (HASHED, meaning)}
         for split, said in (("train", "seen"), ("held_out", "new")):
-            for when, weigh, least in (("then", weights_then, 1.0), ("now", weights_now, WEIGHT_MIN)):
-                kind, shown, error = figures(past, split, weigh, least)  # type: ignore[arg-type]
+            for when, weigh, least, one in looks:
+                kind, shown, error = figures(pasts[one.name], split, weigh, least, one)  # type: ignore[arg-type]
                 lines.append(f"| {n:,} | {said} | {when} | {kind:.0%} | {shown:.0%} | {error:.2f} |")
     return "\n".join(lines)
 
@@ -160,7 +170,7 @@ async def timed(database_url: str, rows: int) -> list[float]:
         for n in range(TIMED):
             vector = embed(make_task(SEEDS_APART + n, "held_out").text)
             began_s = time.perf_counter()
-            await store.experience_near(None, vector, workers, K_NOW)
+            await store.experience_near(None, vector, HASHED.name, workers, K_NOW)
             found.append((time.perf_counter() - began_s) * 1000)
         return found
     finally:

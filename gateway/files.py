@@ -1,13 +1,15 @@
-"""Replace a file in one step: a reader sees the old content or the new, never a part."""
+"""Replace a file in one step: a reader sees the old content or the new, never a part. And read a file that ships."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import BinaryIO
 
+DATA = "data"  # the folder of files that ship with the gateway
 PLAIN_MODE = 0o666  # the umask is taken off, as for any new file
 
 
@@ -59,3 +61,8 @@ def sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def shipped(name: str) -> bytes:
+    """Read a data file of this package. Raises OSError."""
+    return files(__package__).joinpath(DATA, name).read_bytes()

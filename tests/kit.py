@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from gateway.adapters.upstream.embedder import HashingEmbedder
+from gateway.adapters.upstream.embedder import LocalEmbedder
 from gateway.core.access.keys import Principal
 from gateway.core.log.redact import Redactor
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience import RuleWeights
+from gateway.core.loop.experience import HASHED, RuleWeights
 from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.service.loop.calls import NO_TOKENIZER, Calls, RetryBudget
@@ -138,7 +138,7 @@ class Kit:
         self.replies = FakeReplies()
         self.conversations = FakeConversations()
         self.metrics = SpyMetrics()
-        self.embedder = embedder or HashingEmbedder()
+        self.embedder = embedder or LocalEmbedder(HASHED)
         clock = TestClock()
         budget = RetryBudget(start_retries=100)
         calls = Calls(self.workers, budget, clock, tokens, attempts_max=attempts_max, wait_initial_s=0.001)

@@ -13,7 +13,7 @@ from gateway.config.serving import Bytes, Count, Seconds, Share, Usd
 from gateway.core.loop.experience import HALF_LIFE
 from gateway.core.pool.workers import SecretRef
 
-HASHING = "hashing"
+HASHING, MINILM = "hashing", "minilm"
 
 
 class PlanningSettings(BaseModel):
@@ -81,8 +81,9 @@ class PlanningSettings(BaseModel):
         description="Newer similar steps after which a past step counts half; see experience.md",
     )
     embedder: str = Field(
-        HASHING,
-        description="`hashing` (built in), or an embeddings endpoint `http://host:port/v1#model`, which is not priced",
+        MINILM,
+        description="`minilm` (by meaning and words) or `hashing` (by words), both built in; or an embeddings endpoint "
+        "`http://host:port/v1#model`, which is not priced",
     )
     embedder_api_key: SecretRef | None = Field(None, description="Key of an embedder by URL, `env:NAME` or `file:PATH`")
 
@@ -101,8 +102,9 @@ class PlanningSettings(BaseModel):
     @classmethod
     def _is_embedder(cls, text: str) -> str:
         parts = urlsplit(text)
-        if text != HASHING and not (parts.scheme in ("http", "https") and parts.hostname and parts.fragment):
-            raise ValueError(f"write {HASHING}, or http://host:port/v1#model")
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.fragment
+        if text not in (HASHING, MINILM) and not is_url:
+            raise ValueError(f"write {MINILM}, {HASHING}, or http://host:port/v1#model")
         return text
 
     @model_validator(mode="after")

@@ -25,6 +25,7 @@ from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.jobs import JobStore, queue_app
 from gateway.adapters.postgres.reports import PostgresReports
 from gateway.adapters.postgres.retention import PostgresRetention
+from gateway.adapters.postgres.vectors import OldVectors
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
 from gateway.api.edge.bodies import Operators, by_admin_key
@@ -65,6 +66,7 @@ from gateway.wiring.requests import (
     admission_of,
     auth_of,
     embedder_of,
+    embedding_of,
     idempotency_of,
     journal_of,
     media_of,
@@ -193,9 +195,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     clock, metrics, store = base.clock, base.metrics, base.store
     pool = pool_of(base)
     redactor = Redactor(pool.first.secrets.values())
-    embedder = embedder_of(base)
+    embedding = embedding_of(settings)
+    embedder = embedder_of(base, embedding)
     conductor = await conductor_of(base, pool)
-    journal, shipper = await journal_of(base)
+    journal, shipper = await journal_of(base, embedding)
     budgets, limits = money_of(base)
     policies, learned = policies_of(base, conductor, budgets, journal)
     earnings = earnings_of(base)
@@ -242,7 +245,11 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         admin_parts=admin,
         idempotency=idempotency,
         earnings=earnings,
-        sweeps={"kept replies": idempotency.sweep, "marks of conversations": sticky.conversations.sweep},
+        sweeps={
+            "kept replies": idempotency.sweep,
+            "marks of conversations": sticky.conversations.sweep,
+            "vectors of an earlier embedder": OldVectors(base.connections.background, embedding).sweep,
+        },
     )
 
 

@@ -16,18 +16,22 @@ from gateway.adapters.postgres.writer import LogWriter
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.adapters.redis.conversations import RedisConversations
 from gateway.adapters.redis.ratelimits import RedisRateLimits
-from gateway.adapters.upstream.embedder import HashingEmbedder, HttpEmbedder
+from gateway.adapters.upstream.embedder import HttpEmbedder, LocalEmbedder
 from gateway.adapters.upstream.media import WebMedia
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.adapters.upstream.tokens import Tokenizers
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.public.chat import OpenAIApi
 from gateway.api.public.responses import ResponsesApi
-from gateway.config.planning import HASHING
+from gateway.config.planning import HASHING, MINILM, PlanningSettings
 from gateway.config.serving import listed
 from gateway.config.settings import environment
 from gateway.core.loop.caps import Caps
+from gateway.core.loop.experience import HASHED, Embedding
+from gateway.core.loop.meaning import TABLE_FILE, by_meaning
 from gateway.core.pool.workers import Price
+from gateway.errors import ConfigError
+from gateway.files import shipped
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import ConductorSettings
 from gateway.service.loop.rounds import Rounds
@@ -89,7 +93,7 @@ def rounds_of(base: Base, workers: PooledWorkers) -> Rounds:
 # ---------------------------------------------------------------- journal and money
 
 
-async def journal_of(base: Base) -> tuple[Spool, Shipper]:
+async def journal_of(base: Base, embedding: Embedding | None) -> tuple[Spool, Shipper]:
     """The journal on disk, and its shipper. Raises ConfigError."""
     settings = base.settings
     limits = SpoolLimits(
@@ -99,7 +103,7 @@ async def journal_of(base: Base) -> tuple[Spool, Shipper]:
     )
     spool = base.closing(await Spool.open(settings.spool_path, limits, base.metrics, on_fatal=_die))
     batches = ShipperLimits(records=settings.ship_batch_max)
-    shipper = Shipper(spool, LogWriter(base.connections.shipping), batches, base.metrics)
+    shipper = Shipper(spool, LogWriter(base.connections.shipping, embedding), batches, base.metrics)
     base.opened.push_async_callback(shipper.stop)
     return spool, shipper
 
@@ -152,11 +156,25 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
     )
 
 
-def embedder_of(base: Base) -> HashingEmbedder | HttpEmbedder:
+def embedding_of(settings: PlanningSettings) -> Embedding | None:
+    """The embedding in this process, which requests, the shipper and the sweep of old vectors share; None where an
+    endpoint embeds. Raises ConfigError, which names the way out, if the table's file is missing or damaged."""
+    if settings.embedder == HASHING:
+        return HASHED
+    if settings.embedder != MINILM:
+        return None
+    try:
+        return by_meaning(shipped(TABLE_FILE))
+    except OSError as error:
+        fix = f"install Baton again, or set BATON_EMBEDDER={HASHING}"
+        raise ConfigError(f"{TABLE_FILE}: {error.strerror}; {fix}") from None
+
+
+def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | HttpEmbedder:
     """The embedder of tasks. Raises ConfigError if its key is missing."""
     settings = base.settings
-    if settings.embedder == HASHING:
-        return base.closing(HashingEmbedder())
+    if embedding is not None:
+        return base.closing(LocalEmbedder(embedding))
     url, _, model = settings.embedder.partition("#")
     key, timeout_s = base.referred(settings.embedder_api_key), EMBEDDING_SHARE * settings.experience_timeout_s
     return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))

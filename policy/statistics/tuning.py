@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations, permutations
 from statistics import fmean
 
 import numpy as np
 
 from gateway.core.loop.digest import extract_answer, normalise
-from gateway.core.loop.experience import embed, question_text
+from gateway.core.loop.experience import Embedding, question_text
+from gateway.core.loop.meaning import TABLE_FILE, by_meaning
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD
+from gateway.files import shipped
 from gateway.service.loop.state import Planner
 from gateway.service.ports.request import WorkerExperience
 from policy.environments.base import Environment, Prompt
@@ -177,25 +180,32 @@ def moa(observed: Sequence[Observation], usd_weight: float = 0.0, drafts: int = 
 # ---------------------------------------------------------------- experience
 
 
+@cache
+def served_embedding() -> Embedding:
+    """The embedding that a gateway has by default. Raises ConfigError if its table is damaged, OSError if missing."""
+    return by_meaning(shipped(TABLE_FILE))
+
+
 class Nearest:
-    """What every worker did on the `k` most similar of the observed questions (cosine of the gateway's embedding).
+    """What every worker did on the `k` most similar of the observed questions, by the gateway's embedding.
 
     Every worker was observed on every question, at no time of its own: so nothing is forgotten, and nearness is rank.
 
     A client's task type, which the store looks at first, is not used: replayed questions come without one.
     """
 
-    def __init__(self, observed: Sequence[Observation], k: int) -> None:
-        """Raises ValueError on no questions, or a `k` below 1."""
+    def __init__(self, observed: Sequence[Observation], k: int, embedding: Embedding | None = None) -> None:
+        """`embedding`: None for the default of a gateway. Raises ValueError on no questions, or a `k` below 1."""
         if not observed or k < 1:
             raise ValueError(f"needs questions to be near to and k ≥ 1, not {len(observed)} and {k}")
         self._observed = observed
         self._k = k
-        self._vectors = np.array([embed(each.question) for each in observed])
+        self._embed = (embedding or served_embedding()).embed
+        self._vectors = np.array([self._embed(each.question) for each in observed])
 
     def of(self, question: str, without: str | None = None) -> Mapping[str, WorkerExperience]:
         """By worker name. Of equally near questions the first observed count; those that read `without` do not."""
-        order = np.argsort(-(self._vectors @ np.array(embed(question))), kind="stable")[: 2 * self._k].tolist()
+        order = np.argsort(-(self._vectors @ np.array(self._embed(question))), kind="stable")[: 2 * self._k].tolist()
         near = [index for index in order if self._observed[index].question != without][: self._k]
         results: dict[str, list[tuple[float, int, float]]] = {}
         for index in near:

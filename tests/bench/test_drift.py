@@ -128,4 +128,4 @@ def test_now_is_purer_and_nearer_to_the_truth(monkeypatch: pytest.MonkeyPatch) -
     assert kind_now > 3 * kind_then
     assert error_now < 0.6 * error_then
     assert shown_now < shown_then == 1.0
-    assert table([60]).count("\n") == 5
+    assert table([60]).count("\n") == 7

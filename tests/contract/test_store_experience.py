@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.loop.experience import HALF_LIFE, embed
+from gateway.core.loop.experience import HALF_LIFE, HASHED, Embedding
+from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.files import shipped
 from tests.models.experience import freshness
 from tests.records import (
     a_step,
@@ -15,11 +17,16 @@ from tests.records import (
 from tests.stores import NOW, World, store_world
 
 world = store_world
+MEANING = by_meaning(shipped(TABLE_FILE))
 
 
-async def near(world: World, text: str = "", task_type: str | None = None, k: int = 8) -> dict[str, tuple[int, float]]:
+async def near(
+    world: World, text: str = "", task_type: str | None = None, k: int = 8, embedding: Embedding = HASHED
+) -> dict[str, tuple[int, float]]:
     workers = dict.fromkeys(("alpha", "beta", "gamma"), "1")
-    found = await world.store.experience_near(task_type, embed(text) if text else [], workers, k)
+    found = await world.store.experience_near(
+        task_type, embedding.embed(text) if text else [], embedding.name, workers, k
+    )
     return {one.worker: (one.n, one.success_mean) for one in found}
 
 
@@ -38,15 +45,17 @@ async def test_an_outcome_credits_each_finished_step_of_a_model_worker(world: Wo
     rollout_id = await world.rollout(steps=steps)
     assert await near(world) == {}
     await world.judge(rollout_id, 0.5)
-    (alpha, beta) = await world.store.experience_near(None, [], dict.fromkeys(("alpha", "beta", "gamma"), "1"), 8)
+    (alpha, beta) = await world.store.experience_near(
+        None, [], "hashing", dict.fromkeys(("alpha", "beta", "gamma"), "1"), 8
+    )
     assert (alpha.worker, beta.worker) == ("alpha", "beta")
     assert (alpha.n, alpha.success_mean, alpha.cost_nano_mean, alpha.latency_ms_mean) == (1, 0.5, 400, 100)
 
 
 async def test_steps_of_another_version_of_a_worker_do_not_count(world: World) -> None:
     await world.judge(await world.rollout(steps=[a_step(0, "alpha")]), 1.0)
-    assert [one.n for one in await world.store.experience_near(None, [], {"alpha": "1"}, 8)] == [1]
-    assert await world.store.experience_near(None, [], {"alpha": "2"}, 8) == []
+    assert [one.n for one in await world.store.experience_near(None, [], "hashing", {"alpha": "1"}, 8)] == [1]
+    assert await world.store.experience_near(None, [], "hashing", {"alpha": "2"}, 8) == []
 
 
 async def test_labels_and_comments_are_no_experience(world: World) -> None:
@@ -145,3 +154,25 @@ async def test_a_task_logged_without_text_has_no_embedding_but_counts(world: Wor
     seen = await world.rollout(steps=[a_step(0)])
     await world.judge(seen, 0.0, NOW - timedelta(days=1))
     assert await near(world, "what is 2+2?", k=1) == {"alpha": (1, 0.0)}
+
+
+async def test_vectors_of_different_embedders_are_never_compared(world: World) -> None:
+    """The same question, embedded by hashing: for a gateway that embeds otherwise it is as far as any other."""
+    for value, text in ((1.0, "days between two dates"), (0.0, "a poem about the sea"), (0.0, "translate this letter")):
+        await world.judge(await world.rollout(steps=[a_step(0, "alpha")], request=_request(text)), value)
+    other = Embedding("other", HASHED.embed)
+    assert await near(world, "days between two dates") == {"alpha": (1, 1.0)}
+    assert await near(world, "days between two dates", embedding=other) == await near(world)
+
+
+@pytest.mark.parametrize("embedding", [HASHED, MEANING], ids=lambda one: one.name)
+async def test_every_embedder_in_the_process_finds_its_own(world: World, embedding: Embedding) -> None:
+    for value, text in ((1.0, "days between two dates"), (0.0, "a poem about the sea"), (0.0, "translate this letter")):
+        await world.judge(await logged(world, text, embedding), value)
+    assert await near(world, "how many days lie between these dates?", embedding=embedding) == {"alpha": (1, 1.0)}
+
+
+async def logged(world: World, text: str, embedding: Embedding) -> str:
+    """A rollout whose record holds the vector, as that of a gateway with an embedder elsewhere does."""
+    vector = {"task_embedding": embedding.embed(text), "task_embedder": embedding.name}
+    return await world.rollout(steps=[a_step(0, "alpha")], request=_request(text), **vector)

@@ -132,6 +132,7 @@ class FakeStore:
                 "pool": rollout["pool_name"],
                 "task_type": rollout["task_type"],
                 "embedding": rollout["task_embedding"],
+                "embedder": rollout["task_embedder"],
                 "success": credit[step["step"]],
                 "cost_nano": step["cost_nano"],
                 "latency_ms": round(took.total_seconds() * 1000),
@@ -139,13 +140,13 @@ class FakeStore:
             }
 
     async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
+        self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
         self._up()
 
         def similarity(row: Row) -> float:
             same_type = TASK_TYPE_SIMILARITY * (task_type is not None and row["task_type"] == task_type)
-            pairs = zip(row["embedding"] or [], embedding, strict=False)
+            pairs = zip(row["embedding"] or [] if row["embedder"] == embedder else [], embedding, strict=False)
             return float(same_type + sum(a * b for a, b in pairs))
 
         steps = sorted(self.experience.items(), key=lambda item: (item[1]["at"], item[0]), reverse=True)

@@ -123,7 +123,16 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 def logged_embedding(kit: Kit) -> Any:
     (row,) = [row for event in kit.journal.events if event.kind == "rollout" for row in event_rows(event).rollouts]
+    assert (row["task_embedder"] is None) == (row["task_embedding"] is None)
     return row["task_embedding"]
+
+
+def test_vectors_of_another_endpoint_or_model_have_another_name() -> None:
+    places = [("http://h:1/v1", "a"), ("http://h:1/v1/", "a"), ("http://h:1/v1", "b"), ("http://h:2/v1", "a")]
+    names = [HttpEmbedder(url, model).name for url, model in places]
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+    assert all(name.startswith("url:") and "h:1" not in name for name in names)
 
 
 async def test_the_vector_is_logged_with_the_rollout_and_no_secret_leaves() -> None:

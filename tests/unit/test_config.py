@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config import settings as config
-from gateway.config.planning import HASHING
+from gateway.config.planning import HASHING, MINILM
 from gateway.errors import ConfigError
 
 
@@ -44,7 +44,8 @@ def test_the_environment_is_read_and_the_command_line_wins(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("wrong", ["", "bert", "http://h:1/v1", "ftp://h/v1#m", "http:///v1#m"])
 def test_an_embedder_is_hashing_or_a_url_with_a_model(wrong: str) -> None:
-    assert config.load().embedder == HASHING
+    assert config.load().embedder == MINILM
+    assert config.load(embedder=HASHING).embedder == HASHING
     assert config.load(embedder="http://h:1/v1#m").embedder == "http://h:1/v1#m"
     assert "http://host:port/v1#model" in _message(embedder=wrong)
 

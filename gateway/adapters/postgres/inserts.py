@@ -136,6 +136,7 @@ def _credit_statement() -> Any:
         "pool_name": rollouts.c.pool_name,
         "task_type": rollouts.c.task_type,
         "embedding": rollouts.c.task_embedding,
+        "embedder": rollouts.c.task_embedder,
         "success": cast(bindparam("credit"), REAL),
         "cost_nano": steps.c.cost_nano,
         "latency_ms": cast(func.coalesce(latency_s * 1000, 0), Integer),

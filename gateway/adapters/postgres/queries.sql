@@ -21,9 +21,10 @@ WHERE kind IN ('posted', 'uncertain', 'credit')
 GROUP BY 1
 
 -- name: cosine
--- Fragment of experience_near: the likeness of a stored question. The question asked is a sub-select so that a prepared
+-- Fragment of experience_near: the likeness of a stored question; 0 for a vector of another embedder. The question asked is a sub-select so that a prepared
 -- statement turns the array into a vector once, not once a row.
-coalesce(1 - (e.embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector))), 0)
+coalesce(CASE WHEN e.embedder = :embedder
+  THEN 1 - (e.embedding <=> (SELECT CAST(CAST(:embedding AS real[]) AS vector))) END, 0)
 
 -- name: experience_near
 -- Means over each worker's latest `recent` judged steps, weighted by how near and how new they are;

@@ -15,7 +15,7 @@ from sqlalchemy import Table
 from gateway.adapters.postgres import tables
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Judgement, Outcome
-from gateway.core.loop.experience import embed, question_text
+from gateway.core.loop.experience import HASHED, Embedding, question_text
 from gateway.core.policies import grading
 from gateway.errors import BadRequest
 
@@ -24,7 +24,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # PostgreSQL's text and jsonb refuse both
 _UNCLEAN = (b"\\u0000", b"\xed", b"NaN", b"Infinity")  # NUL, the first byte of a surrogate, which are not JSON
 _LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged_nano", "state", "scopes"}
-_HIDDEN = {"task_embedding"}
+_HIDDEN = {"task_embedding", "task_embedder"}
 SUMMARY = (
     *("id", "created_at", "finished_at", "completion_id", "policy_requested", "policy_used", "policy_version"),
     *("pool_name", "task_type", "status", "fallback", "capped", "cost_nano", "prompt_tokens", "completion_tokens"),
@@ -70,11 +70,12 @@ def at(us: int | None) -> datetime | None:
     return EPOCH + timedelta(microseconds=us) if us else None
 
 
-def event_rows(event: Event, *, is_clean: bool = False) -> Rows:
-    """The rows of one event. Raises ValueError, TypeError or KeyError if the payload is none of the five kinds."""
+def event_rows(event: Event, *, is_clean: bool = False, embedding: Embedding | None = HASHED) -> Rows:
+    """The rows of one event. `embedding` computes the vector of a question that was logged without one; None: it stays
+    without. Raises ValueError, TypeError or KeyError if the payload is none of the five kinds."""
     payload = event.payload if is_clean else clean(event.payload)
     if event.kind == "rollout":
-        return _rollout_rows(payload, event.payload)
+        return _rollout_rows(payload, event.payload, embedding)
     if event.kind == "shadow":
         record = {**payload, "id": uuid_text(event.id), "at": at(event.ts_us)}
         return Rows(policy_shadows=[_table_row(tables.policy_shadows, record)])
@@ -94,9 +95,10 @@ def _cell(column: str, record: Mapping[str, Any]) -> Any:
     return at(record.get(f"{column[:-3]}_us")) if column.endswith("_at") else record.get(column)
 
 
-def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Rows:
+def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any], embedding: Embedding | None) -> Rows:
     rollout_id = uuid_text(record["id"])
-    rollout = _table_row(tables.rollouts, record) | {"task_embedding": _task_embedding(record)}
+    vector, embedder = _task_vector(record, embedding)
+    rollout = _table_row(tables.rollouts, record) | {"task_embedding": vector, "task_embedder": embedder}
     rounds = [_table_row(tables.rounds, r | {"rollout_id": rollout_id}) for r in record["rounds"]]
     for row, raw in zip(rounds, payload["rounds"], strict=True):
         row["plan_logprobs"] = raw["plan_logprobs"]  # a float array holds -inf, which jsonb could not
@@ -114,17 +116,25 @@ def _continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
     return [whose | {"mark": mark, "until": given_at + timedelta(seconds=marks[mark])} for mark in marks]
 
 
-def _task_embedding(record: Mapping[str, Any]) -> list[float] | None:
-    """The embedding that later tasks are compared with; None for child loops and for keys that log no text."""
+def _task_vector(
+    record: Mapping[str, Any], embedding: Embedding | None
+) -> tuple[list[float], str | None] | tuple[None, None]:
+    """The vector that later tasks are compared with, and the name of its embedder; None for child loops and for keys
+    that log no text."""
     if record.get("depth") or record.get("log_mode") == "metadata" or not isinstance(record["request"], Mapping):
-        return None
+        return None, None
     if record.get("task_embedding") is not None:
-        return record["task_embedding"] or None
+        return (record["task_embedding"], record.get("task_embedder")) if record["task_embedding"] else (None, None)
+    vector = [] if embedding is None else question_vector(record["request"], embedding)
+    return (vector, embedding.name) if embedding is not None and any(vector) else (None, None)
+
+
+def question_vector(request: Mapping[str, Any], embedding: Embedding) -> list[float]:
+    """The vector of a logged request's question; empty where the request was refused for its shape."""
     try:
-        vector = embed(question_text(record["request"].get("messages")))
-    except (AttributeError, TypeError):  # a request that was refused for its shape is still logged
-        return None
-    return vector if any(vector) else None
+        return embedding.embed(question_text(request.get("messages")))
+    except (AttributeError, TypeError):
+        return []
 
 
 def _ledger_row(event: Event, payload: Mapping[str, Any]) -> Row:

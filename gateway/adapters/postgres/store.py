@@ -134,7 +134,7 @@ class PostgresStore:
             return str(await connection.scalar(first) or outcome.id), False
 
     async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
+        self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
         """Means over each worker's latest `k` judged steps that are near, weighted by nearness and freshness; over
         steps of any kind without pgvector or embedding. `n` is the sum of the weights; workers with less than half are
@@ -148,7 +148,8 @@ class PostgresStore:
                 self._has_vector = await connection.run_sync(vector_in_use)
             similar = self._has_vector and any(embedding)
             statement = BY_SIMILARITY if similar else BY_TIME
-            means = await connection.execute(statement, values | ({"embedding": list(embedding)} if similar else {}))
+            question = {"embedding": list(embedding), "embedder": embedder} if similar else {}
+            means = await connection.execute(statement, values | question)
             return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in means]
 
     # ---------------------------------------------------------------- money

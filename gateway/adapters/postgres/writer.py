@@ -19,6 +19,7 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.tables import dead_letters, metadata
 from gateway.core.log.events import parse
+from gateway.core.loop.experience import HASHED, Embedding
 from gateway.errors import BatonError, Unavailable
 
 # The exceptions that a payload of the wrong shape raises while it is converted to rows.
@@ -56,15 +57,17 @@ class _Record:
 
 
 class LogWriter:
-    """Every call blocks. The engine's owner disposes of it."""
+    """Every call blocks. The engine's owner disposes of it. `embedding` computes the vectors of questions that were
+    logged without one; None: an endpoint computes vectors, and a question that it gave none stays without."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, embedding: Embedding | None = HASHED) -> None:
         self._engine = engine
+        self._embedding = embedding
 
     def store(self, payloads: Sequence[bytes]) -> Delivery:
         """Store every record, a poisonous one as a dead letter. Raises Unavailable, whose message quotes no client's
         text, while PostgreSQL is away or its schema does not fit."""
-        records = [_record(payload) for payload in payloads]
+        records = [_record(payload, self._embedding) for payload in payloads]
         try:
             dead = [record for record in records if record.error is not None]
             dead += self._insert([record for record in records if record.error is None])
@@ -132,12 +135,13 @@ class LogWriter:
             connection.execute(pg.insert(dead_letters).on_conflict_do_nothing(), values)
 
 
-def _record(payload: bytes) -> _Record:
+def _record(payload: bytes, embedding: Embedding | None) -> _Record:
     kind, ts_us = None, 0
     try:
         event = parse(payload)
         kind, ts_us = str(event.kind), int(event.ts_us)
-        return _Record(payload, kind, ts_us, rows.event_rows(event, is_clean=not rows.needs_cleaning(payload)))
+        is_clean = not rows.needs_cleaning(payload)
+        return _Record(payload, kind, ts_us, rows.event_rows(event, is_clean=is_clean, embedding=embedding))
     except MISSHAPEN as error:
         return _Record(payload, kind, ts_us, error=reason(error))
 

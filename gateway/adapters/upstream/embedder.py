@@ -1,12 +1,14 @@
-"""The port `Embedder`, by which Baton finds similar tasks: feature hashing in this process, or an embeddings endpoint.
+"""The port `Embedder`, by which Baton finds similar tasks: a function in this process, or an embeddings endpoint.
 
 The endpoint speaks OpenAI's `POST /embeddings`. Its vectors are projected to the length that the database stores, by a
-random draw that depends on the endpoint and the model. After a change of either, old vectors are unrelated to new ones.
+random draw that depends on the endpoint and the model. After a change of either, old vectors are unrelated to new ones,
+and the name that is stored with them differs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -16,24 +18,33 @@ import httpx
 
 from gateway.adapters.upstream.client import Breaker, bounded_body, parse_object
 from gateway.adapters.upstream.http import http_client
-from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, embed, project
+from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, Embedding, project
 from gateway.errors import Unavailable, UpstreamProtocol
 from gateway.service.ports.request import Embedder
 
 REPLY_BYTES_MAX = 1 << 20
+NAME_DIGITS = 16  # of the hash of endpoint and model: the database need not know either
 NUMBERS_MAX = 16_384
 TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error)
 
 
-class HashingEmbedder(Embedder):
-    """The default: no model, no network, equal results on every machine. The log does not hold the vector, because the
-    shipper can compute it again."""
+class LocalEmbedder(Embedder):
+    """A function in this process: no network, equal results on every machine. The log does not hold the vector, because
+    the shipper can compute it again."""
 
     logged = False
 
+    def __init__(self, embedding: Embedding) -> None:
+        self._embedding = embedding
+
+    @property
+    def name(self) -> str:
+        """See the port."""
+        return self._embedding.name
+
     async def embed(self, text: str) -> list[float]:
         """See the port. Raises nothing."""
-        return embed(text)
+        return self._embedding.embed(text)
 
     async def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -58,11 +69,17 @@ class HttpEmbedder(Embedder):
         self._url = f"{base_url.rstrip('/')}/embeddings"
         self._model = model
         self._salt = f"{self._url}#{model}"
+        self._name = f"url:{hashlib.sha256(self._salt.encode()).hexdigest()[:NAME_DIGITS]}"
         self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._timeout_s = timeout_s
         self._breaker = breaker or Breaker()
         self._client = client or http_client()
         self._numbers: int | None = None
+
+    @property
+    def name(self) -> str:
+        """See the port. It says which endpoint and model, and neither can be read from it."""
+        return self._name
 
     async def close(self) -> None:
         """Close every connection."""

@@ -100,7 +100,8 @@ class RolloutRecord:
     depth: int = 0
     end_user: str | None = None
     task_type: str | None = None
-    task_embedding: list[float] | None = None  # None: hashed from the text; empty: there is none
+    task_embedding: list[float] | None = None  # None: the shipper computes it from the text; empty: there is none
+    task_embedder: str | None = None  # the name of the embedder that computed `task_embedding`
     policy_used: str = ""
     policy_version: str | None = None
     policy_assigned: str | None = None  # the policy version asked for the first plan, whatever came of it

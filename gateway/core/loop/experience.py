@@ -1,7 +1,8 @@
 """Experience: how workers did on similar tasks, and the text embedding that defines "similar". Pure.
 
-The default embedding is signed feature hashing (Weinberger et al. 2009) of words, word pairs and character trigrams
-into 256 dimensions, L2-normalised. Digits become 0, so that sums with different numbers are similar.
+`embed` is signed feature hashing (Weinberger et al. 2009) of words, word pairs and character trigrams into 256
+dimensions, L2-normalised. Digits become 0, so that sums with different numbers are similar. The default embedding adds
+meaning to it (`meaning.py`).
 
 A worker's past step counts by the likeness of its question, and its weight halves for every `HALF_LIFE` newer steps on
 similar tasks. So old results fade as new ones arrive, but not because the worker did other tasks since.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -29,9 +30,14 @@ TASK_TYPE_SIMILARITY = 1.0  # added to the cosine if the task types are equal
 _WORD = re.compile(r"[^\W_]+|[^\w\s]")
 
 
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, each digit as 0; a sign is a word."""
+    return _WORD.findall(re.sub(r"\d", "0", text.lower()))
+
+
 def embed(text: str) -> list[float]:
     """Embed a text as 256 floats of L2 norm 1, or all zeros for empty text. Deterministic across machines."""
-    words = _WORD.findall(re.sub(r"\d", "0", text[:EMBEDDED_CHARS_MAX].lower()))
+    words = words_of(text[:EMBEDDED_CHARS_MAX])
     features = words + [f"{a} {b}" for a, b in pairwise(words)]
     for word in words:
         padded = f"^{word}$"
@@ -42,6 +48,22 @@ def embed(text: str) -> list[float]:
         vector[code % EMBEDDING_DIM] += 1.0 if code & 0x8000_0000 else -1.0
     norm = math.sqrt(sum(x * x for x in vector))
     return [x / norm for x in vector] if norm else vector
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A function from texts to vectors, computed in this process. Vectors of different names are never compared.
+
+    `name` is stored with each vector and changes with anything that changes a vector. `replaces`: names of embeddings
+    whose stored vectors a gateway computes again by this one.
+    """
+
+    name: str
+    embed: Callable[[str], list[float]]
+    replaces: tuple[str, ...] = ()
+
+
+HASHED = Embedding("hashing", embed)
 
 
 def project(vector: Sequence[float], salt: str) -> list[float]:

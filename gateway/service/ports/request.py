@@ -237,6 +237,11 @@ class Embedder(Protocol):
     """Turns a task into a vector; similar tasks have similar vectors."""
 
     @property
+    def name(self) -> str:
+        """It is stored with each vector; vectors of different names are never compared."""
+        ...
+
+    @property
     def logged(self) -> bool:
         """Whether a rollout's record must contain the vector, because making it again costs something."""
         ...
@@ -261,10 +266,11 @@ class Store(Protocol):
         ...
 
     async def experience_near(
-        self, task_type: str | None, embedding: Sequence[float], workers: Mapping[str, str], k: int
+        self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
     ) -> Sequence[WorkerExperience]:
         """Per worker, over at most its latest `k` judged steps on tasks like this one (core.experience). A shared task
-        type makes tasks alike. `workers` maps names to versions: steps of other versions do not count."""
+        type makes tasks alike; so does likeness to stored vectors of the same `embedder`. `workers` maps names to
+        versions: steps of other versions do not count."""
         ...
 
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:

@@ -159,9 +159,9 @@ class Completer:
         versions = {spec.name: spec.version for spec in loop.workers if spec.kind in MODEL_KINDS}
         try:
             async with asyncio.timeout(self._policies.experience_timeout_s):
-                near = await self._store.experience_near(
-                    loop.record.task_type, await self._embedding(loop), versions, self._policies.experience_k
-                )
+                vector, k = await self._embedding(loop), self._policies.experience_k
+                task_type, embedder = loop.record.task_type, self._embedder.name
+                near = await self._store.experience_near(task_type, vector, embedder, versions, k)
         except (TimeoutError, BatonError):
             self._metrics.degraded("experience")
             return {}
@@ -176,7 +176,7 @@ class Completer:
         personal = record.log_mode == "redacted"
         vector = await self._embedder.embed(self._redactor.scrub_text(question, personal=personal))
         if record.log_mode in ("full", "redacted") and any(vector):
-            record.task_embedding = vector
+            record.task_embedding, record.task_embedder = vector, self._embedder.name
         return vector
 
     async def _finish(self, running: Running, loop: Loop, body: Mapping[str, Any] | None) -> None:
