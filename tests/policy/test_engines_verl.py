@@ -1,13 +1,14 @@
-"""A run of verl, as far as it goes without a GPU: the files it is started from, and verl's own code on them.
+"""A run of verl: the files it is started from, verl's own code on them, and one real step on Ray, without a GPU.
 
 The second half needs verl (scripts/test-verl) and asks verl itself: does its schema take the configuration, does its
-dataset read the rows, does our agent loop give what was logged, are its advantages and its loss ours.
+dataset read the rows, does our agent loop give what was logged, are its advantages and its loss ours. Last it trains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -29,13 +30,20 @@ from policy.train.engines.rows import EngineRow, EngineSettings, prepare  # noqa
 from policy.train.engines.verl_run import AGENT, write_run  # noqa: E402
 from policy.train.step.grpo import LossSettings, grpo_loss  # noqa: E402
 from policy.train.step.rows import MissingLogprobs  # noqa: E402
-from tests.policy.engine_toys import write_export  # noqa: E402
+from tests.policy.engine_toys import logged, write_export  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
 
 verl = pytest.mark.verl
 SETTINGS = EngineSettings(
     steps=6, rows_per_step=8, rows_per_device=4, decisions_only=True, loss=LossSettings(clip_high=0.3, ratio_max=4.0)
 )
+
+
+def load_model(directory: Path) -> Any:
+    """The weights by transformers alone: here is no TRL."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
 
 def rows(count: int = 12) -> list[EngineRow]:
@@ -256,6 +264,52 @@ def test_advantages_and_loss_are_ours(run_dir: Path) -> None:
     assert float(theirs) == pytest.approx(wanted.metrics["loss"], abs=1e-6)
     assert metrics["actor/pg_clipfrac"] > 0.1
     assert metrics["actor/pg_clipfrac_lower"] > 0
+
+
+@verl
+@pytest.mark.timeout(1200)  # a Ray cluster of a dozen processes, each of which imports verl
+def test_one_step_on_ray_in_two_workers(tmp_path: Path) -> None:
+    """verl's trainer and transfer queue, FSDP2 over gloo, a checkpoint: all but the devices (verl_cpu.py)."""
+    model = write_tiny_model(tmp_path / "model", heads=2, heads_kv=1, layers=1)
+    logs = [replace(row, group="one") for row in logged(load_model(model), 32, masked=False)]
+    settings = EngineSettings(
+        steps=1, rows_per_step=32, rows_per_device=16, learning_rate=1e-2, warmup_share=0.0, schedule="constant",
+        checkpoint_steps=1,
+    )  # fmt: skip
+    write_run(logs, str(model), tmp_path / "run", settings, nodes=1, gpus=2)
+    here = {
+        "trainer.device": "cpu",
+        "+ray_kwargs.ray_init.num_cpus": 64,  # places, of which verl's helpers take one each
+        "+ray_kwargs.ray_init.num_gpus": 2,
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.model.use_remove_padding": False,  # that takes flash attention
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "actor_rollout_ref.rollout.agent.num_workers": 1,
+        "reward.num_workers": 1,
+        "data.dataloader_num_workers": 0,
+    }
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VERL_USE_EXTERNAL_MODULES": "tests.policy.verl_cpu",
+        "VERL_PLATFORM": "cpu",
+        "VERL_ENGINE_DEVICE": "cuda",  # whose FSDP engine is taken
+        "OMP_NUM_THREADS": "1",
+        "RAY_raylet_start_wait_time_s": "300",
+    }
+    command = ["bash", str(tmp_path / "run" / "run.sh"), *(f"{name}={value}" for name, value in here.items())]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    (line,) = re.findall(r"step:1 - .*", done.stdout)
+    told = {name: float(value) for name, value in re.findall(r"([\w/]+):(?:np\.\w+\()?(-?[\d.e-]+)", line)}
+    prepared = prepare(logs, settings)
+    tokens = sum(sum(one.trains) for one in prepared)
+    fresh = -sum(one.advantage * sum(one.trains) for one in prepared) / tokens  # the ratio is 1
+    assert told["actor/pg_loss"] == pytest.approx(fresh, abs=0.02)  # verl computes in bfloat16
+    assert abs(told["actor/ppo_kl"]) < 0.05
+    assert told["actor/grad_norm"] > 0
+    saved = tmp_path / "checkpoints" / "baton" / "conductor" / "global_step_1" / "actor"
+    assert {path.name for path in saved.glob("model_*.pt")} == {f"model_world_size_2_rank_{rank}.pt" for rank in (0, 1)}
 
 
 def _padded(tensors: list[Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout import base, replica
 
-ROLLOUT = "logged"
+from policy.train.engines.verl_run import ROLLOUT
 
 
 class LoggedAgentLoop(AgentLoopBase):  # type: ignore[misc]

@@ -8,7 +8,7 @@ sampled.
    `policy.train.engines.rows` as for the other engines.
 2. `rollout_correction.bypass_mode`: the logged log-probs are the old log-probs, and the PPO ratio is taken against them
    (https://verl.readthedocs.io/en/latest/algo/rollout_corr.html).
-3. The inference server that verl starts on every GPU is never asked; it gets as little memory as it takes.
+3. `rollout.name: logged`: where verl would start an inference server on every GPU, there is none (verl_loop.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from gateway.errors import BadRequest, ConfigError
 from policy.train.engines.rows import EngineRow, EngineSettings, Prepared, prepare
 
 AGENT = "baton_logged"
-LOOP_CLASS = "policy.train.engines.verl_loop.LoggedAgentLoop"
+LOOP = "policy.train.engines.verl_loop"  # every process of the run imports it
+LOOP_CLASS = f"{LOOP}.LoggedAgentLoop"
+ROLLOUT = "logged"  # as verl_loop.py registers it
 VERL_VERSION = "0.9.1"
 SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 SCRIPT = """#!/usr/bin/env bash
@@ -33,9 +35,12 @@ SCRIPT = """#!/usr/bin/env bash
 # at the same path on all of them. More arguments override the configuration: trainer.n_gpus_per_node=4
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
+modules="${{VERL_USE_EXTERNAL_MODULES:+$VERL_USE_EXTERNAL_MODULES,}}{loop}"
+export VERL_USE_EXTERNAL_MODULES="$modules"
 exec python3 -m verl.trainer.main_ppo --config-dir "$here" --config-name config \\
   data.train_files="$here/rows.parquet" data.val_files="$here/rows.parquet" \\
-  actor_rollout_ref.rollout.agent.agent_loop_config_path="$here/agent_loop.yaml" "$@"
+  actor_rollout_ref.rollout.agent.agent_loop_config_path="$here/agent_loop.yaml" \\
+  "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES='$modules'" "$@"
 """
 
 
@@ -67,7 +72,7 @@ def write_run(
     part.mkdir(parents=True)
     (part / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     (part / "agent_loop.yaml").write_text(yaml.safe_dump([{"name": AGENT, "_target_": LOOP_CLASS}]))
-    (part / "run.sh").write_text(SCRIPT.format(version=VERL_VERSION))
+    (part / "run.sh").write_text(SCRIPT.format(version=VERL_VERSION, loop=LOOP))
     (part / "run.sh").chmod(0o755)
     write_rows(prepared, part / "rows.parquet")
     part.rename(out)
@@ -160,12 +165,10 @@ def _actor(settings: EngineSettings) -> dict[str, Any]:
 
 def _rollout(settings: EngineSettings) -> dict[str, Any]:
     return {
-        "name": "vllm",
+        "name": ROLLOUT,
         "n": 1,
         "temperature": settings.temperature,
         "calculate_log_probs": True,
-        "gpu_memory_utilization": 0.2,
-        "enforce_eager": True,
         "tensor_model_parallel_size": 1,
         "log_prob_micro_batch_size_per_gpu": settings.rows_per_device,
         "agent": {"default_agent_loop": AGENT},
