@@ -51,7 +51,7 @@ def test_a_server_that_dies_during_a_gate_is_one_line_and_finished_work_is_kept(
     server.plans_max = PART
     assert len(rows) > PART
     with on_thread(server) as url:
-        command = ["gate", "--candidate", str(SHIPPED), "--live", str(SHIPPED), "--out", str(out)]
+        command = ["gate", "--candidate", str(SHIPPED), "--live", str(SHIPPED), "--out", str(out), "--env", "arena"]
         command += ["--logged", str(log), "--engine", url, "--set", "ess_min=1"]
         assert main(command) == 1
         [line] = [one for one in capsys.readouterr().err.splitlines() if "EngineDead" in one]
