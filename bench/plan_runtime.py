@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.loop.plan import PlanLimits, plan_schema
-from gateway.core.loop.prompt import PromptInput, ShownExperience, ShownReply, ShownWorker, render
+from gateway.core.loop.prompt import render
+from gateway.core.loop.shown import PromptInput, ShownExperience, ShownReply, ShownWorker
 from policy.serve.engine import DecodeRequest, Engine
 from policy.serve.runtime import Runtime
 from policy.serve.tokens import Tokens

@@ -16,6 +16,7 @@ from gateway.core.log.redact import Redactor
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience import HASHED, RuleWeights
+from gateway.core.loop.prompt import Profile
 from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.service.loop.calls import NO_TOKENIZER, Calls, RetryBudget
@@ -126,6 +127,8 @@ class Kit:
         embedder: Embedder | None = None,
         media: MediaSource | None = None,
         tokens: TokenCounter = NO_TOKENIZER,
+        profile: Profile = "full",
+        **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
         given: Any = workers
@@ -143,7 +146,7 @@ class Kit:
         budget = RetryBudget(start_retries=100)
         calls = Calls(self.workers, budget, clock, tokens, attempts_max=attempts_max, wait_initial_s=0.001)
         rule = RulePlanner(RuleWeights())
-        learned = ConductorPlanner(self.conductor, ConductorSettings("full", PRICE, timeout_s))
+        learned = ConductorPlanner(self.conductor, ConductorSettings(profile, PRICE, timeout_s))
         planners = {"baton": (learned, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
         self.catalog = Catalog(pools or pool_file(), planners)  # type: ignore[arg-type]
         self.completer = Completer(
@@ -165,6 +168,7 @@ class Kit:
                 explore_share=0.0,
                 experience_k=20,
                 experience_timeout_s=BOUND_S,
+                **policies,
             ),
             redactor=Redactor(["provider-secret-value"]),
             sticky=Sticky(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, BOUND_S),

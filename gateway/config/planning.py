@@ -38,12 +38,17 @@ class PlanningSettings(BaseModel):
     conductor_structured: Literal["auto", "vllm", "json_schema", "json_object", "none"] = Field(
         "auto", description="How plans are constrained; embedded: `vllm`"
     )
-    conductor_timeout_s: Seconds = Field(10.0, description="Limit of one planning call; then the fallback router plans")
-    conductor_rounds: int = Field(
-        1,
+    conductor_timeout_s: Seconds | None = Field(
+        None,
+        description="Limit of one planning call; then the fallback router plans. Unset: 10 for trained weights, "
+        "60 for a model that plans by prompt",
+    )
+    conductor_rounds: int | None = Field(
+        None,
         ge=1,
         le=16,
-        description="Plans per request, unless request or manifest ask for more; with 1 every reply streams",
+        description="Plans per request, unless request or manifest ask for more; with 1 every reply streams. Unset: 1, "
+        "or 2 where a prompted planner costs little and the request does not stream; see conductor.md",
     )
     conductor_temperature: float = Field(
         0.0, ge=0, le=2, description="Sampling temperature of planning, outside the exploring share"
@@ -51,10 +56,17 @@ class PlanningSettings(BaseModel):
     explore_share: Share = Field(
         0.1, description="Share of requests planned at temperature 1, for training; never with `train: false`"
     )
-    plan_prompt: Literal["auto", "compact", "full"] = Field(
-        "auto", description="Prompt profile; auto: that of the conductor's manifest, else full"
+    plan_prompt: Literal["auto", "compact", "full", "guided"] = Field(
+        "auto", description="Prompt profile; auto: that of the conductor's manifest, else guided"
     )
-    plan_tokens_max: Count = Field(512, description="Tokens of one plan")
+    plan_tokens_max: Count | None = Field(
+        None,
+        description="Tokens of one plan, thinking included. Unset: 512 for trained weights, 4096 for a model that "
+        "plans by prompt, at most the worker's `output_tokens_max`",
+    )
+    plan_examples_max: int = Field(
+        3, ge=0, le=8, description="Plans of the same key that did well on similar requests, in a `guided` prompt"
+    )
     plan_bytes_max: Bytes = Field(262_144, description="Bytes of one plan; a longer one is refused unread")
     default_policy: Literal["auto", "conductor", "rule"] = Field(
         "auto", description="Policy named `baton`; auto: the rule, and the conductor where it has earned it"

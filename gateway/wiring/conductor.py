@@ -25,10 +25,15 @@ from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.earning import Bar
 from gateway.core.policies.manifest import check_prompt, manifest_of
 from gateway.core.policies.watch import Margins
-from gateway.core.pool.workers import Price
+from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import ConfigError
 from gateway.service.loop.auto import AutoPlanner, Earnings
-from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.conducting import (
+    PROMPTED_TOKENS_MAX,
+    TRAINED_TOKENS_MAX,
+    ConductorPlanner,
+    ConductorSettings,
+)
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.loop.state import Planner
 from gateway.service.policies.admin import PolicyAdmin
@@ -44,6 +49,8 @@ from gateway.wiring.requests import PoolParts
 log = logging.getLogger("gateway")
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 UNLOAD_SLACK_S = 60.0
+PROMPTED: tuple[Profile, ...] = ("full", "guided")
+PROMPTED_TIMEOUT_S, TRAINED_TIMEOUT_S = 60.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +69,18 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
     if services.conductor_url is None and settings.conductor_kind in ("embedded", "none"):
         return None
     structured, price = settings.conductor_structured, _conductor_price(settings)
+    own: dict[str, Any] = {}
+    spec: WorkerSpec | None = None
     url, model, ref = services.conductor_url, services.conductor_model, settings.conductor_api_key
     if settings.conductor_kind == "worker":
         spec = pool.first.pools.worker(settings.conductor.removeprefix("worker:"))
         url, model, ref, price = spec.url, spec.model, spec.api_key, spec.price or FREE
         url = services.places.get(str(url), url)
+        own = {"params": spec.params, "cannot": spec.cannot}
         if spec.kind == "litellm":
             hint: Structured = structured if structured in ("json_schema", "json_object") else "none"
-            return ConductorParts(WorkerConductor(pool.workers, spec, hint), planning_of(settings, "full", price))
+            planning = planning_of(settings, _profile(settings, None), price, spec=spec)
+            return ConductorParts(WorkerConductor(pool.workers, spec, hint), planning)
     if url is None or model is None:
         raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
     key = base.referred(ref)
@@ -77,17 +88,18 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
     if structured == "auto" and ours:
         structured = "vllm"
     text_bytes_max = settings.plan_bytes_max
-    conductor = base.closing(HttpConductor(url, model, key, structured=structured, text_bytes_max=text_bytes_max))
+    limits: dict[str, Any] = {"text_bytes_max": text_bytes_max, "timeout_s": settings.caps_wall_s_max}
+    conductor = base.closing(HttpConductor(url, model, key, structured=structured, **limits, **own))
     manifest = await conductor.describe() if ours else None
     profile = _profile(settings, manifest)
-    planning = planning_of(settings, profile, price, (manifest or {}).get("quality"))
+    planning = planning_of(settings, profile, price, (manifest or {}).get("quality"), spec)
     return ConductorParts(conductor, planning, frozenset(manifest_of(manifest or {}).pools))
 
 
 def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:
     """The prompt profile. Raises VersionRefused for weights that were trained on another prompt."""
     if manifest is None:
-        return "full" if settings.plan_prompt == "auto" else settings.plan_prompt
+        return "guided" if settings.plan_prompt == "auto" else settings.plan_prompt
     return check_prompt(manifest_of(manifest), "BATON_CONDUCTOR")
 
 
@@ -96,10 +108,16 @@ def _conductor_price(settings: Settings) -> Price:
     return Price(input_usd_per_mtok=prompt or Decimal(0), output_usd_per_mtok=plan or Decimal(0))
 
 
-def planning_of(settings: Settings, profile: Profile, price: Price, quality: int | None = None) -> ConductorSettings:
-    return ConductorSettings(
-        profile, price, settings.conductor_timeout_s, settings.plan_tokens_max, settings.conductor_temperature, quality
-    )
+def planning_of(
+    settings: Settings, profile: Profile, price: Price, quality: int | None = None, spec: WorkerSpec | None = None
+) -> ConductorSettings:
+    """How the conductor is called. `spec`: the worker that plans. A model that plans by prompt may think first."""
+    prompted = profile in PROMPTED
+    timeout_s = settings.conductor_timeout_s or (PROMPTED_TIMEOUT_S if prompted else TRAINED_TIMEOUT_S)
+    tokens_max = settings.plan_tokens_max or (PROMPTED_TOKENS_MAX if prompted else TRAINED_TOKENS_MAX)
+    if spec is not None:
+        timeout_s, tokens_max = min(timeout_s, spec.timeout_s), min(tokens_max, spec.output_tokens_max)
+    return ConductorSettings(profile, price, timeout_s, tokens_max, settings.conductor_temperature, quality)
 
 
 # ---------------------------------------------------------------- versions

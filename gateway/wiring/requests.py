@@ -146,8 +146,10 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
     return Policies(
         caps=caps,
         planning_price=planning.price if planning else Price(),
-        planning_tokens_max=settings.plan_tokens_max,
-        rounds=settings.conductor_rounds,
+        planning_tokens_max=planning.tokens_max if planning else 0,
+        rounds=settings.conductor_rounds or 1,
+        rounds_if_cheap=2 if planning and planning.profile == "guided" and settings.conductor_rounds is None else 1,
+        examples_max=settings.plan_examples_max if planning and planning.profile == "guided" else 0,
         attempts_max=settings.retry_attempts_max,
         explore_share=settings.explore_share,
         trial_share=settings.conductor_trial_share,

@@ -13,16 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.core.loop.plan import PlanLimits, limits_from_json
-from gateway.core.loop.prompt import (
-    Profile,
-    PromptInput,
-    ShownExperience,
-    ShownReply,
-    ShownWorker,
-    prompt_hash,
-    render,
-    shows_quality,
-)
+from gateway.core.loop.prompt import Profile, prompt_hash, render, shows_quality
+from gateway.core.loop.shown import PromptInput, ShownExperience, ShownReply, ShownWorker
 from policy.dataset.refusals import RowRefused
 from policy.dataset.row import Row
 

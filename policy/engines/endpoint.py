@@ -17,7 +17,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -115,11 +115,14 @@ def client_of(
     structured: Structured = "vllm",
     timeout_s: float = TIMEOUT_S,
     logprobs: bool = True,
+    params: Mapping[str, Any] | None = None,
+    cannot: Collection[str] = (),
 ) -> HttpConductor:
     """The client of a server, …/v1, that never pauses: a paused call would look like a lost server."""
     never_opens = Breaker(failures_max=1 << 62)
+    own: dict[str, Any] = {"params": params, "cannot": cannot}
     return HttpConductor(
-        url, model, key, logprobs=logprobs, structured=structured, timeout_s=timeout_s, breaker=never_opens
+        *(url, model, key), logprobs=logprobs, structured=structured, timeout_s=timeout_s, breaker=never_opens, **own
     )
 
 

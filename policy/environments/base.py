@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Literal, Protocol
 
 from gateway.core.log.rollout import RolloutRecord
-from gateway.core.loop.prompt import PromptInput
+from gateway.core.loop.shown import PromptInput
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import Unavailable

@@ -24,7 +24,8 @@ from gateway.core.pool.workers import Price, pool_hash
 from gateway.errors import BatonError, PlanRefused, UpstreamError
 from gateway.service.loop.calls import Calls, RetryBudget
 from gateway.service.loop.conducting import prompt_input
-from gateway.service.loop.rounds import Rounds, close_record, pool_entry
+from gateway.service.loop.rounds import Rounds, close_record
+from gateway.service.loop.shown import pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree
 from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
 from policy.environments.base import (

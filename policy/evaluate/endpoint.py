@@ -5,6 +5,7 @@ Only an answer of the model counts: a plan, or a text that is none. A server tha
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,12 @@ from gateway.core.loop.prompt import Profile
 from gateway.core.policies.manifest import check_prompt, manifest_of
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
 from gateway.errors import ConductorError, ConfigError
-from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.conducting import (
+    PROMPTED_TOKENS_MAX,
+    TRAINED_TOKENS_MAX,
+    ConductorPlanner,
+    ConductorSettings,
+)
 from policy.engines.endpoint import PatientConductor, client_of
 from policy.environments.executor import UNHURRIED_S
 from policy.evaluate.options import EvaluationOptions
@@ -43,18 +49,22 @@ class Endpoint:
     timeout_s: float  # of one call
     calls_max: int  # in flight
     key: str | None = field(default=None, repr=False)
-    profile: Profile = "full"
+    profile: Profile = "guided"
     structured: Structured = "auto"
     version: str = ""  # NAME@VERSION of the manifest that the server shows
     owned_by: str = ""
     quality: int | None = None  # the dial's place in that manifest; None: it reads no dial
+    tokens_max: int = TRAINED_TOKENS_MAX
+    params: Mapping[str, Any] = field(default_factory=dict)  # sent with every call, as the pool file has them
+    cannot: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
         """What decides its plans and their cost, without the key."""
         price = self.price or Price()
         dollars = f"{price.input_nano_per_mtok},{price.output_nano_per_mtok}"
-        return f"endpoint:{self.url}#{self.model}~{self.version}~{self.profile}~{dollars}"
+        params = f"~{json.dumps(self.params, sort_keys=True)}" if self.params else ""
+        return f"endpoint:{self.url}#{self.model}~{self.version}~{self.profile}~{self.tokens_max}~{dollars}{params}"
 
     def facts(self) -> dict[str, Any]:
         """For the report."""
@@ -77,7 +87,9 @@ class Endpoint:
         quality = self.quality if quality is None else quality
         name, slow = f"{self.url}#{self.model}", f" in {self.timeout_s:g} s; raise --planner-timeout"
         patient = PatientConductor(_client(self), name, self.calls_max, slow)
-        settings = ConductorSettings(self.profile, self.price or Price(), UNHURRIED_S, quality=quality)
+        settings = ConductorSettings(
+            self.profile, self.price or Price(), UNHURRIED_S, tokens_max=self.tokens_max, quality=quality
+        )
         try:
             yield ConductorPlanner(patient, settings)
         finally:
@@ -92,6 +104,8 @@ def _client(endpoint: Endpoint) -> HttpConductor:
         structured=endpoint.structured,
         timeout_s=endpoint.timeout_s,
         logprobs=False,
+        params=endpoint.params,
+        cannot=endpoint.cannot,
     )
 
 
@@ -111,16 +125,20 @@ async def read_endpoints(options: EvaluationOptions) -> dict[str, Endpoint]:
 
 
 def _endpoint(name: str, options: EvaluationOptions) -> Endpoint:
+    own: dict[str, Any] = {"tokens_max": PROMPTED_TOKENS_MAX}
     if name.startswith(WORKER):
         spec = _worker(name, options)
         key, price = spec.api_key, spec.price or _price(options.planner_price)
         url, model = spec.url or "", spec.model or ""
+        own = {"params": spec.params, "cannot": spec.cannot}
+        own["tokens_max"] = min(PROMPTED_TOKENS_MAX, spec.output_tokens_max)
     else:
         url, _, model = name.partition("#")
         key, price = options.planner_key, _price(options.planner_price)
         _check_url(url, model)
     secret = resolve_secret(key, environment()) if key else None
-    return Endpoint(url.rstrip("/"), model, price, options.planner_timeout_s, options.planner_calls, secret)
+    limits = (options.planner_timeout_s, options.planner_calls)
+    return Endpoint(url.rstrip("/"), model, price, *limits, secret, options.planner_prompt, **own)
 
 
 def _check_url(url: str, model: str) -> None:
@@ -199,7 +217,8 @@ def _with_facts(name: str, endpoint: Endpoint, facts: Mapping[str, Any]) -> Endp
     manifest = manifest_of(facts)
     return replace(
         endpoint,
-        profile=check_prompt(manifest, f"--policy {name}") if ours else "full",
+        profile=check_prompt(manifest, f"--policy {name}") if ours else endpoint.profile,
+        tokens_max=TRAINED_TOKENS_MAX if ours else endpoint.tokens_max,
         structured="vllm" if ours else "auto",
         version=manifest.id if ours else "",
         owned_by=str(facts.get("owned_by", "")),

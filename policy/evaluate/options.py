@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import QUALITY_MAX, Profile
 from gateway.errors import ConfigError
 from policy.engines.choice import EngineChoice, add_engine
 from policy.environments.arena import Staff
@@ -58,6 +58,7 @@ class EvaluationOptions:
     planner_price: str | None = None  # INPUT,OUTPUT; None: free
     planner_calls: int = 8
     planner_timeout_s: float = 60.0
+    planner_prompt: Profile = "guided"
     pool_file: Path | None = None
 
     @property
@@ -182,6 +183,12 @@ def _add_planners(group: argparse._ArgumentGroup) -> None:
         default=60.0,
         metavar="S",
         help="seconds for one plan; default 60. A server that stays silent ends the evaluation",
+    )
+    group.add_argument(
+        "--planner-prompt",
+        choices=("guided", "full"),
+        default="guided",
+        help="prompt of a planner without a manifest; default guided, as in serving",
     )
     group.add_argument("--pool-file", type=Path, metavar="FILE", help="pool file that has the worker of worker:NAME")
 

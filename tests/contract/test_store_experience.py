@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +12,7 @@ from gateway.core.loop.experience import HALF_LIFE, HASHED, Embedding
 from gateway.core.loop.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 from tests.models.experience import freshness
-from tests.records import (
-    a_step,
-)
+from tests.records import a_round, a_step
 from tests.stores import NOW, World, store_world
 
 world = store_world
@@ -176,3 +175,35 @@ async def logged(world: World, text: str, embedding: Embedding) -> str:
     """A rollout whose record holds the vector, as that of a gateway with an embedder elsewhere does."""
     vector = {"task_embedding": embedding.embed(text), "task_embedder": embedding.name}
     return await world.rollout(steps=[a_step(0, "alpha")], request=_request(text), **vector)
+
+
+async def test_plans_of_a_key_that_did_well_on_such_questions(world: World) -> None:
+    sums, poem = "what is 17 plus 25?", "write a poem about the sea at night"
+    one: dict[str, Any] = {"steps": [{"worker": "quill", "task": None, "see": []}]}
+
+    async def add(text: str, value: float, plans: Sequence[Any] = (one,), **changes: Any) -> None:
+        planned = [a_round(number, plan=plan) for number, plan in enumerate(plans, start=1)]
+        record = {"request": _request(text), "task_type": None, "steps": [a_step(0)], "rounds": planned}
+        rollout_id = await world.rollout(**(record | changes))
+        await world.judge(rollout_id, value, key_id=changes.get("key_id", "key1"))
+
+    await add(f"{sums} a", 1.0, cost_nano=9)
+    await add(f"{sums} b", 0.2)
+    await add(f"{sums} c", 1.0, key_id="key2")
+    await add(f"{sums} d", 1.0, fallback="conductor_down")
+    await add(f"{sums} e", 1.0, (one, one))  # a plan that another one followed
+    await add(f"{sums} f", 1.0, (one, {"steps": []}))
+    await add(poem, 1.0)
+    await add("something else entirely", 1.0, task_type="sums")
+
+    async def near(text: str, task_type: str | None = None, k: int = 8) -> list[str]:
+        return [
+            won.question for won in await world.store.plans_near("key1", task_type, HASHED.embed(text), HASHED.name, k)
+        ]
+
+    assert sorted(await near("what is 17 plus 26?")) == [f"{sums} a", f"{sums} f"]
+    assert await near("zzz", "sums") == ["something else entirely"]
+    assert len(await near("what is 17 plus 26?", k=1)) == 1
+    (won,) = await world.store.plans_near("key2", None, HASHED.embed(sums), HASHED.name, 8)
+    assert (won.plan, won.pool, won.cost_nano) == (one, {"quill": "alpha"}, 805)
+    assert await world.store.plans_near("key2", None, HASHED.embed(sums), "other", 8) == []

@@ -13,11 +13,11 @@ from gateway.adapters.postgres.tables import MODEL_KINDS, SETTLED
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
 from gateway.core.loop.credit import FinishedStep, credits
-from gateway.core.loop.experience import HALF_LIFE, TASK_TYPE_SIMILARITY, WEIGHT_MIN
+from gateway.core.loop.experience import HALF_LIFE, SIMILAR, TASK_TYPE_SIMILARITY, WEIGHT_MIN, WON
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.admin import KeyRow, OrgRow
 from gateway.service.ports.money import Books, Settlement
-from gateway.service.ports.request import WorkerExperience
+from gateway.service.ports.request import WonPlan, WorkerExperience
 from tests.models.experience import freshness, likeness, nearness
 
 Row = dict[str, Any]
@@ -165,6 +165,28 @@ class FakeStore:
                 mean = [sum(w * row[c] for w, (row, _) in zip(weights, near, strict=True)) / total for c in columns]
                 result.append(WorkerExperience(worker, max(1, round(total)), mean[0], round(mean[1]), round(mean[2])))
         return result
+
+    async def plans_near(
+        self, key_id: str, task_type: str | None, embedding: Sequence[float], embedder: str, k: int
+    ) -> Sequence[WonPlan]:
+        self._up()
+        near: list[tuple[float, int, WonPlan]] = []
+        own = [r for r in self.rows.rollouts if r["key_id"] == key_id and r["depth"] == 0 and r["status"] == "done"]
+        for rollout in own:
+            judged = [o for o in self.outcomes if o["rollout_id"] == rollout["id"] and o["value"] is not None]
+            planned = {r["round"]: r["plan"] for r in self.rows.rounds if r["rollout_id"] == rollout["id"]}
+            credited = [row for (rollout_id, *_), row in self.experience.items() if rollout_id == rollout["id"]]
+            lost = rollout["fallback"] or rollout["log_mode"] == "metadata" or not judged or not credited
+            if lost or not planned.get(1) or (planned.get(2) or {"steps": []})["steps"]:
+                continue
+            vector = credited[0]["embedding"] if credited[0]["embedder"] == embedder else None
+            pairs = zip(vector or [], embedding, strict=False)
+            same_type = TASK_TYPE_SIMILARITY * (task_type is not None and rollout["task_type"] == task_type)
+            similarity = same_type + sum(a * b for a, b in pairs)
+            if similarity >= SIMILAR and max(judged, key=lambda o: o["created_at"])["value"] >= WON:
+                won = rows.won_plan(rollout["request"], planned[1], rollout["pool"], rollout["cost_nano"])
+                near.append((-similarity, rollout["cost_nano"], won))
+        return [won for *_, won in sorted(near, key=lambda one: one[:2])[:k]]
 
     async def books(self, settled_max: int) -> Books:
         long_ago = datetime.min.replace(tzinfo=UTC)

@@ -132,7 +132,7 @@ def test_plans_of_an_endpoint_score_as_the_same_plans_do_elsewhere(evaluate: Rep
     assert 1 < planner.open_max <= 3
     assert {body["temperature"] for body in planner.bodies} == {0.0}
     facts = report["planners"][f"{url}#m"]
-    assert (facts["model"], facts["prompt"], facts["price"]) == ("m", "full", endpoint_module.UNPRICED)
+    assert (facts["model"], facts["prompt"], facts["price"]) == ("m", "guided", endpoint_module.UNPRICED)
 
 
 def test_planning_is_paid_and_the_key_stays_out_of_the_report(
@@ -152,7 +152,7 @@ def test_planning_is_paid_and_the_key_stays_out_of_the_report(
     mine, mid = report["policies"][f"{url}#m"], report["policies"]["fixed:mid"]
     assert mine["usd_per_1k"] - mid["usd_per_1k"] == pytest.approx(1000 * 2e-3 + 100 * 10e-3)
     page = (tmp_path / "out.md").read_text()
-    assert f"Planner `{url}#m`: model `m` at {url}, prompt full, temperature 0, $2 and $10" in page
+    assert f"Planner `{url}#m`: model `m` at {url}, prompt guided, temperature 0, $2 and $10" in page
     printed = "".join(capsys.readouterr())
     assert not [text for text in (json.dumps(report), page, printed) if KEY in text]
 

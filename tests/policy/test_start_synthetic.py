@@ -20,7 +20,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from gateway.core.loop.plan import plan_schema, validate
-from gateway.core.loop.prompt import PROMPT_VERSION, ShownExperience, ShownWorker, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.loop.shown import ShownExperience, ShownWorker
 from policy.serve.tokens import JSON_STYLE
 from policy.simulators import HANDLES
 from policy.simulators.arena.families.family import SKILLS, Family

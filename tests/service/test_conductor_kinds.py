@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
+from gateway.config import settings as config
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.money.amounts import Usage
 from gateway.core.policies.earning import Bar, Rewards
@@ -18,8 +20,10 @@ from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.routers import RulePlanner
 from gateway.service.loop.state import Planner
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
+from gateway.wiring.conductor import planning_of
 from tests.fakes.workers import FakeWorkers, Says
 from tests.kit import PRICE, Kit, ask, model_worker, plan
+from tests.upstreams.server import Reply, Request, Server, event, event_stream
 
 PLANNER = model_worker("planner", "sage")
 CALL = ConductorCall([{"role": "user", "content": "plan this"}], {"type": "object"}, Sampling(tokens_max=50), 2.0)
@@ -161,3 +165,45 @@ async def test_a_conductor_that_broke_off_is_paid_for() -> None:
     kit = Kit((ConductorError("down", "hung up"),))
     record = (await kit.serve()).record
     assert record.rounds[0].cost_nano > 0
+
+
+async def test_the_params_of_the_pool_file_are_sent_with_a_plan() -> None:
+    thinks = {"reasoning_effort": "low", "max_completion_tokens": 8192, "temperature": 1}
+    spec = PLANNER.model_copy(update={"params": thinks})
+    workers = FakeWorkers({"planner": Says("{}")})
+    await decoded(WorkerConductor(workers, spec, "none"))
+    sent = {**spec.params, **workers.calls[0].body}
+    assert (sent["reasoning_effort"], sent["temperature"], sent["max_completion_tokens"]) == ("low", 1, 50)
+    assert "max_tokens" not in sent
+    bodies: list[dict[str, Any]] = []
+
+    async def reply(request: Request) -> Reply:
+        bodies.append(request.body)
+        return event_stream(
+            [event({"choices": [{"delta": {"content": "{}"}, "finish_reason": "stop"}]}), event("[DONE]")]
+        )
+
+    async with Server(reply) as server:
+        more = {"params": {**thinks, "model": "other"}, "cannot": ("logprobs", "stream_options")}
+        conductor = HttpConductor(f"{server.url}/v1", "m", structured="none", **more)  # type: ignore[arg-type]
+        async for _ in conductor.decode(CALL):
+            pass
+        await conductor.close()
+    (body,) = bodies
+    assert (body["model"], body["reasoning_effort"], body["temperature"]) == ("m", "low", 1)
+    assert body["max_completion_tokens"] == 50
+    assert {"max_tokens", "logprobs", "stream_options"}.isdisjoint(body)
+
+
+@pytest.mark.parametrize(
+    ("given", "profile", "spec", "budget"),
+    [
+        ({}, "compact", None, (10.0, 512)),
+        ({}, "guided", None, (60.0, 4096)),
+        ({}, "guided", model_worker("p", "sage", output_tokens_max=900, timeout_s=20), (20.0, 900)),
+        ({"plan_tokens_max": 77, "conductor_timeout_s": 3}, "guided", None, (3.0, 77)),
+    ],
+)
+def test_each_planner_has_a_budget_of_tokens_and_time(given: Any, profile: Any, spec: Any, budget: Any) -> None:
+    planning = planning_of(config.load(**given), profile, PRICE, spec=spec)
+    assert (planning.timeout_s, planning.tokens_max) == budget

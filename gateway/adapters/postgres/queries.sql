@@ -56,6 +56,26 @@ SELECT worker, sum(weight), sum(weight * success) / sum(weight), sum(weight * co
   sum(weight * latency_ms) / sum(weight)
 FROM counted GROUP BY worker HAVING sum(weight) >= :least ORDER BY worker
 
+-- name: plans_near
+-- Plans of one key's latest `recent` requests that were judged well: the nearest questions first, then the cheapest. A
+-- plan that another one followed did not win alone. {cosine} is the fragment of that name, or 0 without pgvector.
+WITH latest AS (
+  SELECT id, request, pool, cost_nano, task_type FROM rollouts
+  WHERE key_id = :key_id AND depth = 0 AND status = 'done' AND fallback IS NULL AND log_mode IN ('full', 'redacted')
+  ORDER BY created_at DESC LIMIT :recent
+), placed AS (
+  SELECT l.request, l.pool, l.cost_nano, p.plan,
+    {cosine} + CASE WHEN l.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
+  FROM latest AS l
+  JOIN LATERAL (SELECT value FROM outcomes AS o WHERE o.rollout_id = l.id AND o.value IS NOT NULL
+    ORDER BY o.created_at DESC LIMIT 1) AS judged ON judged.value >= :won
+  JOIN LATERAL (SELECT x.embedding, x.embedder FROM experience AS x WHERE x.rollout_id = l.id LIMIT 1) AS e ON true
+  JOIN rounds AS p ON p.rollout_id = l.id AND p.round = 1 AND p.plan IS NOT NULL
+  WHERE NOT EXISTS (SELECT 1 FROM rounds AS q WHERE q.rollout_id = l.id AND q.round = 2
+    AND jsonb_array_length(q.plan -> 'steps') > 0)
+)
+SELECT request, plan, pool, cost_nano FROM placed WHERE similarity >= :near ORDER BY similarity DESC, cost_nano LIMIT :k
+
 -- name: planner_rewards
 -- Rewards of the latest `recent` judged requests to `baton`, by pool, task type and the planner of the first plan. The
 -- latest judgement of a request counts. The index on the rollout's id gives the newest requests first.

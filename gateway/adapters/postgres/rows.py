@@ -18,6 +18,7 @@ from gateway.core.log.outcome import Judgement, Outcome
 from gateway.core.loop.experience import HASHED, Embedding, question_text
 from gateway.core.policies import grading
 from gateway.errors import BadRequest
+from gateway.service.ports.request import WonPlan
 
 Row = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -93,6 +94,14 @@ def _table_row(table: Table, record: Mapping[str, Any]) -> Row:
 
 def _cell(column: str, record: Mapping[str, Any]) -> Any:
     return at(record.get(f"{column[:-3]}_us")) if column.endswith("_at") else record.get(column)
+
+
+def won_plan(request: Any, plan: Any, pool: Any, cost_nano: int) -> WonPlan:
+    """A plan that won, from its row."""
+    workers = [one for one in pool if isinstance(one, dict)] if isinstance(pool, list) else []
+    messages = request.get("messages") if isinstance(request, dict) else None
+    names = {str(one.get("handle")): str(one.get("name")) for one in workers}
+    return WonPlan(question_text(messages), plan, names, int(cost_nano))
 
 
 def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any], embedding: Embedding | None) -> Rows:

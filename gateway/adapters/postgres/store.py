@@ -32,25 +32,30 @@ from gateway.core.loop.experience import (
     HALF_LIFE,
     NEAR,
     NEAREST,
+    SIMILAR,
     SPREAD_MIN,
     TASK_TYPE_SIMILARITY,
     WEIGHT_MIN,
+    WON,
 )
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.admin import KeyRow
 from gateway.service.ports.money import Books, Settlement
-from gateway.service.ports.request import WorkerExperience
+from gateway.service.ports.request import WonPlan, WorkerExperience
 from gateway.service.ports.turns import LoggedResponse
 
 CHILD_DEPTH_MAX = 4
 TREE_ROLLOUTS_MAX = 256
 HOLDS_MAX = 100_000
+PLANS_RECENT_MAX = 300  # requests of a key among which plans that won are looked for
 EXPERIENCE_RECENT_MAX = 1_000  # judged steps per worker that are searched
 RECOVERY_TIMEOUT_S = 60.0  # of the statements that read the whole ledger at boot
 
 ORG_COLUMNS = tuple(column.label(f"org_{column.name}") for column in orgs.columns)
 POSTED_TOTALS = query("posted_totals")
 BY_SIMILARITY = query("experience_near", cosine=fragment("cosine"))
+PLANS_BY_SIMILARITY = query("plans_near", cosine=fragment("cosine"))
+PLANS_BY_TYPE = query("plans_near", cosine=sql.Literal(0))
 BY_TIME = query("experience_near", cosine=sql.Literal(0))
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _PART_KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}
@@ -144,13 +149,30 @@ class PostgresStore:
         values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
         values["recent"] = EXPERIENCE_RECENT_MAX
         async with self.begin() as connection:
-            if self._has_vector is None:
-                self._has_vector = await connection.run_sync(vector_in_use)
-            similar = self._has_vector and any(embedding)
+            similar = any(embedding) and await self._vectors(connection)
             statement = BY_SIMILARITY if similar else BY_TIME
             question = {"embedding": list(embedding), "embedder": embedder} if similar else {}
             means = await connection.execute(statement, values | question)
             return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in means]
+
+    async def plans_near(
+        self, key_id: str, task_type: str | None, embedding: Sequence[float], embedder: str, k: int
+    ) -> Sequence[WonPlan]:
+        """See `ports.Store.plans_near`. Without pgvector only requests of the same task type are alike."""
+        values: dict[str, Any] = {"key_id": key_id, "task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "k": k}
+        values |= {"near": SIMILAR, "won": WON, "recent": PLANS_RECENT_MAX}
+        async with self.begin() as connection:
+            similar = any(embedding) and await self._vectors(connection)
+            statement = PLANS_BY_SIMILARITY if similar else PLANS_BY_TYPE
+            question = {"embedding": list(embedding), "embedder": embedder} if similar else {}
+            near = await connection.execute(statement, values | question)
+            return [rows.won_plan(*row) for row in near]
+
+    async def _vectors(self, connection: AsyncConnection) -> bool:
+        """Whether the database compares vectors."""
+        if self._has_vector is None:
+            self._has_vector = await connection.run_sync(vector_in_use)
+        return self._has_vector
 
     # ---------------------------------------------------------------- money
 

@@ -138,6 +138,8 @@ rounds = Table(
     Column("schema_hash", Text),
     Column("allowed", JSONB),
     Column("quality", SmallInteger),
+    Column("shown", JSONB),
+    Column("flags", ARRAY(Text)),
     Column("refusal", Text),
     required("prompt_tokens", BigInteger),
     required("completion_tokens", BigInteger),

@@ -14,7 +14,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal, get_args
 
@@ -39,12 +39,14 @@ ERROR_BYTES_MAX = 64 << 10
 MESSAGE_CHARS_MAX = 300
 PROBE_TIMEOUT_S = 2.0
 DROPPABLE = ("logprobs", "seed", "temperature", "top_p", "stream_options")
+OURS = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "response_format")
 VLLM_SAMPLING = ("top_k", "min_p", "repetition_penalty")
 TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError)
 
 
 class HttpConductor(Conductor):
-    """`ports.Conductor` over HTTP. `base_url` ends like OpenAI's (`…/v1`); `model` is the name of the live version."""
+    """`ports.Conductor` over HTTP. `base_url` ends like OpenAI's (`…/v1`); `model` is the name of the live version.
+    `params` are sent with every call, `cannot` names options that never are: both as in a pool file."""
 
     def __init__(
         self,
@@ -56,6 +58,8 @@ class HttpConductor(Conductor):
         structured: Structured = "vllm",
         timeout_s: float = 30.0,
         text_bytes_max: int = TEXT_BYTES_MAX,
+        params: Mapping[str, Any] | None = None,
+        cannot: Collection[str] = (),
         breaker: Breaker | None = None,
         client: httpx.AsyncClient | None = None,
     ) -> None:
@@ -69,7 +73,10 @@ class HttpConductor(Conductor):
         self._text_bytes_max = text_bytes_max
         self._breaker = breaker or Breaker()
         self._client = client or http_client()
-        self._refused: set[str] = set() if logprobs else {"logprobs"}
+        self._params = dict(params or {})
+        self._refused: set[str] = ({"logprobs"} if not logprobs else set()) | ({*DROPPABLE, "max_tokens"} & set(cannot))
+        if "max_completion_tokens" in self._params:
+            self._refused.add("max_tokens")
 
     async def close(self) -> None:
         """Close every connection."""
@@ -205,6 +212,8 @@ class HttpConductor(Conductor):
             body |= {name: getattr(call.sampling, name) for name in VLLM_SAMPLING}
         if call.sampling.seed is not None:
             body["seed"] = call.sampling.seed
+        # of what the pool file sets, the form of the reply and the bound on its tokens are the planner's own
+        body |= {name: value for name, value in self._params.items() if name not in OURS}
         if "max_tokens" in self._refused:
             body["max_completion_tokens"] = body["max_tokens"]
         return {name: value for name, value in body.items() if name not in self._refused}

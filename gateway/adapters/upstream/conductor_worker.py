@@ -1,6 +1,7 @@
 """A worker of the pool as the conductor: any model that a worker kind can reach can plan, including LiteLLM's vendors.
 
-Such a model reports no token ids and usually no log-probs, so its plans are logged for audit but not for learning.
+Such a model reports no token ids and usually no log-probs, so its plans are logged for audit but not for learning. The
+`params` of its pool entry are sent, such as `reasoning_effort`; only the bound on its tokens is the planner's own.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class WorkerConductor:
 
     async def decode(self, call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
         """See `ports.Conductor.decode`. Raises ConductorError(slow | down) for every failure of the worker."""
-        usage, text_chars = None, 0
+        usage, text_chars, finish = None, 0, "stop"
         try:
             async with asyncio.timeout(call.timeout_s):
                 async for chunk in self._workers.stream(self._worker_call(call)):
                     usage = read_usage(chunk) or usage
-                    text = _text(chunk)
+                    text, finish = _text(chunk), _finish(chunk) or finish
                     text_chars += len(text)
                     if text:
                         yield ConductorChunk(text, tokens=(text,))
@@ -44,7 +45,9 @@ class WorkerConductor:
             unbilled = isinstance(error, UpstreamError) and (error.upstream_status is not None or not error.dispatched)
             free = unbilled and text_chars == 0
             raise ConductorError("down", f"worker {self._spec.name}: {error.message}", billable=not free) from None
-        yield ConductorEnd(self._spec.name, usage or Usage(0, -(-text_chars // 4), estimated=True))
+        yield ConductorEnd(
+            self._spec.name, usage or Usage(0, -(-text_chars // 4), estimated=True), finish_reason=finish
+        )
 
     async def ready(self) -> bool:
         """Always True: Baton learns from each call whether a hosted model works."""
@@ -56,15 +59,27 @@ class WorkerConductor:
     def _worker_call(self, call: ConductorCall) -> WorkerCall:
         body: dict[str, Any] = {
             "messages": [dict(message) for message in call.messages],
-            "max_tokens": call.sampling.tokens_max,
-            "temperature": call.sampling.temperature,
+            tokens_name(self._spec): call.sampling.tokens_max,
         }
+        if "temperature" not in (*self._spec.params, *self._spec.cannot):
+            body["temperature"] = call.sampling.temperature
         if self._structured == "json_schema":
             schema = {"name": "plan", "strict": False, "schema": portable_schema(call.schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif self._structured == "json_object":
             body["response_format"] = {"type": "json_object"}
         return WorkerCall(self._spec, body, call.timeout_s, "planning", "plan")
+
+
+def tokens_name(spec: WorkerSpec) -> str:
+    """The property by which a worker's reply is bounded: `max_completion_tokens` where its pool entry has that."""
+    newer = "max_completion_tokens" in spec.params or "max_tokens" in spec.cannot
+    return "max_completion_tokens" if newer else "max_tokens"
+
+
+def _finish(chunk: Mapping[str, Any]) -> str | None:
+    reason = (chunk.get("choices") or [{}])[0].get("finish_reason")
+    return reason if isinstance(reason, str) else None
 
 
 def _text(chunk: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from gateway.adapters.host import poolfile
 from gateway.adapters.postgres.database import driver_url
 from gateway.cli.process.services import CHOICES, conductor_offered, starts_conductor
 from gateway.config import settings as config
-from gateway.core.pool.workers import PoolFile
+from gateway.core.pool.workers import MODEL_KINDS, PoolFile
 from gateway.errors import ConfigError, EngineDown
 
 SERVER_TIMEOUT_S = 10.0
@@ -55,7 +55,9 @@ def _pool_line(settings: config.Settings, pool: PoolFile | None) -> str:
     name = settings.default_pool_name or pool.default
     if name not in pool.pools:
         raise ConfigError(f"BATON_DEFAULT_POOL_NAME={name}: not in {settings.pool}; it has {', '.join(pool.pools)}")
-    return f"{settings.pool}: {len(pool.workers)} workers, pools {', '.join(pool.pools)}, default {name}"
+    bare = [worker.name for worker in pool.workers if worker.kind in MODEL_KINDS and not worker.description.strip()]
+    note = f"; without a description, which a planner goes by: {', '.join(bare)}" if bare else ""
+    return f"{settings.pool}: {len(pool.workers)} workers, pools {', '.join(pool.pools)}, default {name}{note}"
 
 
 async def _server_line(settings: config.Settings, environ: Mapping[str, str]) -> str:

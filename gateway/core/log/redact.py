@@ -70,13 +70,13 @@ _PHONE = re.compile(
     r")(?![\w-])"
 )
 ROLLOUT_TEXT = ("request", "reply", "error", "tags", "end_user")
-ROUND_TEXT = ("messages", "plan_text", "plan", "refusal")
+ROUND_TEXT = ("messages", "plan_text", "plan", "shown", "refusal")
 STEP_TEXT = ("task", "messages", "reply", "tool_calls", "error")
 NAMES_OF_THE_CLIENT = ("end_user", "task_type")  # kept in every mode, so they may not be an address
 TOKEN_FIELDS = ("prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask")
 NOBODYS_TEXT = (*TOKEN_FIELDS, "pool", "caps", "allowed")  # numbers, and what the pool file says of its workers
 _NUMBERS = (int, float, bool, type(None))
-_NO_TEXT_ROUND: dict[str, Any] = {"messages": [], "plan_text": None}
+_NO_TEXT_ROUND: dict[str, Any] = {"messages": [], "plan_text": None, "shown": None}
 _NO_TEXT_STEP: dict[str, Any] = {"task": None, "messages": [], "reply": None, "tool_calls": None}
 
 

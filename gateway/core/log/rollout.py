@@ -68,9 +68,11 @@ class RoundRecord:
     decision_mask: list[bool] = field(default_factory=list)  # true: a decision; false: task text
     plan_text: str | None = None
     plan: dict[str, Any] | None = None
+    flags: list[str] = field(default_factory=list)  # what was odd about the planner's text: prose, why_cut, cut_off
     sampling: dict[str, Any] = field(default_factory=dict)
     schema_hash: str | None = None
     allowed: dict[str, Any] | None = None  # `core.loop.plan.PlanLimits` of this round; `schema_hash` is of its schema
+    shown: dict[str, Any] | None = None  # `PromptInput.guidance`, for a prompt that showed it
     quality: int | None = None  # the dial as this round's prompt showed it; None: it showed none
     refusal: str | None = None  # why the conductor's plan was not used, by name
     prompt_tokens: int = 0

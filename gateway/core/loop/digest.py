@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.core.loop.prompt import ShownReply
+from gateway.core.loop.shown import ShownReply
 
 TEXT_CHARS_MAX = 65_536  # only this many last characters of a reply are read: answers stand at the end
 _ANSWER = re.compile(r"(?:^|[^a-z])(?:final\s+)?answer\s*(?:\*\*)?\s*[:=]\s*(?:\*\*)?[ \t]*(?=\S)", re.IGNORECASE)

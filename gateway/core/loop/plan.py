@@ -18,6 +18,8 @@ from gateway.errors import PlanRefused
 
 PLAN_BYTES_MAX = 65_536
 TASK_CHARS_MAX = 8_000
+WHY_CHARS_MAX = 300
+OBJECTS_TRIED_MAX = 64  # opening braces at which a plan is looked for in prose
 REASONS = frozenset(
     {
         "bad_see", "bad_step", "bad_task", "depth_cap", "duplicate_key", "forward_see", "no_steps", "not_json",
@@ -37,13 +39,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of one round; empty means "ship the previous answer"."""
+    """The steps of one round; empty means "ship the previous answer". `why` is the planner's one line about them: it is
+    logged and shown, and nothing reads it."""
 
     steps: tuple[Step, ...]
+    why: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The plan as JSON data, in the form that `validate` reads."""
-        return {"steps": [{"worker": s.worker, "task": s.task, "see": list(s.see)} for s in self.steps]}
+        why = {"why": self.why} if self.why else {}
+        return why | {"steps": [{"worker": s.worker, "task": s.task, "see": list(s.see)} for s in self.steps]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,8 @@ def validate(raw: str | bytes | object, allowed: PlanLimits) -> Plan:
     value = _loads(raw) if isinstance(raw, str | bytes) else raw
     if not isinstance(value, dict):
         raise PlanRefused("not_object", "a plan is a JSON object with the key `steps`")
-    if set(value) != {"steps"}:
-        raise PlanRefused("unknown_key", "a plan has exactly one key, `steps`", param="steps")
+    if set(value) - {"why"} != {"steps"}:
+        raise PlanRefused("unknown_key", "a plan has the key `steps`, and may have `why`", param="steps")
     steps = value["steps"]
     if not isinstance(steps, list):
         raise PlanRefused("not_list", "`steps` must be a list", param="steps")
@@ -88,7 +93,16 @@ def validate(raw: str | bytes | object, allowed: PlanLimits) -> Plan:
         raise PlanRefused(
             "too_many_steps", f"{len(steps)} steps; at most {allowed.steps_max} are allowed", param="steps"
         )
-    return Plan(tuple(validate_step(step, allowed, offset) for offset, step in enumerate(steps)))
+    steps = tuple(validate_step(step, allowed, offset) for offset, step in enumerate(steps))
+    return Plan(steps, clean_why(value.get("why")))
+
+
+def clean_why(why: object) -> str:
+    """The rationale as one line of printable text, cut; empty for anything but text."""
+    if not isinstance(why, str):
+        return ""
+    line = "".join(char if char.isprintable() else " " for char in why[: 4 * WHY_CHARS_MAX])
+    return " ".join(line.split())[:WHY_CHARS_MAX].rstrip()
 
 
 def validate_step(raw: object, allowed: PlanLimits, offset: int) -> Step:
@@ -136,9 +150,57 @@ def _see_max(allowed: PlanLimits) -> int:
     return max(1, allowed.first_index + allowed.steps_max - 1)
 
 
+def read_plan(text: str, allowed: PlanLimits) -> tuple[Plan, list[str]]:
+    """The plan in what a model wrote that has no grammar to hold it, and flags: `prose` (words around the JSON object),
+    `why_cut` (a rationale that was cut or was no line of text). Raises PlanRefused."""
+    flags: list[str] = []
+    try:
+        value = _loads(text)
+    except PlanRefused as refused:
+        if refused.reason != "not_json":
+            raise
+        value = _object_within(text)
+        flags.append("prose")
+    plan = validate(value, allowed)
+    if isinstance(value, dict) and plan.why != value.get("why", ""):
+        flags.append("why_cut")
+    return plan, flags
+
+
+def _object_within(text: str) -> object:
+    """The last JSON object with `steps` in a text, thoughts apart; the first where the text begins with it, since steps
+    of that one may have started. Raises PlanRefused(not_json | duplicate_key)."""
+    text = _THINK_ANYWHERE.sub("", text)
+    plan = None
+    begins = _BEGINS.match(text) is not None
+    decoder = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    at = text.find("{")
+    for _ in range(OBJECTS_TRIED_MAX):
+        if at < 0:
+            break
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except PlanRefused as refused:
+            if refused.reason == "duplicate_key":
+                raise
+            value, end = None, at + 1
+        except (ValueError, RecursionError):
+            value, end = None, at + 1
+        if isinstance(value, dict) and "steps" in value:
+            plan = value
+            if begins:
+                break
+        at = text.find("{", end)
+    if plan is None:
+        raise PlanRefused("not_json", "the text holds no plan")
+    return plan
+
+
 # ---------------------------------------------------------------- text → JSON
 
 _THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+_THINK_ANYWHERE = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)  # one that never ends is all thought
+_BEGINS = re.compile(r"\s*(?:```(?:json)?[^\S\n]*\n\s*)?\{")
 _FENCE = re.compile(r"^\s*```(?:json)?[^\S\n]*\n(.*?)\n?```\s*$", re.DOTALL)
 
 
@@ -179,7 +241,9 @@ class PlanReader:
 
     # What `validate` removes, then the head of the object. Possessive: a match never looks past the first `</think>`.
     _OPEN = re.compile(
-        r'(?>(?:\s*<think>.*?</think>)?)\s*+(?:```(?:json)?[^\S\n]*+\n\s*+)?+\{\s*+"steps"\s*+:\s*+\[', re.DOTALL
+        r"(?>(?:\s*<think>.*?</think>)?)\s*+(?:```(?:json)?[^\S\n]*+\n\s*+)?+\{\s*+"
+        r'(?:"why"\s*+:\s*+"(?:[^"\\]|\\.){0,2000}+"\s*+,\s*+)?+"steps"\s*+:\s*+\[',
+        re.DOTALL,
     )
 
     def __init__(self) -> None:
@@ -231,9 +295,10 @@ class PlanReader:
 # ---------------------------------------------------------------- schema and decisions
 
 
-def plan_schema(allowed: PlanLimits) -> dict[str, Any]:
+def plan_schema(allowed: PlanLimits, *, why: bool = False) -> dict[str, Any]:
     """The JSON schema for constrained decoding. It admits only the allowed handles, and lets each step see only earlier
-    steps; task text is free. Handles are sorted, so that pools in any order share one grammar."""
+    steps; task text is free. Handles are sorted, so that pools in any order share one grammar. `why`: the plan begins
+    with a rationale."""
     handles = sorted(allowed.handles)
     steps = {
         "type": "array",
@@ -242,10 +307,11 @@ def plan_schema(allowed: PlanLimits) -> dict[str, Any]:
     }
     if allowed.first_index == 0:
         steps["minItems"] = 1
+    rationale = {"why": {"type": "string", "maxLength": WHY_CHARS_MAX}} if why else {}
     return {
         "type": "object",
-        "properties": {"steps": steps},
-        "required": ["steps"],
+        "properties": {**rationale, "steps": steps},
+        "required": [*rationale, "steps"],
         "additionalProperties": False,
     }
 
@@ -268,14 +334,16 @@ def _step_schema(handles: Sequence[str], before: int) -> dict[str, Any]:
 
 
 def portable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan schema without `prefixItems`, which hosted vendors do not support. It lets every step see as far as the
-    last step may, and `validate` refuses forward references. Any other schema stays unchanged."""
-    steps = dict(schema.get("properties", {}).get("steps", {}))
+    """A plan schema without `prefixItems` and `maxLength`, which hosted vendors do not support. It lets every step see
+    as far as the last step may, and `validate` refuses forward references. Any other schema stays unchanged."""
+    properties = dict(schema.get("properties", {}))
+    steps = dict(properties.get("steps", {}))
     step_schemas = steps.pop("prefixItems", None)
     if step_schemas is None:
         return dict(schema)
     steps |= {"items": step_schemas[-1], "maxItems": len(step_schemas)}
-    return {**schema, "properties": {"steps": steps}}
+    rationale = {"why": {"type": "string"}} if "why" in properties else {}
+    return {**schema, "properties": {**rationale, "steps": steps}}
 
 
 def schema_hash(schema: Mapping[str, Any]) -> str:
@@ -284,13 +352,13 @@ def schema_hash(schema: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(schema, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-_TASK_STRING = re.compile(r'"task"\s*:\s*"((?:[^"\\]|\\.)*)')
+_FREE_STRING = re.compile(r'"(?:task|why)"\s*:\s*"((?:[^"\\]|\\.)*)')
 
 
 def decision_mask(tokens: Sequence[str]) -> list[bool]:
-    """For each token of a plan, True if it is a decision, False if it lies entirely inside free task text."""
+    """For each token of a plan, True if it is a decision, False if it lies entirely inside free text."""
     text = "".join(tokens)
-    free = [match.span(1) for match in _TASK_STRING.finditer(text)]
+    free = [match.span(1) for match in _FREE_STRING.finditer(text)]
     mask: list[bool] = []
     start = 0
     for token in tokens:

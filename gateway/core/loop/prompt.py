@@ -1,109 +1,64 @@
 """The prompt builder: renders the conductor's prompt for the server and for the trainer. Versioned, hashed, pure.
 
-All profiles carry the same information. `full` is for instruct models that have never seen a plan: it has instructions
-and worked examples from other domains. `brief` is for an instruct model that was trained on it: workers in words, no
-examples, and what changes from round to round at the end, so that rounds share a beginning. `compact` is for a small
-conductor trained on it: no prose, and one short line of few tokens for each worker. `dial` is `compact` for a conductor
-that also learned to respect how much a right answer may cost. A policy manifest names its profile and the hash below;
-Baton refuses weights that were trained on another hash.
+`guided` is for instruct models that plan without training, and shows the most (core/loop/guided.py). `full` was their
+prompt before: it has instructions and worked examples from other domains. `brief` is for an instruct model that was
+trained on it: workers in words, no examples, and what changes from round to round at the end, so that rounds share a
+beginning. `compact` is for a small conductor trained on it: no prose, and one short line of few tokens for each worker.
+`dial` is `compact` for a conductor that also learned to respect how much a right answer may cost. A policy manifest
+names its profile and the hash below; Baton refuses weights that were trained on another hash.
 
 The conversation is quoted line by line (`> `), so nothing in it can close the quotation or look like a heading. `<|` is
 broken up everywhere, because tokenizers read `<|im_end|>` in a user's text as the end of the message. The prompt never
-shows keys, URLs, budgets or model brands.
+shows keys, URLs or model brands, and of money only what this request may still spend (`guided`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, get_args
 
-from gateway.core.loop.experience import content_text
-from gateway.core.pool.workers import Price
+from gateway.core.loop.guided import INSTRUCTIONS, guided
+from gateway.core.loop.shown import (
+    CONVERSATION_CHARS_MAX,
+    PromptInput,
+    ShownExperience,
+    ShownPlan,
+    ShownReply,
+    ShownRequest,
+    ShownWorker,
+    most_agreeing,
+    price_word,
+    quote,
+    speed_word,
+)
 
-Profile = Literal["brief", "compact", "dial", "full"]
+Profile = Literal["brief", "compact", "dial", "full", "guided"]
 QUALITY_MAX = 9  # the dial: 9 is the best answer at any price, 0 the cheapest answer that may do
 PROMPT_VERSION = "1"
-CONVERSATION_CHARS_MAX = 12_000
 DIAL_CHARS_MAX = 600  # of a conversation: so small a conductor plans by the topic of a question, not by its details
 BRIEF_CHARS_MAX = 800  # of a conversation: every token of the prompt costs a small processor milliseconds
 DESCRIPTION_CHARS_MAX = 120  # in `brief`
 ANSWER_CHARS_MAX = 160
 
 
-@dataclass(frozen=True, slots=True)
-class ShownExperience:
-    """One worker's record on similar tasks: `n` judged tasks, and means of success (0 to 1), cost and latency."""
-
-    n: int
-    success_mean: float
-    cost_nano_mean: int
-    latency_ms_mean: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShownWorker:
-    """The facts about a worker that the prompt shows."""
-
-    handle: str
-    description: str
-    tags: tuple[str, ...]
-    price_tier: int  # 0 free … 4 dearest, see `price_tier`
-    context_tokens: int
-    latency_s: float | None
-    experience: ShownExperience | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ShownReply:
-    """The digest of one finished step (core/loop/digest.py), which later rounds show."""
-
-    index: int
-    handle: str
-    answer: str | None
-    flags: tuple[str, ...]  # e.g. agrees:0, refused, truncated, failed, invalid_json
-
-
-@dataclass(frozen=True, slots=True)
-class PromptInput:
-    """Everything that a plan may depend on. `workers` stand in the order of the prompt, which is random per request."""
-
-    messages: Sequence[Mapping[str, Any]]
-    workers: tuple[ShownWorker, ...]
-    steps_max: int
-    depth_left: int
-    round: int = 1
-    replies: tuple[ShownReply, ...] = ()
-    quality: int | None = None  # the dial, 0 to QUALITY_MAX; None: not set
-
-
-def most_agreeing(replies: Sequence[ShownReply]) -> list[int]:
-    """The indices of the replies that give the most common answer, according to their flags. Of equally common answers,
-    the one given first wins, so if no two replies agree, the result is the first reply. Empty without replies."""
-    groups: dict[int, list[int]] = {}
-    for reply in replies:
-        leader = next((int(flag.split(":")[1]) for flag in reply.flags if flag.startswith("agrees:")), reply.index)
-        groups.setdefault(leader, []).append(reply.index)
-    return max(groups.values(), key=len, default=[])
-
-
-def price_tier(price: Price) -> int:
-    """The tier of a price: 0 is free, 1 up to $0.5, 2 up to $2, 3 up to $8, 4 above. The price is dollars per million
-    tokens, at three input tokens to one output token, plus 1000 times the price of a call."""
-    blended = (3 * price.input_nano_per_mtok + price.output_nano_per_mtok) // 4 + price.call_nano * 1000
-    return sum(blended > bound for bound in (0, 500_000_000, 2_000_000_000, 8_000_000_000))
-
-
 def render(profile: Profile, prompt: PromptInput) -> list[dict[str, str]]:
     """Render the conductor's prompt as chat messages."""
+    if profile == "guided":
+        return _with_system(INSTRUCTIONS, guided(prompt, _dial_line(prompt)))
     if profile in ("brief", "full"):
-        system, text = (_BRIEF, _brief(prompt)) if profile == "brief" else (_INSTRUCTIONS, _full(prompt))
-        return [{"role": "system", "content": system}, {"role": "user", "content": _split_control_tokens(text)}]
+        return (
+            _with_system(_BRIEF, _brief(prompt)) if profile == "brief" else _with_system(_INSTRUCTIONS, _full(prompt))
+        )
     dial = "" if profile == "compact" else f" quality {'-' if prompt.quality is None else prompt.quality}"
     chars_max = CONVERSATION_CHARS_MAX if profile == "compact" else DIAL_CHARS_MAX
     return [{"role": "user", "content": _split_control_tokens(_compact(prompt, dial, chars_max))}]
+
+
+def _with_system(system: str, text: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": _split_control_tokens(text)}]
 
 
 def shows_quality(profile: Profile) -> bool:
@@ -133,41 +88,10 @@ def _prompt_hash(profile: Profile) -> str:
     samples = [_SAMPLE, replace(_SAMPLE, round=2, replies=_SAMPLE_REPLIES)]
     if shows_quality(profile):
         samples.append(replace(_SAMPLE, quality=7, messages=({"role": "user", "content": "long " * DIAL_CHARS_MAX},)))
+    if profile == "guided":
+        samples.append(replace(samples[1], quality=3, **_GUIDED_SAMPLE))
     text = "\x1e".join(m["content"] for sample in samples for m in render(profile, sample))
     return hashlib.sha256(f"{PROMPT_VERSION}\x1f{profile}\x1f{text}".encode()).hexdigest()
-
-
-# ---------------------------------------------------------------- shared pieces
-
-
-def quote(messages: Sequence[Mapping[str, Any]], chars_max: int = CONVERSATION_CHARS_MAX) -> str:
-    """Quote a conversation as one block that cannot close itself: for each message a `[role]` line, then its lines with
-    `> ` in front."""
-    lines: list[str] = []
-    for message in messages:
-        role = str(message.get("role", "user"))
-        lines.append(f"[{role if role.isalpha() else 'user'}]")
-        text = content_text(message.get("content")) or ("(tool calls)" if message.get("tool_calls") else "")
-        lines += [f"> {line}" for line in text.splitlines() or [""]]
-    return _cut_middle("\n".join(lines), chars_max)
-
-
-def _cut_middle(text: str, chars_max: int) -> str:
-    """Cut a long text in the middle. Its beginning and end stay, because the question is usually in one of them."""
-    if len(text) <= chars_max:
-        return text
-    half = chars_max // 2
-    return f"{text[:half]}\n> (…)\n> {text[-half:]}"
-
-
-def _price(tier: int) -> str:
-    return "$" * tier or "free"
-
-
-def _speed(latency_s: float | None) -> str:
-    if latency_s is None:
-        return "?"
-    return "fast" if latency_s < 1 else "medium" if latency_s < 6 else "slow"
 
 
 # ---------------------------------------------------------------- compact
@@ -182,7 +106,7 @@ def _compact(prompt: PromptInput, dial: str, chars_max: int) -> str:
 
 
 def _compact_worker(worker: ShownWorker) -> str:
-    parts = [worker.handle, *worker.tags, _price(worker.price_tier), _speed(worker.latency_s)]
+    parts = [worker.handle, *worker.tags, price_word(worker.price_tier), speed_word(worker.latency_s)]
     if worker.experience is not None:
         parts.append(f"right{round(worker.experience.success_mean * 10)}")
     return " ".join(parts)
@@ -220,7 +144,7 @@ def _brief(prompt: PromptInput) -> str:
 
 def _brief_worker(worker: ShownWorker) -> str:
     words = [(" ".join(worker.description.split()) or "no description")[:DESCRIPTION_CHARS_MAX], *worker.tags]
-    words += [_price(worker.price_tier), *([] if worker.latency_s is None else [_speed(worker.latency_s)])]
+    words += [price_word(worker.price_tier), *([] if worker.latency_s is None else [speed_word(worker.latency_s)])]
     words.append(f"{worker.context_tokens // 1000}k")
     if worker.experience is not None:
         usd_1k = worker.experience.cost_nano_mean / 1e6
@@ -262,10 +186,14 @@ A poem drafted and then checked:
 _DIAL = "Quality wanted: {} of {}. The highest: the best answer, whatever it costs. 0: the cheapest that may do."
 
 
+def _dial_line(prompt: PromptInput) -> str | None:
+    return None if prompt.quality is None else _DIAL.format(prompt.quality, QUALITY_MAX)
+
+
 def _full(prompt: PromptInput) -> str:
     lines = [
         f"Round {prompt.round}. At most {prompt.steps_max} steps. Child loops left: {prompt.depth_left}.",
-        *([] if prompt.quality is None else [_DIAL.format(prompt.quality, QUALITY_MAX)]),
+        *([dial] if (dial := _dial_line(prompt)) else []),
         "",
         "Workers:",
     ]
@@ -278,9 +206,9 @@ def _full(prompt: PromptInput) -> str:
 def _full_worker(worker: ShownWorker) -> str:
     facts = [f"good for: {', '.join(worker.tags)}"] if worker.tags else []
     facts += [
-        f"price {_price(worker.price_tier)}",
+        f"price {price_word(worker.price_tier)}",
         f"context {worker.context_tokens // 1000}k",
-        f"speed {_speed(worker.latency_s)}",
+        f"speed {speed_word(worker.latency_s)}",
     ]
     if worker.experience is not None:
         facts.append(_full_experience(worker.experience))
@@ -314,3 +242,9 @@ _SAMPLE = PromptInput(
     depth_left=1,
 )
 _SAMPLE_REPLIES = (ShownReply(0, "atlas", "4", ("agrees:1",)), ShownReply(1, "quill", None, ("refused", "truncated")))
+_GUIDED_SAMPLE: dict[str, Any] = {
+    "request": ShownRequest(2, 120_000_000, 42.0, 9_000, ("image", "response_format", "tools")),
+    "examples": (ShownPlan("What is\n3 + 3?", '{"steps":[]}', 1_000_000),),
+    "workers": (replace(_SAMPLE.workers[0], output_tokens_max=512, cannot=("image", "functions", "tools")),),
+    "replies": (replace(_SAMPLE_REPLIES[0], text="It is\n4"), *_SAMPLE_REPLIES[1:]),
+}

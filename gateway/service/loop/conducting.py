@@ -12,16 +12,21 @@ from gateway.core.loop.plan import (
     PlanReader,
     decision_mask,
     plan_schema,
+    read_plan,
     schema_hash,
     validate,
     validate_step,
 )
-from gateway.core.loop.prompt import PROMPT_VERSION, Profile, PromptInput, prompt_hash, render, shows_quality
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, prompt_hash, render, shows_quality
+from gateway.core.loop.shown import PromptInput
 from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
 from gateway.core.pool.workers import Price
 from gateway.errors import ConductorError
 from gateway.service.loop.state import EarlyStart, Situation
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd, Sampling
+
+PROMPTED_TOKENS_MAX, TRAINED_TOKENS_MAX = 4096, 512  # of a plan: a model that plans by prompt may think first
+GUIDED_VERSION = f"guided-{PROMPT_VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class ConductorSettings:
     profile: Profile
     price: Price
     timeout_s: float
-    tokens_max: int = 512
+    tokens_max: int = TRAINED_TOKENS_MAX
     temperature: float = 0.0
     quality: int | None = None  # the dial where a request sets none
 
@@ -47,6 +52,8 @@ def prompt_input(situation: Situation, quality: int | None = None) -> PromptInpu
         situation.round,
         situation.replies,
         quality if situation.quality is None else situation.quality,
+        situation.request,
+        situation.examples,
     )
 
 
@@ -89,16 +96,21 @@ class ConductorPlanner:
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
             record.cost_nano = cost_nano(self._settings.price, usage)
             meter.settle(draw, record.cost_nano, 0)
-        return validate(reading.reader.text, situation.allowed)
+        if record.prompt_version != GUIDED_VERSION:
+            return validate(reading.reader.text, situation.allowed)
+        plan, flags = read_plan(reading.reader.text, situation.allowed)
+        record.flags += flags
+        return plan
 
     def _call(self, situation: Situation, record: RoundRecord) -> ConductorCall:
-        schema = plan_schema(situation.allowed)
         temperature = 1.0 if situation.explore else self._settings.temperature
         sampling = Sampling(temperature=temperature, tokens_max=self._settings.tokens_max)
         version = situation.version
         profile, quality = (version or self._settings).profile, (version or self._settings).quality
+        schema = plan_schema(situation.allowed, why=profile == "guided")
         shown = prompt_input(situation, quality)
         messages = render(profile, shown)
+        record.shown = shown.guidance() if profile == "guided" else None
         record.quality = shown.quality if shows_quality(profile) else None
         record.messages, record.sampling, record.schema_hash = messages, asdict(sampling), schema_hash(schema)
         record.prompt_version, record.prompt_hash = f"{profile}-{PROMPT_VERSION}", prompt_hash(profile)
@@ -110,6 +122,8 @@ class ConductorPlanner:
     def _end(self, end: ConductorEnd, record: RoundRecord) -> Usage:
         record.policy_version = end.model
         record.prompt_token_ids = list(end.prompt_token_ids)
+        if end.finish_reason == "length":
+            record.flags.append("cut_off")
         return end.usage
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core.log.events import uuid7
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.digest import shown_replies
 from gateway.core.loop.plan import Plan, PlanLimits, Step
-from gateway.core.loop.prompt import ShownExperience, ShownReply, ShownWorker, price_tier
+from gateway.core.loop.shown import ShownReply, ShownRequest
 from gateway.core.loop.turns import asks_client
+from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.reply import reply_text
-from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
+from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import (
     BatonError,
     CapReached,
@@ -30,13 +31,12 @@ from gateway.errors import (
     SpoolFull,
     UpstreamError,
 )
-from gateway.service.loop.bodies import price_of
 from gateway.service.loop.calls import Calls
+from gateway.service.loop.shown import shown_worker
 from gateway.service.loop.state import Loop, Planner, Situation, StepRun
 from gateway.service.loop.steps import StepRunner, replay
-from gateway.service.ports.request import WorkerExperience
 
-SHOWN_MIN = 2  # outcomes before a conductor is shown them: it believes what it is shown
+BYTES_PER_TOKEN = 4  # of a prompt, about
 FATAL = (MoneyUnavailable, SpoolFull)  # without money or a log nothing may run, not even the fallback
 
 
@@ -188,7 +188,7 @@ class Rounds:
             workers=offered,
             shown=tuple(shown_worker(spec, loop.experience.get(spec.name)) for spec in offered),
             experience=loop.experience,
-            replies=_shown_replies(loop),
+            replies=_with_texts(loop, _shown_replies(loop)),
             allowed=allowed,
             round=number,
             depth_left=loop.caps.depth - loop.depth,
@@ -201,6 +201,17 @@ class Rounds:
             quality=loop.quality,
             version=loop.version,
             rollout_id=loop.record.id if loop.depth == 0 else None,
+            request=self._shown_request(loop),
+            examples=loop.examples,
+        )
+
+    def _shown_request(self, loop: Loop) -> ShownRequest:
+        return ShownRequest(
+            rounds=loop.rounds,
+            nano_left=max(0, loop.tree.meter.left_nano),
+            seconds_left=max(0.0, loop.tree.deadline_s - self._clock.monotonic_s()),
+            tokens=input_tokens_bound(loop.conversation) // BYTES_PER_TOKEN,
+            needs=tuple(sorted(loop.needs)),
         )
 
     # ------------------------------------------------------------ child loops
@@ -228,6 +239,8 @@ class Rounds:
             version=loop.version,
             sink=loop.sink if streams else None,
             shape=loop.shape if answers else None,
+            needs=loop.needs if answers else frozenset(),
+            examples=loop.examples,
         )
         run.record.child_rollout_id = child.record.id
         loop.tree.children.append(child.record)
@@ -274,7 +287,8 @@ class _Graph:
         try:
             plan = await planner.plan(situation, self.record, self.loop.tree.meter, early)
             self.record.plan, self.record.finished_us = plan.as_json(), now_us()
-            self.loop.tell("planned", round=self.record.round, by=self.record.planner, steps=len(plan.steps))
+            why = {"why": plan.why} if plan.why else {}
+            self.loop.tell("planned", round=self.record.round, by=self.record.planner, steps=len(plan.steps), **why)
             self._start_rest(plan, tasks)
             await asyncio.gather(*tasks)
         finally:
@@ -302,37 +316,6 @@ class _Graph:
         self.loop.record.steps.append(record)
         streams = answers and self.final and self.loop.sink is not None
         return asyncio.create_task(self.steps.run(self.loop, run, answers=answers, streams=streams))
-
-
-def shown_worker(spec: WorkerSpec, past: WorkerExperience | None) -> ShownWorker:
-    """One worker as the conductor's prompt shows it."""
-    if past is not None and past.n < SHOWN_MIN:
-        past = None
-    seen = ShownExperience(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean) if past else None
-    latency_s = seen.latency_ms_mean / 1000 if seen else spec.latency_hint_s
-    return ShownWorker(
-        spec.handle, spec.description, spec.tags, price_tier(price_of(spec)), spec.context_tokens, latency_s, seen
-    )
-
-
-def pool_entry(spec: WorkerSpec, past: WorkerExperience | None) -> dict[str, Any]:
-    """One worker as the rollout's record stores it."""
-    price = price_of(spec)
-    seen = None
-    if past is not None:
-        seen = {"n": past.n, "success": past.success_mean, "cost_nano": past.cost_nano_mean, "ms": past.latency_ms_mean}
-    return {
-        "name": spec.name,
-        "handle": spec.handle,
-        "kind": spec.kind,
-        "version": spec.version,
-        "tags": list(spec.tags),
-        "tier": price_tier(price),
-        "input_nano_per_mtok": price.input_nano_per_mtok,
-        "output_nano_per_mtok": price.output_nano_per_mtok,
-        "call_nano": price.call_nano,
-        "experience": seen,
-    }
 
 
 def close_record(record: RolloutRecord, now_us: int) -> None:
@@ -379,6 +362,12 @@ def _shown_replies(loop: Loop) -> tuple[ShownReply, ...]:
     runs = loop.runs
     texts = [reply_text(run.body) if run.body is not None else None for run in runs]
     return shown_replies([run.step.worker for run in runs], texts, [run.record.finish_reason for run in runs])
+
+
+def _with_texts(loop: Loop, replies: tuple[ShownReply, ...]) -> tuple[ShownReply, ...]:
+    """The digests, each with the reply that it is of."""
+    texts = [reply_text(run.body) if run.body is not None else "" for run in loop.runs]
+    return tuple(replace(reply, text=text) for reply, text in zip(replies, texts, strict=True))
 
 
 def _has_other_workers(loop: Loop) -> bool:

@@ -11,7 +11,7 @@ from gateway.core.log.events import Event
 from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import Plan, PlanLimits, Step
-from gateway.core.loop.prompt import ShownReply, ShownWorker
+from gateway.core.loop.shown import ShownPlan, ShownReply, ShownRequest, ShownWorker
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.structured import ReplyShape
 from gateway.core.policies.versions import Pick
@@ -125,6 +125,8 @@ class Situation:
     quality: int | None = None  # the request's dial, see core/loop/prompt.py
     version: Pick | None = None  # the policy version that plans; None: the conductor has only one
     rollout_id: str | None = None  # of a request; None in a child loop
+    request: ShownRequest | None = None
+    examples: tuple[ShownPlan, ...] = ()
 
 
 class EarlyStart(Protocol):
@@ -160,6 +162,8 @@ class Loop:
     explore: bool = False
     quality: int | None = None
     version: Pick | None = None
+    needs: frozenset[str] = frozenset()  # what the request asks of a worker, as in a pool file's `cannot`
+    examples: tuple[ShownPlan, ...] = ()  # plans that did well on similar requests of the key
     sticky: bool = True  # whether the turn may go back to the worker that asked
     endpoint: Endpoint = "chat"
     sink: Sink | None = None

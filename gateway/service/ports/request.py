@@ -233,6 +233,16 @@ class WorkerExperience:
     latency_ms_mean: int
 
 
+@dataclass(frozen=True, slots=True)
+class WonPlan:
+    """The plan of a request that was judged well. `pool` maps its handles to the names of workers."""
+
+    question: str
+    plan: Mapping[str, Any]
+    pool: Mapping[str, str]
+    cost_nano: int
+
+
 class Embedder(Protocol):
     """Turns a task into a vector; similar tasks have similar vectors."""
 
@@ -271,6 +281,13 @@ class Store(Protocol):
         """Per worker, over at most its latest `k` judged steps on tasks like this one (core.experience). A shared task
         type makes tasks alike; so does likeness to stored vectors of the same `embedder`. `workers` maps names to
         versions: steps of other versions do not count."""
+        ...
+
+    async def plans_near(
+        self, key_id: str, task_type: str | None, embedding: Sequence[float], embedder: str, k: int
+    ) -> Sequence[WonPlan]:
+        """At most `k` plans of that key's latest requests that were judged well and are like this one, the nearest
+        first. Nothing of another key, and nothing of a request whose text was not logged."""
         ...
 
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps, Meter
-from gateway.core.money.amounts import nano_to_usd, worst_case_nano
+from gateway.core.money.amounts import Usage, cost_nano, nano_to_usd, worst_case_nano
 from gateway.core.money.ledger import Hold, org_scope, scopes_of
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import media_parts
@@ -25,7 +25,7 @@ from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.auto import AutoPlanner
 from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of
-from gateway.service.loop.routers import CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
+from gateway.service.loop.routers import USAGE_GUESS, CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
 from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal, RateLimits, RateState
@@ -34,6 +34,8 @@ from gateway.service.request.running import Running
 
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
+PLAN_GUESS = Usage(2_000, 150)  # a typical planning call
+CHEAP_SHARE = 0.25
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
 ROUNDS_OF = {FixedPlanner: 1, RulePlanner: 1, VoteRouter: 1, CascadeRouter: 2}  # of routers: no more, and no fewer
 
@@ -50,6 +52,8 @@ class Policies:
     explore_share: float
     experience_k: int
     experience_timeout_s: float
+    rounds_if_cheap: int = 1  # plans of a request that does not stream, where a plan costs little beside the workers
+    examples_max: int = 0  # plans of the same key that the prompt shows
     trial_share: float = 0.0  # of requests under `auto`, for the planner that is not in charge
 
 
@@ -189,6 +193,13 @@ class Admission:
         most = planning * loops * caps.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
 
+    def _rounds(self, choice: Choice, chat: ChatRequest) -> int:
+        """The plans of a request that asks for no number. A stream has the first reply as it is written."""
+        policies = self._policies
+        if policies.rounds_if_cheap == 1 or chat.stream or not plans_cheaply(policies.planning_price, choice.workers):
+            return policies.rounds
+        return max(policies.rounds, policies.rounds_if_cheap)
+
     def loop(self, context: RequestContext, choice: Choice, caps: Caps, running: Running, held: HoldRecord) -> Loop:
         record, chat = running.record, context.chat
         draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
@@ -204,7 +215,7 @@ class Admission:
         planner = choice.planner
         if isinstance(planner, AutoPlanner):
             planner = planner.choose(record.pool_name, record.task_type, trial=trial)
-        rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._policies.rounds, trained)
+        rounds = ROUNDS_OF.get(type(planner)) or context.rounds or max(self._rounds(choice, chat), trained)
         return Loop(
             record=record,
             tree=tree,
@@ -220,10 +231,17 @@ class Admission:
             quality=context.quality,
             version=version,
             sticky=context.sticky,
+            needs=chat.needs,
             endpoint=chat.endpoint,
             sink=running if chat.stream else None,
             shape=shape_of(chat.params),
         )
+
+
+def plans_cheaply(price: Price, workers: Sequence[WorkerSpec]) -> bool:
+    """Whether a plan costs at most a quarter of the mean call of these workers, both of a typical size."""
+    calls = [cost_nano(price_of(spec), USAGE_GUESS) for spec in workers if spec.kind in MODEL_KINDS]
+    return sum(calls) > 0 and cost_nano(price, PLAN_GUESS) * len(calls) <= CHEAP_SHARE * sum(calls)
 
 
 def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int, choices: int) -> int:

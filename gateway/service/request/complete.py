@@ -14,6 +14,7 @@ from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
 from gateway.core.log.rollout import as_payload
 from gateway.core.loop.experience import question_text
+from gateway.core.loop.shown import ShownPlan
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.money.ledger import Scope
 from gateway.core.openai.parts import remote_parts, with_media
@@ -22,7 +23,8 @@ from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
-from gateway.service.loop.rounds import Rounds, close_record, pool_entry
+from gateway.service.loop.rounds import Rounds, close_record
+from gateway.service.loop.shown import pool_entry, shown_plans
 from gateway.service.loop.state import Loop
 from gateway.service.loop.steps import all_or_first_error
 from gateway.service.ports.money import Budgets
@@ -34,12 +36,15 @@ from gateway.service.ports.request import (
     RateLimits,
     RequestMetrics,
     Store,
+    WonPlan,
     WorkerExperience,
 )
 from gateway.service.request.admit import Admission, Policies, Rates, RequestContext, no_version, with_able_workers
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.running import Running, overhead_ms
 from gateway.service.request.sticky import Sticky
+
+EXAMPLES_SPARE = 3  # plans that are read for each one that is shown: some are equal, some name workers that are gone
 
 
 class Completer:
@@ -150,22 +155,28 @@ class Completer:
             if (body := await self._rounds.stick(loop, back)) is not None:
                 return body
         if loop.fallback is not None:
-            loop.experience = await self._experience(loop)
+            loop.experience, loop.examples = await self._look_up(loop)
         loop.record.pool = [pool_entry(spec, loop.experience.get(spec.name)) for spec in loop.workers]
         return await self._rounds.run(loop)
 
-    async def _experience(self, loop: Loop) -> Mapping[str, WorkerExperience]:
-        """What the workers did on tasks like this one. Empty when the embedder or the store is slow or away."""
+    async def _look_up(self, loop: Loop) -> tuple[Mapping[str, WorkerExperience], tuple[ShownPlan, ...]]:
+        """What the workers did on tasks like this one, and for a prompt that shows them the key's plans that did well.
+        Empty when the embedder or the store is slow or away."""
         versions = {spec.name: spec.version for spec in loop.workers if spec.kind in MODEL_KINDS}
+        record, policies = loop.record, self._policies
+        near: Sequence[WorkerExperience] = ()
+        won: Sequence[WonPlan] = ()
         try:
-            async with asyncio.timeout(self._policies.experience_timeout_s):
-                vector, k = await self._embedding(loop), self._policies.experience_k
-                task_type, embedder = loop.record.task_type, self._embedder.name
-                near = await self._store.experience_near(task_type, vector, embedder, versions, k)
+            async with asyncio.timeout(policies.experience_timeout_s):
+                like = (record.task_type, await self._embedding(loop), self._embedder.name)
+                near = await self._store.experience_near(*like, versions, policies.experience_k)
+                if policies.examples_max and loop.planner.name == "conductor":
+                    k = EXAMPLES_SPARE * policies.examples_max
+                    won = await self._store.plans_near(record.key_id, *like, k)
         except (TimeoutError, BatonError):
             self._metrics.degraded("experience")
-            return {}
-        return {past.worker: past for past in near if past.n}
+        examples = shown_plans(won, loop.workers)[: policies.examples_max]
+        return {past.worker: past for past in near if past.n}, tuple(examples)
 
     async def _embedding(self, loop: Loop) -> list[float]:
         """The vector of the question. Text that goes to an embedder outside the process is scrubbed first; its vector

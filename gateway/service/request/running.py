@@ -123,6 +123,8 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
         "x-baton-cost-usd": nano_to_usd(record.cost_nano),
         "x-baton-overhead-ms": f"{record.overhead_ms:.1f}",
     }
+    if reasons := [str(each.plan["why"]) for each in record.rounds if each.plan and each.plan.get("why")]:
+        headers["x-baton-why"] = reasons[-1]
     if record.fallback:
         headers["x-baton-fallback"] = record.fallback
     if record.capped:

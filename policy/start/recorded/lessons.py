@@ -16,7 +16,8 @@ from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import question_text
 from gateway.core.loop.plan import Plan, Step
-from gateway.core.loop.prompt import Profile, ShownReply, most_agreeing, render
+from gateway.core.loop.prompt import Profile, render
+from gateway.core.loop.shown import ShownReply, most_agreeing
 from gateway.core.pool.workers import MODEL_KINDS, VOTE_URL, WorkerSpec
 from gateway.service.loop.conducting import prompt_input
 from gateway.service.loop.routers import SHIP

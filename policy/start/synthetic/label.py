@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.loop.prompt import ShownWorker
+from gateway.core.loop.shown import ShownWorker
 from policy.simulators.arena.families.tasks import JOIN_SKILL, Problem, focus
 from policy.simulators.arena.oracle import PRICE_WEIGHT_PER_USD, oracle_plan, step
 from policy.simulators.arena.workers import HARD_SKILLS, ArenaWorker, Pool

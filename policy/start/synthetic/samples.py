@@ -22,7 +22,8 @@ from typing import Any
 from gateway.core.loop.compose import step_messages
 from gateway.core.loop.digest import digest
 from gateway.core.loop.plan import PlanLimits
-from gateway.core.loop.prompt import Profile, PromptInput, ShownReply, ShownWorker, render
+from gateway.core.loop.prompt import Profile, render
+from gateway.core.loop.shown import PromptInput, ShownReply, ShownWorker
 from policy.simulators.arena.families.family import SKILLS
 from policy.simulators.arena.families.tasks import INSTRUCTIONS, Task, make_task
 from policy.simulators.arena.oracle import VOTERS_MAX

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from string import ascii_lowercase, digits
 
-from gateway.core.loop.prompt import ShownExperience, ShownWorker, price_tier
+from gateway.core.loop.shown import ShownExperience, ShownWorker, price_tier
 from policy.simulators import HANDLES
 from policy.simulators.arena.workers import SELF_WORKER, VOTE_TOOL, ArenaWorker, Pool, random_pool
 from policy.start.synthetic.label import MAJORITY, PLANNER

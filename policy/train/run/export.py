@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 from gateway import __version__
 from gateway.core.loop.plan import PlanLimits, plan_schema
-from gateway.core.loop.prompt import Profile, PromptInput, ShownWorker, render
+from gateway.core.loop.prompt import Profile, render
+from gateway.core.loop.shown import PromptInput, ShownWorker
 from gateway.core.policies.manifest import ADAPTER_FILES, Manifest
 from gateway.errors import VersionRefused
 from policy.environments.base import rng_for

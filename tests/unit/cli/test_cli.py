@@ -89,7 +89,7 @@ def test_errors_are_a_line_and_a_status(
 def test_check_says_what_is_right(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--pool", str(pool), "--conductor", "worker:one"]) == 0
     out = capsys.readouterr().out
-    assert f"{pool}: 1 workers, pools main, default main" in out
+    assert f"{pool}: 1 workers, pools main, default main; without a description, which a planner goes by: one" in out
     assert "worker one of the pool" in out
 
 

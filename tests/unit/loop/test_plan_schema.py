@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway.core.loop.plan import (
+    WHY_CHARS_MAX,
     PlanLimits,
     decision_mask,
     plan_schema,
@@ -207,3 +208,24 @@ def test_a_token_without_text_before_the_closing_quote_decides_to_close() -> Non
 def test_a_cut_plan_has_a_mask_too() -> None:
     assert decision_mask(['{"steps":[{"task":"', "Ad", "d"]) == [True, False, False]
     assert decision_mask([]) == []
+
+
+@pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
+def test_a_plan_that_begins_with_a_rationale(allowed: PlanLimits) -> None:
+    plain, schema = plan_schema(allowed), plan_schema(allowed, why=True)
+    assert list(schema["properties"]) == ["why", "steps"] == schema["required"]
+    assert schema["properties"]["why"] == {"type": "string", "maxLength": WHY_CHARS_MAX}
+    assert portable_schema(schema)["properties"]["why"] == {"type": "string"}
+    assert portable_schema(schema)["properties"]["steps"] == portable_schema(plain)["properties"]["steps"]
+    assert schema_hash(schema) != schema_hash(plain)
+    steps = valid_plan(Random(1), allowed)["steps"]
+    assert Draft202012Validator(schema).is_valid({"why": "w", "steps": steps})
+    assert (
+        validate({"why": "w", "steps": steps}, allowed).as_json()
+        == {"why": "w"} | validate({"steps": steps}, allowed).as_json()
+    )
+
+
+def test_a_rationale_is_no_decision() -> None:
+    tokens = ['{"why":"', "it is", ' easy","', 'steps":[', "]}"]
+    assert decision_mask(tokens) == [True, False, True, True, True]

@@ -10,24 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.loop.prompt import (
-    ANSWER_CHARS_MAX,
+from gateway.core.loop.prompt import ANSWER_CHARS_MAX, Profile, profile_of, prompt_hash, render
+from gateway.core.loop.shown import (
     CONVERSATION_CHARS_MAX,
-    Profile,
     PromptInput,
     ShownExperience,
     ShownReply,
     ShownWorker,
     price_tier,
-    profile_of,
-    prompt_hash,
     quote,
-    render,
 )
 from gateway.core.pool.workers import Price, WorkerSpec
-from gateway.service.loop.rounds import shown_worker
+from gateway.service.loop.shown import shown_worker
 
-PROFILES: tuple[Profile, ...] = ("brief", "compact", "dial", "full")
+PROFILES: tuple[Profile, ...] = ("brief", "compact", "dial", "full", "guided")
 # Weights are trained on exactly this rendering: a change here invalidates every trained conductor (and needs a new
 # PROMPT_VERSION, new training, and a new manifest), so it is never made in passing.
 PINNED: dict[Profile, str] = {
@@ -35,6 +31,7 @@ PINNED: dict[Profile, str] = {
     "compact": "5ae1326bbde8532915e208653e1fae16bf506435c65bc5a2a17d6cdc55270f78",
     "dial": "1236ba75fa68b206adc0c159b64cd63a0091f1a55b4d404ee73343cd5e2f8fdc",
     "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",
+    "guided": "505c8b0123889e20c6a24a428f178ac5477b1b35fe8bd2efab73835ea77f1284",
 }
 
 ATLAS = ShownWorker("atlas", "sums and dates", ("arithmetic",), 2, 8_192, 0.4, ShownExperience(8, 0.79, 400_000, 1_200))

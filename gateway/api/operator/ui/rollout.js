@@ -76,6 +76,8 @@ function round(tree, each) {
     h("h3", {}, `Round ${each.round}: ${each.planner}`, " ", each.refusal ? badge(`not used: ${each.refusal}`, "bad") : null),
     facts([["Took", took(each)], ["Cost", usd(each.cost_nano)], ["Version", each.policy_version], ["Prompt", each.prompt_version],
       ["Temperature", each.sampling.temperature], ["Tokens", each.plan_token_ids.length ? tokenCount(each) : null]]),
+    each.flags?.length ? facts([["Flags", each.flags.join(", ")]]) : null,
+    each.plan?.why ? titled("Why", text(each.plan.why, tree.log_mode)) : null,
     titled("Plan", text(plan, tree.log_mode)),
     each.planner === "conductor" ? titled("Sampled tokens", tokens(each)) : null,
     each.messages.length ? fold("The conductor's prompt", conversation(each.messages, tree.log_mode)) : null);
