@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help audit faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean
+.PHONY: help audit faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -16,6 +16,11 @@ demo-learning: ## the learning loop on real parts, in minutes: traffic, outcomes
 conductor: ## the shipped conductor from nothing: warm start, traffic, training job, gate, in about an hour; ARGS=… optional
 	@scripts/install serve
 	@.venv/bin/python -m policy.recipes.conductor --out build/conductor $(ARGS)
+
+planner-bench: ## a model that plans by prompt, on recorded answers; DATA, PRICES, PLANNER=worker:NAME, POOL=file, ARGS
+	@scripts/install dev
+	@.venv/bin/python -m bench.planner --data $(DATA) --prices $(PRICES) $(if $(PLANNER),--planner $(PLANNER)) \
+		$(if $(POOL),--pool-file $(POOL)) $(ARGS)
 
 test: ## install, check, and every fast test, in minutes
 	@scripts/install dev
