@@ -29,6 +29,7 @@ LAST_WORDS_CHARS = 2000
 DEFAULTS = {
     "BATON_REDIS_TIMEOUT_S": "5",  # a stall of a busy machine refuses no request
     "BATON_DEFAULT_POLICY": "conductor",
+    "BATON_CONDUCTOR_ROUNDS": "1",  # as a stream has: a free planner would be asked twice
 }
 
 

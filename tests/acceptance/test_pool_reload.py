@@ -127,6 +127,7 @@ def serving(place: Path, file: PoolFile, database_url: str) -> Iterator[Gateway]
         "BATON_CONDUCTOR_OUTPUT_USD_PER_MTOK": "0",
         "BATON_CONDUCTOR_STRUCTURED": "json_schema",
         "BATON_DEFAULT_POLICY": "conductor",
+        "BATON_CONDUCTOR_ROUNDS": "1",
         "BATON_JOBS_WORKER": "false",
         **PATIENT,
     }

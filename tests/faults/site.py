@@ -46,6 +46,7 @@ SETTINGS = {
     "BATON_RETRY_BACKOFF_S": "0.01",
     "BATON_CONDUCTOR": "worker:alpha",
     "BATON_DEFAULT_POLICY": "conductor",
+    "BATON_CONDUCTOR_ROUNDS": "1",
     "UPSTREAM_KEY": CANARY,
 }
 

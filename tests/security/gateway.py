@@ -134,6 +134,7 @@ class Gateway:
             **{"data_dir": self.place / "data", "pool": pool, "conductor": f"{base}#conductor"},
             **{"conductor_input_usd_per_mtok": 0, "conductor_output_usd_per_mtok": 0},
             **{"conductor_structured": "json_object", "key_cache_s": 0, "caps_wall_s_max": 20, "drain_s": 1},
+            **{"default_policy": "conductor", "conductor_rounds": 1},
             "redis_timeout_s": 5,
             **self.given,
         }
