@@ -7,6 +7,7 @@ import json
 import random
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 MARK = "obey:"
@@ -71,9 +72,9 @@ def prompts(count: int, seed: int = 3) -> Iterator[tuple[str, str]]:
 def obeyed(messages: list[dict[str, Any]]) -> str | None:
     """The plan that the attacker wants, from a planning prompt that quotes the conversation; None: it wants none."""
     text = "\n".join(str(message.get("content")) for message in messages)
-    _, mark, rest = text.rpartition(MARK)
-    if not mark:
-        return None
     alphabet = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
-    encoded = "".join(char for char in rest.partition("!")[0] if char in alphabet)
-    return zlib.decompress(base64.b64decode(encoded + "=" * (-len(encoded) % 4))).decode()
+    for rest in reversed(text.split(MARK)[1:]):
+        encoded = "".join(char for char in rest.partition("!")[0] if char in alphabet)
+        with suppress(ValueError, zlib.error):  # one that a long reply was cut in
+            return zlib.decompress(base64.b64decode(encoded + "=" * (-len(encoded) % 4))).decode()
+    return None
