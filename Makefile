@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help audit faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench
+.PHONY: help audit faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench demo-instruct
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -12,6 +12,10 @@ serve: ## a running gateway with everything it needs; POOL=file, CONDUCTOR=… a
 demo-learning: ## the learning loop on real parts, in minutes: traffic, outcomes, train, gate, canary, live; ARGS=… optional
 	@scripts/install serve
 	@.venv/bin/python -m policy.recipes.learning --out build/learning $(ARGS)
+
+demo-instruct: ## the learning loop for an instruct model on recorded answers; ARGS="--base DIR --data FILE --prices FILE"
+	@scripts/install serve
+	@.venv/bin/python -m policy.recipes.instruct --out build/instruct $(ARGS)
 
 conductor: ## the shipped conductor from nothing: warm start, traffic, training job, gate, in about an hour; ARGS=… optional
 	@scripts/install serve

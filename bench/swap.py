@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.engines import EngineProcess
 from bench.policies import SPOILS, manifest_of, spoil, write_adapter, write_full
 from bench.serving import percentile
 from gateway.adapters.engines.embedded import EmbeddedEngine
@@ -38,6 +37,7 @@ from gateway.errors import BatonError, VersionRefused
 from gateway.files import write_atomic
 from gateway.service.ports.policies import PolicyEngine
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorEnd, Sampling
+from policy.recipes.engines import EngineProcess
 from policy.recipes.stack import ROOT
 
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"

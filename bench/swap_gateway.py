@@ -22,11 +22,11 @@ from typing import Any
 
 import httpx
 
-from bench.engines import EngineProcess
 from bench.policies import write_adapter
 from bench.serving import percentile
 from bench.swap import SHIPPED
 from gateway.files import write_atomic
+from policy.recipes.engines import EngineProcess
 from policy.recipes.stack import Gateway, gateway, temporary_directory
 from policy.simulators.arena.families.tasks import make_task
 
@@ -192,7 +192,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.swap_gateway", description="Hot swap through the gateway.")
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="embedded")
-    parser.add_argument("--url", help="a vLLM that runs with the shipped weights, started as bench.engines does")
+    parser.add_argument("--url", help="a vLLM of the shipped weights, as policy.recipes.engines starts it")
     parser.add_argument("--swaps", type=int, default=20)
     parser.add_argument("--rollbacks", type=int, default=5)
     parser.add_argument("--streams", type=int, default=4)

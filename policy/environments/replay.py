@@ -74,6 +74,11 @@ class ReplayEnvironment(ExecutedEnvironment):
         """From a file. Raises BadRecording."""
         return cls(load(path, models), prices, **more)
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the model workers."""
+        return tuple(spec.name for spec in self._pool if spec.kind in MODEL_KINDS)
+
     def prompts(self, split: Split, n: int, seed: int) -> list[Prompt]:
         """As in the port; which are chosen, and their order, is a hash of (seed, id)."""
         mine = [entry for entry in self._recorded if split_of(entry.id, self._validation_share) == split]

@@ -37,8 +37,9 @@ from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.recipes.learning import NO_TORCH, has_torch
 from policy.recipes.operator import CANARY_PERCENT, EXIT_REFUSED, Gradings, Operator, RecipeFailed
+from policy.recipes.questions import Questions
 from policy.recipes.stack import LEASH, ROOT, Gateway, clean_environment, gateway, program
-from policy.recipes.traffic import Questions, Traffic
+from policy.recipes.traffic import Traffic
 from policy.simulators.arena.workers import pool_yaml
 
 SEED = 7

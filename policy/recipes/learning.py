@@ -18,26 +18,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from gateway.files import write_atomic
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
-from policy.evaluate import plot
 from policy.recipes.operator import Gradings, LearningRound, Operator, RecipeFailed
+from policy.recipes.questions import Questions
+from policy.recipes.report import FILES, LearningReport
 from policy.recipes.stack import Gateway, gateway, program, temporary_directory
-from policy.recipes.traffic import PolicyScore, Questions, Traffic
+from policy.recipes.traffic import PolicyScore, Traffic
 from policy.simulators.arena.workers import STANDARD, pool_yaml
 
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
@@ -60,77 +57,7 @@ THRESHOLDS = (  # another --gate NAME=VALUE comes after them
     "parse_drop_max=0.05",  # of plans sampled to explore: some run on; greedy ones still have to be valid, 98 in 100
 )
 KEY_SHARE = "0.1"  # 24 applications; also of the few rows that validate
-FILES = ("report.json", "report.md", "report.svg")
 SIMULATOR = "Simulated workers and generated tasks (docs/arena.md): no figure here speaks of a real model."
-
-
-@dataclass(slots=True)
-class LearningReport:
-    """The results of a run so far."""
-
-    about: dict[str, Any]
-    rounds: list[LearningRound] = field(default_factory=list)
-    baselines: dict[str, PolicyScore] = field(default_factory=dict)
-    requests: dict[str, int] = field(default_factory=dict)
-    rollback: dict[str, Any] | None = None
-    seconds: float = 0.0
-
-    @property
-    def gain(self) -> float:
-        """Accuracy of the last version over the cold start's."""
-        return self.rounds[-1].held_out.accuracy - self.rounds[0].held_out.accuracy
-
-    def shown(self) -> dict[str, PolicyScore]:
-        """The baselines worth a line in the picture: of fixed workers the best alone."""
-        fixed = {name: score for name, score in self.baselines.items() if name.startswith("fixed:")}
-        best = max(fixed, key=lambda name: (fixed[name].accuracy, -fixed[name].usd_per_1k), default=None)
-        return {name: score for name, score in self.baselines.items() if name not in fixed or name == best}
-
-    def table(self) -> str:
-        """The rounds and the baselines, as Markdown."""
-        lines = ["| | version | held out, right | 95 % | $ per 1,000 | traffic, right | job | train + gate, s |"]
-        lines.append("|---|---|---:|---:|---:|---:|---|---:|")
-        for each in self.rounds:
-            name = "cold start" if each.round == 0 else f"round {each.round}"
-            traffic = f"{each.traffic.accuracy:.1%}" if each.traffic else "–"
-            lines.append(
-                f"| {name} | {each.version} {_cells(each.held_out)} | {traffic} | {each.job} | {each.train_s:.0f} |"
-            )
-        for name, score in sorted(self.baselines.items(), key=lambda item: -item[1].accuracy):
-            lines.append(f"| {name} | {_cells(score)} | | | |")
-        return "\n".join(lines)
-
-    def notes(self) -> list[str]:
-        """Sentences under the table."""
-        notes = [SIMULATOR, f"Held-out questions: {self.rounds[0].held_out.n}. Gain: {self.gain:+.3f} right."]
-        notes += [f"Round {each.round} was refused by the gate: {each.refusal}" for each in self.rounds if each.refusal]
-        if self.requests:
-            notes.append(f"Requests: {self.requests['sent']}, failed: {self.requests['failed']}, tried again: ")
-            notes[-1] += f"{self.requests['retried']}, planned by the fallback: {self.requests['fallbacks']}."
-        if self.rollback:
-            notes.append(f"Rolled back from {self.rollback['from']} to {self.rollback['to']} ")
-            notes[-1] += f"in {self.rollback['seconds']:.2f} s under traffic."
-        return [*notes, f"The whole run took {self.seconds:.0f} s."]
-
-    def write(self, out: Path) -> None:
-        """The three files."""
-        out.mkdir(parents=True, exist_ok=True)
-        body = {name: getattr(self, name) for name in ("about", "requests", "rollback", "seconds")}
-        body |= {"rounds": [asdict(each) for each in self.rounds], "gain": self.gain}
-        body |= {"baselines": {name: asdict(score) for name, score in self.baselines.items()}}
-        curve, jobs = [each.held_out for each in self.rounds], [each.job for each in self.rounds[1:]]
-        title = "What the live version does with held-out questions"
-        texts = [json.dumps(body, indent=2) + "\n", self.page(), plot.rounds(curve, self.shown(), title, jobs)]
-        for name, text in zip(FILES, texts, strict=True):
-            write_atomic(out / name, text)
-
-    def page(self) -> str:
-        """As a person reads it."""
-        return "\n\n".join(["# Learning under traffic", f"![over rounds]({FILES[2]})", self.table(), *self.notes(), ""])
-
-
-def _cells(score: PolicyScore) -> str:
-    return f"| {score.accuracy:.1%} | {score.low:.1%}–{score.high:.1%} | {score.usd_per_1k:.3f}"
 
 
 @contextmanager
@@ -241,7 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(NO_TORCH, file=sys.stderr)
         return 2
     options.out = options.out or Path(tempfile.mkdtemp(prefix="baton-learning-"))
-    report, status = LearningReport({name: str(value) for name, value in vars(options).items()}), 0
+    about = {name: str(value) for name, value in vars(options).items()}
+    report, status = LearningReport(about, SIMULATOR), 0
     try:
         with temporary_directory() as directory, stage(directory, options.python) as (served, data):
             asyncio.run(run(options, served, data, report))

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +17,9 @@ from sqlalchemy import func, select
 
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import gradings
+from policy.recipes.questions import QuestionSource
 from policy.recipes.stack import ROOT, Gateway, clean_environment
-from policy.recipes.traffic import GradedQuestion, PolicyScore, Questions, Traffic
+from policy.recipes.traffic import GradedQuestion, PolicyScore, Traffic
 
 EXIT_REFUSED = 4
 GRADED_S = 120.0  # for the last outcome of a round to appear
@@ -68,6 +69,7 @@ class LearningRound:
     train_s: float = 0.0
     swap_s: float = 0.0
     refusal: str = ""
+    name: str = ""  # in the table; empty: by its number
 
 
 @dataclass(slots=True)
@@ -77,10 +79,12 @@ class Operator:
     served: Gateway
     data: Path
     traffic: Traffic
-    questions: Questions
+    questions: QuestionSource
     gradings: Gradings
     train: Sequence[str]  # arguments of `baton train submit`
     live: str = ""
+    steady: int = 500  # questions that go on being asked while a job runs
+    per_s: float = STEADY_PER_S
 
     async def baton(self, *words: str, good: Sequence[int] = (0,)) -> tuple[int, str]:
         """Run a command and show its output; its status and output. Raises RecipeFailed on a status not in `good`."""
@@ -113,6 +117,11 @@ class Operator:
         [self.live] = [row["version"] for row in json.loads(output)["data"] if row["state"] == "live"]
         return self.live
 
+    async def newest(self) -> str:
+        """The version that was published last."""
+        _, output = await self.baton("policy", "list", "--json")
+        return str(max(json.loads(output)["data"], key=lambda row: int(row["version"].rpartition("@")[2]))["version"])
+
     async def wait_for_grades(self) -> None:
         """Wait until every request that named a grader is judged. Raises RecipeFailed after GRADED_S."""
         until_s = time.monotonic() + GRADED_S
@@ -129,20 +138,26 @@ class Operator:
     ) -> LearningRound:
         """Traffic → outcomes → train → gate → shadow → canary → live → the held-out questions again. A candidate that
         the gate refuses changes nothing: what was live goes on, and the next round has more to learn from."""
-        traffic = self.traffic
         questions = self.questions.graded("train", rollouts, 10 * number)
-        earned = await traffic.ask_to_learn(f"round {number}, traffic for {self.live}", questions)
+        earned = await self.traffic.ask_to_learn(f"round {number}, traffic for {self.live}", questions)
         await self.wait_for_grades()
-        async with traffic.keep_asking(self.questions.graded("train", 500, 10 * number + 1), STEADY_PER_S):
+        words = ("--env", "logged", "--policy-version", self.live, *self.train)
+        done = await self.job_round(number, words, canary, suite, was)
+        return replace(done, traffic=earned, rollouts=rollouts)
+
+    async def job_round(
+        self, number: int, words: Sequence[str], canary: int, suite: Sequence[GradedQuestion], was: PolicyScore
+    ) -> LearningRound:
+        """A round without the traffic that it learns from: a job with the arguments `words`, and its release."""
+        async with self.traffic.keep_asking(self.questions.graded("train", self.steady, 10 * number + 1), self.per_s):
             began_s = time.monotonic()
-            words = ("--env", "logged", "--policy-version", self.live, *self.train)
             status, job = await self.follow(await self.submit(words))
             train_s = time.monotonic() - began_s
             if status == EXIT_REFUSED:
-                return LearningRound(number, self.live, "refused", was, earned, rollouts, train_s, refusal=job["error"])
+                return LearningRound(number, self.live, "refused", was, train_s=train_s, refusal=job["error"])
             swap_s = await self._release(job["version"], number, canary)
-        held_out = await traffic.score(f"round {number}, held-out questions for {self.live}", suite)
-        return LearningRound(number, self.live, "done", held_out, earned, rollouts, train_s, swap_s)
+        held_out = await self.traffic.score(f"round {number}, held-out questions for {self.live}", suite)
+        return LearningRound(number, self.live, "done", held_out, train_s=train_s, swap_s=swap_s)
 
     async def submit(self, words: Sequence[str]) -> str:
         """Queue a job with those arguments; its id."""

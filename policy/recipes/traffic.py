@@ -10,17 +10,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import partial
 from itertools import count, cycle
 from random import Random
 from typing import Any
 
 import httpx
 
-from policy.environments.arena import ArenaEnvironment, Truth
-from policy.environments.base import Prompt, Split
 from policy.recipes.stack import Gateway
-from policy.simulators.arena.families.tasks import grade
 
 BOOTSTRAPS = 2000
 NO_COST = Decimal(0)
@@ -34,7 +30,6 @@ FAILED_CHARS = 300
 RETRIES_MAX, RETRY_S = 2, 0.5  # as OpenAI's own client has it, the pause doubling
 RETRIED = (408, 409, 429)  # and 500 and above
 NEVER_TRAINED = {"train": "false"}  # and so never planned to explore: the policy at its best
-SEEDS_APART = 1_000_000  # between the questions of two kinds of traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +115,6 @@ class PolicyScore:
         """Raises ValueError on none."""
         low, high = bootstrap(right)
         return cls(len(right), sum(right) / len(right), low, high, 1000 * sum(usd) / len(usd))
-
-
-class Questions:
-    """The arena's, drawn so that no two kinds of traffic share one."""
-
-    def __init__(self, environment: ArenaEnvironment, seed: int) -> None:
-        self.environment = environment
-        self._seed = seed
-
-    def prompts(self, split: Split, n: int, kind: int) -> list[Prompt]:
-        """`n` of them; another `kind`, other ones."""
-        return self.environment.prompts(split, n, SEEDS_APART * (self._seed + 1) + kind)
-
-    def graded(self, split: Split, n: int, kind: int) -> list[GradedQuestion]:
-        """The same, with the answer for the grader."""
-        return [_graded_question(prompt) for prompt in self.prompts(split, n, kind)]
-
-
-def _graded_question(prompt: Prompt) -> GradedQuestion:
-    if not isinstance(prompt.truth, Truth):
-        raise TypeError(f"{prompt.id} is none of the arena's")
-    text = str(prompt.messages[0]["content"])
-    return GradedQuestion(Question(prompt.id, text, partial(grade, prompt.truth.task)), prompt.reference)
 
 
 @dataclass(slots=True)

@@ -63,6 +63,7 @@ class Settings(BaseModel):
 
     outcome_above: float = Field(0.5, ge=0, lt=1, description="sft: a plan won where its request's outcome is above")
     plans_max: int = Field(2, ge=1, le=1024, description="sft: at most so many different plans of a question")
+    lessons: int = Field(4000, ge=1, le=1_000_000, description="sft, replay: episodes of searched programs to learn")
     held_out_share: float = Field(0.1, ge=0, lt=1, description="sft: of the questions, held out to measure the loss")
 
     cost_per_usd: float = Field(20.0, ge=0, description="λ, reward that a dollar takes off a right answer (DESIGN §7)")

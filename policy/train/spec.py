@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
+from gateway.core.loop.prompt import Profile
 from gateway.errors import ConfigError
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
@@ -40,7 +41,8 @@ class TrainSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     env: Literal["arena", "replay", "logged", "live"]
-    method: Literal["grpo", "sft"] = Field("grpo", description="sft: supervised, on logged plans that won")
+    method: Literal["grpo", "sft"] = Field("grpo", description="sft: supervised, on plans that won")
+    prompt: Profile | None = Field(None, description="sft: the prompt that the student is taught; none: as `init`")
     init: Path | None = Field(None, description="Policy directory whose weights training begins with")
     profile: Literal["small", "recorded", "logged", "taught", "paper"] | None = Field(
         None, description="Whose values the settings have that are not given; none: by `env` and `init`"
@@ -81,8 +83,12 @@ class TrainSpec(BaseModel):
 
     @model_validator(mode="after")
     def _of_the_method(self) -> TrainSpec:
-        if self.method == "sft" and self.env != "logged":
-            raise ValueError(f"method sft learns from the log: give --env logged, not {self.env}")
+        if self.method == "sft" and self.env not in ("logged", "replay"):
+            raise ValueError(
+                f"method sft learns from the log or from recordings: give --env logged or replay, not {self.env}"
+            )
+        if self.prompt is not None and self.method != "sft":
+            raise ValueError("prompt: weights are taught another prompt by --method sft alone")
         if self.demonstrations is not None and self.method != "sft":
             raise ValueError("demonstrations train by --method sft alone")
         if self.demonstrations is not None and self.pool_file is None:

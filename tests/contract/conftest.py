@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.engines import EngineProcess
+from policy.recipes.engines import EngineProcess
 from tests.tiny_model import write_tiny_model
 
 SHIPPED = Path(__file__).parents[2] / "policy" / "shipped" / "arena-3"

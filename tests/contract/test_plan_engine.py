@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from bench.engines import EngineProcess
 from bench.policies import write_adapter
 from gateway.adapters.engines.http import EngineApi
 from gateway.core.loop.plan import PlanLimits, decision_mask, plan_schema, validate
@@ -24,6 +23,7 @@ from policy.engines.choice import EngineChoice
 from policy.engines.directory import read_conductors
 from policy.engines.opening import open_engine
 from policy.engines.port import LoggedPlan, PlanEngine, sampled
+from policy.recipes.engines import EngineProcess
 from tests.contract.conductors import embedded_server
 from tests.contract.conftest import SHIPPED
 

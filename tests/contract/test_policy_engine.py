@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.engines import EngineProcess
 from bench.policies import SPOILS, spoil
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
@@ -20,6 +19,7 @@ from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.errors import ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
+from policy.recipes.engines import EngineProcess
 from tests.contract.engines import Scene, ask, asking, close, fake_scene, maker, probe_of
 from tests.waiting import BOUND_S
 

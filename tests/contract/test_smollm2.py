@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.engines import EngineProcess
 from bench.policies import write_adapter
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.vllm import VllmLora
@@ -20,6 +19,7 @@ from gateway.errors import BatonError
 from policy.engines.choice import EngineChoice
 from policy.engines.directory import read_conductors
 from policy.engines.opening import open_engine
+from policy.recipes.engines import EngineProcess
 from policy.start.pretrained.packaged import PACKAGED, import_packaged
 from tests.contract.engines import ask
 from tests.contract.test_plan_engine import EXACT, call, logged

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.engines import EngineProcess
 from bench.policies import SPOILS
 from bench.swap import Figures, as_json, table, trial
+from policy.recipes.engines import EngineProcess
 from tests.contract.conftest import SHIPPED
 from tests.sizes import SLACK
 

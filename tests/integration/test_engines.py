@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.engines import EngineProcess
 from bench.policies import manifest_of, reseal, spoil, write_adapter, write_full
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
@@ -23,6 +22,7 @@ from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.vllm import Replicas, VllmLora
 from gateway.errors import BatonError, ConductorError, EngineDown, NotFound, VersionRefused
 from gateway.service.ports.request import ConductorEnd
+from policy.recipes.engines import EngineProcess
 from tests.contract.engines import ask, asking, fake_maker, probe_of
 from tests.fakes.conductor import ScriptedConductor
 from tests.fakes.engine import FakeEngine

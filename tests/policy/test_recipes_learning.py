@@ -11,9 +11,11 @@ import pytest
 from bench import learning_rounds
 from policy.environments.arena import ArenaEnvironment
 from policy.evaluate.plot import kind_of, rounds
-from policy.recipes.learning import FILES, NO_TORCH, LearningReport, main
+from policy.recipes.learning import NO_TORCH, SIMULATOR, main
 from policy.recipes.operator import LearningRound
-from policy.recipes.traffic import Answer, PolicyScore, Questions, Tally
+from policy.recipes.questions import Questions
+from policy.recipes.report import FILES, LearningReport
+from policy.recipes.traffic import Answer, PolicyScore, Tally
 
 
 def score(accuracy: float, usd: float = 0.2) -> PolicyScore:
@@ -36,7 +38,9 @@ def report() -> LearningReport:
         "rule": score(0.22),
         "oracle": score(0.97, 0.4),
     }
-    made = LearningReport({"seed": "0"}, told, baselines, {"sent": 9, "failed": 0, "retried": 2, "fallbacks": 1})
+    made = LearningReport(
+        {"seed": "0"}, SIMULATOR, told, baselines, {"sent": 9, "failed": 0, "retried": 2, "fallbacks": 1}
+    )
     made.rollback = {"from": "conductor@2", "to": "conductor@1", "seconds": 0.04}
     return made
 

@@ -136,9 +136,9 @@ async def test_lessons_are_what_the_server_would_show_and_decode(tmp_path: Path)
         f"steps 5 depth 2 round 1 quality {quality}" for quality in (0, QUALITY_MAX)
     }
     for each in told:
-        assert set(json.loads(each.plan)) == {"steps"}
-        assert " " not in each.plan
-    assert any("round 2" in each.prompt and each.plan == '{"steps":[]}' for each in told)
+        assert set(json.loads(each.text)) == {"steps"}
+        assert " " not in each.text
+    assert any("round 2" in each.prompt and each.text == '{"steps":[]}' for each in told)
     assert any(" right" in each.prompt for each in told)
     assert any(" right" not in each.prompt for each in told)
 
@@ -176,7 +176,7 @@ async def test_lessons_of_drawn_pools_under_new_handles_share_their_beginning(tm
     for group in groups.values():
         assert len({each.prompt.partition("\nround ")[0] for each in group}) == 1
         handles = {line.partition(":")[0] for line in group[0].prompt.split("\n[user]")[0].splitlines()}
-        assert all(step["worker"] in handles for each in group for step in json.loads(each.plan)["steps"])
+        assert all(step["worker"] in handles for each in group for step in json.loads(each.text)["steps"])
     assert len({each.prompt.partition(":")[0] for each in told}) > 5, "handles are drawn anew"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.core.loop.plan import Plan, PlanLimits, Step
+from gateway.core.loop.prompt import QUALITY_MAX
 from gateway.errors import ConfigError
 from policy.dataset import parquet
 from policy.dataset.refusals import RowRefused
@@ -20,6 +22,7 @@ from policy.dataset.row import Row, StepRow
 from policy.serve.manifest import read_complete
 from policy.start.pretrained.seal import seal
 from tests.policy.dataset_rows import STEP, a_row
+from tests.policy.environments import PRICES, lines
 from tests.tiny_model import write_tiny_llama
 
 pytestmark = pytest.mark.train
@@ -31,7 +34,7 @@ from policy.train.settings import Settings  # noqa: E402
 from policy.train.sources.taught import TaughtSource, Tutor, demonstrated, lessons_of, winners  # noqa: E402
 from policy.train.spec import TrainSpec  # noqa: E402
 from policy.train.step.masks import Masks  # noqa: E402
-from policy.train.step.supervised import mean_loss  # noqa: E402
+from policy.train.step.supervised import branched, mean_loss  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "policy" / "shipped" / "arena-3"
@@ -183,15 +186,15 @@ def test_demonstrations_make_an_adapter_over_a_base(tmp_path: Path) -> None:
         for n, h in (("alpha", "quill"), ("beta", "atlas"))
     ]
     pool.write_text(json.dumps({"workers": workers, "pools": {"default": ["alpha", "beta"]}}))
-    lines = tmp_path / "plans.jsonl"
+    plans = tmp_path / "plans.jsonl"
     shown = [{"question": f"Q{n}?", "plan": {"steps": [{"worker": "beta"}]}} for n in range(6)]
-    lines.write_text("".join(json.dumps(one) + "\n" for one in shown))
+    plans.write_text("".join(json.dumps(one) + "\n" for one in shown))
     settings = Settings(steps=4, prompts=3, lr=5e-3, lora_rank=4, checkpoint_steps=4, held_out_share=0.3)
-    spec = TrainSpec(env="logged", method="sft", init=base, demonstrations=lines, pool_file=pool, settings=settings)
+    spec = TrainSpec(env="logged", method="sft", init=base, demonstrations=plans, pool_file=pool, settings=settings)
     train(spec, tmp_path / "out", tmp_path / "work", False, lambda _: None)
     manifest = read_complete(tmp_path / "out").manifest
     assert (manifest.kind, manifest.base, manifest.data) == ("adapter", "tiny-llama@0", f"plans of {manifest.rollouts} "
-        f"requests: {lines}")  # fmt: skip
+        f"requests: {plans}")  # fmt: skip
     figures = [json.loads(text) for text in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()]
     assert figures[-1]["held_out_loss"] < figures[0]["held_out_before"]
     bad = [
@@ -201,7 +204,7 @@ def test_demonstrations_make_an_adapter_over_a_base(tmp_path: Path) -> None:
         ('{"question": "x", "plan": {"steps": [{"worker": "gamma"}]}}', r"plans.jsonl:1: plan: .*no worker"),
     ]
     for text, said in bad:
-        lines.write_text(text + "\n")
+        plans.write_text(text + "\n")
         with pytest.raises(ConfigError, match=said):
             train(spec, tmp_path / "other", tmp_path / "work2", False, lambda _: None)
 
@@ -210,6 +213,7 @@ def test_demonstrations_make_an_adapter_over_a_base(tmp_path: Path) -> None:
     ("values", "said"),
     [
         ({"env": "arena"}, "learns from the log"),
+        ({"env": "replay", "method": "grpo", "prompt": "brief"}, "by --method sft alone"),
         ({"env": "logged", "demonstrations": "x"}, "need --pool-file"),
         ({"env": "logged", "method": "grpo", "demonstrations": "x", "pool_file": "y"}, "by --method sft alone"),
     ],
@@ -230,3 +234,51 @@ async def test_a_pass_has_every_lesson_once_and_held_out_questions_never_train(t
     assert rows[:half] != rows[half:]
     with pytest.raises(ConfigError, match="no plan is left to learn from: 1 lost"):
         lessons_of(*winners([call(1, "atlas", 0.0)], tutor, FAST), FAST)
+
+
+def test_prompts_of_a_question_are_computed_from_where_they_differ(student: Initial, tutor: Tutor) -> None:
+    """The loss and the gradient are those of whole prompts."""
+    rows = [tutor.row(
+        [{"role": "user", "content": f"What is {n} plus {n}? {'again ' * 20}round {place}"}],
+        Plan((Step("atlas" if place else "quill", None),)), PlanLimits(("atlas", "quill"), 3), 1.0, "e", f"q{n}", "",
+    ) for n in range(3) for place in range(4)]  # fmt: skip
+    cut, rests = branched(rows)
+    assert [(*a.prompt_ids, *a.plan_ids) for a in cut] == [(*a.prompt_ids, *a.plan_ids) for a in rows]
+    assert all(0 < rest < 10 for rest in rests)
+    assert len({row.prompt_ids for row in cut}) == 3
+    assert student.weights.shares_prompts
+    together = mean_loss(student.weights, rows, 4096)
+    apart = [replace(row, question=f"{at}") for at, row in enumerate(rows)]
+    assert together == pytest.approx(mean_loss(student.weights, apart, 4096), rel=1e-5)
+
+
+def test_lessons_of_a_question_stay_together_in_every_pass(tutor: Tutor) -> None:
+    rows, refused = winners(log(), tutor, FAST)
+    twice = [replace(row, episode=f"{row.episode} {n}") for row in rows for n in range(2)]
+    source = TaughtSource(lessons_of(twice, refused, FAST), FAST)
+    train = source.lessons.train
+    drawn = [row for step in range(3) for row in asyncio.run(source.batch(step)).rows][: len(train)]
+    assert {row.episode for row in drawn} <= {row.episode for row in train}
+    pairs = [(a.question, b.question) for a, b in zip(drawn[::2], drawn[1::2], strict=False)]
+    assert all(one == other for one, other in pairs)
+
+
+def test_a_search_on_recorded_answers_teaches_a_base(tmp_path: Path) -> None:
+    """--env replay --method sft: another prompt than the base's, a dial, an adapter that begins to plan as taught."""
+    data, prices = tmp_path / "r.jsonl", tmp_path / "prices.json"
+    data.write_text("\n".join(map(json.dumps, lines(60))))
+    prices.write_text(json.dumps(PRICES))
+    base = write_tiny_llama(tmp_path / "base")
+    seal(base)
+    settings = Settings(steps=3, prompts=8, lessons=40, lora_rank=4, lr=1e-2, threads=1, checkpoint_steps=2)
+    spec = TrainSpec(env="replay", method="sft", prompt="brief", init=base, data=data, prices=prices, settings=settings)
+    said: list[str] = []
+    result = train(spec, tmp_path / "out", tmp_path / "work", resume=False, say=said.append)
+    manifest = read_complete(tmp_path / "out").manifest
+    assert manifest.prompt_version.startswith("brief-")
+    assert manifest.quality is not None
+    assert len(manifest.config["settings"]["dial"]) == QUALITY_MAX + 1
+    assert result.steps == 3
+    assert any("searched" in line for line in said)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]

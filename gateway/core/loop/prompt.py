@@ -39,7 +39,7 @@ Profile = Literal["brief", "compact", "dial", "full", "guided"]
 QUALITY_MAX = 9  # the dial: 9 is the best answer at any price, 0 the cheapest answer that may do
 PROMPT_VERSION = "1"
 DIAL_CHARS_MAX = 600  # of a conversation: so small a conductor plans by the topic of a question, not by its details
-BRIEF_CHARS_MAX = 800  # of a conversation: every token of the prompt costs a small processor milliseconds
+BRIEF_CHARS_MAX = 480  # of a conversation: every token of the prompt costs a small processor milliseconds
 DESCRIPTION_CHARS_MAX = 120  # in `brief`
 ANSWER_CHARS_MAX = 160
 

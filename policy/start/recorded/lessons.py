@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
 from gateway.core.loop.experience import question_text
-from gateway.core.loop.plan import Plan, Step
+from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.prompt import Profile, render
 from gateway.core.loop.shown import ShownReply, most_agreeing
 from gateway.core.pool.workers import MODEL_KINDS, VOTE_URL, WorkerSpec
@@ -43,14 +43,16 @@ class PlanLesson:
     """A rendered prompt and the plan that belongs under it. Lessons of one `posed` number are of one question with one
     pool as shown, so their prompts share a beginning."""
 
-    messages: tuple[Mapping[str, str], ...]
-    plan: str
+    messages: Sequence[Mapping[str, str]] = field(compare=False)
+    prompt: str  # the text of the user message
+    plan: Plan
+    allowed: PlanLimits = field(compare=False)
     posed: int = 0
 
     @property
-    def prompt(self) -> str:
-        """The text of the user message."""
-        return self.messages[-1]["content"]
+    def text(self) -> str:
+        """The plan as the server's grammar lets it through: JSON without white space."""
+        return json.dumps(self.plan.as_json(), separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,6 @@ class Posing:
     k_of_n: tuple[int, int] | None = None
     redraw_handles: bool = False
     places: int = 1
-
-
-def plan_text(plan: Plan) -> str:
-    """JSON without white space: the only form that the server's grammar lets through."""
-    return json.dumps(plan.as_json(), separators=(",", ":"), ensure_ascii=False)
 
 
 async def lessons(
@@ -124,7 +121,7 @@ def _lessons_of(rng: Random, planner: ProgramPlanner, profile: Profile, posed: i
             continue
         asks = told.situation.round > 1 and any(not step.see for step in told.plan.steps)
         messages = render(profile, prompt_input(told.situation))
-        lesson = PlanLesson(tuple(messages), plan_text(told.plan), posed)
+        lesson = PlanLesson(messages, messages[-1]["content"], told.plan, told.situation.allowed, posed)
         found += [lesson] * (GOING_ON if asks else 1)
     return found
 

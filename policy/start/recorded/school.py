@@ -60,13 +60,13 @@ class SchoolReport:
 def tokenizer_of(lessons: Sequence[PlanLesson]) -> Tokenizer:
     """Trained on the lessons."""
     some = lessons[:TOKENIZER_LESSONS]
-    return train_tokenizer((text for each in some for text in (prompt_text(each.prompt), each.plan)), VOCAB)
+    return train_tokenizer((text for each in some for text in (prompt_text(each.prompt), each.text)), VOCAB)
 
 
 def rows_of(tokenizer: Tokenizer, lessons: Sequence[PlanLesson]) -> list[TokenRow]:
     """Token ids as the server makes them; what is to be predicted is the plan and its end."""
     prompts = tokenizer.encode_batch([prompt_text(each.prompt) for each in lessons], add_special_tokens=False)
-    plans = tokenizer.encode_batch([each.plan for each in lessons], add_special_tokens=False)
+    plans = tokenizer.encode_batch([each.text for each in lessons], add_special_tokens=False)
     rows = []
     for prompt, plan in zip(prompts, plans, strict=True):
         wanted = [*plan.ids, END_ID]

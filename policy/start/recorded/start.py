@@ -49,7 +49,7 @@ class Start:
 def observed_of(environment: ExecutedEnvironment, prompts: Sequence[Prompt], say: Say) -> list[Observation]:
     """Every worker on every question, with what checks say of it. Raises ConfigError where that leaves nothing to
     learn."""
-    observed = asyncio.run(observe(environment, prompts, _said(say, "asking every worker")))
+    observed = asyncio.run(observe(environment, prompts, progress_of(say, "asking every worker")))
     if isinstance(environment, ReplayEnvironment):
         observed = with_checks(environment, prompts, observed)
     rights = {result.outcome for each in observed for result in each.results.values()}
@@ -86,7 +86,7 @@ def warm_start(
     episodes = settings.episodes or min(max(EPISODES_A_QUESTION * len(prompts), EPISODES_MIN), EPISODES_MAX)
     choices, posing = Choices(worth, dial, prices), Posing(near=near)
     told = asyncio.run(
-        lessons(environment, prompts, choices, posing, episodes, settings.seed, _said(say, "writing lessons"))
+        lessons(environment, prompts, choices, posing, episodes, settings.seed, progress_of(say, "writing lessons"))
     )
     model, tokenizer = teach(told, settings.school, lambda report: say(_line(report)))
     quality = worth.affordable(dial, settings.usd_per_1k_max / 1000)
@@ -107,7 +107,9 @@ def warm_start(
     return Start(observed, worth, quality)
 
 
-def _said(say: Say, what: str) -> Callable[[SamplingProgress], None]:
+def progress_of(say: Say, what: str) -> Callable[[SamplingProgress], None]:
+    """Say how far a sampling is, every thousand episodes."""
+
     def progress(now: SamplingProgress) -> None:
         if now.done == now.total or now.done % 1_000 == 0:
             say(f"{what}: {now.done}{f' of {now.total}' if now.total else ''}, {now.elapsed_s:.0f} s")

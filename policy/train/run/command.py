@@ -6,10 +6,11 @@ import argparse
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gateway.adapters.engines.sealed import read_document
 from gateway.adapters.host.urls import as_url, send_policy
+from gateway.core.loop.prompt import Profile
 from gateway.core.policies.manifest import MANIFEST_FILE, manifest_of
 from gateway.errors import ConfigError
 from policy.dataset.cli import URL_CHARS_MAX, add_filters, add_rules, rules_of, selection_of
@@ -27,7 +28,8 @@ OUT = "out"  # in the work directory: the result, before it is uploaded
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("--env", choices=("arena", "replay", "logged", "live"), help="where rollouts come from")
-    parser.add_argument("--method", choices=("grpo", "sft"), help="sft: supervised, on logged plans that won")
+    parser.add_argument("--method", choices=("grpo", "sft"), help="sft: supervised, on plans that won")
+    parser.add_argument("--prompt", choices=get_args(Profile), help="sft: the prompt that the student is taught")
     parser.add_argument("--init", type=Path, metavar="DIR", help="policy directory that training begins with, or a URL")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the new policy directory or URL; must not be there yet"
@@ -162,6 +164,7 @@ def given_of(options: argparse.Namespace) -> dict[str, Any]:
         {
             "env": options.env,
             "method": options.method,
+            "prompt": options.prompt,
             "init": options.init,
             "profile": options.profile,
             "name": options.name,

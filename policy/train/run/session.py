@@ -14,7 +14,7 @@ from statistics import fmean
 import torch
 from pydantic import ValidationError
 
-from gateway.core.loop.prompt import QUALITY_MAX, Profile
+from gateway.core.loop.prompt import PROMPT_VERSION, QUALITY_MAX, Profile, prompt_hash, shows_quality
 from gateway.core.policies.manifest import Manifest
 from gateway.core.pool.workers import NANO_PER_USD
 from gateway.errors import ConfigError, Unavailable
@@ -41,6 +41,7 @@ from policy.train.sources.live import read_pool
 from policy.train.sources.logged import LoggedSource, TrainableRows, exported, of_database, of_export
 from policy.train.sources.sampled import PLAN_TIMEOUT_S, Conductors, SampledSource, Source
 from policy.train.sources.scene import Scene, executor_of, open_replay, scene_of
+from policy.train.sources.searched import searched
 from policy.train.sources.taught import Lessons, TaughtSource, Tutor, demonstrations, lessons_of, winners
 from policy.train.spec import TrainSpec, chosen
 from policy.train.step.grpo import learn
@@ -81,14 +82,17 @@ def train(
         raise Unavailable(f"{error.filename}: {error.strerror}") from None
     torch.set_num_threads(spec.settings.threads)
     spec = _taught(spec, work, resume, say)
-    initial = initial_weights(spec)
+    initial = _rendering(initial_weights(spec), spec)
     spec = _dialled(spec, initial)
-    return asyncio.run(_trained(spec, initial, out, work, resume, say, progress_file))
+    masks, lessons = Masks(initial.tokens), None
+    if spec.method == "sft":
+        lessons, spec, initial = _lessons(spec, initial, masks, say)
+    return asyncio.run(_trained(spec, initial, masks, lessons, out, work, resume, say, progress_file))
 
 
 def _taught(spec: TrainSpec, work: Path, resume: bool, say: Say) -> TrainSpec:
     """The spec with weights to begin with: recorded answers are enough to make them (docs/adr/0014), kept in `work`."""
-    if spec.env != "replay" or spec.init is not None:
+    if spec.env != "replay" or spec.init is not None or spec.method == "sft":
         return spec
     start, aside = work / "start", work / "start.tmp"
     for stale in (aside, *(() if resume else (start,))):
@@ -109,6 +113,20 @@ def _taught(spec: TrainSpec, work: Path, resume: bool, say: Say) -> TrainSpec:
     return spec.model_copy(update={"init": start})
 
 
+def _rendering(initial: Initial, spec: TrainSpec) -> Initial:
+    """The weights with the prompt that they are to be taught, where the spec names another than theirs. Raises
+    ConfigError where plans are sampled: they would be plans of a prompt that the weights do not know."""
+    if spec.prompt is None or spec.prompt == initial.profile:
+        return initial
+    if spec.method != "sft":
+        raise ConfigError(
+            f"--prompt {spec.prompt}: these weights know {initial.profile}; teach it first (--method sft)"
+        )
+    version, known = f"{spec.prompt}-{PROMPT_VERSION}", prompt_hash(spec.prompt)
+    manifest = replace(initial.manifest, prompt_version=version, prompt_hash=known)
+    return replace(initial, profile=spec.prompt, manifest=manifest)
+
+
 def _dialled(spec: TrainSpec, initial: Initial) -> TrainSpec:
     """The spec with the dial that the weights know, where it sets none: a place must not come to mean another price."""
     try:
@@ -121,14 +139,22 @@ def _dialled(spec: TrainSpec, initial: Initial) -> TrainSpec:
 
 
 async def _trained(
-    spec: TrainSpec, initial: Initial, out: Path, work: Path, resume: bool, say: Say, progress_file: Path | None
+    spec: TrainSpec,
+    initial: Initial,
+    masks: Masks,
+    lessons: Lessons | None,
+    out: Path,
+    work: Path,
+    resume: bool,
+    say: Say,
+    progress_file: Path | None,
 ) -> TrainResult:
     if isinstance(initial.weights, LargeWeights) and initial.weights.unshared:
         say(f"each plan reads its prompt anew, which is slow: {initial.weights.unshared}")
-    masks, stop = Masks(initial.tokens), asyncio.Event()
+    stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    source, spend, close, dial = await _source(spec, initial, masks, work, say)
-    method = SupervisedStep(source.lessons.held_out).learn if isinstance(source, TaughtSource) else learn
+    source, spend, close, dial = await _source(spec, initial, masks, lessons, work, say)
+    method = SupervisedStep(lessons.held_out).learn if lessons else learn
     places = (work, spec.digest(), progress_file)
     trainer = Trainer(initial.weights, masks, source, spec.settings, spend, *places, method)
     try:
@@ -142,15 +168,15 @@ async def _trained(
 
 
 async def _source(
-    spec: TrainSpec, initial: Initial, masks: Masks, work: Path, say: Say
+    spec: TrainSpec, initial: Initial, masks: Masks, lessons: Lessons | None, work: Path, say: Say
 ) -> tuple[Source, Spend, Close, Callable[[], Awaitable[int | None]]]:
     """Where the batches come from, the meter of what they cost, what to call at the end, and who then sets the dial."""
 
     async def inherited() -> int | None:
         return initial.manifest.quality
 
-    if spec.method == "sft":
-        return TaughtSource(_lessons(spec, initial, masks, say), spec.settings), Spend(), _nothing, inherited
+    if lessons is not None:
+        return TaughtSource(lessons, spec.settings), Spend(), _nothing, inherited
     if spec.env == "logged":
         return LoggedSource(_found(spec, initial), initial.version), Spend(), _nothing, inherited
     scene = await scene_of(spec)
@@ -200,22 +226,31 @@ def _found(spec: TrainSpec, initial: Initial) -> TrainableRows:
     return of_database(spec.database, spec.filters, known, weights)
 
 
-def _lessons(spec: TrainSpec, initial: Initial, masks: Masks, say: Say) -> Lessons:
-    """Plans that won, out of the log, and demonstrations. Raises ConfigError where there is none of either."""
+def _lessons(spec: TrainSpec, initial: Initial, masks: Masks, say: Say) -> tuple[Lessons, TrainSpec, Initial]:
+    """Plans that won, out of the log or found by search on recorded answers, and demonstrations; with the dial and its
+    place that a search sets. Raises ConfigError where there is no lesson."""
     tutor = Tutor(initial.tokens, masks, initial.profile, initial.weights.context)
-    if not (spec.database or spec.export or spec.demonstrations):
+    if spec.env == "replay":
+        found = searched(spec, tutor, say)
+        dialled = spec.settings.model_copy(update={"dial": found.dial})
+        spec = spec.model_copy(update={"settings": dialled})
+        quality = found.quality if shows_quality(initial.profile) else None
+        initial = replace(initial, manifest=replace(initial.manifest, quality=quality))
+        rows, refused = found.rows, found.refused
+    elif spec.database or spec.export or spec.demonstrations:
+        rows, refused = winners(_calls(spec), tutor, spec.settings)
+    else:
         raise ConfigError(
-            "--method sft needs --database URL, --export FILE of `traces export`, or --demonstrations FILE"
+            "--method sft needs --database URL, --export FILE of `traces export`, --demonstrations FILE or --env replay"
         )
-    found, refused = winners(_calls(spec), tutor, spec.settings)
     if spec.demonstrations is not None:
         pool = read_pool(spec.pool_file or Path(), spec.pool)
         shown, unusable = demonstrations(spec.demonstrations, pool, Executor(), tutor, spec.settings.seed)
-        found, refused = found + shown, refused + unusable
-    lessons = lessons_of(found, refused, spec.settings)
+        rows, refused = rows + shown, refused + unusable
+    lessons = lessons_of(rows, refused, spec.settings)
     left_out = f"; left out: {listed(refused)}" if refused else ""
     say(f"{len(lessons.train)} lessons of {lessons.requests} requests, {len(lessons.held_out)} held out{left_out}")
-    return lessons
+    return lessons, spec, initial
 
 
 def _calls(spec: TrainSpec) -> list[Row]:
@@ -271,7 +306,7 @@ def _written(
 
 def _data(spec: TrainSpec, progress: Progress) -> str:
     if spec.method == "sft":
-        log = "log" if spec.database else str(spec.export or "")
+        log = "log" if spec.database else str(spec.export or spec.data or "")
         sources = [str(one) for one in (log, spec.demonstrations) if one]
         return f"plans of {progress.rollouts} requests: {' and '.join(sources)}"
     where = {"replay": spec.data, "arena": spec.staff, "live": spec.prompts_file}.get(spec.env) or ""

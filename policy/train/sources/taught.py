@@ -12,6 +12,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -251,12 +252,16 @@ def lessons_of(rows: Sequence[TrainingRow], refused: Counter[str], settings: Set
 
 
 class TaughtSource:
-    """Every batch is `prompts` lessons; each pass over all of them has an order of its own."""
+    """Every batch is `prompts` lessons; each pass over all of them has an order of its own, in which the lessons of a
+    question stay together, so that the beginning of their prompts is computed once."""
 
     def __init__(self, lessons: Lessons, settings: Settings) -> None:
         self.lessons = lessons
         self._settings = settings
         self._size = min(settings.prompts, len(lessons.train))
+        self._groups: dict[str, list[int]] = defaultdict(list)
+        for index, row in enumerate(lessons.train):
+            self._groups[row.question].append(index)
         self._metrics: dict[str, Value] = {
             "lessons": float(len(lessons.train)),
             "held_out": float(len(lessons.held_out)),
@@ -267,12 +272,13 @@ class TaughtSource:
         """As the interface says."""
         train = self.lessons.train
         places = range(step * self._size, (step + 1) * self._size)
-        rows = [train[self._order(place // len(train))[place % len(train)]] for place in places]
+        orders = {number: self._order(number) for number in {place // len(train) for place in places}}
+        rows = [train[orders[place // len(train)][place % len(train)]] for place in places]
         return Batch(rows, 0 if step else self.lessons.requests, {**self._metrics, "epoch": places[0] / len(train)})
 
     def _order(self, number: int) -> list[int]:
-        count = len(self.lessons.train)
-        return rng_for("lessons", self._settings.seed, number).sample(range(count), count)
+        groups = list(self._groups.values())
+        return list(chain(*rng_for("lessons", self._settings.seed, number).sample(groups, len(groups))))
 
     def state(self) -> dict[str, Any]:
         """Empty: the order follows from the step."""

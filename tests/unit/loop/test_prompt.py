@@ -27,7 +27,7 @@ PROFILES: tuple[Profile, ...] = ("brief", "compact", "dial", "full", "guided")
 # Weights are trained on exactly this rendering: a change here invalidates every trained conductor (and needs a new
 # PROMPT_VERSION, new training, and a new manifest), so it is never made in passing.
 PINNED: dict[Profile, str] = {
-    "brief": "52d5bcc4271b583f5e67b96ad23aba74209ef2ba8b20efd286f35973981b5499",
+    "brief": "b766a6f72dbc4c9a6a0ce67838bd240c7c73ad489ec7a920c9f806b56f03ff9e",
     "compact": "5ae1326bbde8532915e208653e1fae16bf506435c65bc5a2a17d6cdc55270f78",
     "dial": "1236ba75fa68b206adc0c159b64cd63a0091f1a55b4d404ee73343cd5e2f8fdc",
     "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",

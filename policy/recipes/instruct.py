@@ -1,0 +1,256 @@
+"""The whole loop for an instruct model, on recorded answers of real models: `make demo-instruct`, or
+
+    python -m policy.recipes.instruct --base DIR --data FILE --prices FILE --workers a,b,c --out DIR
+
+DIR is a base, such as `baton policy import smollm2 --out DIR` makes. Replay workers answer over HTTP what the recorded
+models said; the engine (vLLM in `.venv-vllm`, or the embedded server) holds the base and its adapters; a gateway with
+PostgreSQL, Redis and the worker of the jobs stands before both. The base becomes live. Then three rounds, each a job
+(train, gate, publish, shadow), a canary and a promotion, while requests go on:
+
+1. `baton record` asks every worker the training questions, and a search over what they answered teaches the base.
+2. GRPO on the recorded answers goes on from the live adapter.
+3. GRPO on the log alone: applications ask, a share of plans is sampled to explore, and each request's grader judges.
+
+Before the first round and after each one the live version answers the same held-out questions through the gateway.
+Writes report.json, report.md and report.svg into --out after every round. Status 1 when a request failed or a step did
+not do its part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from policy.environments.base import Split
+from policy.environments.replay import ReplayEnvironment
+from policy.recipes.engines import EngineProcess
+from policy.recipes.learning import NO_TORCH, has_torch, title
+from policy.recipes.operator import Gradings, LearningRound, Operator, RecipeFailed
+from policy.recipes.questions import RecordedQuestions
+from policy.recipes.report import FILES, LearningReport
+from policy.recipes.stack import Gateway, gateway, output_of, program, temporary_directory
+from policy.recipes.traffic import PolicyScore, Traffic
+from policy.simulators.recordings import read_prices
+
+SUITE, CANARY = 3, 4  # kinds of questions beside the rounds' own
+POLICY = "conductor"
+RECORDED = "Recorded answers of real models, replayed (docs/recorded.md); the conductor is a real language model."
+PLAN_TIMEOUT_S = "120"  # of a model that shares two cores with its own training
+RECORD_USD_MAX = "1000"  # replayed: the dollars are those of the recording
+SETTINGS = {
+    "BATON_EXPLORE_SHARE": "0.9",  # of what applications ask; the held-out questions are never explored
+    "BATON_EXPERIENCE_NEIGHBOURS": "5",
+    "BATON_SHADOW_SHARE": "0.2",
+    "BATON_PLAN_TOKENS_MAX": "192",
+    "BATON_CONDUCTOR_TIMEOUT_S": PLAN_TIMEOUT_S,
+    "BATON_CONDUCTOR_OUTCOMES_MIN": "0",
+    "BATON_WATCH_REQUESTS_MIN": "1000000",  # versions are rolled back by us alone
+    "BATON_WATCH_LOOK_S": "2",
+}
+VLLM_OPTIONS = ["--max-model-len", "2048", "--max-lora-rank", "16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What runs: the gateway, its data directory, and the pool file of the replay workers."""
+
+    served: Gateway
+    data: Path
+    pool: Path
+
+
+@contextmanager
+def site(options: argparse.Namespace, directory: Path) -> Iterator[Site]:
+    """Start replay workers, the engine and a gateway on them; end all with the block."""
+    workers = [*(("--workers", options.workers) if options.workers else ())]
+    recorded = [str(options.data), *workers]
+    with program("replay", directory, "policy.simulators.replay", "serve", *recorded) as replayed:
+        pool = directory / "pool.yaml"
+        priced = ["pool", *recorded, "--base-url", replayed.url, "--prices", str(options.prices)]
+        pool.write_text(output_of("policy.simulators.replay", *priced), encoding="utf-8")
+        with engine(options, directory) as (conductor, settings):
+            settings |= SETTINGS | {"BATON_TRAIN_PYTHON": sys.executable}
+            with gateway(directory, conductor=conductor, pool=pool, settings=settings) as served:
+                yield Site(served, directory / "data", pool)
+
+
+@contextmanager
+def engine(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Start vLLM on the base, if asked for; what BATON_CONDUCTOR is then, and the settings that go with it."""
+    if options.engine == "embedded":
+        yield str(options.base), {}
+        return
+    server = EngineProcess("vllm", options.base, directory, POLICY)
+    server.options += VLLM_OPTIONS
+    try:
+        took_s = server.start()
+        print(f"  vLLM holds {options.base.name} after {took_s:.0f} s", file=sys.stderr, flush=True)
+        free = {f"BATON_CONDUCTOR_{side}_USD_PER_MTOK": "0" for side in ("INPUT", "OUTPUT")}  # hardware of one's own
+        held = {"BATON_POLICY_ENGINE": "vllm-lora", "BATON_POLICY_ENGINE_BASE": str(options.base)}
+        yield f"{server.url}/v1#{POLICY}", free | held | {"BATON_POLICY_RANK_MAX": "16"}
+    finally:
+        server.stop()
+
+
+class Loop:
+    """The rounds. `report` grows with each."""
+
+    def __init__(self, options: argparse.Namespace, at: Site, traffic: Traffic, report: LearningReport) -> None:
+        self._options, self._at, self._traffic, self._report = options, at, traffic, report
+        names = [name for name in options.workers.split(",") if name]
+        self._questions = RecordedQuestions(
+            ReplayEnvironment.open(options.data, read_prices(options.prices), names), options.seed
+        )
+        self._suite = self._questions.graded("validation", options.n, SUITE)
+        self._recorded = at.data / "recorded.jsonl"
+        self._began_s = time.monotonic()
+
+    async def run(self, gradings: Gradings) -> None:
+        """Every stage. Raises RecipeFailed."""
+        options = self._options
+        operator = Operator(self._at.served, self._at.data, self._traffic, self._questions, gradings, self._logged())
+        operator.per_s = options.per_s
+        await self._begin(operator)
+        await self._record(operator)
+        for number, (name, words) in enumerate(self._replayed(), start=1):
+            title(name)
+            done = await operator.job_round(number, words, options.canary, self._suite, self._last)
+            self._store(replace(done, name=name))
+        title("GRPO on the log")
+        done = await operator.round(3, options.rollouts, options.canary, self._suite, self._last)
+        self._store(replace(done, name="GRPO on the log"))
+
+    @property
+    def _last(self) -> PolicyScore:
+        return self._report.rounds[-1].held_out
+
+    async def _begin(self, operator: Operator) -> None:
+        """Make the base live (a gateway that starts with it has done so), and score it beside the fixed workers and the
+        rule."""
+        title("The base")
+        if self._options.engine == "vllm":
+            await operator.baton("policy", "publish", str(self._options.base), "--force", "--why", "the base")
+            version = await operator.newest()
+            await operator.baton("policy", "shadow", version)
+            await operator.baton("policy", "canary", version, "100")
+            await operator.baton("policy", "promote", version)
+        version = await operator.find_live()
+        self._store(LearningRound(0, version, "–", await self._score(f"{version}, held-out questions"), name="base"))
+        for policy in [*(f"fixed:{name}" for name in self._questions.environment.models), "rule"]:
+            self._report.baselines[policy] = await self._score(policy, f"baton/{policy}")
+        self._store()
+
+    async def _score(self, what: str, policy: str = "baton") -> PolicyScore:
+        return await self._traffic.score(what, self._suite, policy)
+
+    async def _record(self, operator: Operator) -> None:
+        """Ask every worker the training questions, and those that the gate judges by."""
+        title("Record")
+        asked = self._at.data / "questions.jsonl"
+        environment, options = self._questions.environment, self._options
+        sizes: dict[Split, int] = {"train": options.record, "validation": options.gate_n}
+        drawn = [environment.prompts(split, min(n, environment.count(split)), 0) for split, n in sizes.items()]
+        prompts = [prompt for part in drawn for prompt in part]
+        lines = [
+            {"id": each.id, "question": each.messages[0]["content"], "gold": each.reference, "domain": each.category}
+            for each in prompts
+        ]
+        asked.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+        words = ["record", "--questions", str(asked), "--pool-file", str(self._at.pool), "--out", str(self._recorded)]
+        _, output = await operator.baton(*words, "--usd-max", RECORD_USD_MAX, "--json")
+        self._report.facts["record"] = json.loads(output.splitlines()[-1])
+
+    def _replayed(self) -> list[tuple[str, list[str]]]:
+        """The jobs on recorded answers: name and arguments."""
+        options = self._options
+        common = ["--env", "replay", "--data", str(self._recorded), "--prices", str(options.prices)]
+        common += ["--set", f"seed={options.seed}", "--gate", self._gate()]
+        sets = [[word for one in each for word in ("--set", one)] for each in (options.sft, options.grpo)]
+        return [
+            ("lessons from a search", [*common, "--method", "sft", *sets[0]]),
+            ("GRPO on recordings", [*common, *sets[1]]),
+        ]
+
+    def _logged(self) -> list[str]:
+        sets = [word for one in self._options.logged for word in ("--set", one)]
+        return [*sets, "--set", f"seed={self._options.seed}", "--gate", self._gate()]
+
+    def _gate(self) -> str:
+        return " ".join(["--n", str(self._options.gate_n), *(f"--set {one}" for one in self._options.gate)])
+
+    def _store(self, done: LearningRound | None = None) -> None:
+        report, tally = self._report, self._traffic.tally
+        report.rounds += [done] if done else []
+        report.requests = {"sent": tally.sent, "failed": tally.failed, "retried": tally.retried}
+        report.requests["fallbacks"] = tally.fallbacks
+        report.seconds = time.monotonic() - self._began_s
+        report.write(self._options.out)
+
+
+async def run(options: argparse.Namespace, at: Site, report: LearningReport) -> None:
+    """Run the loop on a running site. Raises RecipeFailed."""
+    gradings = Gradings(at.served.database_url)
+    try:
+        async with Traffic.open(at.served) as traffic:
+            await Loop(options, at, traffic, report).run(gradings)
+    finally:
+        gradings.close()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    made = argparse.ArgumentParser(
+        prog="python -m policy.recipes.instruct",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--base", type=Path, required=True, help="the policy directory of a base")
+    made.add_argument("--data", type=Path, required=True, help="recorded answers")
+    made.add_argument("--prices", type=Path, required=True, help="JSON: model → dollars per million tokens")
+    made.add_argument("--workers", default="", help="comma-separated models; all by default")
+    made.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
+    made.add_argument("--record", type=int, default=300, help="training questions that every worker is asked")
+    made.add_argument("--rollouts", type=int, default=200, help="requests of the traffic that round 3 learns from")
+    made.add_argument("--canary", type=int, default=24, help="requests while a version has 25 %% of them")
+    made.add_argument("--per-s", type=float, default=0.2, help="requests a second while a job runs")
+    made.add_argument("--n", type=int, default=100, help="held-out questions")
+    made.add_argument("--gate-n", type=int, default=100, help="questions of the gate's held-out run")
+    made.add_argument("--seed", type=int, default=0)
+    for name, what in (("sft", "round 1"), ("grpo", "round 2"), ("logged", "round 3")):
+        made.add_argument(f"--{name}", action="append", default=[], metavar="NAME=VALUE", help=f"settings of {what}")
+    made.add_argument("--gate", action="append", default=[], metavar="NAME=VALUE", help="thresholds of the gate")
+    made.add_argument("--out", type=Path, help="where the report goes")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it; 0, 1 when something did not do its part, 2 without torch, 130 after Ctrl-C."""
+    options = parser().parse_args(argv)
+    if not has_torch(sys.executable):
+        print(NO_TORCH, file=sys.stderr)
+        return 2
+    options.out = options.out or Path(tempfile.mkdtemp(prefix="baton-instruct-"))
+    report, status = LearningReport({name: str(value) for name, value in vars(options).items()}, RECORDED), 0
+    try:
+        with temporary_directory() as directory, site(options, directory) as at:
+            asyncio.run(run(options, at, report))
+    except KeyboardInterrupt:
+        status = 130
+    except RecipeFailed as broken:
+        print(broken, file=sys.stderr)
+        status = 1
+    if report.rounds:
+        print("\n".join(["", report.table(), "", *report.notes(), str(options.out / FILES[0])]), flush=True)
+    return status or int(report.requests.get("failed", 1) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
