@@ -57,7 +57,9 @@ def test_the_commands_are_these() -> None:
         "policy",
         "replay-workers",
         "traces",
+        "record",
         "evaluate",
+        "gate",
         "train",
         "worker",
     ]

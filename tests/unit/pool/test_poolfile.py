@@ -215,7 +215,7 @@ def test_every_example_loads_and_meets_the_published_schema(path: Path) -> None:
 
 
 def test_there_are_the_promised_examples() -> None:
-    assert {path.stem for path in EXAMPLES} == {"openai", "anthropic", "gemini", "openrouter", "local", "mixed"}
+    assert {path.stem for path in EXAMPLES} == {"openai", "anthropic", "gemini", "openrouter", "local", "mixed", "smol"}
 
 
 def test_the_published_schema_is_current() -> None:
