@@ -53,7 +53,7 @@ from gateway.service.money.credits import Credits
 from gateway.service.money.recover import Recovery
 from gateway.service.policies.admin import PolicyAdmin
 from gateway.service.ports.money import Budgets
-from gateway.service.ports.request import Conductor
+from gateway.service.ports.request import Conductor, Journal
 from gateway.service.request.admit import no_version
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
@@ -234,9 +234,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         admin=_app("Baton admin", settings.in_flight_max, [*admin.routers, health.router()]),
         health=health,
         completer=completer,
-        recovery=Recovery(
-            budgets, store, journal, clock, sweep_s=settings.money_sweep_s, lease_s=settings.money_lease_s
-        ),
+        recovery=_recovery(base, budgets, journal),
         journal=journal,
         shipper=shipper,
         drain_s=settings.drain_s,
@@ -251,6 +249,11 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
             "vectors of an earlier embedder": OldVectors(base.connections.background, embedding).sweep,
         },
     )
+
+
+def _recovery(base: Base, budgets: Budgets, journal: Journal) -> Recovery:
+    sweep_s, lease_s = base.settings.money_sweep_s, base.settings.money_lease_s
+    return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s)
 
 
 def _health(base: Base, budgets: Budgets, conductor: Conductor | None, policies: PolicyParts | None) -> HealthApi:

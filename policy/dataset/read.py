@@ -95,7 +95,7 @@ def rows_of(connection: Connection, selection: Selection, batch_rows: int = BATC
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedRequest:
+class StoredRequest:
     """A request of a client, as logged. `body`: what it sent, messages included; `pool`: the workers as shown, with
     what was known of them; `judged`: it has an outcome."""
 
@@ -117,7 +117,7 @@ class LoggedRequest:
         return messages_of(self.body)
 
 
-def requests_of(connection: Connection, selection: Selection, batch_rows: int = BATCH_ROWS) -> Iterator[LoggedRequest]:
+def requests_of(connection: Connection, selection: Selection, batch_rows: int = BATCH_ROWS) -> Iterator[StoredRequest]:
     """The requests of clients that ended well, whoever planned them, oldest first. Of the selection only time, policy
     version, pool, key and tags count. Never those that said, or whose key says, `train: false`."""
     here = rollouts.c
@@ -129,7 +129,7 @@ def requests_of(connection: Connection, selection: Selection, batch_rows: int = 
     chosen = chosen.order_by(here.created_at, here.id)
     with connection.execute(chosen, execution_options={"yield_per": batch_rows}) as found:
         for batch in found.partitions():
-            yield from (LoggedRequest(*record) for record in batch)
+            yield from (StoredRequest(*record) for record in batch)
 
 
 def count_withheld(connection: Connection, selection: Selection) -> int:

@@ -98,7 +98,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PlanReading:
     """A logged plan as the grammar reads it: where it decides, and the length up to the first forbidden token."""
 
     plan: LoggedPlan
@@ -121,19 +121,19 @@ class Reading:
         )
 
 
-def reading(tokens: Tokens, plan: LoggedPlan) -> Reading:
+def reading(tokens: Tokens, plan: LoggedPlan) -> PlanReading:
     """How the grammar reads a plan. Raises BadSchema."""
     matcher = tokens.matcher(plan.schema)
     decisions: list[Decision] = []
     for index, (token, decides) in enumerate(zip(plan.plan_ids, plan.decisions, strict=True)):
         allowed = allowed_tokens(matcher.compute_bitmask(), tokens.vocab)
         if not (0 <= token < len(allowed) and allowed[token]):
-            return Reading(plan, decisions, index)
+            return PlanReading(plan, decisions, index)
         if decides and np.count_nonzero(allowed) > 1:
             decisions.append(Decision(index, allowed))
         if token not in tokens.eos_ids:
             matcher.consume_token(token)
-    return Reading(plan, decisions, len(plan.plan_ids))
+    return PlanReading(plan, decisions, len(plan.plan_ids))
 
 
 # ---------------------------------------------------------------- what planning returns

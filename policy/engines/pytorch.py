@@ -17,7 +17,7 @@ from gateway.core.money.amounts import Usage
 from gateway.errors import ConfigError, VersionRefused
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd
 from policy.engines.directory import ConductorDirectory
-from policy.engines.port import LoggedPlan, Pace, PlanEngine, Reading, check_sampling, reading
+from policy.engines.port import LoggedPlan, Pace, PlanEngine, PlanReading, check_sampling, reading
 from policy.serve.lora import read_config, read_pairs
 from policy.serve.tokens import Tokens
 from policy.train.sources.conductor import BatchConductor, Sampler
@@ -104,7 +104,7 @@ class TorchEngine(PlanEngine):
                     scores[row] = own
         return scores
 
-    def _pass(self, parcel: Parcel, readings: Sequence[Reading]) -> list[list[float]]:
+    def _pass(self, parcel: Parcel, readings: Sequence[PlanReading]) -> list[list[float]]:
         """One forward pass: the scores of its rows."""
         weights, plans = self._weights, [read.plan.plan_ids for read in readings]
         states = weights.states(parcel.prompts, parcel.owners, plans).split([len(plan) for plan in plans])

@@ -100,7 +100,7 @@ def engine(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, 
         server.stop()
 
 
-class Loop:
+class InstructLoop:
     """The rounds. `report` grows with each."""
 
     def __init__(self, options: argparse.Namespace, at: Site, traffic: Traffic, report: LearningReport) -> None:
@@ -200,7 +200,7 @@ async def run(options: argparse.Namespace, at: Site, report: LearningReport) -> 
     gradings = Gradings(at.served.database_url)
     try:
         async with Traffic.open(at.served) as traffic:
-            await Loop(options, at, traffic, report).run(gradings)
+            await InstructLoop(options, at, traffic, report).run(gradings)
     finally:
         gradings.close()
 

@@ -22,7 +22,7 @@ from policy.dataset.cli import add_filters, database_url_of, selection_of
 from policy.graders.judge import RUBRIC
 from policy.record import journal as journals
 from policy.record import replayfile
-from policy.record.questions import Question, of_file, of_log
+from policy.record.questions import RecordQuestion, of_file, of_log
 from policy.record.recorder import Recorder, RecordProgress, RecordSettings
 from policy.simulators.recordings import QUESTIONS_MAX
 
@@ -85,8 +85,8 @@ def _prices_path(out: Path) -> Path:
 async def _recorded(
     specs: list[WorkerSpec],
     judge: WorkerSpec | None,
-    questions: list[Question],
-    journal: journals.Journal,
+    questions: list[RecordQuestion],
+    journal: journals.RecordJournal,
     settings: RecordSettings,
     pool: PoolFile,
     secrets: dict[str, str],
@@ -170,7 +170,7 @@ def _judge(options: argparse.Namespace, pool: PoolFile) -> WorkerSpec | None:
     return spec
 
 
-def _questions(options: argparse.Namespace) -> list[Question]:
+def _questions(options: argparse.Namespace) -> list[RecordQuestion]:
     rubric = options.rubric if options.judge else None
     if options.questions is not None:
         questions, repeated = of_file(options.questions, options.grader, rubric)
@@ -187,7 +187,7 @@ def _questions(options: argparse.Namespace) -> list[Question]:
 # ---------------------------------------------------------------- what is said
 
 
-def _shown(journal: journals.Journal, settings: RecordSettings) -> Callable[[RecordProgress], None]:
+def _shown(journal: journals.RecordJournal, settings: RecordSettings) -> Callable[[RecordProgress], None]:
     terminal = sys.stderr.isatty()
     every_s, end = (PROGRESS_S, "\r") if terminal else (PROGRESS_LINE_S, "\n")
     last_s = time.monotonic()
@@ -206,7 +206,7 @@ def _shown(journal: journals.Journal, settings: RecordSettings) -> Callable[[Rec
 
 def _report(
     options: argparse.Namespace,
-    journal: journals.Journal,
+    journal: journals.RecordJournal,
     progress: RecordProgress,
     written: int,
     too_long: int,

@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 
 from gateway.core.money.amounts import nano_to_usd
 from gateway.errors import ConfigError, Unavailable
-from policy.record.questions import Question
+from policy.record.questions import RecordQuestion
 
 JOURNAL_LINE_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class RecordedDraw:
     """Names one answer: question, worker, and the number of the sample."""
 
     key: str
@@ -36,7 +36,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RecordedVerdict:
     """What a grader said of an answer."""
 
     score: float
@@ -44,15 +44,15 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Journal:
+class RecordJournal:
     """What a recording holds. Open it with `opened`."""
 
     path: Path
     file: BinaryIO
-    questions: dict[str, Question] = field(default_factory=dict)  # by key, in the order asked
+    questions: dict[str, RecordQuestion] = field(default_factory=dict)  # by key, in the order asked
     digests: dict[str, str] = field(default_factory=dict)  # by worker
-    answers: dict[Draw, Mapping[str, Any]] = field(default_factory=dict)
-    verdicts: dict[Draw, Verdict] = field(default_factory=dict)
+    answers: dict[RecordedDraw, Mapping[str, Any]] = field(default_factory=dict)
+    verdicts: dict[RecordedDraw, RecordedVerdict] = field(default_factory=dict)
     settled_nano: int = 0
     open_nano: dict[int, int] = field(default_factory=dict)  # by hold
     abandoned: int = 0  # holds that an earlier run left open
@@ -74,7 +74,7 @@ class Journal:
                 f"{self.path}: `{name}` was recorded as another model, or with other settings; name another --out"
             )
 
-    def add_question(self, question: Question) -> None:
+    def add_question(self, question: RecordQuestion) -> None:
         """Note a question, once."""
         if question.key not in self.questions:
             fields = ("id", "messages", "gold", "grader", "reference", "domain")
@@ -86,12 +86,14 @@ class Journal:
         self._write({"kind": "hold", "id": number, "nano": nano})
         return number
 
-    def settle(self, hold: int, nano: int, draw: Draw | None = None, answer: Mapping[str, Any] | None = None) -> None:
+    def settle(
+        self, hold: int, nano: int, draw: RecordedDraw | None = None, answer: Mapping[str, Any] | None = None
+    ) -> None:
         """End a hold at its real cost, with the answer where there is one."""
         named = {} if draw is None or answer is None else {**asdict(draw), "answer": dict(answer)}
         self._write({"kind": "settle", "hold": hold, "nano": nano, **named})
 
-    def grade(self, draw: Draw, verdict: Verdict) -> None:
+    def grade(self, draw: RecordedDraw, verdict: RecordedVerdict) -> None:
         """Note what a grader said."""
         self._write({"kind": "grade", **asdict(draw), **asdict(verdict)})
 
@@ -121,7 +123,7 @@ class Journal:
                 self.digests[str(line["name"])] = str(line["digest"])
             case "question":
                 named = {name: line[name] for name in ("id", "gold", "grader", "reference", "domain")}
-                question = Question(messages=tuple(line["messages"]), **named)
+                question = RecordQuestion(messages=tuple(line["messages"]), **named)
                 self.questions[question.key] = question
             case "hold":
                 self.open_nano[int(line["id"])] = int(line["nano"])
@@ -132,23 +134,23 @@ class Journal:
                 if "answer" in line:
                     self.answers[_draw(line)] = line["answer"]
             case "grade":
-                self.verdicts[_draw(line)] = Verdict(float(line["score"]), str(line["detail"]))
+                self.verdicts[_draw(line)] = RecordedVerdict(float(line["score"]), str(line["detail"]))
             case other:
                 raise ValueError(f"kind {other}")
 
 
-def _draw(line: Mapping[str, Any]) -> Draw:
-    return Draw(str(line["key"]), str(line["worker"]), int(line["sample"]))
+def _draw(line: Mapping[str, Any]) -> RecordedDraw:
+    return RecordedDraw(str(line["key"]), str(line["worker"]), int(line["sample"]))
 
 
-def opened(path: Path) -> Journal:
+def opened(path: Path) -> RecordJournal:
     """The journal at `path`, made where there is none, for this program alone. Raises ConfigError where another one
     writes it, or where it is no journal."""
     try:
         file = path.open("a+b")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file in a directory you can write") from None
-    journal = Journal(path, file)
+    journal = RecordJournal(path, file)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _read(journal)
@@ -163,7 +165,7 @@ def opened(path: Path) -> Journal:
     return journal
 
 
-def _read(journal: Journal) -> None:
+def _read(journal: RecordJournal) -> None:
     """Read what is there, and cut off a torn last line."""
     whole_bytes = 0
     with journal.path.open("rb") as file:

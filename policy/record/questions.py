@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from gateway.core.loop.experience import question_text
 from gateway.errors import ConfigError
 from policy import graders
-from policy.dataset.read import LoggedRequest, requests_of, snapshot
+from policy.dataset.read import StoredRequest, requests_of, snapshot
 from policy.dataset.select import Selection
 from policy.environments.base import fraction
 from policy.graders.base import GraderError
@@ -33,7 +33,7 @@ _IMAGE_SCHEMES = ("https://", "http://", "data:image/")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RecordQuestion:
     """One question. `grader` (`name@version`) and `reference` say how replies are graded; None: nothing does. `pool`:
     of a logged one, its workers as they were shown, with experience."""
 
@@ -110,11 +110,11 @@ class QuestionLine(BaseModel):
 # ---------------------------------------------------------------- a file
 
 
-def of_file(path: Path, grader: str, judge: str | None) -> tuple[list[Question], int]:
+def of_file(path: Path, grader: str, judge: str | None) -> tuple[list[RecordQuestion], int]:
     """(questions, number of lines that ask what an earlier one asked). `grader`: of lines that name none; `judge`: the
     rubric by which replies to lines without gold and grader are judged; None: they are not. Raises ConfigError naming
     line and field."""
-    found: dict[str, Question] = {}
+    found: dict[str, RecordQuestion] = {}
     repeated = 0
     for number, text in _lines(path):
         question = _of_line(text, f"{path}:{number}", grader, judge)
@@ -139,7 +139,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _of_line(text: bytes, place: str, grader: str, judge: str | None) -> Question:
+def _of_line(text: bytes, place: str, grader: str, judge: str | None) -> RecordQuestion:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -156,7 +156,7 @@ def _of_line(text: bytes, place: str, grader: str, judge: str | None) -> Questio
     named, reference = _grading(place, line.grader or grader, reference, question_text(asked), judge)
     key = conversation_key(asked).hex()
     domain = line.task_type or line.domain or line.category
-    return Question(line.id or key[:12], asked, _gold(gold, named, reference), named, reference, domain)
+    return RecordQuestion(line.id or key[:12], asked, _gold(gold, named, reference), named, reference, domain)
 
 
 def _grading(place: str, grader: str, reference: Any, question: str, judge: str | None) -> tuple[str | None, Any]:
@@ -190,10 +190,10 @@ def _gold(gold: str | None, grader: str | None, reference: Any) -> str | None:
 
 def of_log(
     database_url: str, selection: Selection, share: float, seed: int, judge: str | None, questions_max: int
-) -> tuple[list[Question], Counter[str]]:
+) -> tuple[list[RecordQuestion], Counter[str]]:
     """(questions, what was left out by reason) of a share of the logged requests; which ones is a hash of (seed,
     request). Raises ConfigError where nothing is left, and as `read.snapshot`."""
-    found: dict[str, Question] = {}
+    found: dict[str, RecordQuestion] = {}
     left_out: Counter[str] = Counter()
     with snapshot(database_url) as connection:
         for request in requests_of(connection, selection):
@@ -213,7 +213,7 @@ def of_log(
     return list(found.values()), left_out
 
 
-def _refusal(request: LoggedRequest) -> str | None:
+def _refusal(request: StoredRequest) -> str | None:
     """Why a request cannot be asked again, by name."""
     if request.log_mode != "full":
         return "not logged in mode full"
@@ -231,7 +231,7 @@ def _text_of(messages: Sequence[Mapping[str, Any]]) -> str:
         return ""
 
 
-def _of_request(request: LoggedRequest, judge: str | None) -> Question | None:
+def _of_request(request: StoredRequest, judge: str | None) -> RecordQuestion | None:
     """None where its grader cannot use its reference."""
     messages = tuple(dict(one) for one in request.messages)
     grader, reference = request.tags.get("grader", ""), request.tags.get("reference")
@@ -239,4 +239,6 @@ def _of_request(request: LoggedRequest, judge: str | None) -> Question | None:
         named, right = _grading(request.id, grader, reference if grader else None, question_text(messages), judge)
     except ConfigError:
         return None
-    return Question(request.id, messages, _gold(None, named, right), named, right, request.task_type, request.pool)
+    return RecordQuestion(
+        request.id, messages, _gold(None, named, right), named, right, request.task_type, request.pool
+    )

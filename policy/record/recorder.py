@@ -22,8 +22,8 @@ from gateway.errors import UpstreamError, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 from policy import graders
 from policy.graders.base import GraderError, GraderFailed, Tools
-from policy.record.journal import Draw, Journal, Verdict
-from policy.record.questions import Question
+from policy.record.journal import RecordedDraw, RecordedVerdict, RecordJournal
+from policy.record.questions import RecordQuestion
 
 ATTEMPTS_MAX = 3
 WAIT_FIRST_S = 0.5  # before the second attempt; then twice as long
@@ -33,7 +33,7 @@ KEY_STATUSES = (401, 403)
 TIMEOUT_STATUS, LOST_STATUS = 504, 502  # of failures without a status of their own
 
 
-class CapReached(Exception):
+class RecordCapReached(Exception):
     """The next call does not fit under the cap."""
 
 
@@ -68,7 +68,7 @@ class Recorder:
         self,
         workers: Workers,
         specs: Sequence[WorkerSpec],
-        journal: Journal,
+        journal: RecordJournal,
         settings: RecordSettings,
         *,
         judge: WorkerSpec | None = None,
@@ -87,7 +87,7 @@ class Recorder:
         self.stop = asyncio.Event()  # set: no new call begins
         self.progress = RecordProgress(0)
 
-    async def run(self, questions: Sequence[Question]) -> RecordProgress:
+    async def run(self, questions: Sequence[RecordQuestion]) -> RecordProgress:
         """Record what is not on file yet. Raises ConfigError where a worker was asked otherwise before, Unavailable
         where the journal cannot be written."""
         for spec in self._specs:
@@ -106,25 +106,25 @@ class Recorder:
         self.progress.stopped = self.stop.is_set()
         return self.progress
 
-    def _draws(self, questions: Sequence[Question]) -> Iterator[tuple[Question, WorkerSpec, Draw]]:
-        """Question by question, so that what a cap leaves is complete as far as it goes."""
+    def _draws(self, questions: Sequence[RecordQuestion]) -> Iterator[tuple[RecordQuestion, WorkerSpec, RecordedDraw]]:
+        """RecordQuestion by question, so that what a cap leaves is complete as far as it goes."""
         for question in questions:
             for sample in range(self._settings.samples):
                 for spec in self._specs:
-                    yield question, spec, Draw(question.key, spec.name, sample)
+                    yield question, spec, RecordedDraw(question.key, spec.name, sample)
 
-    async def _lane(self, draws: Iterator[tuple[Question, WorkerSpec, Draw]]) -> None:
+    async def _lane(self, draws: Iterator[tuple[RecordQuestion, WorkerSpec, RecordedDraw]]) -> None:
         for question, spec, draw in draws:
             if self.stop.is_set() or self.progress.capped:
                 return
             try:
                 await self._record(question, spec, draw)
-            except CapReached:  # the other lanes end their calls
+            except RecordCapReached:  # the other lanes end their calls
                 self.progress.capped = True
                 return
             self._on_progress(self.progress)
 
-    async def _record(self, question: Question, spec: WorkerSpec, draw: Draw) -> None:
+    async def _record(self, question: RecordQuestion, spec: WorkerSpec, draw: RecordedDraw) -> None:
         """Ask and grade, as far as that is not on file."""
         if draw not in self._journal.answers:
             if spec.name in self.progress.away:
@@ -140,7 +140,7 @@ class Recorder:
 
     # ------------------------------------------------------------ one answer
 
-    async def _ask(self, question: Question, spec: WorkerSpec, draw: Draw) -> None:
+    async def _ask(self, question: RecordQuestion, spec: WorkerSpec, draw: RecordedDraw) -> None:
         body = body_of(spec, question.messages, self._settings)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             hold, worst_nano = await self._held(spec, body)
@@ -163,19 +163,19 @@ class Recorder:
                 return await self._settle(hold, nano, draw, _answer(spec, reply, nano))
 
     async def _held(self, spec: WorkerSpec, body: Mapping[str, Any]) -> tuple[int, int]:
-        """(hold, worst case in nano-dollars) once it fits under the cap. Raises CapReached where it never will."""
+        """(hold, worst case in nano-dollars) once it fits the cap. Raises RecordCapReached where it never does."""
         rest = {name: value for name, value in body.items() if name != "messages"}
         bound = input_tokens_bound(body["messages"], str(rest) + str(spec.params))
         worst_nano = worst_case_nano(spec.price or Price(), bound, output_bound(body))
         async with self._settled:
             while self._journal.spent_nano + worst_nano > self._settings.cap_nano:
                 if not self._journal.open_nano:
-                    raise CapReached
+                    raise RecordCapReached
                 await self._settled.wait()
             return self._journal.hold(worst_nano), worst_nano
 
     async def _settle(
-        self, hold: int, nano: int, draw: Draw | None = None, answer: Mapping[str, Any] | None = None
+        self, hold: int, nano: int, draw: RecordedDraw | None = None, answer: Mapping[str, Any] | None = None
     ) -> None:
         async with self._settled:
             self._journal.settle(hold, nano, draw, answer)
@@ -183,7 +183,7 @@ class Recorder:
 
     # ------------------------------------------------------------ its grade
 
-    async def _grade(self, question: Question, draw: Draw, output: str) -> None:
+    async def _grade(self, question: RecordQuestion, draw: RecordedDraw, output: str) -> None:
         name, _, version = str(question.grader).partition("@")
         tools = Tools(ask=self._asked_judge)
         try:
@@ -191,10 +191,10 @@ class Recorder:
         except GraderError:
             self.progress.ungraded += 1
         else:
-            self._journal.grade(draw, Verdict(found.value, found.detail))
+            self._journal.grade(draw, RecordedVerdict(found.value, found.detail))
 
     async def _asked_judge(self, messages: list[dict[str, str]]) -> str:
-        """What the judge says. Raises GraderFailed, CapReached."""
+        """What the judge says. Raises GraderFailed, RecordCapReached."""
         spec = self._judge
         if spec is None:
             raise GraderFailed("there is no judge")
@@ -202,7 +202,7 @@ class Recorder:
         body |= {} if "temperature" in spec.cannot else {"temperature": 0}
         hold, worst_nano = await self._held(spec, body)
         try:
-            reply = await self._workers.complete(_call(spec, body, Draw("judge", spec.name, hold), 1))
+            reply = await self._workers.complete(_call(spec, body, RecordedDraw("judge", spec.name, hold), 1))
         except UpstreamError as error:
             await self._settle(hold, 0 if error.upstream_status is not None or not error.dispatched else worst_nano)
             raise GraderFailed(f"the judge did not answer: {error.message}") from None
@@ -240,7 +240,7 @@ def digest_of(spec: WorkerSpec, settings: RecordSettings) -> str:
     return hashlib.sha256(json.dumps([*parts, tokens], sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _call(spec: WorkerSpec, body: Mapping[str, Any], draw: Draw, attempt: int) -> WorkerCall:
+def _call(spec: WorkerSpec, body: Mapping[str, Any], draw: RecordedDraw, attempt: int) -> WorkerCall:
     return WorkerCall(spec, body, spec.timeout_s, f"record-{draw.key}", f"{draw.worker}.{draw.sample}.{attempt}")
 
 

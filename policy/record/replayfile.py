@@ -15,12 +15,12 @@ from gateway.core.money.amounts import nano_to_usd
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import Unavailable
 from gateway.files import replacing, write_atomic
-from policy.record.journal import Draw, Journal
-from policy.record.questions import Question
+from policy.record.journal import RecordedDraw, RecordJournal
+from policy.record.questions import RecordQuestion
 from policy.simulators.recordings import LINE_BYTES_MAX
 
 
-def write(journal: Journal, path: Path) -> tuple[int, int]:
+def write(journal: RecordJournal, path: Path) -> tuple[int, int]:
     """Write the replay file. Returns (questions written, questions left out because a line would be too long for its
     reader). Raises Unavailable."""
     written, too_long = 0, 0
@@ -58,9 +58,9 @@ class _Plain:
         return None
 
 
-def rows_of(journal: Journal) -> Iterator[dict[str, Any]]:
+def rows_of(journal: RecordJournal) -> Iterator[dict[str, Any]]:
     """Questions that any worker answered, in the order asked."""
-    draws: dict[str, dict[str, list[Draw]]] = {}
+    draws: dict[str, dict[str, list[RecordedDraw]]] = {}
     for draw in sorted(journal.answers, key=lambda one: one.sample):
         draws.setdefault(draw.key, {}).setdefault(draw.worker, []).append(draw)
     for key, question in journal.questions.items():
@@ -70,7 +70,7 @@ def rows_of(journal: Journal) -> Iterator[dict[str, Any]]:
             yield _head(question) | {"input_tokens": _most(workers), "workers": workers}
 
 
-def _head(question: Question) -> dict[str, Any]:
+def _head(question: RecordQuestion) -> dict[str, Any]:
     plain = len(question.messages) == 1 and question.messages[0] == {"role": "user", "content": question.text}
     facts = {
         "id": question.id,
@@ -88,13 +88,13 @@ def _most(workers: Mapping[str, Mapping[str, Any]]) -> int:
     return max(int(one.get("input_tokens", 0)) for one in workers.values())
 
 
-def _worker(journal: Journal, draws: Sequence[Draw]) -> dict[str, Any]:
+def _worker(journal: RecordJournal, draws: Sequence[RecordedDraw]) -> dict[str, Any]:
     """The first answer with the others as its samples."""
     first, *more = (_answer(journal, draw) for draw in draws)
     return first | ({"samples": more} if more else {})
 
 
-def _answer(journal: Journal, draw: Draw) -> dict[str, Any]:
+def _answer(journal: RecordJournal, draw: RecordedDraw) -> dict[str, Any]:
     answer = dict(journal.answers[draw])
     nano, finish = int(answer.pop("nano")), answer.pop("finish_reason", "stop")
     verdict = journal.verdicts.get(draw)

@@ -247,7 +247,7 @@ def logprobs_body(sampled: Sequence[TokenSample], tokens: Tokens) -> dict[str, A
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Text and tokens of the reply at `index`, as they come. The text may lag behind the tokens."""
 
     index: int
@@ -273,7 +273,7 @@ class Replies:
             chunk["prompt_token_ids"] = self._prompt_ids
         return chunk
 
-    def piece(self, piece: Piece) -> dict[str, Any]:
+    def piece(self, piece: TextPiece) -> dict[str, Any]:
         """A chunk of one or more tokens; it says so when it is the last."""
         return self._chunk({"content": piece.text}, piece.sampled, piece.index)
 
@@ -298,7 +298,7 @@ class Replies:
         """The chunk that `stream_options.include_usage` asks for."""
         return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": self.usage(count)}
 
-    def body(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def body(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """The body of a completion that was not streamed."""
         choices = []
         for index in range(self._request.n):

@@ -30,8 +30,8 @@ from policy.serve.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     LoadRequest,
-    Piece,
     Replies,
+    TextPiece,
     UnloadRequest,
     masked_body,
     scored_body,
@@ -41,7 +41,7 @@ from policy.serve.versions import LoadedVersion, Versions
 
 VERSION = "baton-conductor 1"
 BODY_BYTES_MAX = 1 << 20
-Pieces = AsyncGenerator[Piece, None]
+Pieces = AsyncGenerator[TextPiece, None]
 Body = TypeVar("Body", bound=BaseModel)
 DECODE_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -96,7 +96,7 @@ class Completion:
                 async for piece in only:
                     yield piece
             return
-        ready: asyncio.Queue[Piece | None] = asyncio.Queue(sum(job.tokens_max + 1 for job in self.jobs))
+        ready: asyncio.Queue[TextPiece | None] = asyncio.Queue(sum(job.tokens_max + 1 for job in self.jobs))
 
         async def pump(index: int) -> None:
             try:
@@ -136,7 +136,7 @@ class Completion:
                         sampled.append(replace(one, finish="stop") if stop.stopped else one)
                         if stop.stopped:
                             break
-                    yield Piece(index, shown, sampled)
+                    yield TextPiece(index, shown, sampled)
                     if stop.stopped:
                         return
         finally:
@@ -340,7 +340,7 @@ class EventStream(StreamingResponse):
             await self._pieces.aclose()
 
 
-async def _events(call: Completion, first: Piece, pieces: Pieces) -> AsyncIterator[bytes]:
+async def _events(call: Completion, first: TextPiece, pieces: Pieces) -> AsyncIterator[bytes]:
     count = len(first.sampled)
     for index in range(len(call.jobs)):
         yield sse(call.replies.opening(index))

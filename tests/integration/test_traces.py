@@ -57,7 +57,7 @@ def add(connection: Connection) -> Add:
     """Stores a rollout as the shipper would, with an outcome unless `value` is None."""
 
     def store(value: float | None = 1.0, at_s: int = 0, source: str = "client", **changes: Any) -> RolloutRecord:
-        question = {"role": "user", "content": f"Question {next(_asked)}?"}
+        question = {"role": "user", "content": f"RecordQuestion {next(_asked)}?"}
         given: dict[str, Any] = {
             "request": {"model": "baton", "messages": [question]},
             "created_us": T0_US + at_s * 10**6,

@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 from gateway.core.money.amounts import usd_to_nano
 from gateway.errors import ConfigError
 from policy.environments.replay import ReplayEnvironment
-from policy.record.journal import Draw, Journal, Verdict, opened
+from policy.record.journal import RecordedDraw, RecordedVerdict, RecordJournal, opened
 from policy.record.questions import of_file
 from policy.record.replayfile import rows_of
 from policy.simulators.recordings import load, read_prices
@@ -126,7 +126,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "r.jsonl").read_text().splitlines()]
 
 
-def held(folder: Path) -> Journal:
+def held(folder: Path) -> RecordJournal:
     journal = opened(folder / "r.jsonl.calls")
     journal.close()
     return journal
@@ -290,10 +290,10 @@ def test_costs_are_exact_to_the_nano(tmp_path: Path) -> None:
     journal.add_question(question)
     amounts = [0, 1, 7, 999_999_999, 123_456_789_012_345]
     for index, nano in enumerate(amounts):
-        draw = Draw(question.key, f"w{index}", 0)
+        draw = RecordedDraw(question.key, f"w{index}", 0)
         answer = {"output": "0", "input_tokens": 1, "output_tokens": 1, "nano": nano}
         journal.settle(journal.hold(nano), nano, draw, answer)
-        journal.grade(draw, Verdict(1.0, ""))
+        journal.grade(draw, RecordedVerdict(1.0, ""))
     (row,) = rows_of(journal)
     (tmp_path / "r.jsonl").write_text(json.dumps(row) + "\n")
     (read,) = load(tmp_path / "r.jsonl").by_question.values()

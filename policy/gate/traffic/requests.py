@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.errors import ConfigError, NotFound
 from gateway.files import write_atomic
-from policy.dataset.read import LoggedRequest, extent, group_of, requests_of, snapshot
+from policy.dataset.read import StoredRequest, extent, group_of, requests_of, snapshot
 from policy.dataset.rules import KEY_SHARE_APART, Bound, bound_of
 from policy.dataset.select import Selection
 from policy.spec import first_of
@@ -100,7 +100,7 @@ def held_out(
         return _sliced(requests_of(connection, selection), bound or bound_of(marks, share, key_share), seen)
 
 
-def _sliced(requests: Iterator[LoggedRequest], bound: Bound, seen: Collection[str]) -> HeldOut:
+def _sliced(requests: Iterator[StoredRequest], bound: Bound, seen: Collection[str]) -> HeldOut:
     trained, left_out = set(seen), Counter[str]()
     slice_of: dict[str, HeldOutRequest] = {}
     for request in requests:
@@ -119,7 +119,7 @@ def _sliced(requests: Iterator[LoggedRequest], bound: Bound, seen: Collection[st
     return HeldOut(bound_from=bound.at, bound_keys=bound.keys, requests=tuple(fresh[-REQUESTS_MAX:]), left_out=counts)
 
 
-def _fault(request: LoggedRequest) -> str | None:
+def _fault(request: StoredRequest) -> str | None:
     """Why a request cannot be asked again, a key of REASONS."""
     if not (request.judged or "grader" in request.tags):
         return "no_outcome"
@@ -136,7 +136,7 @@ def _is_text(message: Mapping[str, Any]) -> bool:
     return content is not None and all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
 
 
-def _held_request(request: LoggedRequest, group: str) -> HeldOutRequest:
+def _held_request(request: StoredRequest, group: str) -> HeldOutRequest:
     return HeldOutRequest(
         id=request.id,
         created_at=request.created_at,

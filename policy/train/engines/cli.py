@@ -28,7 +28,7 @@ from policy.train.engines.memory import GIB, check, memory
 from policy.train.engines.rows import PROFILES, EngineRow, EngineSettings, of_training, read_rows
 from policy.train.sources.logged import of_export
 from policy.train.step.rows import MissingLogprobs
-from policy.train.weights.start import Start, open_start
+from policy.train.weights.start import StartDirectory, open_start
 
 STOPPED = 143
 
@@ -199,7 +199,7 @@ def _trained(run: TrlRun, settings: EngineSettings) -> int:
     return 0
 
 
-def _rows(data: Path, start: Start, settings: EngineSettings) -> list[EngineRow]:
+def _rows(data: Path, start: StartDirectory, settings: EngineSettings) -> list[EngineRow]:
     """An export in either shape. Ours names the schema of each plan, and so its grammar masks; verl's does not."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -19,11 +19,11 @@ from gateway.errors import BadRequest, VersionRefused
 from policy.reward import taught_dial
 from policy.serve.manifest import REQUIRED_FILES, write_manifest
 from policy.train.engines.rows import EngineSettings
-from policy.train.weights.start import Start
+from policy.train.weights.start import StartDirectory
 
 
 def sealer(
-    start: Start, version: str, settings: EngineSettings, rollouts: int, data: str, command: str
+    start: StartDirectory, version: str, settings: EngineSettings, rollouts: int, data: str, command: str
 ) -> Callable[[Path, dict[str, Any]], None]:
     """What `train_with_trl` calls last. `version`: NAME@N. Raises BadRequest for another name, ConfigError for a rank
     that is not that of the adapter to go on from."""

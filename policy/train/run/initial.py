@@ -19,7 +19,7 @@ from policy.train.spec import TrainSpec
 from policy.train.weights.large import LargeWeights
 from policy.train.weights.lora import adapt, load_adapter
 from policy.train.weights.small import SmallWeights, Weights
-from policy.train.weights.start import Start, open_start
+from policy.train.weights.start import StartDirectory, open_start
 
 SMALL_BYTES_MAX = 200 << 20  # of model.safetensors: up to here plain torch is quicker
 
@@ -34,7 +34,7 @@ class Lora:
 
 
 @dataclass(frozen=True, slots=True)
-class Initial(Start):
+class Initial(StartDirectory):
     """The weights, and all that belongs to them."""
 
     profile: Profile
@@ -58,7 +58,7 @@ def initial_weights(spec: TrainSpec) -> Initial:
     return Initial(start.directory, start.manifest, home, start.sealed, start.base, *parts)
 
 
-def _adapted(spec: TrainSpec, weights: Weights, start: Start) -> Lora | None:
+def _adapted(spec: TrainSpec, weights: Weights, start: StartDirectory) -> Lora | None:
     """Put the adapter on that is trained: the given one's, or a new one that changes nothing yet. Raises ConfigError
     for a rank that is not the given one's."""
     settings = spec.settings

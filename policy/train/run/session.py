@@ -35,14 +35,14 @@ from policy.train.run.checkpoint import Progress, note_spent
 from policy.train.run.initial import Initial, initial_weights
 from policy.train.run.loop import Trainer
 from policy.train.run.rollouts import ServedConductor
+from policy.train.run.searched import searched
 from policy.train.settings import Settings
 from policy.train.sources.conductor import BatchConductor, Sampler
 from policy.train.sources.live import read_pool
 from policy.train.sources.logged import LoggedSource, TrainableRows, exported, of_database, of_export
 from policy.train.sources.sampled import PLAN_TIMEOUT_S, Conductors, SampledSource, Source
 from policy.train.sources.scene import Scene, executor_of, open_replay, scene_of
-from policy.train.sources.searched import searched
-from policy.train.sources.taught import Lessons, TaughtSource, Tutor, demonstrations, lessons_of, winners
+from policy.train.sources.taught import TaughtLessons, TaughtSource, Tutor, demonstrations, lessons_of, winners
 from policy.train.spec import TrainSpec, chosen
 from policy.train.step.grpo import learn
 from policy.train.step.masks import Masks
@@ -142,7 +142,7 @@ async def _trained(
     spec: TrainSpec,
     initial: Initial,
     masks: Masks,
-    lessons: Lessons | None,
+    lessons: TaughtLessons | None,
     out: Path,
     work: Path,
     resume: bool,
@@ -168,7 +168,7 @@ async def _trained(
 
 
 async def _source(
-    spec: TrainSpec, initial: Initial, masks: Masks, lessons: Lessons | None, work: Path, say: Say
+    spec: TrainSpec, initial: Initial, masks: Masks, lessons: TaughtLessons | None, work: Path, say: Say
 ) -> tuple[Source, Spend, Close, Callable[[], Awaitable[int | None]]]:
     """Where the batches come from, the meter of what they cost, what to call at the end, and who then sets the dial."""
 
@@ -226,7 +226,7 @@ def _found(spec: TrainSpec, initial: Initial) -> TrainableRows:
     return of_database(spec.database, spec.filters, known, weights)
 
 
-def _lessons(spec: TrainSpec, initial: Initial, masks: Masks, say: Say) -> tuple[Lessons, TrainSpec, Initial]:
+def _lessons(spec: TrainSpec, initial: Initial, masks: Masks, say: Say) -> tuple[TaughtLessons, TrainSpec, Initial]:
     """Plans that won, out of the log or found by search on recorded answers, and demonstrations; with the dial and its
     place that a search sets. Raises ConfigError where there is no lesson."""
     tutor = Tutor(initial.tokens, masks, initial.profile, initial.weights.context)

@@ -26,7 +26,7 @@ from policy.environments.base import Prompt, Spend
 from policy.environments.executor import Executor
 from policy.environments.live import JUDGE_TOKENS_MAX, LiveEnvironment
 from policy.graders.base import GraderError, GraderFailed, Tools
-from policy.record.questions import JUDGE, Question, of_file, of_log
+from policy.record.questions import JUDGE, RecordQuestion, of_file, of_log
 from policy.train.spec import TrainSpec, chosen
 
 KEY_BYTES_MAX = 4096
@@ -103,7 +103,7 @@ def _questions(spec: TrainSpec, pool: tuple[WorkerSpec, ...]) -> LiveQuestions:
     return LiveQuestions([_prompt(one, pool) for one in graded], grading)
 
 
-def _prompt(question: Question, pool: tuple[WorkerSpec, ...]) -> Prompt:
+def _prompt(question: RecordQuestion, pool: tuple[WorkerSpec, ...]) -> Prompt:
     reference = question.gold or question_text(question.messages)
     past = {one.worker: one for one in _shown(question.pool, pool)}
     domain = question.domain

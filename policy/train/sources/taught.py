@@ -1,4 +1,4 @@
-"""Lessons for supervised training: plans that won, out of the log, and demonstrations.
+"""TaughtLessons for supervised training: plans that won, out of the log, and demonstrations.
 
 Rejection sampling (RAFT, Dong et al., arXiv:2304.06767): of the plans that were made for a question, those whose
 outcome is above a bound, the best by reward first. Any planner's plans do, hosted ones too: their prompt is rendered
@@ -43,7 +43,7 @@ DEMONSTRATED = 1.0  # its reward, for the record; supervised training weighs all
 
 
 @dataclass(frozen=True, slots=True)
-class Lessons:
+class TaughtLessons:
     """Rows of both sides, split by question, and why other calls were left out."""
 
     train: list[TrainingRow]
@@ -186,7 +186,7 @@ class DemonstrationLine(BaseModel):
 def demonstrations(
     path: Path, pool: tuple[WorkerSpec, ...], executor: Executor, tutor: Tutor, seed: int
 ) -> tuple[list[TrainingRow], Counter[str]]:
-    """Lessons of a file of questions with the plan that each should get; its workers by name or by handle. Raises
+    """TaughtLessons of a file of questions with the plan that each should get; its workers by name or by handle. Raises
     ConfigError naming line and field."""
     found: list[TrainingRow] = []
     refused: Counter[str] = Counter()
@@ -242,20 +242,20 @@ def _demonstration_lines(path: Path) -> Iterable[tuple[int, DemonstrationLine]]:
 # ---------------------------------------------------------------- batches of both
 
 
-def lessons_of(rows: Sequence[TrainingRow], refused: Counter[str], settings: Settings) -> Lessons:
+def lessons_of(rows: Sequence[TrainingRow], refused: Counter[str], settings: Settings) -> TaughtLessons:
     """Split by question: which are held out is a hash. Raises ConfigError where nothing is left to train on."""
     held = {row.question for row in rows if fraction("held out", settings.seed, row.question) < settings.held_out_share}
     train = [row for row in rows if row.question not in held]
     if not train:
         raise ConfigError(f"no plan is left to learn from: {listed(refused) or 'none was selected'}")
-    return Lessons(train, [row for row in rows if row.question in held], refused)
+    return TaughtLessons(train, [row for row in rows if row.question in held], refused)
 
 
 class TaughtSource:
     """Every batch is `prompts` lessons; each pass over all of them has an order of its own, in which the lessons of a
     question stay together, so that the beginning of their prompts is computed once."""
 
-    def __init__(self, lessons: Lessons, settings: Settings) -> None:
+    def __init__(self, lessons: TaughtLessons, settings: Settings) -> None:
         self.lessons = lessons
         self._settings = settings
         self._size = min(settings.prompts, len(lessons.train))

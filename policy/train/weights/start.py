@@ -28,7 +28,7 @@ MODEL_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartDirectory:
     """A policy directory, checked. `home`: where config, tokenizer and full weights lie. `sealed`: it has a manifest of
     its own. `base`: of an adapter, the policy that it changes."""
 
@@ -71,14 +71,14 @@ class Start:
         return rank
 
 
-def open_start(directory: Path) -> Start:
+def open_start(directory: Path) -> StartDirectory:
     """Read a directory that training is to begin with. Raises VersionRefused for a bad one."""
     if not (directory / MANIFEST_FILE).is_file():
         read_object(directory / CONFIG_FILE)  # refuses what is no model either
-        return Start(directory, unsealed(directory), directory, False, None)
+        return StartDirectory(directory, unsealed(directory), directory, False, None)
     policy = read_complete(directory)
     base = base_of(policy, ()) if policy.manifest.kind == "adapter" else None
-    return Start(directory, policy.manifest, (base or policy).files, True, base)
+    return StartDirectory(directory, policy.manifest, (base or policy).files, True, base)
 
 
 def unsealed(directory: Path) -> Manifest:
