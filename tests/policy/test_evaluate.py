@@ -276,7 +276,11 @@ def test_bad_files_are_named_with_their_line(
     broken.write_text(json.dumps(lines()[0]) + "\n{\n")
     assert evaluate(*policies("rule"), data=broken) == 2
     assert f"{broken}:2: not JSON" in capsys.readouterr().err
-    ungraded = write(tmp_path / "ungraded.jsonl", [{**row, "gold": None} for row in lines()])
+    rows = [
+        {**row, "gold": None, "workers": {name: {**each, "correct": None} for name, each in row["workers"].items()}}
+        for row in lines()
+    ]
+    ungraded = write(tmp_path / "ungraded.jsonl", rows)
     assert evaluate(*policies("rule"), data=ungraded) == 2
     assert "has a `gold` answer" in capsys.readouterr().err
     for found, complaint in (
