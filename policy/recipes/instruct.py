@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gateway.files import write_atomic
 from policy.environments.base import Split
 from policy.environments.replay import ReplayEnvironment
 from policy.recipes.engines import EngineProcess
@@ -44,6 +46,7 @@ SUITE, CANARY = 3, 4  # kinds of questions beside the rounds' own
 POLICY = "conductor"
 RECORDED = "Recorded answers of real models, replayed (docs/recorded.md); the conductor is a real language model."
 PLAN_TIMEOUT_S = "120"  # of a model that shares two cores with its own training
+GATE_USD_MAX = "100"
 RECORD_USD_MAX = "1000"  # replayed: the dollars are those of the recording
 SETTINGS = {
     "BATON_EXPLORE_SHARE": "0.9",  # of what applications ask; the held-out questions are never explored
@@ -180,8 +183,13 @@ class InstructLoop:
         ]
 
     def _logged(self) -> list[str]:
+        """Arguments of a job on the log. Its gate asks the latest requests again, of the workers behind the gateway."""
         sets = [word for one in self._options.logged for word in ("--set", one)]
-        return [*sets, "--set", f"seed={self._options.seed}", "--gate", self._gate()]
+        served, key = self._at.served, self._at.data / "gate.key"
+        write_atomic(key, served.data_key, mode=0o600)
+        asked = ["--url", served.base_url, "--key-file", str(key), "--pool-file", str(self._at.pool)]
+        gate = shlex.join([*asked, "--usd-max", GATE_USD_MAX])
+        return [*sets, "--set", f"seed={self._options.seed}", "--gate", f"{self._gate()} {gate}"]
 
     def _gate(self) -> str:
         return " ".join(["--n", str(self._options.gate_n), *(f"--set {one}" for one in self._options.gate)])
