@@ -14,8 +14,8 @@ from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
 from policy.reward import DIAL
 from policy.start.recorded.lessons import Posing, ProgramPlanner, lessons
+from policy.start.recorded.observed import with_checks
 from policy.start.recorded.programs import Choices, Program, Worth, gives, search
-from policy.start.recorded.start import with_checks
 from policy.statistics.tuning import Nearest, Observation, WorkerResult, observe
 from tests.policy.environments import PRICES, SUMS, WORDS, lines, recorded
 from tests.sizes import sized

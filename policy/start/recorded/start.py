@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.errors import ConfigError
 from policy.environments.base import Prompt
 from policy.environments.executor import ExecutedEnvironment
-from policy.environments.replay import ReplayEnvironment
-from policy.environments.sampling import SamplingProgress
 from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import PROFILE, Posing, lessons
+from policy.start.recorded.observed import Say, observed_of, progress_of
 from policy.start.recorded.programs import Choices, Worth, search
 from policy.start.recorded.school import SHAPE, Schooling, SchoolReport, teach
 from policy.start.synthetic.export import About, export
-from policy.statistics.tuning import CheckResult, Nearest, Observation, observe
+from policy.statistics.tuning import Nearest, Observation
 
 ROUNDS = 3  # ask, escalate or settle, ship
 EPISODES_A_QUESTION = 7
 EPISODES_MIN, EPISODES_MAX = 4_000, 12_000
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +41,6 @@ class Start:
     observed: Sequence[Observation]
     worth: Worth
     quality: int
-
-
-def observed_of(environment: ExecutedEnvironment, prompts: Sequence[Prompt], say: Say) -> list[Observation]:
-    """Every worker on every question, with what checks say of it. Raises ConfigError where that leaves nothing to
-    learn."""
-    observed = asyncio.run(observe(environment, prompts, progress_of(say, "asking every worker")))
-    if isinstance(environment, ReplayEnvironment):
-        observed = with_checks(environment, prompts, observed)
-    rights = {result.outcome for each in observed for result in each.results.values()}
-    if len(rights) < 2:
-        kind = "right" if rights == {1.0} else "wrong"
-        raise ConfigError(
-            f"every worker is {kind} on every training question: nothing can be learnt from {len(observed)} such "
-            "questions; give harder or other ones"
-        )
-    return observed
-
-
-def with_checks(
-    environment: ReplayEnvironment, prompts: Sequence[Prompt], observed: Sequence[Observation]
-) -> list[Observation]:
-    """The same with the recorded checks of each question."""
-    found = []
-    for prompt, each in zip(prompts, observed, strict=True):
-        checks = environment.checks(prompt)
-        found.append(replace(each, checks={n: CheckResult(c.valid, c.cost_nano) for n, c in checks.items()}))
-    return found
 
 
 def warm_start(
@@ -105,16 +75,6 @@ def warm_start(
     )
     export(out, {name: tensor.numpy() for name, tensor in model.state_dict().items()}, tokenizer, SHAPE, about)
     return Start(observed, worth, quality)
-
-
-def progress_of(say: Say, what: str) -> Callable[[SamplingProgress], None]:
-    """Say how far a sampling is, every thousand episodes."""
-
-    def progress(now: SamplingProgress) -> None:
-        if now.done == now.total or now.done % 1_000 == 0:
-            say(f"{what}: {now.done}{f' of {now.total}' if now.total else ''}, {now.elapsed_s:.0f} s")
-
-    return progress
 
 
 def _line(report: SchoolReport) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from policy.dataset.refusals import RowRefused
 from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import PlanLesson, Posing, lessons
+from policy.start.recorded.observed import observed_of, progress_of
 from policy.start.recorded.programs import Choices, search
-from policy.start.recorded.start import observed_of, progress_of
 from policy.statistics.tuning import Nearest
 from policy.train.sources.scene import executor_of, open_replay
 from policy.train.sources.taught import DEMONSTRATED, Tutor
