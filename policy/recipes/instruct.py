@@ -178,7 +178,7 @@ class InstructLoop:
         common += ["--set", f"seed={options.seed}", "--gate", self._gate()]
         sets = [[word for one in each for word in ("--set", one)] for each in (options.sft, options.grpo)]
         return [
-            ("lessons from a search", [*common, "--method", "sft", *sets[0]]),
+            ("lessons from a search", [*common, "--method", "sft", "--prompt", "brief", *sets[0]]),
             ("GRPO on recordings", [*common, *sets[1]]),
         ]
 
