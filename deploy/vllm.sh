@@ -7,6 +7,7 @@
 # VERSIONS=reload: full weights in place of MODEL's (a directory); BATON_POLICY_ENGINE=vllm-reload.
 # VERSIONS=none: one version.
 # BATON_POLICY_RANK_MAX and BATON_POLICY_VERSIONS_MAX are the gateway's own settings: give both sides the same.
+# LORA_TARGETS="q_proj k_proj …": the layers that adapters may have; a Llama on a CPU needs it (docs/swap.md).
 # Loopback only (HOST): the routes that load weights ask for no key, so nobody else may reach this port.
 set -euo pipefail
 
@@ -16,6 +17,8 @@ case "${VERSIONS:-lora}" in
     export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
     versions=(--enable-lora --max-loras 4 --max-lora-rank "${BATON_POLICY_RANK_MAX:-16}"
       --max-cpu-loras "${BATON_POLICY_VERSIONS_MAX:-16}")
+    # shellcheck disable=SC2206 # names of layers, split at spaces
+    [ -z "${LORA_TARGETS:-}" ] || versions+=(--lora-target-modules ${LORA_TARGETS})
     ;;
   reload) export VLLM_SERVER_DEV_MODE=1 ;;
   none) ;;

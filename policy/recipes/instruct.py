@@ -192,7 +192,9 @@ class InstructLoop:
         return [*sets, "--set", f"seed={self._options.seed}", "--gate", f"{self._gate()} {gate}"]
 
     def _gate(self) -> str:
-        return " ".join(["--n", str(self._options.gate_n), *(f"--set {one}" for one in self._options.gate)])
+        options = self._options
+        sizes = ["--n", str(options.gate_n), "--draws", str(options.gate_draws)]
+        return " ".join([*sizes, *(f"--set {one}" for one in options.gate)])
 
     def _store(self, done: LearningRound | None = None) -> None:
         report, tally = self._report, self._traffic.tally
@@ -231,6 +233,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--per-s", type=float, default=0.2, help="requests a second while a job runs")
     made.add_argument("--n", type=int, default=100, help="held-out questions")
     made.add_argument("--gate-n", type=int, default=100, help="questions of the gate's held-out run")
+    made.add_argument("--gate-draws", type=int, default=1, help="orders of the pool for each attack of the gate")
     made.add_argument("--seed", type=int, default=0)
     for name, what in (("sft", "round 1"), ("grpo", "round 2"), ("logged", "round 3")):
         made.add_argument(f"--{name}", action="append", default=[], metavar="NAME=VALUE", help=f"settings of {what}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from gateway.adapters.engines.files import BaseWeights, check, check_base
 from gateway.adapters.engines.sealed import file_sha256, read_policy
 from gateway.adapters.postgres.policy_files import take_in
-from gateway.core.policies.manifest import weights_digest
+from gateway.core.policies.manifest import known_profile, weights_digest
 from gateway.errors import BadRequest, BatonError, VersionRefused
 from policy.engines.directory import read_conductors
 from policy.engines.embedded import load_runtime
@@ -24,7 +25,7 @@ from policy.serve.lora import merge_adapter
 from policy.serve.manifest import read_complete
 from policy.serve.shape import load_shape, load_weights
 from policy.start.pretrained.packaged import Packaged, import_packaged
-from policy.start.pretrained.seal import seal
+from policy.start.pretrained.seal import add, run, seal
 from tests.tiny_model import write_tiny_llama
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -79,6 +80,13 @@ def test_a_base_that_cannot_be_written_to_has_its_manifest_elsewhere(base: Path,
 def decoded_beside(base: Path) -> list[int]:
     seal(base)
     return decoded(base)
+
+
+def test_a_base_is_asked_with_the_prompt_that_it_is_sealed_with(base: Path, tmp_path: Path) -> None:
+    parser = ArgumentParser()
+    add(parser)
+    assert run(parser.parse_args([str(base), "--out", str(tmp_path / "sealed"), "--prompt", "brief"])) == 0
+    assert known_profile(read_policy(tmp_path / "sealed", complete=True).manifest) == "brief"
 
 
 def test_shards_are_one_model_with_one_digest(base: Path, tmp_path: Path) -> None:

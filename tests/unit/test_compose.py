@@ -102,6 +102,13 @@ def test_the_gateway_knows_every_setting(
         assert settings.jobs_worker is not gpu
 
 
+def test_the_layers_of_adapters_are_named_where_they_must_be(tmp_path: Path) -> None:
+    words = command_of(tmp_path, {"LORA_TARGETS": "q_proj v_proj"}, "base", "8126")
+    at = words.index("--lora-target-modules")
+    assert words[at + 1 : at + 3] == ["q_proj", "v_proj"]
+    assert "--lora-target-modules" not in command_of(tmp_path, {}, "base", "8126")
+
+
 @pytest.mark.parametrize("limits", [{}, {"BATON_POLICY_RANK_MAX": "64", "BATON_POLICY_VERSIONS_MAX": "8"}])
 def test_the_limits_of_adapters_are_equal_on_both_sides(limits: dict[str, str], tmp_path: Path) -> None:
     services = compose(SECRET | gpu_env() | limits)["services"]

@@ -1,6 +1,6 @@
 """Seal a Hugging Face directory as a base: a policy that is named by the hashes of its files and never copied.
 
-    baton policy seal DIR [--out POLICY_DIR]
+    baton policy seal DIR [--out POLICY_DIR] [--prompt PROFILE]
 
 A base is any causal language model with a chat template, in one safetensors file or in shards. Its manifest is written
 into DIR, or into POLICY_DIR where DIR cannot be written to. Training and the engines read the files where they lie.
@@ -15,11 +15,11 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gateway.adapters.engines.files import check_finite, read_header
 from gateway.adapters.engines.sealed import SealedPolicy, file_sha256, read_object, read_policy
-from gateway.core.loop.prompt import PROMPT_VERSION, prompt_hash
+from gateway.core.loop.prompt import PROMPT_VERSION, Profile, prompt_hash
 from gateway.core.policies.manifest import ADAPTER_CONFIG_FILE, CONFIG_FILE, MANIFEST_FILE, Manifest
 from gateway.errors import BadRequest, ConfigError
 from policy.serve.manifest import write_document
@@ -45,11 +45,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="config.json, tokenizer, *.safetensors")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the manifest goes (default DIR itself)")
     parser.add_argument("--name", default="", help="of the policy (default: made of DIR's name)")
+    shapes = get_args(Profile)
+    parser.add_argument("--prompt", choices=shapes, default="full", help="that it is asked with (default full)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the sealed policy's name, size and place. Raises BatonError, one line with the fix."""
-    sealed = seal(options.directory, options.out, options.name)
+    sealed = seal(options.directory, options.out, options.name, profile=options.prompt)
     manifest = sealed.manifest
     sys.stdout.write(
         f"{manifest.id}: a base of {manifest.params:,} weights ({manifest.weights_sha256[:12]}…), sealed in "
@@ -58,9 +60,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def seal(source: Path, out: Path | None = None, name: str = "", **facts: Any) -> SealedPolicy:
-    """Write the manifest of the base in `source` and read it back. `facts`: further fields of the manifest. Raises
-    BadRequest for a directory that is no base, VersionRefused for weights that are torn or not finite."""
+def seal(
+    source: Path, out: Path | None = None, name: str = "", profile: Profile = "full", **facts: Any
+) -> SealedPolicy:
+    """Write the manifest of the base in `source` and read it back. `profile`: of the prompt that it is asked with;
+    `facts`: further fields of the manifest. Raises BadRequest for a directory that is no base, VersionRefused for
+    weights that are torn or not finite."""
     source = source.resolve()
     files = base_files(source)
     params = 0
@@ -72,8 +77,8 @@ def seal(source: Path, out: Path | None = None, name: str = "", **facts: Any) ->
     manifest = Manifest(
         name=name or _name(source),
         version="0",
-        prompt_version=f"full-{PROMPT_VERSION}",
-        prompt_hash=prompt_hash("full"),
+        prompt_version=f"{profile}-{PROMPT_VERSION}",
+        prompt_hash=prompt_hash(profile),
         seed=0,
         data="pretrained",
         command=f"baton policy seal {source.name}",
