@@ -22,13 +22,14 @@ from policy.dataset.row import Row, StepRow
 from policy.serve.manifest import read_complete
 from policy.start.pretrained.seal import seal
 from tests.policy.dataset_rows import STEP, a_row
-from tests.policy.environments import PRICES, lines
+from tests.policy.environments import PRICES, SUMS, line, lines
 from tests.tiny_model import write_tiny_llama
 
 pytestmark = pytest.mark.train
 torch = pytest.importorskip("torch")
 
 from policy.train.run.initial import Initial, initial_weights  # noqa: E402
+from policy.train.run.searched import searched  # noqa: E402
 from policy.train.run.session import train  # noqa: E402
 from policy.train.settings import Settings  # noqa: E402
 from policy.train.sources.taught import TaughtSource, Tutor, demonstrated, lessons_of, winners  # noqa: E402
@@ -282,3 +283,27 @@ def test_a_search_on_recorded_answers_teaches_a_base(tmp_path: Path) -> None:
     assert any("searched" in line for line in said)
     losses = [json.loads(line)["loss"] for line in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]
+
+
+def test_questions_that_other_workers_answered_are_searched_on_their_own(tmp_path: Path, tutor: Tutor) -> None:
+    """A pool of two recordings in one file: the plans of each question name only the workers that answered it."""
+    rows = lines(100)
+    for row in rows[100:]:
+        del row["workers"]["cheap"]
+    data, prices = tmp_path / "r.jsonl", tmp_path / "prices.json"
+    data.write_text("\n".join(map(json.dumps, [*rows, line(9, SUMS, {"dear": "18"}, "18")])))
+    prices.write_text(json.dumps(PRICES))
+    settings = Settings(lessons=60, experience_share=0, redraw_handles=False)
+    workers = ("cheap", "mid", "dear")
+    spec = TrainSpec(env="replay", method="sft", data=data, prices=prices, workers=workers, settings=settings)
+    said: list[str] = []
+    searched_rows = searched(spec, tutor, said.append)
+    assert sum("programs on" in line for line in said) == 2
+    staffs = {row.question.split(" posed")[0] for row in searched_rows.rows}
+    assert staffs == {"staff 0", "staff 1"}
+    assert searched_rows.refused == {}
+    assert len(searched_rows.dial) == QUALITY_MAX + 1
+    spec = spec.model_copy(update={"workers": ("cheap", "mid")})
+    data.write_text("\n".join(map(json.dumps, lines(8))))
+    with pytest.raises(ConfigError, match="20 training questions"):
+        searched(spec, tutor, said.append)

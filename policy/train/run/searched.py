@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused
+from policy.environments.base import Prompt
 from policy.evaluate.options import NEIGHBOURS
 from policy.start.recorded.lessons import PlanLesson, Posing, lessons
 from policy.start.recorded.observed import observed_of, progress_of
-from policy.start.recorded.programs import Choices, search
-from policy.statistics.tuning import Nearest
+from policy.start.recorded.programs import Choices, Worth, search
+from policy.statistics.tuning import Nearest, Observation
 from policy.train.sources.scene import executor_of, open_replay
 from policy.train.sources.taught import DEMONSTRATED, Tutor
 from policy.train.spec import TrainSpec
 from policy.train.step.rows import TrainingRow
 
+STAFF_MIN = 20  # questions that the same workers answered: programs are not searched on fewer
 PLACES = 4  # of the dial, at which a posed question is taught: the prompts share a beginning
 
 
@@ -36,35 +41,76 @@ class Searched:
     quality: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Staff:
+    """Questions that the same workers answered, and what programs over those workers gave."""
+
+    prompts: list[Prompt]
+    observed: list[Observation]
+    worth: Worth
+
+
 def searched(spec: TrainSpec, tutor: Tutor, say: Callable[[str], None]) -> Searched:
-    """Search programs on the training questions and write `lessons` about them. Raises ConfigError as `open_replay`
-    does, and where every worker is right, or wrong, on every question. Call it outside an event loop."""
+    """Search programs on the training questions and write `lessons` about them, for each staff on its own: its share of
+    them is that of its questions. Raises ConfigError as `open_replay` does, where every worker is right, or wrong, on
+    every question, and where no staff has STAFF_MIN questions. Call it outside an event loop."""
     settings = spec.settings
     environment = open_replay(spec, executor_of(spec))
     prompts = environment.prompts("train", min(settings.candidates, environment.count("train")), settings.seed)
     observed = observed_of(environment, prompts, say)
-    worth = search(observed)
-    say(f"searched {len(worth.programs)} programs on {len(observed)} questions")
-    usd_max = settings.usd_per_1k_max / 1000
-    prices = worth.prices(usd_max)
-    tables = worth.dial(prices, usd_max)
+    staffs = _staffs(prompts, observed, say)
+    usd_max, total = settings.usd_per_1k_max / 1000, sum(len(staff.prompts) for staff in staffs)
+    prices = _prices(staffs, usd_max)
     near = Nearest(observed, NEIGHBOURS) if settings.experience_share else None
     posing = Posing(tutor.profile, near, settings.k_of_n, settings.redraw_handles, PLACES)
     progress = progress_of(say, "writing lessons")
-    choices = Choices(worth, tables, prices)
-    episodes = asyncio.run(lessons(environment, prompts, choices, posing, settings.lessons, settings.seed, progress))
-    rows, refused = _rows(tutor, episodes)
-    return Searched(rows, refused, prices, worth.affordable(tables, usd_max))
-
-
-def _rows(tutor: Tutor, episodes: list[PlanLesson]) -> tuple[list[TrainingRow], Counter[str]]:
-    """Each lesson once: a repeated one counts for the small student alone, which needs it more often."""
     rows: list[TrainingRow] = []
     refused: Counter[str] = Counter()
+    qualities: list[int] = []
+    for number, staff in enumerate(staffs):
+        tables = staff.worth.dial(prices, usd_max)
+        qualities.append(staff.worth.affordable(tables, usd_max))
+        choices = Choices(staff.worth, tables, prices)
+        count = max(1, round(settings.lessons * len(staff.prompts) / total))
+        episodes = asyncio.run(lessons(environment, staff.prompts, choices, posing, count, settings.seed, progress))
+        rows += _rows(tutor, episodes, f"staff {number}", refused)
+    return Searched(rows, refused, prices, min(qualities))
+
+
+def _staffs(prompts: Sequence[Prompt], observed: Sequence[Observation], say: Callable[[str], None]) -> list[_Staff]:
+    """The questions by who answered them, most questions first. Raises ConfigError where none has enough."""
+    members: dict[frozenset[str], list[int]] = {}
+    for index, each in enumerate(observed):
+        members.setdefault(frozenset(each.results), []).append(index)
+    staffs = []
+    for names, own in sorted(members.items(), key=lambda item: (-len(item[1]), sorted(item[0]))):
+        if len(own) < STAFF_MIN or len(names) < 2:
+            say(f"left out: {len(own)} questions that only {len(names)} workers answered: {', '.join(sorted(names))}")
+            continue
+        theirs = [observed[index] for index in own]
+        staffs.append(_Staff([prompts[index] for index in own], theirs, search(theirs)))
+        say(f"searched {len(staffs[-1].worth.programs)} programs on {len(own)} questions")
+    if not staffs:
+        raise ConfigError(
+            f"no {STAFF_MIN} training questions were answered by the same two workers or more; give more, or --workers"
+        )
+    return staffs
+
+
+def _prices(staffs: Sequence[_Staff], usd_max: float) -> tuple[float, ...]:
+    """The dial: what a dollar costs at each place, the geometric mean over questions; nothing at the last."""
+    weights = [len(staff.prompts) for staff in staffs]
+    every = np.array([staff.worth.prices(usd_max)[:-1] for staff in staffs])
+    return (*np.exp(np.average(np.log(every), axis=0, weights=weights)).tolist(), 0.0)
+
+
+def _rows(tutor: Tutor, episodes: list[PlanLesson], staff: str, refused: Counter[str]) -> list[TrainingRow]:
+    """Each lesson once: a repeated one counts for the small student alone, which needs it more often."""
+    rows: list[TrainingRow] = []
     for lesson in dict.fromkeys(episodes):
-        name = f"posed {lesson.posed}"
+        name = f"{staff} posed {lesson.posed}"
         try:
             rows.append(tutor.row(lesson.messages, lesson.plan, lesson.allowed, DEMONSTRATED, name, name, ""))
         except RowRefused as error:
             refused[error.reason] += 1
-    return rows, refused
+    return rows
