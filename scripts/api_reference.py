@@ -23,6 +23,7 @@ from gateway.api.operator.pages import PagesApi
 from gateway.api.operator.policies import PoliciesApi
 from gateway.api.operator.pools import PoolsApi
 from gateway.api.public.chat import OWN_HEADERS, OpenAIApi, TextsApi
+from gateway.api.public.messages import MessagesApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
 from gateway.core.log.outcome import FIELDS as OUTCOME_FIELDS
@@ -64,6 +65,8 @@ REQUEST_HEADERS = {
 }
 OTHER_REQUEST_HEADERS = {
     "authorization": "`Bearer` and a key",
+    "x-api-key": "the key, on `/v1/messages`, where Anthropic's clients send it instead",
+    "anthropic-version": "on `/v1/messages`: `2023-06-01`, `2026-10-21` or absent",
     "idempotency-key": "on every POST: a repeated request gets the first reply again, and spends nothing",
     "x-baton-depth": "set and signed by a gateway that calls another one; without its signature it counts as absent",
 }
@@ -89,6 +92,7 @@ OTHER_REPLY_HEADERS = {
     "x-baton-idempotent-replay": "`true` where this is the stored reply to the same `Idempotency-Key`",
     "openai-processing-ms": "milliseconds until the reply began",
     "openai-version": "`2020-10-01`, as OpenAI says",
+    "request-id": "`x-request-id` under the name that Anthropic's SDKs read, on `/v1/messages`",
     "x-baton-dropped-fields": "paths of the request properties that Baton does not know and dropped",
     "retry-after, retry-after-ms": "with 429 and 503: when to retry. Above 120 s OpenAI's SDKs do not retry",
     "x-should-retry": "`true` where a retry may help, `false` where it cannot; OpenAI's SDKs obey it",
@@ -133,7 +137,7 @@ Each listener describes its routes under `/openapi.json`, without a key.
 REQUEST_HEADERS_TEXT = """
 ## Request headers
 
-A cap by header can only lower what settings and key allow. The last three headers hold for other routes too.
+A cap by header can only lower what settings and key allow. The last five headers hold for other routes too.
 
 """
 BODIES_TEXT = f"""
@@ -195,7 +199,7 @@ Every error is `{"error": {"message": …, "type": …, "param": …, "code": �
 def routes() -> Iterator[tuple[str, str, str, str]]:
     """Return (listener, method, path, summary) of every route, without building an application."""
     listeners: dict[str, tuple[Any, ...]] = {
-        "public": (OpenAIApi, ResponsesApi, TextsApi, OutcomesApi, HealthApi),
+        "public": (OpenAIApi, ResponsesApi, MessagesApi, TextsApi, OutcomesApi, HealthApi),
         "admin": (KeysApi, OrgsApi, CreditsApi, AuditApi, PoolsApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
     }
     for listener, apis in listeners.items():

@@ -144,6 +144,7 @@ class Kit:
         self.embedder = embedder or LocalEmbedder(HASHED)
         clock = TestClock()
         budget = RetryBudget(start_retries=100)
+        self.tokens = tokens
         calls = Calls(self.workers, budget, clock, tokens, attempts_max=attempts_max, wait_initial_s=0.001)
         rule = RulePlanner(RuleWeights())
         learned = ConductorPlanner(self.conductor, ConductorSettings(profile, PRICE, timeout_s))

@@ -192,17 +192,19 @@ def test_where_to_change_names_what_is_there() -> None:
     assert [f"{path}: {name}" for path, name in places if name not in (ROOT / path).read_text(encoding="utf-8")] == []
 
 
-def test_openais_contract_names_tests_that_exist() -> None:
-    named = TEST.findall((DOCS / "openai.md").read_text(encoding="utf-8"))
-    assert len(named) > 40
+@pytest.mark.parametrize(("page", "least"), [("openai.md", 40), ("anthropic.md", 30)])
+def test_a_contract_names_tests_that_exist(page: str, least: int) -> None:
+    named = TEST.findall((DOCS / page).read_text(encoding="utf-8"))
+    assert len(named) > least
     assert [f"{path}::{test}" for path, test in named if not _has(path, test)] == []
 
 
-def test_every_probe_of_openais_contract_is_held_by_a_test() -> None:
-    probes = (DOCS / "openai.md").read_text(encoding="utf-8").split("\n- Probe: ")[1:]
-    assert len(probes) > 40
-    held = [re.findall(r"^  - (OpenAI|Baton|Test): ", probe, re.M) for probe in probes]
-    assert [probe for probe, lines in zip(probes, held, strict=True) if lines != ["OpenAI", "Baton", "Test"]] == []
+@pytest.mark.parametrize(("page", "vendor", "least"), [("openai.md", "OpenAI", 40), ("anthropic.md", "Anthropic", 30)])
+def test_every_probe_of_a_contract_is_held_by_a_test(page: str, vendor: str, least: int) -> None:
+    probes = (DOCS / page).read_text(encoding="utf-8").split("\n- Probe: ")[1:]
+    assert len(probes) > least
+    held = [re.findall(rf"^  - ({vendor}|Baton|Test): ", probe, re.M) for probe in probes]
+    assert [probe for probe, lines in zip(probes, held, strict=True) if lines != [vendor, "Baton", "Test"]] == []
     assert [probe for probe in probes if not TEST.findall(probe.partition("  - Test: ")[2])] == []
 
 

@@ -70,6 +70,7 @@ from gateway.wiring.requests import (
     idempotency_of,
     journal_of,
     media_of,
+    messages_of,
     money_of,
     openai_of,
     pool_of,
@@ -226,7 +227,8 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(base, completer, catalog, auth, idempotency)
     outcomes = OutcomesApi(Outcomes(store, journal, clock, redactor), auth, settings.body_bytes_max)
     health = _health(base, budgets, conductor.conductor if conductor else None, policies)
-    public = (openai, responses_of(base, journal, openai), TextsApi(openai), outcomes, health)
+    vendors = (responses_of(base, journal, openai), messages_of(base, catalog, openai))
+    public = (openai, *vendors, TextsApi(openai), outcomes, health)
     admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     return Bundle(

@@ -22,6 +22,7 @@ from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
 from gateway.adapters.upstream.tokens import Tokenizers
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.public.chat import OpenAIApi
+from gateway.api.public.messages import MessagesApi
 from gateway.api.public.responses import ResponsesApi
 from gateway.config.planning import HASHING, MINILM, PlanningSettings
 from gateway.config.serving import listed
@@ -42,6 +43,7 @@ from gateway.service.request.admit import Policies
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
+from gateway.service.request.counting import InputTokens
 from gateway.service.request.responses import Responses
 from gateway.service.request.sticky import Sticky
 from gateway.wiring.base import Base
@@ -262,3 +264,7 @@ def responses_of(base: Base, journal: Journal, chats: OpenAIApi) -> ResponsesApi
         media_bytes_max=settings.media_bytes_max,
     )
     return ResponsesApi(chats, responses)
+
+
+def messages_of(base: Base, catalog: Catalog, chats: OpenAIApi) -> MessagesApi:
+    return MessagesApi(chats, InputTokens(catalog, base.closing(Tokenizers())))

@@ -20,6 +20,7 @@ from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.operator.keys import Balances, KeysApi
 from gateway.api.public.chat import OpenAIApi, TextsApi
+from gateway.api.public.messages import MessagesApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
 from gateway.cli.process.listeners import Listener
@@ -27,6 +28,7 @@ from gateway.core.money.amounts import Usage
 from gateway.errors import BudgetExceeded, UpstreamError, UpstreamRateLimited
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.request.auth import Authenticator
+from gateway.service.request.counting import InputTokens
 from gateway.service.request.outcomes import Outcomes
 from gateway.service.request.responses import Responses
 from tests.fakes.admin import FakeAdmin
@@ -86,6 +88,7 @@ async def served(
     for router in (
         api.router(),
         responses.router(),
+        MessagesApi(api, InputTokens(kit.catalog, kit.tokens)).router(),
         TextsApi(api).router(),
         outcomes.router(),
         health.router(),

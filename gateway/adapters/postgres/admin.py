@@ -7,6 +7,7 @@ operator gave it, so a repeated request finds the same row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -274,7 +275,7 @@ async def _charge(connection: AsyncConnection, name: str) -> Mapping[Any, Any]:
 def _is_of(name: str) -> ColumnElement[bool]:
     plain = str(clean(name))
     try:
-        rollout = str(UUID(plain.removeprefix("chatcmpl-").removeprefix("resp_")))
+        rollout = str(UUID(re.sub("^(chatcmpl-|resp_|msg_)", "", plain)))
     except ValueError:
         return ledger.c.hold_id == plain
     return or_(ledger.c.hold_id == plain, ledger.c.rollout_id == rollout)

@@ -167,7 +167,7 @@ class _Turn:
         try:
             return await serve(Request(request.scope, _never))
         except BatonError as error:
-            return reply(error)
+            return reply(error, request.scope)
 
     async def _send(self, message: Message) -> None:
         """ASGI `send`: collect the reply, and store it before its last byte leaves."""

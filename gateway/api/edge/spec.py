@@ -80,6 +80,17 @@ RESPONSES = _object(
     max_output_tokens=WHOLE,
     metadata={"type": "object", "additionalProperties": TEXT},
 )
+MESSAGES = _object(
+    *("model", "messages", "max_tokens"),
+    model=TEXT,
+    messages={"type": "array", "minItems": 1, "items": {"type": "object"}},
+    max_tokens=WHOLE,
+    system={"type": ["string", "array"]},
+    stream={"type": "boolean"},
+    stop_sequences={"type": "array", "maxItems": 4, "items": TEXT},
+    tools={"type": "array", "items": {"type": "object"}},
+    thinking={"type": "object"},
+)
 OUTCOME = _object(
     rollout_id=TEXT,
     completion_id=TEXT,
@@ -104,6 +115,8 @@ JOB = _object("train", policy=TEXT, train={"type": "object"}, gate={"type": "obj
 BODIES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("post", "/v1/chat/completions"): CHAT,
     ("post", "/v1/responses"): RESPONSES,
+    ("post", "/v1/messages"): MESSAGES,
+    ("post", "/v1/messages/count_tokens"): {**MESSAGES, "required": ["model", "messages"]},
     ("post", "/v1/outcomes"): OUTCOME,
     ("post", "/v1/completions"): _object(
         *("model", "prompt"),

@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.core.anthropic.reply import error_body, error_status
 from gateway.core.log.events import random_hex
 from gateway.core.log.redact import scrub
 from gateway.core.openai.body import decode_json
@@ -34,6 +35,7 @@ log = logging.getLogger("baton")
 RESERVED = 0.2  # share of the open requests that is kept for those that spend nothing
 FREE_POSTS = ("/outcomes",)
 CLIENT_CLOSED_REQUEST = 499  # the client left before its reply
+MESSAGES = "/v1/messages"  # Anthropic's API: its errors have Anthropic's shape
 OPENAI_VERSION = b"2020-10-01"  # the only one so far; clients compare it
 T = TypeVar("T")
 TURN_EVERY_S = 0.02  # interval of measurements, while any request runs
@@ -77,6 +79,8 @@ class Edge:
                 if scope["path"].startswith("/v1/"):
                     took_ms = int((time.monotonic() - began_s) * 1000)
                     headers += [(b"openai-processing-ms", b"%d" % took_ms), (b"openai-version", OPENAI_VERSION)]
+                if scope["path"].startswith(MESSAGES):
+                    headers.append((b"request-id", request_id.encode()))
                 if not any(name == b"access-control-expose-headers" for name, _ in headers):
                     headers.append((b"access-control-expose-headers", b"X-Request-ID"))
                 message["headers"] = headers
@@ -85,7 +89,8 @@ class Edge:
         spends = scope["method"] == "POST" and not scope["path"].endswith(FREE_POSTS)
         full = spends and self._spending + self._abandoned() >= self._spending_max
         if full or self._open >= self._open_max:
-            await self._refusal(scope, receive, stamped)
+            refusal = reply(overloaded(), scope) if scope["path"].startswith(MESSAGES) else self._refusal
+            await refusal(scope, receive, stamped)
             return
         self._open += 1
         self._spending += spends
@@ -128,9 +133,12 @@ class Json(JSONResponse):
         return json_bytes(content)
 
 
-def reply(error: BatonError) -> JSONResponse:
-    """An error in OpenAI's shape. Secrets are removed: it may quote a key that the client put in the wrong place, and
-    clients log the bodies of errors."""
+def reply(error: BatonError, scope: Scope | None = None) -> JSONResponse:
+    """An error in OpenAI's shape, or in Anthropic's where the request is one of its API. Secrets are removed: it may
+    quote a key that the client put in the wrong place, and clients log the bodies of errors."""
+    if scope is not None and scope["path"].startswith(MESSAGES):
+        body, status = error_body(error, scope.get("state", {}).get("request_id")), error_status(error)
+        return Json(scrub(body), status_code=status, headers=error.reply_headers())
     return Json(scrub(error.body()), status_code=error.status, headers=error.reply_headers())
 
 
@@ -138,19 +146,21 @@ def install(app: FastAPI) -> None:
     """Register the handlers of Baton's errors, of the framework's, and of all others."""
 
     async def baton(request: Request, error: Exception) -> JSONResponse:
-        return reply(error if isinstance(error, BatonError) else BatonError("internal error"))
+        return reply(error if isinstance(error, BatonError) else BatonError("internal error"), request.scope)
 
     async def framework(request: Request, error: Exception) -> JSONResponse:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status == 405:
             wrong = BadRequest(f"{request.method} is not allowed on {request.url.path}", code="method_not_allowed")
             wrong.status = 405
-            return reply(wrong)
-        return reply(NotFound(f"Invalid URL ({request.method} {request.url.path})", code="unknown_url"))
+            return reply(wrong, request.scope)
+        lost = NotFound(f"Invalid URL ({request.method} {request.url.path})", code="unknown_url")
+        return reply(lost, request.scope)
 
     async def unknown(request: Request, error: Exception) -> JSONResponse:
         log.error("unhandled error in %s", request.state.request_id, exc_info=error)
-        return reply(BatonError("internal error; quote the x-request-id header when you report it"))
+        broken = BatonError("internal error; quote the x-request-id header when you report it")
+        return reply(broken, request.scope)
 
     app.add_exception_handler(BatonError, baton)
     app.add_exception_handler(HTTPException, framework)

@@ -90,9 +90,15 @@ class OpenAIApi:
         return await self.complete(request, running, lambda body: body)
 
     async def begin(
-        self, request: Request, principal: Principal, chat: ChatRequest, response: Mapping[str, Any] | None = None
+        self,
+        request: Request,
+        principal: Principal,
+        chat: ChatRequest,
+        response: Mapping[str, Any] | None = None,
+        prefix: str | None = None,
     ) -> Running:
-        """Admit a chat request under the headers it came with, and start it. `response`: see `RequestContext`."""
+        """Admit a chat request under the headers it came with, and start it. `response`, `prefix`: see
+        `RequestContext`."""
         context = RequestContext(
             principal=principal,
             chat=chat,
@@ -103,6 +109,7 @@ class OpenAIApi:
             depth=_depth(request.headers.get(DEPTH_HEADER), self.depth_secret),
             sticky=_wanted(request, "x-baton-sticky", default=True),
             response=response,
+            prefix=prefix,
             progress=_wanted(request, "x-baton-progress", default=False),
         )
         return await self.completer.start(context)

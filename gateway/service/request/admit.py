@@ -71,6 +71,7 @@ class RequestContext:
     sticky: bool = True  # whether the turn may go back to the worker that asked (service/request/sticky.py)
     progress: bool = False  # whether the stream carries a comment for each plan and step
     response: Mapping[str, Any] | None = None  # what the Responses API logs beside the messages
+    prefix: str | None = None  # of the reply's id; None: the prefix of its endpoint
 
 
 def no_version(request_id: str) -> Pick | None:
@@ -253,6 +254,8 @@ def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int, choices: i
 
 
 def _prefix(context: RequestContext) -> str:
+    if context.prefix is not None:
+        return context.prefix
     return PREFIXES[context.chat.endpoint] if context.response is None else "resp_"
 
 

@@ -13,6 +13,9 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from gateway.core.anthropic.events import MessageEvents
+from gateway.core.anthropic.reply import MessageHead, error_body
+from gateway.core.anthropic.request import MessageNames
 from gateway.core.openai.reply import DONE, chunk, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
@@ -215,6 +218,39 @@ class ResponseFrames:
         if not (self._running.chat.obfuscate and event["type"].endswith(".delta")):
             return _typed(event)
         return _typed({**event, "obfuscation": _padding()})
+
+
+class MessageFrames:
+    """`Frames` of a Message: the events of Anthropic's Messages API, with its own `ping` for an idle stream."""
+
+    def __init__(self, running: Running, head: MessageHead, names: MessageNames) -> None:
+        self.begun = False
+        self._running = running
+        self._names = names
+        self._events = MessageEvents(head)
+
+    def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        """The events of a worker's chunk."""
+        return [*self._open(), *map(_typed, self._events.chunk(choices))]
+
+    def idle(self) -> list[bytes]:
+        """The first event, then pings."""
+        return self._open() or [_typed(self._events.ping())]
+
+    def end(self) -> list[bytes]:
+        """The last events, once the request is logged and settled."""
+        running = self._running
+        if running.error is not None:
+            return [_story(running), _typed(error_body(self._names.reword(running.error)))]
+        opening = self._open()
+        last = self._events.completed(running.body or {})
+        return [*opening, *map(_typed, last[:-1]), _story(running), _typed(last[-1])]
+
+    def _open(self) -> list[bytes]:
+        if self.begun:
+            return []
+        self.begun = True
+        return list(map(_typed, self._events.open()))
 
 
 def _story(running: Running) -> bytes:

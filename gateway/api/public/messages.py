@@ -1,0 +1,92 @@
+"""The routes of Anthropic's Messages API: make a message, and count the tokens of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+
+from gateway.api.edge.spec import header_parameters
+from gateway.api.edge.stack import MESSAGES, Json, Router, read_json
+from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
+from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
+from gateway.core.access.keys import Principal
+from gateway.core.anthropic.reply import MessageHead, finished_message
+from gateway.core.anthropic.request import COUNTED, REQUIRED, VERSIONS, MessageRequest, parse_message_request
+from gateway.core.loop.caps import CAP_HEADERS
+from gateway.errors import BadRequest
+from gateway.service.request.counting import InputTokens
+from gateway.service.request.frames import MessageFrames
+
+KEY_HEADER = "x-api-key"
+VERSION_HEADER = "anthropic-version"
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesApi:
+    """What the routes need. `chats` serves the chat request behind a message."""
+
+    chats: OpenAIApi
+    tokens: InputTokens
+
+    def router(self) -> Router:
+        """The routes."""
+        router = Router(prefix=MESSAGES)
+        named = (KEY_HEADER, VERSION_HEADER)
+        headers = header_parameters(*named, *OWN_HEADERS, IDEMPOTENCY_HEADER, *CAP_HEADERS)
+        router.add("POST", "", self.create, openapi_extra=headers)
+        router.add("POST", "/count_tokens", self.count, openapi_extra=header_parameters(*named, "x-baton-pool"))
+        return router
+
+    async def create(self, request: Request) -> Response:
+        """Make a message: planned over the key's workers as a chat request is, and streamed with `stream`."""
+        principal = await self._who(request)
+        body = await read_json(request, self.chats.body_bytes_max)
+        return await self.chats.idempotency.answer(request, principal, body, lambda r: self._create(r, principal, body))
+
+    async def count(self, request: Request) -> Response:
+        """The number of input tokens that the message would have. It costs nothing."""
+        principal = await self._who(request)
+        asked = self._parsed(await read_json(request, self.chats.body_bytes_max), *COUNTED)
+        try:
+            tokens = await self.tokens.count(principal, asked.chat, request.headers.get("x-baton-pool"))
+        except BadRequest as error:
+            raise asked.names.reword(error) from None
+        return Json({"input_tokens": tokens})
+
+    async def _create(self, request: Request, principal: Principal, body: Any) -> Response:
+        asked = self._parsed(body, *REQUIRED)
+        try:
+            return await self._served(request, principal, asked)
+        except BadRequest as error:  # it names the chat request, which the client did not write
+            raise asked.names.reword(error) from None
+
+    async def _served(self, request: Request, principal: Principal, asked: MessageRequest) -> Response:
+        running = await self.chats.begin(request, principal, asked.chat, prefix="msg_")
+        head = MessageHead(running.record.completion_id, asked.chat.model, asked.thinking, asked.stops)
+        if asked.chat.stream:
+            return await self.chats.streamed(request, running, MessageFrames(running, head, asked.names))
+        return await self.chats.complete(request, running, lambda completion: finished_message(head, completion))
+
+    def _parsed(self, body: Any, *required: str) -> MessageRequest:
+        chats = self.chats
+        return parse_message_request(
+            body,
+            messages_max=chats.messages_max,
+            strict=chats.strict_fields,
+            media_bytes_max=chats.media_bytes_max,
+            required=required,
+        )
+
+    async def _who(self, request: Request) -> Principal:
+        """The key of `x-api-key`, else of the bearer token, as Anthropic's SDKs send either. Raises Unauthorized, and
+        BadRequest for a version of the API with another wire format."""
+        key = request.headers.get(KEY_HEADER)
+        bearer = request.headers.get("authorization") if key is None else f"Bearer {key}"
+        principal = await self.chats.authenticator.authenticate(bearer, "data")
+        version = request.headers.get(VERSION_HEADER)
+        if version is not None and version not in VERSIONS:
+            problem = f"`{VERSION_HEADER}`: '{version[:64]}' is not supported; send {' or '.join(VERSIONS)}"
+            raise BadRequest(problem, param=VERSION_HEADER, code="invalid_value")
+        return principal

@@ -1,0 +1,197 @@
+"""Converts a chat completion to Anthropic's Message object, and an error to its error object. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gateway.errors import BatonError
+
+Display = Literal["shown", "omitted", "hidden"]  # of thinking
+STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
+REASONING = ("reasoning_content", "reasoning")  # the names that workers use for reasoning text
+OVERLOADED = 529
+BILLING = 402
+ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    BILLING: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageHead:
+    """The facts of a request that its reply repeats. `display`: what becomes of the worker's thinking. `stops`: the
+    request's stop sequences."""
+
+    id: str
+    model: str
+    display: Display
+    stops: tuple[str, ...] = ()
+
+    @property
+    def hex(self) -> str:
+        """The id without its prefix."""
+        return self.id.removeprefix("msg_")
+
+
+def empty_message(head: MessageHead) -> dict[str, Any]:
+    """The Message of a request that is still being served."""
+    return {
+        "id": head.id,
+        "type": "message",
+        "role": "assistant",
+        "model": head.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "stop_details": None,
+        "usage": {"input_tokens": 0, "output_tokens": 0},
+    }
+
+
+def finished_message(head: MessageHead, completion: Mapping[str, Any]) -> dict[str, Any]:
+    """The Message of a chat completion."""
+    choice = _choice(completion)
+    message = choice.get("message")
+    message = message if isinstance(message, Mapping) else {}
+    content = [*_thinking(message, head.display), *_texts(message)]
+    content += [call_block(head, call, at) for at, call in enumerate(calls_of(message))]
+    ending = stop_of(head, choice, message.get("refusal"), called=bool(calls_of(message)))
+    return empty_message(head) | {"content": content, **ending, "usage": usage_of(completion)}
+
+
+def stop_of(head: MessageHead, choice: Mapping[str, Any], refusal: Any, *, called: bool) -> dict[str, Any]:
+    """`stop_reason`, `stop_sequence` and `stop_details` of a choice. `called`: whether it holds a tool call."""
+    if isinstance(refusal, str) and refusal:
+        details = {"type": "refusal", "category": None, "explanation": refusal}
+        return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}
+    finish, sequence = choice.get("finish_reason"), choice.get("stop_reason")
+    if isinstance(sequence, str) and sequence in head.stops:  # vLLM says which sequence it was
+        return {"stop_reason": "stop_sequence", "stop_sequence": sequence, "stop_details": None}
+    reason = STOPS.get(finish if isinstance(finish, str) else "", "end_turn")
+    reason = "tool_use" if called and reason == "end_turn" else reason
+    details = {"type": "refusal", "category": None, "explanation": None}
+    return {"stop_reason": reason, "stop_sequence": None, "stop_details": details if reason == "refusal" else None}
+
+
+def usage_of(completion: Mapping[str, Any]) -> dict[str, Any]:
+    """The usage of a completion: cached tokens are counted apart from `input_tokens`. A detail that the completion
+    does not have is absent."""
+    usage = completion.get("usage") or {}
+    read = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    written = (usage.get("prompt_tokens_details") or {}).get("cache_write_tokens")
+    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    prompt = usage.get("prompt_tokens") or 0
+    counts: dict[str, Any] = {
+        "input_tokens": max(0, prompt - (read or 0) - (written or 0)),
+        "cache_creation_input_tokens": written,
+        "cache_read_input_tokens": read,
+        "output_tokens": usage.get("completion_tokens") or 0,
+        "output_tokens_details": None if thought is None else {"thinking_tokens": thought},
+        "service_tier": "priority" if completion.get("service_tier") == "priority" else "standard",
+    }
+    return {name: value for name, value in counts.items() if value is not None}
+
+
+def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tool calls of a chat message that have the form of one."""
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+
+
+def call_block(head: MessageHead, call: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The `tool_use` block of a tool call, the `number`th of its message."""
+    function = function_of(call)
+    text = function.get("arguments")
+    return call_start(head, call, number) | {"input": _input(text if isinstance(text, str) else "")}
+
+
+def call_start(head: MessageHead, call: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The `tool_use` block without its input. A call without an id gets one."""
+    name, call_id = function_of(call).get("name"), call.get("id")
+    call_id = call_id if isinstance(call_id, str) and call_id else f"toolu_{head.hex}{number}"
+    return {"type": "tool_use", "id": call_id, "name": name if isinstance(name, str) else "", "input": {}}
+
+
+def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function of a tool call; empty if it has none."""
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else {}
+
+
+def _input(text: str) -> dict[str, Any]:
+    """Arguments as an object. Text that is none is put under `arguments`, where the client's own check of the input
+    finds it and tells the model."""
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        value = text
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _thinking(message: Mapping[str, Any], display: Display) -> list[dict[str, Any]]:
+    """The thinking blocks of a message: the worker's own, else its reasoning text without a signature."""
+    if display == "hidden":
+        return []
+    own = message.get("thinking_blocks")
+    blocks = [block for raw in own if (block := thinking_block(raw))] if isinstance(own, list) else []
+    if blocks:
+        return [shown(block, display) for block in blocks]
+    texts = (message.get(name) for name in REASONING)
+    text = next((text for text in texts if isinstance(text, str) and text), "")
+    return [{"type": "thinking", "thinking": text, "signature": ""}] if text and display == "shown" else []
+
+
+def thinking_block(raw: Any) -> dict[str, Any] | None:
+    """A worker's thinking block with exactly the properties that Anthropic's has; None for anything else."""
+    if not isinstance(raw, Mapping):
+        return None
+    if raw.get("type") == "redacted_thinking" and isinstance(raw.get("data"), str):
+        return {"type": "redacted_thinking", "data": raw["data"]}
+    texts = {name: raw.get(name) or "" for name in ("thinking", "signature")}
+    if raw.get("type") == "thinking" and all(isinstance(text, str) for text in texts.values()) and any(texts.values()):
+        return {"type": "thinking", **texts}
+    return None
+
+
+def shown(block: Mapping[str, Any], display: Display) -> dict[str, Any]:
+    """The block as the request wants to see it: with `omitted`, its signature stays and its text does not."""
+    return {**block, "thinking": ""} if display == "omitted" and block["type"] == "thinking" else dict(block)
+
+
+def _texts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    texts = [message.get(name) for name in ("content", "refusal")]
+    return [{"type": "text", "text": text} for text in texts if isinstance(text, str) and text]
+
+
+def _choice(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices: Sequence[Any] = completion.get("choices") or [{}]
+    return choices[0] if isinstance(choices[0], Mapping) else {}
+
+
+# ---------------------------------------------------------------- errors
+
+
+def error_status(error: BatonError) -> int:
+    """The HTTP status of an error on Anthropic's wire: 402 for spent money, 529 where OpenAI's wire has 503."""
+    if error.type == "insufficient_quota":
+        return BILLING
+    return OVERLOADED if error.status == 503 else error.status
+
+
+def error_body(error: BatonError, request_id: str | None = None) -> dict[str, Any]:
+    """Anthropic's error object."""
+    kind = ERRORS.get(error_status(error), "api_error" if error.status >= 500 else "invalid_request_error")
+    request = {} if request_id is None else {"request_id": request_id}
+    return {"type": "error", "error": {"type": kind, "message": error.message}, **request}

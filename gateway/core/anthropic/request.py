@@ -1,0 +1,238 @@
+"""Anthropic's Messages request, as far as Baton reads it: converts it to a chat request. Pure.
+
+`FIELDS` is the complete table of a request body: which properties are known, which values are acceptable, and what
+happens to each. With fate `chat`, the property is translated to a chat request. With `read`, Baton itself acts on it.
+With `dropped`, it is left out and named in `x-baton-dropped-fields`, as an unknown property is: the reply does not
+depend on it. With `refused`, every value but null is a 400, because it asks for something that Baton does not do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gateway.core.anthropic.blocks import Turn, conversation, system_turn
+from gateway.core.anthropic.tools import chat_choice, chat_tools
+from gateway.core.openai.chat import MEDIA_BYTES_MAX, TOKENS_MAX, ChatRequest, parse_request
+from gateway.core.openai.shapes import (
+    FLAG,
+    FREE_TEXT,
+    OBJECT,
+    Check,
+    Properties,
+    Reader,
+    any_of,
+    array,
+    bad_value,
+    check_size,
+    integer,
+    mapping,
+    missing_parameter,
+    number,
+    one_of,
+    refuse_if_dangerous,
+    text,
+    unknown_parameter,
+)
+from gateway.errors import BadRequest, BatonError
+
+Fate = Literal["chat", "read", "dropped", "refused"]
+VERSIONS = (
+    "2023-06-01",
+    "2026-10-21",
+)  # of the API. The newer one has no sampling parameters; Baton takes them in both
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+THINKING = ("adaptive", "enabled", "between_tools", "disabled")
+EFFORT_OF_BUDGET = ((10_000, "high"), (5_000, "medium"), (0, "low"))  # tokens of thinking, at least → effort
+COUNTED = ("model", "messages")  # the properties that a request to count tokens needs
+REQUIRED = (*COUNTED, "max_tokens")
+FIELDS: dict[str, tuple[Fate, Check, str]] = {
+    # name: (fate, check, description of a valid value)
+    "model": ("read", text(256), "a model name, see /v1/models"),
+    "messages": ("chat", array(1, 2**31), "a list of one or more messages"),
+    "system": ("chat", any_of(text(2**31), array(0, 2**31)), "a string or a list of text blocks"),
+    "max_tokens": ("chat", integer(1, TOKENS_MAX), "an integer above 0"),
+    "stream": ("read", *FLAG),
+    "metadata": ("chat", mapping, "an object; its `user_id` is a string of at most 512 characters"),
+    "stop_sequences": ("chat", array(0, 4, str), "up to 4 strings"),
+    "temperature": ("chat", number(0, 1), "a number from 0 to 1"),
+    "top_p": ("chat", number(0, 1), "a number from 0 to 1"),
+    "top_k": ("chat", integer(0, TOKENS_MAX), "an integer of at least 0"),
+    "service_tier": ("chat", one_of("auto", "standard_only"), "auto or standard_only"),
+    "tools": ("chat", array(0, 1024, dict), "a list of tools"),
+    "tool_choice": ("chat", *OBJECT),
+    "thinking": ("chat", mapping, f"an object whose type is {', '.join(THINKING)}"),
+    "output_config": ("chat", mapping, f"an object; its `effort` is one of {', '.join(EFFORTS)}"),
+    "cache_control": ("dropped", *OBJECT),
+    "context_management": ("dropped", *OBJECT),
+    "diagnostics": ("dropped", *OBJECT),
+    "speed": ("dropped", one_of("standard", "fast"), "standard or fast"),
+    "inference_geo": ("dropped", text(64), "a string"),
+    "user_profile_id": ("dropped", text(512), "a string"),
+    "workspace_id": ("dropped", text(512), "a string"),
+    "container": ("refused", mapping, "left out; Baton runs no containers"),
+    "mcp_servers": ("refused", mapping, "left out; Baton connects to no MCP servers for a client"),
+}
+_THINKING: Properties = {
+    "type": (one_of(*THINKING), ", ".join(THINKING)),
+    "budget_tokens": (integer(1, TOKENS_MAX), "an integer above 0"),
+    "display": (one_of("summarized", "omitted"), "summarized or omitted"),
+}
+_OUTPUT: Properties = {"effort": (one_of(*EFFORTS), f"one of {', '.join(EFFORTS)}"), "format": OBJECT}
+_FORMAT: Properties = {"type": (one_of("json_schema"), "json_schema"), "schema": OBJECT}
+NAMES = {  # chat property → property of the Messages request, for errors about the chat request
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "safety_identifier": "metadata.user_id",
+    "stop": "stop_sequences",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageNames:
+    """Knows which property each message and tool of a chat request was made from, so that an error names the client's
+    property."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[int, ...]  # by the index of the function
+
+    def reword(self, error: BatonError) -> BatonError:
+        """Change an error about the chat request so that it names the property of the Messages request. Returns it."""
+        chat_name = error.param or ""
+        name = self.rename(chat_name)
+        if name != chat_name:
+            error.message, error.param = error.message.replace(chat_name, name), name
+        return error
+
+    def rename(self, chat_name: str) -> str:
+        """The path of the client's property for the path of a chat property."""
+        found = re.match(r"(messages|tools)\[(\d+)\](?:\.content\[(\d+)\])?(.*)", chat_name)
+        if found is None:
+            prefix = next((prefix for prefix in NAMES if chat_name.startswith(prefix)), None)
+            return chat_name if prefix is None else NAMES[prefix] + chat_name[len(prefix) :]
+        kind, at, part, rest = found[1], int(found[2]), found[3], found[4]
+        if kind == "tools":
+            path = rest.replace(".function", "", 1).replace(".parameters", ".input_schema", 1)
+            return f"tools[{self.tools[at]}]{path}" if at < len(self.tools) else chat_name
+        if at >= len(self.turns):
+            return chat_name
+        turn = self.turns[at]
+        if part is None or int(part) >= len(turn.parts):
+            return turn.where + (".content" if rest.startswith(".tool_calls") else rest)
+        return turn.parts[int(part)] + (".source" if rest.startswith((".image_url", ".file")) else rest)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRequest:
+    """A valid request: the chat request behind it, and what its reply has to know. `thinking`: whether the reply shows
+    the worker's thinking, and how."""
+
+    chat: ChatRequest
+    names: MessageNames
+    thinking: Literal["shown", "omitted", "hidden"]
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop sequences of the request."""
+        return tuple(self.chat.params.get("stop", ()))
+
+
+def parse_message_request(
+    body: object,
+    *,
+    messages_max: int,
+    strict: bool = False,
+    media_bytes_max: int = MEDIA_BYTES_MAX,
+    required: Sequence[str] = REQUIRED,
+) -> MessageRequest:
+    """Read a decoded JSON body. Raises BadRequest, which names the field and says what a valid value is.
+
+    `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image or file.
+    """
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", code="invalid_type")
+    check_size(body, None)
+    for name in body:
+        refuse_if_dangerous(name, name)
+    reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
+    properties = _checked(body, reader)
+    for name in required:
+        if name not in properties:
+            raise missing_parameter(name)
+    if len(properties["messages"]) > messages_max:
+        problem = f"`messages` holds {len(properties['messages'])}; at most {messages_max} are accepted"
+        raise BadRequest(problem, param="messages", code="array_above_max_length")
+    turns = [*system_turn(properties.get("system", ""), reader), *conversation(properties["messages"], reader)]
+    tools, tool_indices = chat_tools(properties.get("tools", ()), reader)
+    names = MessageNames(tuple(turns), tuple(tool_indices))
+    thinking = reader.object(properties.get("thinking", {"type": "disabled"}), "thinking", _THINKING, ("type",))
+    params = _params(properties, tools, thinking, reader)
+    chat_body = {"model": properties["model"], "messages": [turn.message for turn in turns], **params}
+    try:  # a turn may be several messages
+        chat = parse_request(chat_body, messages_max=2**31, media_bytes_max=media_bytes_max)
+    except BadRequest as error:
+        raise names.reword(error) from None
+    dropped = (*reader.dropped, *map(names.rename, chat.dropped))
+    if strict and dropped:
+        raise unknown_parameter(dropped[0])
+    return MessageRequest(replace(chat, dropped=dropped), names, _display(thinking))
+
+
+def _checked(body: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
+    """The known properties that are not null. Raises BadRequest; names in `reader` those that are left out."""
+    properties = {name: value for name, value in body.items() if name in FIELDS and value is not None}
+    for name, value in properties.items():
+        fate, check, description = FIELDS[name]
+        if fate == "refused" and value != []:
+            problem = f"`{name}` is not supported: it must be {description}"
+            raise BadRequest(problem, param=name, code="unsupported_parameter")
+        if fate == "dropped":
+            reader.drop(name)
+        if fate != "refused" and (code := check(value)):
+            raise bad_value(name, description, code)
+    return properties
+
+
+def _display(thinking: Mapping[str, Any]) -> Literal["shown", "omitted", "hidden"]:
+    if thinking["type"] == "disabled":
+        return "hidden"
+    return "omitted" if thinking.get("display") == "omitted" else "shown"
+
+
+def _params(
+    body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], thinking: Mapping[str, Any], reader: Reader
+) -> dict[str, Any]:
+    same = ("stream", "max_tokens", "temperature", "top_p")
+    params: dict[str, Any] = {name: body[name] for name in same if name in body}
+    if "top_k" in body:
+        reader.drop("top_k")
+    if body.get("stop_sequences"):
+        params["stop"] = body["stop_sequences"]
+    if "service_tier" in body:
+        params["service_tier"] = "auto" if body["service_tier"] == "auto" else "default"
+    metadata = reader.object(body.get("metadata", {}), "metadata", {"user_id": FREE_TEXT})
+    params |= {"safety_identifier": metadata["user_id"]} if metadata.get("user_id") else {}
+    params |= {"tools": list(tools)} if tools else {}
+    params |= chat_choice(body["tool_choice"], tools, reader) if "tool_choice" in body else {}
+    return params | _output_params(body.get("output_config", {}), thinking, reader)
+
+
+def _output_params(raw: Any, thinking: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
+    """`reasoning_effort` and `response_format` of a chat request."""
+    config = reader.object(raw, "output_config", _OUTPUT)
+    params: dict[str, Any] = {}
+    budget = thinking.get("budget_tokens")
+    if "effort" in config and thinking["type"] != "disabled":
+        params["reasoning_effort"] = config["effort"]
+    elif thinking["type"] == "enabled" and budget is not None:
+        params["reasoning_effort"] = next(effort for least, effort in EFFORT_OF_BUDGET if budget >= least)
+    if "format" in config:
+        where = "output_config.format"
+        format_ = reader.object(config["format"], where, _FORMAT, ("type", "schema"))
+        schema = {"name": "output", "schema": format_["schema"], "strict": True}
+        params["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return params

@@ -1,0 +1,86 @@
+"""Converts Anthropic's tools and `tool_choice` to those of a chat request. Pure.
+
+Tools with an `input_schema` become functions. Tools that Anthropic's server runs, or whose schema only its models know,
+are left out and named; a request that forces one of them is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.core.openai.shapes import (
+    FLAG,
+    FREE_TEXT,
+    OBJECT,
+    WRONG_TYPE,
+    Properties,
+    Reader,
+    array,
+    bad_value,
+    missing_parameter,
+    one_of,
+    text,
+)
+from gateway.errors import BadRequest
+
+NAME_CHARS_MAX = 64  # OpenAI's limit, which workers keep to; Anthropic's is 128
+_TOOL: Properties = {
+    "type": FREE_TEXT,
+    "name": (text(NAME_CHARS_MAX, r"[a-zA-Z0-9_-]+"), f"1 to {NAME_CHARS_MAX} letters, digits, _ or -"),
+    "description": FREE_TEXT,
+    "input_schema": OBJECT,
+    "strict": FLAG,
+    "eager_input_streaming": FLAG,  # arguments are always streamed as the worker streams them
+    "allowed_callers": (array(0, 8, str), "a list of strings"),
+    "cache_control": OBJECT,
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_CHOICE: Properties = {
+    "type": (one_of(*_CHOICES, "tool"), "auto, any, tool or none"),
+    "name": (text(256), "a string"),
+    "disable_parallel_tool_use": FLAG,
+}
+
+
+def chat_tools(raw: Sequence[Any], reader: Reader) -> tuple[list[dict[str, Any]], list[int]]:
+    """(functions, the index of each in the request) of a list of tools. Raises BadRequest, which names the tool."""
+    tools = [(_function(tool, f"tools[{at}]", reader), at) for at, tool in enumerate(raw)]
+    return [tool for tool, _ in tools if tool is not None], [at for tool, at in tools if tool is not None]
+
+
+def _function(raw: Any, where: str, reader: Reader) -> dict[str, Any] | None:
+    """The function of a tool, or None for one that is left out and named."""
+    if not isinstance(raw, dict):
+        raise bad_value(where, "an object", WRONG_TYPE)
+    if raw.get("type") not in (None, "custom"):
+        reader.drop(where)
+        return None
+    tool = reader.object(raw, where, _TOOL, ("name", "input_schema"))
+    if "direct" not in (tool.get("allowed_callers") or ["direct"]):
+        reader.drop(where)
+        return None
+    function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+    cache = {name: tool[name] for name in ("cache_control",) if name in tool}
+    return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}, **cache}
+
+
+def chat_choice(raw: Any, tools: Sequence[Mapping[str, Any]], reader: Reader) -> dict[str, Any]:
+    """`tool_choice` and `parallel_tool_calls` of a chat request with these functions. Raises BadRequest for a choice
+    that the functions do not allow."""
+    choice = reader.object(raw, "tool_choice", _CHOICE, ("type",))
+    kind, names = choice["type"], {tool["function"]["name"] for tool in tools}
+    if kind == "tool":
+        if "name" not in choice:
+            raise missing_parameter("tool_choice.name")
+        if choice["name"] not in names:
+            problem = f"`tool_choice.name`: '{choice['name'][:NAME_CHARS_MAX]}' is no tool that Baton can pass on"
+            raise BadRequest(problem, param="tool_choice.name", code="invalid_value")
+    if kind == "any" and not tools:
+        problem = "`tool_choice` is `any`, which needs a tool that Baton can pass on"
+        raise BadRequest(problem, param="tool_choice", code="invalid_value")
+    if not tools:
+        return {}
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
+    return {"tool_choice": named if kind == "tool" else _CHOICES[kind], **parallel}
