@@ -28,13 +28,14 @@ from gateway.service.request.admit import Policies, RequestContext
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
 from gateway.service.request.running import Running
+from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.conductor import Script, ScriptedConductor
 from tests.fakes.journal import FakeJournal
 from tests.fakes.media import FakeMedia
 from tests.fakes.ratelimits import FakeRateLimits
-from tests.fakes.replies import FakeConversations, FakeReplies
+from tests.fakes.replies import FakeCallStates, FakeConversations, FakeReplies
 from tests.fakes.store import FakeStore
 from tests.fakes.workers import FakeWorkers, Scripted
 from tests.waiting import BOUND_S
@@ -140,6 +141,7 @@ class Kit:
         self.limits = FakeRateLimits()
         self.replies = FakeReplies()
         self.conversations = FakeConversations()
+        self.states = FakeCallStates()
         self.metrics = SpyMetrics()
         self.embedder = embedder or LocalEmbedder(HASHED)
         clock = TestClock()
@@ -174,6 +176,7 @@ class Kit:
             redactor=Redactor(["provider-secret-value"]),
             sticky=Sticky(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, BOUND_S),
             media=media or FakeMedia(),
+            states=VendorStates(self.states, self.metrics, 3600.0, BOUND_S),
         )
 
     async def start(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:

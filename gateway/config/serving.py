@@ -105,6 +105,13 @@ class TurnsSettings(BaseModel):
     sticky_timeout_s: float = Field(
         0.25, gt=0, le=60, description="If the look-up of that worker takes longer, plan the turn"
     )
+    vendor_state_keep_s: float = Field(
+        86_400.0,
+        ge=0,
+        le=7 * 86_400,
+        description="Time for which signatures and encrypted reasoning of tool calls are kept for clients that do not "
+        "return them; 0: never",
+    )
 
 
 class OutsideSettings(BaseModel):

@@ -76,6 +76,7 @@ from gateway.wiring.requests import (
     pool_of,
     responses_of,
     rounds_of,
+    states_of,
     sticky_of,
 )
 
@@ -219,6 +220,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
         policies=admission_of(base, conductor.planning if conductor else None),
         redactor=redactor,
         sticky=sticky,
+        states=states_of(base),
         media=media_of(base),
         pick=policies.versions.pick if policies else no_version,
     )

@@ -16,6 +16,7 @@ from gateway.adapters.postgres.writer import LogWriter
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.adapters.redis.conversations import RedisConversations
 from gateway.adapters.redis.ratelimits import RedisRateLimits
+from gateway.adapters.redis.states import RedisCallStates
 from gateway.adapters.upstream.embedder import HttpEmbedder, LocalEmbedder
 from gateway.adapters.upstream.media import WebMedia
 from gateway.adapters.upstream.pooled import PooledWorkers, pooled_workers
@@ -45,6 +46,7 @@ from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
 from gateway.service.request.counting import InputTokens
 from gateway.service.request.responses import Responses
+from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
 from gateway.wiring.base import Base
 
@@ -206,6 +208,17 @@ def sticky_of(base: Base) -> Sticky:
     )
     times = settings.sticky_window_s, settings.sticky_tools_s, settings.sticky_timeout_s
     return Sticky(base.closing(conversations), base.metrics, base.secret(b"sticky"), *times)
+
+
+def states_of(base: Base) -> VendorStates:
+    """The vendor state of tool calls, which all gateways over one Redis share."""
+    settings = base.settings
+    store = RedisCallStates(
+        base.services.redis_url,
+        deadline_s=min(settings.redis_timeout_s, settings.sticky_timeout_s / 2),
+        connections_max=settings.redis_connections_max,
+    )
+    return VendorStates(base.closing(store), base.metrics, settings.vendor_state_keep_s, settings.sticky_timeout_s)
 
 
 # ---------------------------------------------------------------- routes

@@ -1,9 +1,9 @@
-"""`ReplyStore` and `Conversations` in memory. They pass the contract suites of the real ones."""
+"""`ReplyStore`, `Conversations` and `CallStates` in memory. They pass the contract suites of the real ones."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
@@ -105,3 +105,31 @@ class FakeConversations:
     def _up(self) -> None:
         if self.away:
             raise Unavailable("conversations are not available", code="store_unavailable")
+
+
+class FakeCallStates:
+    """Set `away` to make every call raise Unavailable. `loads` counts the calls of `load`."""
+
+    def __init__(self, bytes_max: int = 8 << 20) -> None:
+        self.known: dict[tuple[str, str], tuple[bytes, float]] = {}
+        self.away = False
+        self.loads = 0
+        self._bytes_max = bytes_max
+
+    async def keep(self, key_id: str, states: Mapping[str, bytes], keep_s: float) -> None:
+        self._up()
+        for name, state in states.items():
+            self.known.pop((key_id, name), None)
+            self.known[key_id, name] = (state, time.monotonic())
+        while sum(len(state) for (key, _), (state, _) in self.known.items() if key == key_id) > self._bytes_max:
+            del self.known[next(place for place in self.known if place[0] == key_id)]
+
+    async def load(self, key_id: str, ids: Sequence[str], keep_s: float) -> Mapping[str, bytes]:
+        self.loads += 1
+        self._up()
+        kept = {name: self.known[key_id, name] for name in ids if (key_id, name) in self.known}
+        return {name: state for name, (state, kept_s) in kept.items() if kept_s + keep_s > time.monotonic()}
+
+    def _up(self) -> None:
+        if self.away:
+            raise Unavailable("vendor state is not available", code="store_unavailable")

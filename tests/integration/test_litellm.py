@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,15 +15,18 @@ import pytest
 
 from gateway.adapters.host.poolfile import load
 from gateway.adapters.upstream.litellm import LiteLLMWorkers, offline_price
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import ConfigError, UpstreamError, UpstreamRefused
 from gateway.service.ports.request import WorkerCall
+from tests.kit import Kit, ask, model_worker
 from tests.upstreams.anthropic import Anthropic
-from tests.upstreams.vendor import Script
+from tests.upstreams.gemini import Gemini
+from tests.upstreams.vendor import Script, ToolCall
 
 pytestmark = pytest.mark.litellm
 pytest.importorskip("litellm", reason="needs the litellm extra")
 KEY = "sk-ant-0123456789"
+SIGNATURE = "c2lnbmF0dXJl" * 60
 
 
 @pytest.fixture
@@ -161,3 +165,48 @@ assert litellm.callbacks == [] and litellm.cache is None and litellm.num_retries
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr + done.stdout
+
+
+class Signing(Gemini):
+    """Gemini 3: every call is signed."""
+
+    def _parts(self) -> list[dict[str, Any]]:
+        return [part | ({"thoughtSignature": SIGNATURE} if "functionCall" in part else {}) for part in super()._parts()]
+
+
+class Thinking(Anthropic):
+    """Claude with extended thinking."""
+
+    def _blocks(self) -> list[dict[str, Any]]:
+        return [{"type": "thinking", "thinking": "let me see", "signature": SIGNATURE}, *super()._blocks()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("vendor", ["gemini", "anthropic"])
+async def test_a_vendors_signatures_survive_a_client_that_knows_only_openai(vendor: str, stream: bool) -> None:
+    server: Signing | Thinking = Signing(KEY) if vendor == "gemini" else Thinking(KEY)
+    model = {"gemini": "gemini/gemini-3-pro-preview", "anthropic": "anthropic/claude-haiku-4-5"}[vendor]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    async with server:
+        spec = model_worker("w", "atlas", kind="litellm", model=model, url=server.base, output_tokens_max=4096)
+        workers = LiteLLMWorkers({"w": KEY})
+        kit = Kit(workers=workers, pools=PoolFile(workers=(spec,), pools={"default": ("w",)}))
+        server.script = Script(tool_calls=[ToolCall("toolu_1", "f", {})], reason="tool_calls")
+        body = ask(tools=[tool], model="w", stream=stream)
+        body |= {"reasoning_effort": "low"} if vendor == "anthropic" else {}
+        message = (await (await kit.serve(body)).result())["choices"][0]["message"]
+        [call] = message["tool_calls"]
+        assert len(call["id"]) <= 40
+        plain = {name: call[name] for name in ("id", "type", "function")}
+        turn = [
+            {"role": "assistant", "content": message["content"], "tool_calls": [plain]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "1"},
+        ]
+        server.script = Script(text="done")
+        await (await kit.serve({**body, "messages": [*body["messages"], *turn]})).result()
+        await workers.close()
+    sent = json.dumps(server.requests[-1].body)
+    assert sent.count(SIGNATURE) == 1
+    if vendor == "anthropic":
+        assert server.requests[-1].body["messages"][1]["content"][0]["type"] == "thinking"
+        assert "thinking" in server.requests[-1].body

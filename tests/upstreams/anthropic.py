@@ -64,14 +64,19 @@ class Anthropic(Vendor):
 
 
 def _block_events(index: int, block: Mapping[str, Any]) -> Iterator[bytes]:
-    is_text = block["type"] == "text"
-    empty = {**block, "text": ""} if is_text else {**block, "input": {}}
+    empty: dict[str, Any]
+    deltas: list[dict[str, Any]]
+    if block["type"] == "text":
+        empty = {**block, "text": ""}
+        deltas = [{"type": "text_delta", "text": word} for word in words(block["text"])]
+    elif block["type"] == "thinking":
+        empty = {**block, "thinking": "", "signature": ""}
+        deltas = [{"type": "thinking_delta", "thinking": word} for word in words(block["thinking"])]
+        deltas.append({"type": "signature_delta", "signature": block["signature"]})
+    else:
+        empty = {**block, "input": {}}
+        deltas = [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
     yield event({"type": "content_block_start", "index": index, "content_block": empty}, "content_block_start")
-    deltas: list[dict[str, Any]] = (
-        [{"type": "text_delta", "text": word} for word in words(block["text"])]
-        if is_text
-        else [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
-    )
     for delta in deltas:
         yield event({"type": "content_block_delta", "index": index, "delta": delta}, "content_block_delta")
     yield event({"type": "content_block_stop", "index": index}, "content_block_stop")

@@ -39,7 +39,15 @@ _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
 _BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
 _CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
 KNOWN = {"chat": FIELDS, "completions": COMPLETION_FIELDS, "embeddings": EMBEDDING_FIELDS}
-_MESSAGE_FIELDS = ("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio")
+_MESSAGE_FIELDS = (
+    *("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio", "annotations"),
+    *("thinking_blocks", "provider_specific_fields"),
+)
+_STATE = (  # what LiteLLM reads back of `provider_specific_fields`
+    *("thought_signature", "thought_signatures", "compaction_blocks", "web_search_results", "tool_results"),
+    "server_side_tool_invocations",
+)
+_SIGNED_ID = "__thought__"  # LiteLLM appends it and Gemini's signature to the id of a call
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
 _MISSING = "kind litellm needs the extra; pip install 'baton[litellm]'"
@@ -338,8 +346,26 @@ def _plain_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     plain = {"finish_reason": None, **{name: choice[name] for name in _CHOICE_FIELDS if name in choice}}
     for part in ("message", "delta"):
         if part in choice:
-            plain[part] = {name: value for name, value in choice[part].items() if name in _MESSAGE_FIELDS}
+            fields = {name: value for name, value in choice[part].items() if name in _MESSAGE_FIELDS}
+            if "tool_calls" in fields:
+                fields["tool_calls"] = [_plain_call(call) for call in fields["tool_calls"] or ()]
+            plain[part] = _with_plain_state(fields)
     return plain
+
+
+def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with its signature apart from its id. LiteLLM reads it in either place."""
+    call_id, _, signature = (call.get("id") or "").partition(_SIGNED_ID)
+    plain = _with_plain_state({**call, **({"id": call_id} if call_id else {})})
+    if signature:
+        plain["provider_specific_fields"] = {"thought_signature": signature}
+    return plain
+
+
+def _with_plain_state(fields: dict[str, Any]) -> dict[str, Any]:
+    given = fields.pop("provider_specific_fields", None)
+    state = {name: given[name] for name in _STATE if given.get(name)} if isinstance(given, Mapping) else {}
+    return fields | ({"provider_specific_fields": state} if state else {})
 
 
 def _size_bytes(body: Mapping[str, Any]) -> int:

@@ -20,6 +20,7 @@ from gateway.core.openai.shapes import (
     one_of,
     text,
 )
+from gateway.core.openai.vendor import CALL_FIELDS, MESSAGE_FIELDS, returned_state
 from gateway.errors import BadRequest
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -30,13 +31,18 @@ _ID = text(512), "a string of at most 512 characters"
 _NAME = text(64, r"[^\s<|\\/>]+"), "1 to 64 characters without spaces or any of < | \\ / >"
 _CONTENT = any_of(text(2**31), array(0, 2**31)), "a string or a list of parts"
 _ROLE = one_of(*ROLES), f"one of {', '.join(ROLES)}"
+_ANY = (lambda value: None), "anything"
+_REPLY_ONLY = ("annotations", "parsed")  # what replies and SDKs put into a message, and no vendor reads
 _FUNCTION: Properties = {"name": (text(256), "a string"), "arguments": FREE_TEXT}
+_PARSED: Properties = {**_FUNCTION, "parsed_arguments": _ANY}  # of the SDKs
+_AUDIO: Properties = {"id": _ID, **{name: _ANY for name in ("data", "transcript", "expires_at")}}  # of a reply
 _CUSTOM: Properties = {"name": (text(256), "a string"), "input": FREE_TEXT}
 _CALL: Properties = {
     "id": _ID,
     "type": (one_of("function", "custom"), "function or custom"),
     "function": OBJECT,
     "custom": OBJECT,
+    **{name: _ANY for name in (*CALL_FIELDS, "index")},
 }
 _COMMON: Properties = {"role": _ROLE, "content": _CONTENT, "name": _NAME}
 _ASSISTANT: Properties = {
@@ -46,6 +52,8 @@ _ASSISTANT: Properties = {
     "tool_calls": (array(1, _CALLS_MAX), f"a list of 1 to {_CALLS_MAX} tool calls"),
     "function_call": OBJECT,
     "reasoning_content": FREE_TEXT,  # not OpenAI's: other vendors' reasoning models expect it back
+    "reasoning": FREE_TEXT,
+    **{name: _ANY for name in (*MESSAGE_FIELDS, *_REPLY_ONLY)},
 }
 _PROPERTIES_OF: Mapping[str, Properties] = {
     "assistant": _ASSISTANT,
@@ -112,7 +120,10 @@ def _assistant(message: dict[str, Any], where: str, reader: Reader) -> None:
         spot = f"{where}.function_call"
         message["function_call"] = reader.object(message["function_call"], spot, _FUNCTION, ("name", "arguments"))
     if "audio" in message:
-        message["audio"] = reader.object(message["audio"], f"{where}.audio", {"id": _ID}, ("id",))
+        message["audio"] = {"id": reader.object(message["audio"], f"{where}.audio", _AUDIO, ("id",))["id"]}
+    _state(message, MESSAGE_FIELDS, where, reader)
+    for name in _REPLY_ONLY:
+        message.pop(name, None)
     alternatives = ("content", "tool_calls", "function_call", "refusal", "audio")
     if all(message.get(name) is None for name in alternatives):
         raise missing_parameter(f"{where}.content")
@@ -121,11 +132,23 @@ def _assistant(message: dict[str, Any], where: str, reader: Reader) -> None:
 def _call(raw: Any, where: str, reader: Reader) -> dict[str, Any]:
     call = reader.object(raw, where, _CALL, ("id", "type"))
     custom = call["type"] == "custom"
-    kind, properties, input_name = ("custom", _CUSTOM, "input") if custom else ("function", _FUNCTION, "arguments")
+    kind, properties, input_name = ("custom", _CUSTOM, "input") if custom else ("function", _PARSED, "arguments")
     if call.get(kind) is None:
         raise missing_parameter(f"{where}.{kind}")
     details = reader.object(call[kind], f"{where}.{kind}", properties, ("name", input_name))
-    return {"id": call["id"], "type": call["type"], kind: details}
+    details.pop("parsed_arguments", None)
+    _state(call, CALL_FIELDS, where, reader)
+    return {name: call[name] for name in ("id", "type", *CALL_FIELDS) if name in call} | {kind: details}
+
+
+def _state(fields: dict[str, Any], names: Sequence[str], where: str, reader: Reader) -> None:
+    """Replace the vendor's state in a message or call by what may be passed on of it."""
+    state, unknown = returned_state(fields, names, where)
+    for name in names:
+        fields.pop(name, None)
+    for name in unknown:
+        reader.drop(f"{where}.{name}")
+    fields.update(state)
 
 
 def _part(raw: Any, where: str, kinds: tuple[str, ...], reader: Reader) -> dict[str, Any]:

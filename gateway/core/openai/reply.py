@@ -189,6 +189,8 @@ class ReplyBuilder:
 
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
 _CALLS_MAX = 128
+_STATE_LISTS = {"thinking_blocks": ("thinking",), "reasoning_details": ("text", "summary", "data")}
+_WHOLE_ITEMS = ("redacted_thinking", "reasoning.encrypted")
 
 
 def _merge_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
@@ -199,15 +201,55 @@ def _merge_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
         _append(message.setdefault("audio", {}), _mapping(delta["audio"]))
     if delta.get("function_call"):
         _append(message.setdefault("function_call", {}), _mapping(delta["function_call"]))
+    if delta.get("annotations"):
+        message.setdefault("annotations", []).extend(_mappings(delta["annotations"]))
+    _merge_state(message, delta)
 
 
 def _merge_call(calls: list[dict[str, Any]], delta: Mapping[str, Any]) -> None:
     index = _index(delta, len(calls))
+    kind, text = ("custom", "input") if delta.get("type") == "custom" else ("function", "arguments")
     while len(calls) <= index < _CALLS_MAX:
-        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        calls.append({"id": "", "type": kind, kind: {"name": "", text: ""}})
     if 0 <= index < len(calls):
         calls[index]["id"] = delta.get("id") or calls[index]["id"]
-        _append(calls[index]["function"], _mapping(delta.get("function")))
+        kind = calls[index]["type"]
+        _append(calls[index][kind], _mapping(delta.get(kind)))
+        _merge_state(calls[index], delta)
+
+
+def _merge_state(fields: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add the vendor's state in a piece of a message or call (core/openai/vendor.py)."""
+    for name in ("extra_content", "provider_specific_fields"):
+        if delta.get(name):
+            _merge_fields(fields.setdefault(name, {}), _mapping(delta[name]))
+    for name, texts in _STATE_LISTS.items():
+        for item in _mappings(delta.get(name)):
+            _merge_item(fields.setdefault(name, []), item, texts)
+
+
+def _merge_fields(fields: dict[str, Any], pieces: Mapping[str, Any]) -> None:
+    for name, piece in pieces.items():
+        if isinstance(piece, Mapping):
+            known = fields.get(name)
+            fields[name] = known if isinstance(known, dict) else {}
+            _merge_fields(fields[name], piece)
+        elif isinstance(piece, list) and isinstance(fields.get(name), list):
+            fields[name] = fields[name] + piece
+        elif piece is not None:
+            fields[name] = piece
+
+
+def _merge_item(items: list[dict[str, Any]], piece: Mapping[str, Any], texts: Sequence[str]) -> None:
+    """Add a piece to the block that it continues: one of its type and index that is not signed yet, if it is the
+    last."""
+    last = items[-1] if items else {}
+    same = last.get("type") == piece.get("type") and last.get("index") == piece.get("index")
+    if not items or not same or last.get("signature") or piece.get("type") in _WHOLE_ITEMS:
+        items.append({name: value for name, value in piece.items() if value is not None})
+        return
+    _append(last, {name: piece.get(name) for name in texts})
+    last.update({name: value for name, value in piece.items() if name not in texts and value is not None})
 
 
 def _merge_logprobs(merged: dict[str, Any], piece: Mapping[str, Any]) -> None:

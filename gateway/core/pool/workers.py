@@ -30,6 +30,10 @@ Capability = Literal[
     "tool_choice", "parallel_tool_calls", "functions", "function_call", "reasoning_effort", "verbosity", "prediction",
     "modalities", "web_search_options", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
 ]  # fmt: skip
+_HOST = re.compile(r"[a-z]+://([^/?#]*)", re.IGNORECASE)
+_FAMILY = re.compile(  # of a model's name: a known one anywhere in it, else the letters that it begins with
+    r"(?i)claude|gemini|gemma|gpt|grok|deepseek|kimi|glm|minimax|mistral|magistral|llama|nova|qwen|^[a-z]+"
+)
 Handle = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{1,15}$")]
 _TOKEN_PRICES = {"input_usd_per_mtok", "output_usd_per_mtok"}
 SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")]
@@ -104,6 +108,16 @@ class WorkerSpec(_Frozen):
     def identity(self) -> str:
         """The worker's identity as JSON: all fields but the reference to its secret and its tokenizer."""
         return self.model_dump_json(exclude={"api_key", "tokenizer", *_later_defaults(self)})
+
+    @property
+    def origin(self) -> str:
+        """Identifies the vendor behind the worker: what a model of it hands out (signatures, encrypted reasoning), only
+        models of the same origin can read. Two workers have one origin if they agree in kind, host and model family."""
+        provider, _, rest = (self.model or self.name).partition("/")
+        family = _FAMILY.search(rest or provider)
+        host = _HOST.match(self.url or "")
+        parts = (self.kind, provider if rest else "", host[1].lower() if host else "", family[0] if family else rest)
+        return hashlib.sha256("\n".join(parts).lower().encode()).hexdigest()[:12]
 
     @property
     def local_model(self) -> str | None:

@@ -10,6 +10,7 @@ from gateway.core.money.amounts import input_tokens_bound, output_tokens_that_fi
 from gateway.core.openai.chat import HINTS, choices_in
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.usage import BYTES_PER_TOKEN
+from gateway.core.openai.vendor import for_worker
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced
 from gateway.service.loop.state import Loop
@@ -36,7 +37,7 @@ def step_body(loop: Loop, spec: WorkerSpec, messages: Sequence[Mapping[str, Any]
     wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     newer = (bounds[0] or "max_completion_tokens" in spec.params) and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
-    return {**params, "messages": list(messages), name: min(wanted, spec.output_tokens_max)}
+    return {**params, "messages": for_worker(messages, spec.origin), name: min(wanted, spec.output_tokens_max)}
 
 
 def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:

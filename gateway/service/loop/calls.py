@@ -20,6 +20,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exp
 
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.openai.chat import choices_in
+from gateway.core.openai.mend import Mender
 from gateway.core.openai.reply import ReplyBuilder
 from gateway.core.openai.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.workers import WorkerSpec
@@ -143,13 +145,14 @@ class StepCall:
         self._started_us = 0
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
+        self._mender = Mender(run.spec.origin, choices_in(body)) if loop.endpoint == "chat" else None
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
         reply = await self._attempted(self._calls.workers.complete)
         self._record()
         await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
-        return reply.body
+        return reply.body if self._mender is None else self._mender.body(reply.body)
 
     async def stream(self, pass_on: PassOn) -> Mapping[str, Any]:
         """The reply as it is produced: each chunk is passed on before the next is read, and nothing is tried again
@@ -161,6 +164,8 @@ class StepCall:
                 with self._failure_recorded():
                     while chunk is not None:
                         usage = read_usage(chunk) or usage
+                        if self._mender is not None:
+                            chunk = self._mender.chunk(chunk)
                         if chunk.get("choices"):
                             self.collected.add(chunk["choices"])
                             self.collected.about(chunk)

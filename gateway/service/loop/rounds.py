@@ -20,6 +20,7 @@ from gateway.core.loop.shown import ShownReply, ShownRequest
 from gateway.core.loop.turns import asks_client
 from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.reply import reply_text
+from gateway.core.openai.vendor import without_state
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import (
     BatonError,
@@ -345,7 +346,7 @@ def _child_record(loop: Loop, now_us: int, messages: list[dict[str, Any]]) -> Ro
         pool_revision=parent.pool_revision,
         pool=parent.pool,
         caps=parent.caps,
-        request={"messages": messages},
+        request={"messages": without_state(messages)},
         completion_id=f"chatcmpl-{child_id.replace('-', '')}",
         parent_id=parent.id,
         depth=parent.depth + 1,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from gateway.core.loop.compose import SeenStep, step_messages
 from gateway.core.openai.parts import without_media
 from gateway.core.openai.reply import chunks_of, merge, reply_text, with_one_call
+from gateway.core.openai.vendor import without_state
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, UpstreamInvalid
 from gateway.service.loop.bodies import fan_out, step_body
@@ -54,7 +55,7 @@ class StepRunner:
     async def _call(self, loop: Loop, run: StepRun, answers: bool, streams: bool) -> Mapping[str, Any]:
         seen = [_seen(loop.runs[index]) for index in run.step.see if loop.runs[index].body is not None]
         messages = step_messages(loop.conversation, run.step.task, seen)
-        run.record.messages = [dict(message) for message in without_media(messages)]
+        run.record.messages = without_state(without_media(messages))
         if run.spec.kind == "self":
             run.record.started_us = self._shared.clock.now_us()
             return await self._child(loop, run, messages, answers, streams)
@@ -162,7 +163,7 @@ class StepRunner:
             return
         choice = (run.body.get("choices") or [{}])[0]
         run.record.reply = reply_text(run.body)
-        run.record.tool_calls = (choice.get("message") or {}).get("tool_calls")
+        run.record.tool_calls = without_state([choice.get("message") or {}])[0].get("tool_calls")
         run.record.finish_reason = choice.get("finish_reason")
 
 

@@ -81,6 +81,19 @@ class Conversations(ConversationLog, Protocol):
         ...
 
 
+class CallStates(Protocol):
+    """The vendor state of tool calls, by the id of the call, one API key at a time. Every call raises Unavailable when
+    the store is away."""
+
+    async def keep(self, key_id: str, states: Mapping[str, bytes], keep_s: float) -> None:
+        """Keep these states. Those that are older than `keep_s`, and the oldest beyond the store's bound, go."""
+        ...
+
+    async def load(self, key_id: str, ids: Sequence[str], keep_s: float) -> Mapping[str, bytes]:
+        """Return the states of those calls that are known and no older than `keep_s`. Never another key's."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedResponse:
     """A rollout of the Responses API. `request` and `reply` are those of the chat that served it."""

@@ -42,6 +42,7 @@ from gateway.service.ports.request import (
 from gateway.service.request.admit import Admission, Policies, Rates, RequestContext, no_version, with_able_workers
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.running import Running, overhead_ms
+from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
 
 EXAMPLES_SPARE = 3  # plans that are read for each one that is shown: some are equal, some name workers that are gone
@@ -66,6 +67,7 @@ class Completer:
         redactor: Redactor,
         media: MediaSource,
         sticky: Sticky,
+        states: VendorStates,
         pick: Callable[[str], Pick | None] = no_version,
     ) -> None:
         self._catalog = catalog
@@ -79,6 +81,7 @@ class Completer:
         self._policies = policies
         self._redactor = redactor
         self._sticky = sticky
+        self._states = states
         self._media = media
         self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
         self._owned: set[asyncio.Task[None]] = set()
@@ -150,6 +153,7 @@ class Completer:
             media = await all_or_first_error([self._media.fetch(part) for part in parts])
             by_url = {(part.kind, part.url): one for part, one in zip(parts, media, strict=True)}
             loop.conversation = with_media(loop.conversation, by_url)
+        await self._states.restore(loop)
         if (back := await self._sticky.planner(loop)) is not None:
             loop.record.pool = [pool_entry(spec, None) for spec in loop.workers]
             if (body := await self._rounds.stick(loop, back)) is not None:
@@ -212,7 +216,8 @@ class Completer:
             )
             record.reply = to_log(running.body)
         try:
-            await asyncio.gather(self._log(loop, running.scopes), self._sticky.remember(answered))
+            kept = self._sticky.remember(answered), self._states.keep(loop, body)
+            await asyncio.gather(self._log(loop, running.scopes), *kept)
         except BatonError as error:  # a reply whose rollout is not on disk is not sent
             running.error, running.body = error, None
         await self._settle(running)

@@ -404,3 +404,71 @@ def test_any_body_is_a_request_or_a_named_refusal(body: dict[str, Any]) -> None:
             continue
         assert set(chat.params) <= set(FIELDS)
         assert chat.messages
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "6", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+        {"content": "6", "annotations": [{"type": "url_citation", "url_citation": {"url": "u"}}], "parsed": {"x": 1}},
+        {"content": "6", "reasoning": "hm", "reasoning_content": "hm"},
+        {"content": None, "audio": {"id": "audio_1", "data": "AAAA", "transcript": "6", "expires_at": 1}},
+        {
+            "content": None,
+            "thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}],
+            "provider_specific_fields": {"web_search_results": []},
+            "extra_content": {"baton": {"origin": "0123456789ab"}},
+        },
+    ],
+)
+def test_strict_mode_takes_the_message_of_a_reply_as_it_came(message: dict[str, Any]) -> None:
+    """`messages.append(reply.choices[0].message)` is how every SDK continues a conversation."""
+    calls = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    calls[0]["function"]["parsed_arguments"] = {}  # type: ignore[index]
+    turn = {"role": "assistant", **message}
+    turn["tool_calls"] = calls if "tool_calls" not in message else None
+    answer = [{"role": "tool", "tool_call_id": "c", "content": "1"}] if turn["tool_calls"] else []
+    body = {"model": "baton", "messages": [user("hi"), turn, *answer, user("and 7?")]}
+    chat = parse_request(body, messages_max=10, strict=True)
+    assert chat.dropped == ()
+    assert not {"annotations", "parsed", "function_call", "tool_calls" if not answer else ""} & set(chat.messages[1])
+    assert "index" not in str(chat.messages[1])
+    assert chat.messages[1].get("audio", {"id": "audio_1"}) == {"id": "audio_1"}
+
+
+def test_state_of_an_unknown_vendor_is_left_out_and_named() -> None:
+    turn = {"role": "assistant", "content": "x", "thinking_blocks": [{"type": "thinking"}], "extra_content": {"a": 1}}
+    chat = parse_request({"model": "baton", "messages": [user("hi"), turn, user("on")]}, messages_max=10)
+    assert chat.messages[1] == {"role": "assistant", "content": "x"}
+    assert chat.dropped == ("messages[1].thinking_blocks", "messages[1].extra_content")
+
+
+def test_only_the_known_parts_of_returned_state_are_passed_on() -> None:
+    state = {
+        "thinking_blocks": [{"type": "text", "text": "evil"}, {"type": "thinking", "thinking": "a", "x": 1}, "?"],
+        "reasoning_details": [{"type": "reasoning.text", "text": "a", "x": {"deep": 1}}],
+        "provider_specific_fields": {"thought_signatures": ["s"], "web_search_results": [{"type": "image"}]},
+        "extra_content": {"baton": {"origin": "0123456789ab"}, "google": {"thought_signature": "s", "x": {}}, "y": 1},
+    }
+    turn = {"role": "assistant", "content": "x", **state}
+    chat = parse_request({"model": "baton", "messages": [user("hi"), turn, user("on")]}, messages_max=10)
+    assert chat.messages[1] == {
+        "role": "assistant",
+        "content": "x",
+        "thinking_blocks": [{"type": "thinking", "thinking": "a"}],
+        "reasoning_details": [{"type": "reasoning.text", "text": "a"}],
+        "provider_specific_fields": {"thought_signatures": ["s"]},
+        "extra_content": {"baton": {"origin": "0123456789ab"}, "google": {"thought_signature": "s"}},
+    }
+
+
+@pytest.mark.parametrize("place", ["thinking_blocks", "reasoning_details", "provider_specific_fields", "extra_content"])
+def test_a_refused_name_inside_returned_state_is_refused(place: str) -> None:
+    turn = {"role": "assistant", "content": "x", place: [{"deep": {"api_base": "http://127.0.0.1:1"}}]}
+    with pytest.raises(BadRequest, match="api_base") as caught:
+        parse_request({"model": "baton", "messages": [user("hi"), turn]}, messages_max=10)
+    assert caught.value.code == "refused_field"

@@ -1,0 +1,204 @@
+"""Brings a worker's reply into OpenAI's form, whole or in chunks, and marks the vendor's state in it. Pure.
+
+Mended: calls without id, type or index; arguments that are an object; two calls of a stream under one index; finish
+reasons that OpenAI does not define; more choices than the request asked for. Ids that other vendors would refuse, and
+ids of calls with state (`core/openai/vendor.py`), are replaced by ids of Baton's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.openai.vendor import CALL_FIELDS, MESSAGE_FIELDS, REASONING, is_portable, mark, new_id
+
+CALLS_MAX = 128
+FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
+_ALIASES = {
+    "max_tokens": "length", "max_output_tokens": "length", "model_length": "length", "max_length": "length",
+    "model_context_window_exceeded": "length", "tool_use": "tool_calls", "tool_call": "tool_calls",
+    "function_calls": "tool_calls", "safety": "content_filter", "recitation": "content_filter",
+    "blocklist": "content_filter", "prohibited_content": "content_filter", "spii": "content_filter",
+    "content_filtered": "content_filter", "refusal": "content_filter", "sensitive": "content_filter",
+}  # fmt: skip
+_INPUTS = {"function": "arguments", "custom": "input"}
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What is known of one choice of a stream. `ids` maps the vendor's ids to those of Baton."""
+
+    marked: bool = False
+    reasoned: bool = False
+    vendor_ids: list[str | None] = field(default_factory=list)  # of each call, by Baton's index
+    ids: list[str] = field(default_factory=list)
+    index_of: dict[int, int] = field(default_factory=dict)  # the vendor's index -> Baton's
+    marked_calls: set[int] = field(default_factory=set)
+
+
+class Mender:
+    """Mends the reply to one call: give it the whole body once, or each chunk in order. `origin`: of the worker."""
+
+    def __init__(self, origin: str, choices: int = 1) -> None:
+        self._origin = origin
+        self._choices_max = choices
+        self._choices: dict[int, _Choice] = {}
+
+    def body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole reply, mended. Keeps the choices that were asked for."""
+        choices = [choice for choice in body.get("choices") or () if isinstance(choice, Mapping)]
+        return {**body, "choices": [self._whole(choice) for choice in choices[: self._choices_max]]}
+
+    def chunk(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
+        """One chunk of a stream, mended."""
+        choices = [choice for choice in chunk.get("choices") or () if isinstance(choice, Mapping)]
+        wanted = [choice for choice in choices if 0 <= _index(choice) < self._choices_max]
+        return {**chunk, "choices": [self._piece(choice) for choice in wanted]}
+
+    # ------------------------------------------------------------ whole
+
+    def _whole(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        message = dict(choice.get("message") or {})
+        calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, Mapping)][:CALLS_MAX]
+        state = _has_state(message, MESSAGE_FIELDS) or (bool(calls) and _has_state(message, REASONING))
+        if calls:
+            mended = [self._call(_without_index(call), state) for call in calls]
+            message["tool_calls"] = mended
+            state = state or any(_has_state(call, CALL_FIELDS) for call in mended)
+        elif "tool_calls" in message:
+            del message["tool_calls"]
+        if state:
+            message["extra_content"] = mark(message, self._origin)
+        return _with_finish({**choice, "message": message})
+
+    def _call(self, call: Mapping[str, Any], state: bool) -> dict[str, Any]:
+        our_id, vendor_id = self._id(call, state)
+        mended = {**call, "id": our_id, "type": _kind(call)}
+        mended[mended["type"]] = _details(call, whole=True)
+        if vendor_id or _has_state(call, CALL_FIELDS):
+            mended["extra_content"] = mark(call, self._origin, vendor_id)
+        return mended
+
+    def _id(self, call: Mapping[str, Any], state: bool) -> tuple[str, str | None]:
+        """(the id that the client gets, the vendor's id that it replaces)."""
+        vendor_id = call.get("id")
+        state = state or _has_state(call, CALL_FIELDS)
+        if not isinstance(vendor_id, str) or not vendor_id:
+            return new_id(with_state=state), None
+        if is_portable(vendor_id) and not state:
+            return vendor_id, None
+        return new_id(with_state=True), vendor_id
+
+    # ------------------------------------------------------------ in chunks
+
+    def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._choices.setdefault(_index(choice), _Choice())
+        delta = dict(choice.get("delta") or {})
+        calls = [call for call in _list(delta.pop("tool_calls", None)) if isinstance(call, Mapping)]
+        known.reasoned = known.reasoned or _has_state(delta, REASONING)
+        state = _has_state(delta, MESSAGE_FIELDS) or any(_has_state(call, CALL_FIELDS) for call in calls)
+        state = state or (bool(calls) and known.reasoned)
+        marks_now = state and not known.marked
+        known.marked = known.marked or state
+        pieces = [piece for call in calls if (piece := self._call_piece(call, known)) is not None]
+        if pieces:
+            delta["tool_calls"] = pieces
+            if not known.marked and any("extra_content" in piece for piece in pieces):
+                known.marked = marks_now = True
+        if marks_now:
+            delta["extra_content"] = mark(delta, self._origin)
+        return _with_finish({**choice, "delta": delta})
+
+    def _call_piece(self, call: Mapping[str, Any], known: _Choice) -> dict[str, Any] | None:
+        at = _position(call, known)
+        if at is None:
+            return None
+        piece: dict[str, Any] = {name: value for name, value in call.items() if name not in ("id", "type", "index")}
+        kind = _kind(call)
+        if kind in call:
+            piece[kind] = _details(call, whole=False)
+        state = _has_state(call, CALL_FIELDS)
+        if at < len(known.ids):
+            if state and at not in known.marked_calls:  # once: clients join the texts of all pieces
+                known.marked_calls.add(at)
+                piece["extra_content"] = mark(call, self._origin)
+            return {"index": at, **piece}
+        our_id, replaced = self._id(call, known.marked)
+        known.ids.append(our_id)
+        known.vendor_ids.append(call.get("id") or None)
+        if replaced or state:
+            known.marked_calls.add(at)
+            piece["extra_content"] = mark(call, self._origin, replaced)
+        piece.setdefault(kind, {})
+        return {"index": at, "id": our_id, "type": kind, **piece}
+
+
+def _position(call: Mapping[str, Any], known: _Choice) -> int | None:
+    """Baton's index of the call that a piece belongs to; that of a new call equals the number of calls. None: the
+    piece belongs to none, or to one too many."""
+    vendor_id, index, count = call.get("id") or None, call.get("index"), len(known.ids)
+    index = index if isinstance(index, int) else None
+    if index in known.index_of:
+        at = known.index_of[index]
+        if vendor_id is None or known.vendor_ids[at] in (None, vendor_id):
+            return at
+    elif index is None:
+        if vendor_id is not None and vendor_id in known.vendor_ids:
+            return known.vendor_ids.index(vendor_id)
+        if vendor_id is None and count and not _begins(call):
+            return count - 1
+    if count >= CALLS_MAX:
+        return None
+    if index is not None:
+        known.index_of[index] = count
+    return count
+
+
+def _begins(call: Mapping[str, Any]) -> bool:
+    """Whether a piece without id and index begins a call: it names a function."""
+    details = call.get(_kind(call))
+    return isinstance(details, Mapping) and bool(details.get("name"))
+
+
+def _kind(call: Mapping[str, Any]) -> str:
+    return "custom" if call.get("type") == "custom" or ("custom" in call and "function" not in call) else "function"
+
+
+def _details(call: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+    """The name of a call and its arguments as text. Only a whole call gets what is missing."""
+    kind = _kind(call)
+    raw = call.get(kind)
+    fields = raw if isinstance(raw, Mapping) else {}
+    details = {name: fields[name] for name in ("name", _INPUTS[kind]) if name in fields}
+    given = details.get(_INPUTS[kind])
+    if given is not None and not isinstance(given, str):
+        details[_INPUTS[kind]] = json.dumps(given, ensure_ascii=False)
+    elif given is None:
+        details = {name: value for name, value in details.items() if value is not None}
+    return {"name": "", _INPUTS[kind]: "{}" if kind == "function" else "", **details} if whole else details
+
+
+def _with_finish(choice: dict[str, Any]) -> dict[str, Any]:
+    reason = choice.get("finish_reason")
+    if reason is None or reason in FINISH_REASONS:
+        return choice
+    return {**choice, "finish_reason": _ALIASES.get(str(reason).lower(), "stop") if reason else None}
+
+
+def _without_index(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in call.items() if name != "index"}
+
+
+def _has_state(fields: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    return any(fields.get(name) for name in names)
+
+
+def _index(choice: Mapping[str, Any]) -> int:
+    index = choice.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,184 @@
+"""Replies of workers that are not quite OpenAI's are mended before anybody sees them, whole and in chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from gateway.core.openai.mend import CALLS_MAX, FINISH_REASONS, Mender
+from gateway.core.openai.reply import ReplyBuilder
+
+ORIGIN = "0123456789ab"
+
+
+def whole(message: Mapping[str, Any], reason: Any = "stop", choices: int = 1) -> dict[str, Any]:
+    body = {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
+    choice: dict[str, Any] = Mender(ORIGIN, choices).body(body)["choices"][0]
+    return choice
+
+
+def joined(*deltas: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(the mended pieces of calls, the message that they make)."""
+    mender, built = Mender(ORIGIN), ReplyBuilder()
+    pieces = []
+    for delta in deltas:
+        chunk = mender.chunk({"choices": [{"index": 0, "delta": delta}]})
+        built.add(chunk["choices"])
+        pieces += chunk["choices"][0]["delta"].get("tool_calls", [])
+    return pieces, built.body()["choices"][0]["message"]
+
+
+def call(name: str = "f", arguments: Any = "{}", **more: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}, **more}
+
+
+def test_a_reply_in_openais_form_stays_as_it_is() -> None:
+    message = {"role": "assistant", "content": "x", "tool_calls": [call(id="call_1", type="function")]}
+    assert whole(message, "tool_calls") == {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    delta = {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **call(id="call_1", type="function")}]}
+    chunk = {"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    assert Mender(ORIGIN).chunk(chunk) == chunk
+
+
+def test_a_call_gets_the_id_type_and_arguments_it_lacks() -> None:
+    [mended] = whole({"tool_calls": [{"function": {"name": "f"}}]})["message"]["tool_calls"]
+    assert mended["id"].startswith("call_")
+    assert mended == {"id": mended["id"], "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("arguments", [{"a": [1, "é"]}, {}, [1]])
+def test_arguments_that_are_no_text_become_json(arguments: Any) -> None:
+    [mended] = whole({"tool_calls": [call(arguments=arguments, id="c")]})["message"]["tool_calls"]
+    assert json.loads(mended["function"]["arguments"]) == arguments
+    _, message = joined({"tool_calls": [{"index": 0, **call(arguments=arguments, id="c")}]})
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == arguments
+
+
+@pytest.mark.parametrize("calls", [None, [], "f", [None, "f"], {}])
+def test_what_is_no_list_of_calls_is_none(calls: Any) -> None:
+    message = {"role": "assistant", "content": "x"}
+    assert whole({**message, "tool_calls": calls})["message"] == message
+    assert joined({**message, "tool_calls": calls}) == ([], message)
+
+
+@pytest.mark.parametrize(
+    ("reason", "mended"),
+    [
+        *((reason, reason) for reason in (*FINISH_REASONS, None)),
+        *(("STOP", "stop"), ("end_turn", "stop"), ("eos", "stop"), ("something new", "stop"), ("", None), (7, "stop")),
+        *(("MAX_TOKENS", "length"), ("tool_use", "tool_calls"), ("SAFETY", "content_filter")),
+        ("refusal", "content_filter"),
+    ],
+)
+def test_a_finish_reason_is_one_that_openai_defines(reason: Any, mended: str | None) -> None:
+    assert whole({"content": "x"}, reason)["finish_reason"] == mended
+    [choice] = Mender(ORIGIN).chunk({"choices": [{"delta": {}, "finish_reason": reason}]})["choices"]
+    assert choice["finish_reason"] == mended
+
+
+def test_no_more_choices_than_were_asked_for() -> None:
+    choices = [{"index": at, "message": {"content": str(at)}, "delta": {"content": str(at)}} for at in range(4)]
+    assert len(Mender(ORIGIN, 2).body({"choices": choices})["choices"]) == 2
+    assert [one["index"] for one in Mender(ORIGIN, 2).chunk({"choices": choices})["choices"]] == [0, 1]
+
+
+STREAMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "in order": [
+        {"tool_calls": [{"index": 0, **call("f", "", id="a", type="function")}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+        {"tool_calls": [{"index": 1, **call("g", "{}", id="b", type="function")}]},
+    ],
+    "without index": [
+        {"tool_calls": [call("f", "{", id="a"), call("g", "{", id="b")]},
+        {"tool_calls": [{"id": "a", "function": {"arguments": "}"}}]},
+        {"tool_calls": [{"id": "b", "function": {"arguments": "}"}}]},
+    ],
+    "without index and later without id": [
+        {"tool_calls": [call("f", "{", id="a")]},
+        {"tool_calls": [{"function": {"arguments": "}"}}]},
+        {"tool_calls": [call("g", "{", id="b")]},
+        {"tool_calls": [{"function": {"arguments": "}"}}]},
+    ],
+    "without id": [
+        {"tool_calls": [{"index": 0, **call("f", "{")}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
+        {"tool_calls": [{"index": 1, **call("g", "{}")}]},
+    ],
+    "without either": [{"tool_calls": [call("f", "{"), {"function": {"arguments": "}"}}, call("g", "{}")]}],
+    "all at index 0": [
+        {"tool_calls": [{"index": 0, **call("f", "{}", id="a")}]},
+        {"tool_calls": [{"index": 0, **call("g", "{}", id="b")}]},
+    ],
+    "from index 1": [
+        {"tool_calls": [{"index": 1, **call("f", "{}", id="a")}]},
+        {"tool_calls": [{"index": 3, **call("g", "{}", id="b")}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streamed_calls_have_their_index_and_one_id_each(name: str) -> None:
+    pieces, message = joined(*STREAMS[name])
+    calls = message["tool_calls"]
+    assert [(one["function"]["name"], one["function"]["arguments"]) for one in calls] == [("f", "{}"), ("g", "{}")]
+    assert len({one["id"] for one in calls}) == 2
+    assert all(one["id"] for one in calls)
+    firsts = [next(piece for piece in pieces if piece["index"] == at) for at in (0, 1)]
+    assert [(first["type"], first["id"]) for first in firsts] == [("function", one["id"]) for one in calls]
+    assert sum("id" in piece for piece in pieces) == 2
+
+
+def test_a_custom_call_keeps_its_name_and_input() -> None:
+    first = {"index": 0, "id": "c", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}}
+    _, message = joined({"tool_calls": [first]}, {"tool_calls": [{"index": 0, "custom": {"input": " Patch"}}]})
+    assert message["tool_calls"] == [
+        {"id": "c", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin Patch"}}
+    ]
+    [mended] = whole({"tool_calls": [{"id": "c", "custom": {"name": "x", "input": "y"}}]})["message"]["tool_calls"]
+    assert mended == {"id": "c", "type": "custom", "custom": {"name": "x", "input": "y"}}
+
+
+def test_too_many_calls_are_cut() -> None:
+    deltas = [{"tool_calls": [{"index": at, **call(id=f"c{at}")}]} for at in range(CALLS_MAX + 3)]
+    assert len(joined(*deltas)[1]["tool_calls"]) == CALLS_MAX
+    calls = [call(id=f"c{at}") for at in range(CALLS_MAX + 3)]
+    assert len(whole({"tool_calls": calls})["message"]["tool_calls"]) == CALLS_MAX
+
+
+@pytest.mark.parametrize("foreign", ["functions.f:0", "x" * 41, "a b", "é"])
+def test_an_id_that_other_vendors_refuse_is_replaced(foreign: str) -> None:
+    [mended] = whole({"tool_calls": [call(id=foreign)]})["message"]["tool_calls"]
+    assert len(mended["id"]) == 32
+    assert mended["extra_content"] == {"baton": {"origin": ORIGIN, "id": foreign}}
+    pieces, message = joined(
+        {"tool_calls": [{"index": 0, **call(id=foreign, arguments="{")}]},
+        {"tool_calls": [{"index": 0, "id": foreign, "function": {"arguments": "}"}}]},
+    )
+    assert message["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert message["tool_calls"][0]["extra_content"] == mended["extra_content"]
+    assert [("extra_content" in piece, "id" in piece) for piece in pieces] == [(True, True), (False, False)]
+
+
+def test_a_streams_state_is_marked_once() -> None:
+    """Clients join the texts of all pieces, so a mark that came twice would not be one."""
+    signed = {"extra_content": {"google": {"thought_signature": "s"}}}
+    mender = Mender(ORIGIN)
+    deltas: list[dict[str, Any]] = [
+        {"reasoning_details": [{"type": "reasoning.text", "text": "a", "index": 0}]},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "b", "index": 0}]},
+        {"tool_calls": [{"index": 0, **call(id="c")}]},
+        {"tool_calls": [{"index": 0, **signed}]},
+        {"tool_calls": [{"index": 0, **signed}]},
+    ]
+    sent = [mender.chunk({"choices": [{"delta": delta}]})["choices"][0]["delta"] for delta in deltas]
+    assert ["baton" in str(delta.get("extra_content")) for delta in sent] == [True, False, False, False, False]
+    assert ["baton" in str(delta.get("tool_calls")) for delta in sent] == [False, False, True, False, False]
+    built = ReplyBuilder()
+    for delta in sent:
+        built.add([{"delta": delta}])
+    message = built.body()["choices"][0]["message"]
+    assert message["reasoning_details"] == [{"type": "reasoning.text", "text": "ab", "index": 0}]
+    assert message["tool_calls"][0]["extra_content"]["google"] == {"thought_signature": "s"}
