@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+SHELLS = {"Bash": "command", "run_shell_command": "command", "exec_command": "cmd"}  # of coding agents: its argument
 CITIES = ("Paris", "Tokyo", "Lima")
 TAIL = "Zürich 東京 🎼"  # two-, three- and four-byte characters
 PLAN = {
@@ -67,6 +68,8 @@ def _calls(body: Mapping[str, Any], results: Sequence[str]) -> tuple[tuple[str, 
     if not tools or choice == "none":
         return ()
     words = _words(body["messages"])
+    if commands := re.findall(r"\[\[(.+?)\]\]", words):
+        return () if results else _shell_calls(tools, commands[-1])
     if isinstance(choice, Mapping):
         named = choice["function"]["name"]
         return ((named, _arguments(tools[named], words)),)
@@ -77,6 +80,11 @@ def _calls(body: Mapping[str, Any], results: Sequence[str]) -> tuple[tuple[str, 
     if len(cities) > 1 and body.get("parallel_tool_calls", True):
         return tuple((fresh[0], _arguments(tools[fresh[0]], city)) for city in cities)
     return ((fresh[0], _arguments(tools[fresh[0]], words)),)
+
+
+def _shell_calls(tools: Mapping[str, Any], command: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The call of a coding agent's shell; none where the tools hold no shell."""
+    return tuple((name, {argument: command}) for name, argument in SHELLS.items() if name in tools)[:1]
 
 
 def _called(messages: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -42,6 +42,12 @@ def test_node_versions(name: str) -> None:
     assert wanted["dependencies"][name] == version
 
 
+def test_versions_of_coding_agents() -> None:
+    lock = json.loads((ROOT / "tests/clients/agents/package-lock.json").read_text(encoding="utf-8"))
+    for name in ("@anthropic-ai/claude-code",):
+        assert f"`{name}` {lock['packages'][f'node_modules/{name}']['version']}" in PAGE
+
+
 def test_every_test_file_is_run() -> None:
     script = (ROOT / "scripts" / "test-clients").read_text(encoding="utf-8")
     files = [path.name for path in (ROOT / "tests" / "clients").glob("test_*.py")]
