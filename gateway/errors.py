@@ -5,6 +5,7 @@ BatonError                      status  type                    code
 │   ├── PlanRefused             400     invalid_request_error   plan_refused        (never reaches a client)
 │   ├── Unpriced                400     invalid_request_error   unpriced_worker
 │   ├── IdempotencyReused       422     invalid_request_error   idempotency_key_reused  (belongs to another body)
+│   ├── ClientLeft              400     invalid_request_error   client_left         (within its body; nobody reads it)
 │   ├── VersionRefused          400     invalid_request_error   version_refused     (by an engine; `reason` says why)
 │   └── ConfigError             400     invalid_request_error   bad_config          (names file:line and the fix)
 ├── Unauthorized                401     invalid_request_error   invalid_api_key
@@ -12,6 +13,7 @@ BatonError                      status  type                    code
 ├── NotFound                    404     invalid_request_error   not_found | model_not_found
 ├── Conflict                    409     invalid_request_error   (given)
 │   └── IdempotencyRunning      409     invalid_request_error   idempotency_key_in_use  (retry; carries Retry-After)
+├── BodyTooSlow                 408     invalid_request_error   request_timeout     (retry; closes the connection)
 ├── TooLarge                    413     invalid_request_error   request_too_large
 ├── RateLimited                 429     rate_limit_error        rate_limit_exceeded (retry; carries Retry-After)
 ├── BudgetExceeded              429     insufficient_quota      insufficient_quota  (x-should-retry: false)
@@ -114,6 +116,15 @@ class IdempotencyReused(BadRequest):
         )
 
 
+class ClientLeft(BadRequest):
+    """The client left before it had sent its body."""
+
+    code = "client_left"
+
+    def __init__(self) -> None:
+        super().__init__("the client left before it had sent the body")
+
+
 class VersionRefused(BadRequest):
     """A policy version that an engine refuses to load or unload. The engine keeps serving what it served. The message
     ends with the fix. `reason`: missing | manifest | checksum | torn | shape | not_finite | prompt | kind | base | rank
@@ -168,6 +179,19 @@ class IdempotencyRunning(Conflict):
             "The first request with this Idempotency-Key is still being served; send it again shortly.",
             param="Idempotency-Key",
             headers={"retry-after": "1", "retry-after-ms": "1000"},
+        )
+
+
+class BodyTooSlow(BatonError):
+    """A request whose body came too slowly. The connection is closed with the reply."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+    def __init__(self, received_bytes: int, bytes_per_s_min: int, s_max: float) -> None:
+        super().__init__(
+            f"The body came too slowly: {received_bytes:,} bytes so far; send at least {bytes_per_s_min:,} bytes a "
+            f"second, and all of it within {s_max:g} s.",
+            headers={"connection": "close"},
         )
 
 

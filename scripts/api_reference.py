@@ -108,6 +108,7 @@ ERRORS = {
     "Conflict": "it contradicts the present state: a second job of a policy, an illegal move of a version",
     "IdempotencyReused": "the `Idempotency-Key` came before with another body or path",
     "IdempotencyRunning": "the first request with this `Idempotency-Key` has not ended; retry",
+    "BodyTooSlow": "the body took over `BATON_BODY_S_MAX`, or came at less than `BATON_BODY_BYTES_PER_S_MIN`",
     "TooLarge": "the body is over `BATON_BODY_BYTES_MAX`",
     "RateLimited": "requests or tokens a minute, or requests in flight; retry after `retry-after`",
     "BudgetExceeded": "the key's money does not cover the least that this request may cost; do not retry",
@@ -126,7 +127,11 @@ ERRORS = {
     "SpoolFull": "the journal is full; Baton does nothing that it cannot log",
     "BatonError": "a bug; the gateway's log has it under the request id",
 }
-NEVER_SENT = {"PlanRefused", "ConductorError"}  # the fallback router plans instead
+NEVER_SENT = {
+    "PlanRefused",  # the fallback router plans instead
+    "ConductorError",
+    "ClientLeft",
+}
 
 ROUTES_TEXT = """
 Each listener describes its routes under `/openapi.json`, without a key.

@@ -31,6 +31,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "L7 holds": (f"{FAULTS}/test_money.py::test_l7_a_hot_budget_is_exact_over_three_clients_of_redis",),
     "L8": (f"{FAULTS}/test_soak.py",),
     "L9": (f"{FAULTS}/test_outage.py",),
+    "L10": (f"{FAULTS}/test_slow_senders.py",),
     "F1": (f"{FAULTS}/test_crash.py::test_f1_a_gateway_killed_anywhere_loses_doubles_and_overspends_nothing",),
     "F2": (f"{FAULTS}/test_crash.py::test_f2_a_rolling_restart_fails_no_request_and_loses_no_row",),
     "F3": (f"{FAULTS}/test_postgres.py",),

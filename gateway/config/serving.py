@@ -68,6 +68,10 @@ class RequestsSettings(BaseModel):
     """Requests: what the public API accepts, and how it behaves"""
 
     body_bytes_max: Bytes = Field(10 * 2**20, description="Bytes of a request body; a larger one is 413")
+    body_s_max: Seconds = Field(120.0, description="Time for a whole request body; a slower one is 408")
+    body_bytes_per_s_min: Count = Field(
+        1024, description="Bytes of a body in each second on the average, after 5 s; a slower one is 408"
+    )
     header_bytes_max: Bytes = Field(65_536, description="Bytes of all request headers; more are 431")
     messages_max: Count = Field(2000, description="Messages of one request")
     in_flight_max: Count = Field(512, description="Requests served at the same time; a further one is 503")

@@ -235,7 +235,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     return Bundle(
         public=_public(settings, [api.router() for api in public], idempotency),
-        admin=_app("Baton admin", settings.in_flight_max, [*admin.routers, health.router()]),
+        admin=_app("Baton admin", settings, [*admin.routers, health.router()]),
         health=health,
         completer=completer,
         recovery=_recovery(base, budgets, journal),
@@ -271,14 +271,15 @@ def _health(base: Base, budgets: Budgets, conductor: Conductor | None, policies:
 
 
 def _public(settings: Settings, routers: Sequence[APIRouter], idempotency: Idempotency) -> ASGIApp:
-    app = _app("Baton", settings.in_flight_max, routers, abandoned=lambda: idempotency.abandoned)
+    app = _app("Baton", settings, routers, abandoned=lambda: idempotency.abandoned)
     return with_cors(app, listed(settings.cors_origins))
 
 
-def _app(title: str, in_flight_max: int, routers: Sequence[APIRouter], abandoned: Callable[[], int] = int) -> ASGIApp:
+def _app(title: str, settings: Settings, routers: Sequence[APIRouter], abandoned: Callable[[], int] = int) -> ASGIApp:
     app = FastAPI(title=title, version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     edge.install(app)
     for router in routers:
         app.include_router(router)
     spec.describe(app)
-    return edge.Edge(app, in_flight_max, abandoned)
+    pace = edge.Pace(settings.body_s_max, settings.body_bytes_per_s_min)
+    return edge.Edge(app, settings.in_flight_max, abandoned, pace)

@@ -177,3 +177,19 @@ async def test_many_at_once_pass_exactly_as_the_limits_say(limits: RateLimits) -
         return True
 
     assert sum(await asyncio.gather(*(one(n) for n in range(200)))) == 37
+
+
+async def test_tokens_are_weighed_once_the_request_is_known(limits: RateLimits) -> None:
+    await limits.admit("k", "a", 70, 5, 100, 5)
+    assert await limits.admit("k", "b", 0, 5, 100, 5) == RateState(5, 3, 100, 30)
+    with pytest.raises(RateLimited, match="allows 100 tokens a minute") as caught:
+        await limits.admit("k", "b", 40, 5, 100, 5)
+    assert 0 < caught.value.retry_after_s <= 60
+    assert await limits.admit("k", "b", 30, 5, 100, 5) == RateState(5, 3, 100, 0)
+
+
+async def test_a_withdrawn_request_was_never_counted(limits: RateLimits) -> None:
+    await limits.admit("k", "a", 70, 1, 100, 1)
+    await limits.withdraw("k", "a")
+    await limits.withdraw("k", "a")
+    assert await limits.admit("k", "b", 100, 1, 100, 1) == RateState(1, 0, 100, 0)

@@ -44,6 +44,12 @@ class FakeRateLimits:
                 key.window[request_id] = (now_s, tokens)
             if concurrency is not None:
                 key.flight[request_id] = now_s + self._lease_s
+        elif request_id in key.window:
+            admitted_s, counted = key.window[request_id]
+            _, by_tokens = self._waits(key, now_s, tokens - counted, None, tpm)
+            if by_tokens > 0:
+                raise refusal("tokens", by_tokens, rpm, tpm, concurrency)
+            key.window[request_id] = (admitted_s, tokens)
         newest_s = max((at for at, _ in key.window.values()), default=now_s - self._window_s)
         empty_in_s = newest_s + self._window_s - now_s
         return RateState(rpm, left(rpm, len(key.window)), tpm, left(tpm, key.tokens()), empty_in_s)
@@ -53,6 +59,11 @@ class FakeRateLimits:
         key.flight.pop(request_id, None)
         if tokens_used is not None and request_id in key.window:
             key.window[request_id] = (key.window[request_id][0], tokens_used)
+
+    async def withdraw(self, key_id: str, request_id: str) -> None:
+        key = self._keys.setdefault(key_id, _Key())
+        key.flight.pop(request_id, None)
+        key.window.pop(request_id, None)
 
     async def close(self) -> None:
         """Do nothing: there is no connection to close."""

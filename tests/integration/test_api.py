@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -59,7 +59,12 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    kit: Kit, *, keepalive_s: float = 0.0, body_bytes_max: int = 100_000, **key: Any
+    kit: Kit,
+    *,
+    keepalive_s: float = 0.0,
+    body_bytes_max: int = 100_000,
+    edges: Mapping[str, Any] | None = None,
+    **key: Any,
 ) -> AsyncIterator[Served]:
     await kit.budgets.load({})
     clock, peppers = TestClock(), {1: PEPPER}
@@ -97,7 +102,7 @@ async def served(
         app.include_router(router)
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    listener = Listener(edge.Edge(app), sock, drain_s=1.0, head_bytes_max=65_536)
+    listener = Listener(edge.Edge(app, **(edges or {})), sock, drain_s=1.0, head_bytes_max=65_536)
     await listener.open()
     _, data_key = await keys.create_key("app", **key)
     _, admin_key = await keys.create_key("ops", "admin")

@@ -176,3 +176,24 @@ async def test_a_server_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="no more files"):
         await made.open()
     made.sock.close()
+
+
+async def test_over_the_bound_the_slowest_sender_makes_room() -> None:
+    app = Starlette(routes=[Route("/", _answer, methods=["GET", "POST"])])
+    listener = Listener(
+        app, bind("127.0.0.1", 0, strict=True), drain_s=1, head_bytes_max=HEAD_BYTES_MAX, connections_max=3
+    )
+    await listener.open()
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+    senders = [await asyncio.open_connection(*listener.sock.getsockname()) for _ in range(3)]
+    for _, writer in senders:
+        writer.write(head)
+        await asyncio.sleep(0.01)
+    async with httpx.AsyncClient(base_url=url(listener.sock)) as client:
+        assert (await client.get("/")).text == "0"
+    assert await asyncio.wait_for(senders[0][0].read(), BOUND_S) == b""
+    senders[1][1].write(b"x" * 100)
+    assert (await asyncio.wait_for(senders[1][0].readline(), BOUND_S)).startswith(b"HTTP/1.1 200")
+    for _, writer in senders:
+        writer.close()
+    await listener.close()

@@ -24,11 +24,20 @@ local function tokens_of(request)
   return tonumber(redis.call('HGET', TOKENS, request) or 0)
 end
 
+local function remove(request)
+  redis.call('HINCRBY', TOKENS, '', 0 - tokens_of(request)) -- never "-0", which Redis refuses
+  redis.call('HDEL', TOKENS, request)
+  redis.call('ZREM', AT, request)
+end
+
+local function set_tokens(request, tokens)
+  redis.call('HINCRBY', TOKENS, '', tokens - tokens_of(request))
+  redis.call('HSET', TOKENS, request, tokens)
+end
+
 local function slide(now, window_ms)
   for _, request in ipairs(redis.call('ZRANGEBYSCORE', AT, '-inf', now - window_ms)) do
-    redis.call('HINCRBY', TOKENS, '', 0 - tokens_of(request)) -- never "-0", which Redis refuses
-    redis.call('HDEL', TOKENS, request)
-    redis.call('ZREM', AT, request)
+    remove(request)
   end
 end
 
@@ -88,6 +97,13 @@ function op.admit()
       redis.call('PEXPIRE', FLIGHT, lease_ms)
     end
   end
+  if not is_new and redis.call('ZSCORE', AT, REQUEST) then
+    local wait = tokens_wait(now, window_ms, tokens_max, wanted - tokens_of(REQUEST))
+    if wait > 0 then
+      return { 'tokens', wait }
+    end
+    set_tokens(REQUEST, wanted)
+  end
   local count = redis.call('ZCARD', AT)
   return { 'ok', count, tokens_of(''), count > 0 and leaves_in(-1, now, window_ms) or 0 }
 end
@@ -96,8 +112,15 @@ function op.release()
   redis.call('ZREM', FLIGHT, REQUEST)
   local used = number(ARGV[3])
   if used and redis.call('ZSCORE', AT, REQUEST) then
-    redis.call('HINCRBY', TOKENS, '', used - tokens_of(REQUEST))
-    redis.call('HSET', TOKENS, REQUEST, used)
+    set_tokens(REQUEST, used)
+  end
+  return { 'ok', 0, 0 }
+end
+
+function op.withdraw()
+  redis.call('ZREM', FLIGHT, REQUEST)
+  if redis.call('ZSCORE', AT, REQUEST) then
+    remove(REQUEST)
   end
   return { 'ok', 0, 0 }
 end

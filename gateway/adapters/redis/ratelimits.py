@@ -60,6 +60,9 @@ class RedisRateLimits:
     async def release(self, key_id: str, request_id: str, tokens_used: int | None) -> None:
         await self._run("release", key_id, request_id, "" if tokens_used is None else tokens_used)
 
+    async def withdraw(self, key_id: str, request_id: str) -> None:
+        await self._run("withdraw", key_id, request_id, "")
+
     async def close(self) -> None:
         await self._script.close()
 

@@ -50,7 +50,7 @@ class Operators:
         first field that is unknown or has the wrong type.
         """
         act = await self.act(request)
-        body = await read_json(request, self.body_bytes_max)
+        body = await read_json(request, self.body_bytes_max, act.actor)
         if not isinstance(body, dict):
             raise BadRequest("the body must be a JSON object", code="invalid_type")
         if fields is not None:

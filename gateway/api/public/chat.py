@@ -4,7 +4,7 @@ completions and embeddings.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -27,7 +27,7 @@ from gateway.core.openai.texts import (
     parse_completion,
     parse_embedding,
 )
-from gateway.errors import NotFound
+from gateway.errors import BadRequest, ClientLeft, NotFound, Unavailable
 from gateway.service.request.admit import RequestContext
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
@@ -44,6 +44,7 @@ OWN_HEADERS = (
     "x-baton-progress",
     "x-baton-sticky",
 )
+Serve = Callable[[Request, Principal, Any], Awaitable[Response]]  # of a body that was read
 TEXT_HEADERS = ("x-baton-pool", "x-baton-keepalive")
 
 
@@ -73,9 +74,19 @@ class OpenAIApi:
 
     async def chat(self, request: Request) -> Response:
         """Plan the request over the key's workers and answer it; with `stream`, as the reply is produced."""
-        principal = await self._who(request)
-        body = await read_json(request, self.body_bytes_max)
-        return await self.idempotency.answer(request, principal, body, lambda r: self._chat(r, principal, body))
+        return await self.read(request, await self._who(request), self._chat)
+
+    async def read(self, request: Request, principal: Principal, serve: Serve) -> Response:
+        """Count a request against the limits of its key, read its body, and serve it once for its Idempotency-Key."""
+        async with self.completer.entered(principal) as entry:
+            try:
+                body = await read_json(request, self.body_bytes_max, principal.public_id)
+            except (BadRequest, Unavailable) as error:
+                entry.counts = isinstance(error, ClientLeft)
+                raise
+            entry.counts = False  # until it is known what it asks for
+            request.state.entry = entry
+            return await self.idempotency.answer(request, principal, body, lambda r: serve(r, principal, body))
 
     async def _chat(self, request: Request, principal: Principal, body: Any) -> Response:
         chat = parse_request(
@@ -110,6 +121,7 @@ class OpenAIApi:
             sticky=_wanted(request, "x-baton-sticky", default=True),
             response=response,
             prefix=prefix,
+            entry=getattr(request.state, "entry", None),
             progress=_wanted(request, "x-baton-progress", default=False),
         )
         return await self.completer.start(context)
@@ -222,10 +234,11 @@ class TextsApi:
     async def _serve(self, request: Request, parse: Callable[..., ChatRequest]) -> Response:
         chats = self.chats
         principal = await chats.authenticator.authenticate(request.headers.get("authorization"), "data")
-        body = await read_json(request, chats.body_bytes_max)
-        return await chats.idempotency.answer(
-            request, principal, body, lambda r: self._served(r, principal, parse(body, strict=chats.strict_fields))
-        )
+
+        async def serve(request: Request, principal: Principal, body: Any) -> Response:
+            return await self._served(request, principal, parse(body, strict=chats.strict_fields))
+
+        return await chats.read(request, principal, serve)
 
     async def _served(self, request: Request, principal: Principal, chat: ChatRequest) -> Response:
         running = await self.chats.begin(request, principal, chat)

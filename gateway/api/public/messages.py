@@ -41,14 +41,12 @@ class MessagesApi:
 
     async def create(self, request: Request) -> Response:
         """Make a message: planned over the key's workers as a chat request is, and streamed with `stream`."""
-        principal = await self._who(request)
-        body = await read_json(request, self.chats.body_bytes_max)
-        return await self.chats.idempotency.answer(request, principal, body, lambda r: self._create(r, principal, body))
+        return await self.chats.read(request, await self._who(request), self._create)
 
     async def count(self, request: Request) -> Response:
         """The number of input tokens that the message would have. It costs nothing."""
         principal = await self._who(request)
-        asked = self._parsed(await read_json(request, self.chats.body_bytes_max), *COUNTED)
+        asked = self._parsed(await read_json(request, self.chats.body_bytes_max, principal.public_id), *COUNTED)
         try:
             tokens = await self.tokens.count(principal, asked.chat, request.headers.get("x-baton-pool"))
         except BadRequest as error:

@@ -34,7 +34,7 @@ class OutcomesApi:
     async def add(self, request: Request) -> Response:
         """Attach an outcome to a rollout. 201 for a new one, 200 for an idempotency key that came before."""
         principal = await self._who(request)
-        body = await read_json(request, self.body_bytes_max)
+        body = await read_json(request, self.body_bytes_max, principal.public_id)
         added: dict[str, Any] = await self.outcomes.add(principal, body, request.headers.get("idempotency-key"))
         return JSONResponse(added, status_code=201 if added["created"] else 200)
 

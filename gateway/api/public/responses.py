@@ -9,7 +9,7 @@ from fastapi import Request, Response
 
 from gateway.api.edge.bodies import query_number
 from gateway.api.edge.spec import header_parameters
-from gateway.api.edge.stack import Json, Router, read_json
+from gateway.api.edge.stack import Json, Router
 from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
@@ -45,9 +45,7 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Response:
         """Make a response: planned over the key's workers as a chat request is, and streamed with `stream`."""
-        principal = await self._who(request)
-        body = await read_json(request, self.chats.body_bytes_max)
-        return await self.chats.idempotency.answer(request, principal, body, lambda r: self._create(r, principal, body))
+        return await self.chats.read(request, await self._who(request), self._create)
 
     async def _create(self, request: Request, principal: Principal, body: Any) -> Response:
         prepared = await self.responses.prepare(principal, body)

@@ -10,7 +10,7 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 import uvloop
@@ -28,13 +28,24 @@ HEAD_TOO_LARGE = (
     b'{"error":{"message":"the request headers are too large","type":"invalid_request_error",'
     b'"param":null,"code":"headers_too_large"}}'
 )
+State = Literal["head", "body", "served", "idle"]  # what a connection waits for, or that a reply is being made
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. A head over `head_bytes_max` is answered 431; one that takes longer than `head_s` is cut off."""
+    """One connection. A head over `head_bytes_max` is answered 431; one that takes longer than `head_s` is cut off. A
+    body that goes on after its reply is read for `linger_s`, so that the client gets the reply.
+
+    Of more than `connections_max` connections the one whose request has been on its way for longest is closed, else an
+    idle one, else the new one.
+    """
 
     head_bytes_max = 65_536
     head_s = 15.0
+    linger_s = 5.0
+    connections_max = 65_536
+    _state: State = "head"
+    _since_s = 0.0  # time of the event loop at which this state began
+    _linger_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _header_bytes = 0
     _in_head = False
@@ -49,6 +60,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # send each event of a stream at once
         self._expect_head()
+        self._enter("head")
+        if len(self.connections) > self.connections_max:
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -62,6 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._expect_head()
+        self._enter("head")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -77,6 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._head_bytes = 0
         self._forget_head()
+        self._enter("body")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -95,10 +111,39 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._refused:
             super().on_message_complete()
         self._head_bytes = 0
+        self._forget_linger()
+        answered = self.cycle is None or self.cycle.response_complete
+        self._enter("idle" if answered else "served")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._state == "body":
+            self._linger_timer = self.loop.call_later(self.linger_s, self.transport.close)
+        elif self._state == "served":
+            self._enter("idle")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
+        self._forget_linger()
         super().connection_lost(exc)
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        self._since_s = self.loop.time()
+
+    def _make_room(self) -> None:
+        """Close one connection that no reply is being made for."""
+        others = [each for each in self.connections if isinstance(each, BoundedProtocol) and each is not self]
+        for states in (("head", "body"), ("idle",)):
+            if waiting := [each for each in others if each._state in states]:
+                min(waiting, key=lambda each: each._since_s).transport.close()
+                return
+        self.transport.close()
+
+    def _forget_linger(self) -> None:
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
 
     def _expect_head(self) -> None:
         self._forget_head()
@@ -113,8 +158,11 @@ class BoundedProtocol(HttpToolsProtocol):
 class Listener(uvicorn.Server):
     """Serves one application on one socket, from `open` to `close`."""
 
-    def __init__(self, app: Any, sock: socket.socket, *, drain_s: float, head_bytes_max: int) -> None:
-        protocol = type("Protocol", (BoundedProtocol,), {"head_bytes_max": head_bytes_max})
+    def __init__(
+        self, app: Any, sock: socket.socket, *, drain_s: float, head_bytes_max: int, connections_max: int = 65_536
+    ) -> None:
+        bounds = {"head_bytes_max": head_bytes_max, "connections_max": connections_max}
+        protocol = type("Protocol", (BoundedProtocol,), bounds)
         super().__init__(
             uvicorn.Config(
                 app,

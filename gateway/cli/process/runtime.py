@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from gateway.service.admin.pools import Pools
 
 SWITCH_S = 0.0005
 YOUNG_OBJECTS = 10_000
+FILES_MAX = 65_536
 FORM = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 QUIET = ("alembic", "httpx", "httpcore", "uvicorn")
 HANGUP = Act("signal:SIGHUP")
@@ -39,6 +41,18 @@ def tune_garbage() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+
+
+def raise_files_limit() -> int:
+    """Raise this process's limit of open files as far as it may, to FILES_MAX at most, and return it. Each connection
+    is one file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return FILES_MAX
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)
 
 
 # ---------------------------------------------------------------- the log

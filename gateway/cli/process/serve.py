@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from gateway.wiring.build import Bundle
 
 EXIT_RUNNING = 3
+FILES_RESERVED = 512  # open files beside the connections of clients and of workers
+CONNECTIONS_MIN = 64
 EXIT_FORCED = 130
 SIMULATED = """
 The workers are simulated: they answer exercises like the one below (arithmetic, units, dates, tables, strings, lists,
@@ -145,8 +147,16 @@ class _Run:
             bind(settings.host, settings.port, strict=settings.port_strict),
             bind(settings.admin_host, settings.admin_port, strict=settings.port_strict),
         ]
+        files_max = runtime.raise_files_limit()
+        connections_max = max(CONNECTIONS_MIN, files_max - settings.worker_connections_max - FILES_RESERVED)
         public, admin = (
-            Listener(app, sock, drain_s=settings.drain_s, head_bytes_max=settings.header_bytes_max)
+            Listener(
+                app,
+                sock,
+                drain_s=settings.drain_s,
+                head_bytes_max=settings.header_bytes_max,
+                connections_max=connections_max,
+            )
             for app, sock in zip((bundle.public, bundle.admin), sockets, strict=True)
         )
         await public.open()

@@ -88,6 +88,11 @@ class Principal:
     organisation: Organisation = Organisation()
 
     @property
+    def has_rate_limits(self) -> bool:
+        """Whether the key has a limit on requests, tokens or concurrency."""
+        return not (self.rpm is None and self.tpm is None and self.concurrency is None)
+
+    @property
     def allowance(self) -> Allowance:
         """The key's budgets over its life, the month and the day."""
         return Allowance(self.budget_nano, self.budget_month_nano, self.budget_day_nano)

@@ -199,11 +199,16 @@ class RateLimits(Protocol):
     async def admit(
         self, key_id: str, request_id: str, tokens: int, rpm: int | None, tpm: int | None, concurrency: int | None
     ) -> RateState:
-        """Count the request in, or raise RateLimited with the true `retry_after_s`."""
+        """Count the request in, or raise RateLimited with the true `retry_after_s`. A request that was counted before
+        stays counted once, with these tokens."""
         ...
 
     async def release(self, key_id: str, request_id: str, tokens_used: int | None) -> None:
         """The request ended: free its place in flight, and replace its tokens by those really used."""
+        ...
+
+    async def withdraw(self, key_id: str, request_id: str) -> None:
+        """Uncount a request: free its place in flight, and remove it from the window."""
         ...
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.access.keys import Principal
-from gateway.core.log.events import Event, uuid7
+from gateway.core.log.events import Event, random_hex, uuid7
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.money.amounts import Usage, cost_nano, nano_to_usd, worst_case_nano
@@ -30,7 +30,7 @@ from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal, RateLimits, RateState
 from gateway.service.request.catalog import Choice
-from gateway.service.request.running import Running
+from gateway.service.request.running import Entry, Running
 
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
@@ -72,6 +72,7 @@ class RequestContext:
     progress: bool = False  # whether the stream carries a comment for each plan and step
     response: Mapping[str, Any] | None = None  # what the Responses API logs beside the messages
     prefix: str | None = None  # of the reply's id; None: the prefix of its endpoint
+    entry: Entry | None = None  # how its key's limits counted it before its body was read; None: they have not yet
 
 
 def no_version(request_id: str) -> Pick | None:
@@ -85,8 +86,29 @@ class Rates:
     def __init__(self, limits: RateLimits) -> None:
         self._limits = limits
 
+    async def enter(self, who: Principal) -> Entry:
+        """Count a request of which nothing but its key is known. Raises RateLimited."""
+        request_id = random_hex()
+        return Entry(who, request_id, await self.admit(who, request_id, 0))
+
+    async def weigh(self, entry: Entry, tokens: int) -> None:
+        """Count the tokens that the request may use. Raises RateLimited, and TooLarge for more than fit in a minute."""
+        if entry.who.tpm is not None or entry.who.organisation.tpm is not None:
+            entry.state = await self.admit(entry.who, entry.id, tokens)
+
+    async def leave(self, entry: Entry) -> None:
+        """Count out a request that was not started."""
+        if entry.counts:
+            await self.release(entry.who, entry.id, 0)
+            return
+        if entry.who.has_rate_limits:
+            await self._limits.withdraw(entry.who.public_id, entry.id)
+        if entry.who.organisation.has_rate_limits:
+            await self._limits.withdraw(org_scope(entry.who.org), entry.id)
+
     async def admit(self, who: Principal, request_id: str, tokens: int) -> RateState:
-        """Count the request in and return what is left to the key. Raises RateLimited; then neither counts it."""
+        """Count the request in and return what is left to the key. A request that was counted before is counted once,
+        with these tokens. Raises RateLimited; then neither counts it."""
         state = await self._limits.admit(who.public_id, request_id, tokens, who.rpm, who.tpm, who.concurrency)
         org = who.organisation
         if org.has_rate_limits:
@@ -99,7 +121,7 @@ class Rates:
 
     async def release(self, who: Principal, request_id: str, tokens_used: int | None) -> None:
         """Count the request out. A key without limits was never counted in."""
-        if not (who.rpm is None and who.tpm is None and who.concurrency is None):
+        if who.has_rate_limits:
             await self._limits.release(who.public_id, request_id, tokens_used)
         if who.organisation.has_rate_limits:
             await self._limits.release(org_scope(who.org), request_id, tokens_used)

@@ -7,9 +7,11 @@ that was spent is still settled, and the rollout is still logged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
 from gateway.core.log.rollout import as_payload
@@ -39,9 +41,16 @@ from gateway.service.ports.request import (
     WonPlan,
     WorkerExperience,
 )
-from gateway.service.request.admit import Admission, Policies, Rates, RequestContext, no_version, with_able_workers
+from gateway.service.request.admit import (
+    Admission,
+    Policies,
+    Rates,
+    RequestContext,
+    no_version,
+    with_able_workers,
+)
 from gateway.service.request.catalog import Catalog
-from gateway.service.request.running import Running, overhead_ms
+from gateway.service.request.running import Entry, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
 
@@ -91,6 +100,18 @@ class Completer:
         """The number of requests that are admitted and not yet settled and logged."""
         return len(self._owned)
 
+    @asynccontextmanager
+    async def entered(self, who: Principal) -> AsyncIterator[Entry]:
+        """Count a request against the limits of its key, before its body is read. Unless `start` takes it over in the
+        block, it is counted out at the end. Raises RateLimited, Unavailable."""
+        entry = await self._rates.enter(who)
+        try:
+            yield entry
+        finally:
+            if not entry.started:
+                entry.left = True
+                await self._rates.leave(entry)
+
     async def start(self, context: RequestContext) -> Running:
         """Admit a request and start its work. Raises BadRequest, NotFound, RateLimited, BudgetExceeded, CapReached or
         Unavailable."""
@@ -105,19 +126,29 @@ class Completer:
             self._metrics.dropped(len(chat.dropped))
         record = self._admission.record(context, choice, caps)
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
-        rate = await self._rates.admit(principal, record.id, input_bound // 4)
-        try:
+        async with self._counted(context) as entry:
+            await self._rates.weigh(entry, input_bound // 4)
+            entry.counts = True
             hold, held = await self._admission.hold(record, choice, caps, input_bound, chat, principal)
-        except BaseException:  # boundary: whatever stopped the hold, release the slot in flight
-            await self._rates.release(principal, record.id, 0)
-            raise
+            entry.started = True
         record.hold_nano = hold.granted_nano
-        running = Running(record, chat, rate, principal, hold.scopes)
+        running = Running(record, chat, entry, hold.scopes)
         loop = self._admission.loop(context, choice, caps, running, held)
         owner = asyncio.create_task(self._own(running, loop))
         self._owned.add(owner)
         owner.add_done_callback(self._owned.discard)
         return running
+
+    @asynccontextmanager
+    async def _counted(self, context: RequestContext) -> AsyncIterator[Entry]:
+        """How the key's limits count a request: as they did before its body was read, or now."""
+        entry = context.entry
+        if entry is not None and not entry.left:
+            yield entry
+            return
+        async with self.entered(context.principal) as entry:
+            entry.counts = False
+            yield entry
 
     async def drain(self, timeout_s: float) -> int:
         """Wait for open requests and cancel those left after `timeout_s`. Returns the number of cancelled requests."""
@@ -250,7 +281,8 @@ class Completer:
                 await self._budgets.void(record.id)
         except (MoneyUnavailable, NotFound):  # Redis is away or was rebuilt; the ledger has the settlement
             self._metrics.degraded("settle")
-        await self._rates.release(running.principal, record.id, record.prompt_tokens + record.completion_tokens)
+        used = record.prompt_tokens + record.completion_tokens
+        await self._rates.release(running.principal, running.entry.id, used)
 
     def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
         return Event.new(kind, self._clock.now_us(), payload)

@@ -29,6 +29,18 @@ class ProgressNote:
 StreamItem = Sequence[Mapping[str, Any]] | ProgressNote  # the choices of a chunk, or a note
 
 
+@dataclass(slots=True)
+class Entry:
+    """A request that the limits of its key have counted, under `id`, before its body was read."""
+
+    who: Principal
+    id: str
+    state: RateState
+    counts: bool = True  # whether it stays counted as a request where it is not started
+    started: bool = False  # whether the completer serves it, and counts it out at its end
+    left: bool = False  # whether it was counted out
+
+
 class Running:
     """A request that is being served. Read `chunks` if it streams, then `result`; `cancel` it when the client
     leaves."""
@@ -37,14 +49,14 @@ class Running:
         self,
         record: RolloutRecord,
         chat: ChatRequest,
-        rate: RateState,
-        principal: Principal,
+        entry: Entry,
         scopes: Sequence[Scope] = (),
     ) -> None:
         self.record = record
         self.chat = chat
-        self.rate = rate
-        self.principal = principal
+        self.entry = entry
+        self.rate = entry.state
+        self.principal = entry.who
         self.scopes = scopes  # of its hold
         self.body: dict[str, Any] | None = None
         self.error: BatonError | None = None

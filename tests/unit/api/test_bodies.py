@@ -9,6 +9,8 @@ import pytest
 from fastapi import Request
 
 from gateway.api.edge.bodies import Operators, by_admin_key, number
+from gateway.api.edge.places import Place, Places
+from gateway.api.edge.stack import Pace
 from gateway.core.access.audit import Act
 from gateway.errors import BadRequest
 from gateway.service.admin.keys import KeyAdmin
@@ -29,7 +31,14 @@ async def change(body: Any, fields: Any = None, query: str = "") -> tuple[Act, d
         return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
     headers = [(b"authorization", f"Bearer {key}".encode())]
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers, "query_string": query.encode()}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "headers": headers,
+        "query_string": query.encode(),
+    }
+    scope["state"] = {"place": Place(Places(8, int), spends=True), "pace": Pace()}
     operators = Operators(by_admin_key(Authenticator(store, PEPPERS, clock)), 1_000)
     act, given = await operators.change(Request(scope, receive), fields)
     return act, given, row.public_id

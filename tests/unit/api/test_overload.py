@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.edge.stack import Edge
+from gateway.api.edge.stack import Edge, read_json, reply
+from gateway.errors import BatonError
 
 SPENDING_MAX = 8
 
@@ -23,6 +25,12 @@ class Held:
         self.tasks: list[asyncio.Task[tuple[int, dict[bytes, bytes]]]] = []
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            try:
+                await read_json(Request(scope, receive), 1_000, "k")
+            except BatonError as error:
+                await reply(error)(scope, receive, send)
+                return
         self.served += 1
         await self.go.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -45,6 +53,12 @@ class Held:
 
     async def begin(self, n: int, method: str = "POST", path: str = "/v1/chat/completions") -> None:
         self.tasks += [asyncio.create_task(self.ask(method, path)) for _ in range(n)]
+        await settled()
+
+
+async def settled() -> None:
+    """Let all tasks go on until they wait."""
+    for _ in range(10):
         await asyncio.sleep(0)
 
 
@@ -55,7 +69,7 @@ async def test_spending_requests_above_the_bound_are_refused_unread() -> None:
     assert status == 503
     assert headers[b"retry-after"] == b"1"
     assert b"x-request-id" in headers
-    assert (held.served, held.bodies) == (SPENDING_MAX, 0)
+    assert (held.served, held.bodies) == (SPENDING_MAX, SPENDING_MAX)
     held.go.set()
     assert {status for status, _ in await asyncio.gather(*held.tasks)} == {200}
     assert (await held.ask("POST", "/v1/chat/completions"))[0] == 200
@@ -77,9 +91,11 @@ async def test_a_fifth_is_kept_for_what_spends_nothing() -> None:
     held = Held()
     await held.begin(SPENDING_MAX + 3)
     await held.begin(1, "POST", "/v1/outcomes")
-    await held.begin(1, "GET", "/readyz")
+    await held.begin(1, "GET", "/v1/rollouts/r")
     assert held.served == SPENDING_MAX + 2
     assert (await held.ask("GET", "/v1/models"))[0] == 503  # 2 of 10 are kept, and taken
+    await held.begin(3, "GET", "/readyz")
+    assert held.served == SPENDING_MAX + 5  # probes need no place
     held.go.set()
     statuses = sorted(status for status, _ in await asyncio.gather(*held.tasks))
-    assert statuses == [200] * (SPENDING_MAX + 2) + [503] * 3
+    assert statuses == [200] * (SPENDING_MAX + 5) + [503] * 3

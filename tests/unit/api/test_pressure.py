@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.api.edge import stack
-from gateway.api.edge.stack import RUNNING_MIN, TURN_S, WorkSlots
+from gateway.api.edge import places
+from gateway.api.edge.places import RUNNING_MIN, TURN_S, WorkSlots
 
 MOST = 512
 
@@ -78,7 +78,7 @@ async def test_waiters_get_slots_in_order_and_one_that_leaves_holds_none() -> No
 
 
 async def test_waiting_for_a_slot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "WAIT_S_MAX", 0.01)
+    monkeypatch.setattr(places, "WAIT_S_MAX", 0.01)
     slots = WorkSlots(1)
     await taken(slots, 2)
     assert slots.running == 2
@@ -89,7 +89,7 @@ async def test_waiting_for_a_slot_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_turns_are_measured_while_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "TURN_EVERY_S", 0.001)
+    monkeypatch.setattr(places, "TURN_EVERY_S", 0.001)
     slots = WorkSlots(MOST)
     await taken(slots, 1)
     while slots.limit < MOST:  # it grows by what is measured, and by nothing else

@@ -1,0 +1,182 @@
+"""The places of requests: how many are open, send a body, are served, and run at the same time.
+
+A request takes its place once its body is there, so that a client that sends slowly holds none. While it sends, it
+counts among the bodies of its key.
+
+As many requests run at the same time as this process can serve now; the others wait in order. Requests that wait for a
+worker cost no processor time, so hundreds of them are no load; a few dozen that all need the processor are one. The
+turn of the event loop tells the two apart: in one turn everything that is ready runs once, so a turn is the least that
+anything here waits, a call to Redis and its deadline included. While turns are longer than `TURN_S`, fewer requests run
+at the same time; once turns are shorter, more do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gateway.errors import RateLimited, Unavailable
+
+RESERVED = 0.2  # share of the open requests that is kept for those that spend nothing
+OPEN_TIMES = 4  # as many requests may be open as this multiple of those that may be served
+BODY_WAIT_S = 1.0  # nobody knows when a body ends
+TURN_EVERY_S = 0.02  # interval of measurements, while any request runs
+TURN_S = 0.03
+TURN_SMOOTHING = 0.3  # weight of the newest turn, so that one long turn changes nothing
+RUNNING_MIN = 32  # requests that always may run: another process of this machine may make turns long
+CUT, GROWTH = 0.8, 1.15  # of one measurement: from RUNNING_MIN to 512 in less than half a second
+WAIT_S_MAX = 3.0  # then a request runs anyway: the others may be streams, which take minutes and no processor
+
+
+class Places:
+    """The places of one application. `spending_max` bounds the requests that may spend money, including those whose
+    clients have left while their work goes on (`abandoned` counts them). `WorkSlots` says how many of them run at the
+    same time. The share RESERVED comes on top, for all other requests, so that outcomes and rollouts work under any
+    load. The bodies that one key sends at the same time are bounded by the number of these places."""
+
+    def __init__(self, spending_max: int, abandoned: Callable[[], int]) -> None:
+        self.slots = WorkSlots(spending_max)
+        self.served = self.spending = self.open = 0
+        self.served_max = round(spending_max / (1 - RESERVED))
+        self.open_max = OPEN_TIMES * self.served_max
+        self._spending_max = spending_max
+        self._abandoned = abandoned
+        self._sending: Counter[str] = Counter()  # bodies under way, by key
+
+    def full(self, *, spends: bool) -> bool:
+        """Whether no further request of this kind can be served now."""
+        if spends and self.spending + self._abandoned() >= self._spending_max:
+            return True
+        return self.served >= self.served_max or self.open >= self.open_max
+
+    @contextmanager
+    def sending(self, key: str) -> Iterator[None]:
+        """Count a body among those that this key sends. Raises RateLimited for one too many."""
+        if self._sending[key] >= self.served_max:
+            raise RateLimited(
+                f"This key already sends {self.served_max} bodies; let them end first.", retry_after_s=BODY_WAIT_S
+            )
+        self._sending[key] += 1
+        try:
+            yield
+        finally:
+            self._sending[key] -= 1
+            if not self._sending[key]:
+                del self._sending[key]
+
+
+class Place:
+    """The place of one request: open from its creation, served from `take`, until `leave`."""
+
+    def __init__(self, places: Places, *, spends: bool) -> None:
+        self.places = places
+        self._spends = spends
+        self._taken = self._runs = False
+        places.open += 1
+
+    async def take(self) -> None:
+        """Count this request as served, and wait until it may run. Raises Unavailable where no place is left."""
+        if self._taken:
+            return
+        if self.places.full(spends=self._spends):
+            raise overloaded()
+        self._taken = True
+        self.places.served += 1
+        self.places.spending += self._spends
+        if self._spends:
+            await self.places.slots.take()
+            self._runs = True
+
+    def leave(self) -> None:
+        """Give everything back. Called once."""
+        self.places.open -= 1
+        if self._taken:
+            self.places.served -= 1
+            self.places.spending -= self._spends
+        if self._runs:
+            self.places.slots.give()
+
+
+def overloaded() -> Unavailable:
+    """The error of a request that cannot be served now."""
+    return Unavailable("too many requests are being served", code="overloaded", headers={"retry-after": "1"})
+
+
+class WorkSlots:
+    """At most `most` requests run at the same time, and as few as RUNNING_MIN while turns are long. After a rest the
+    limit is RUNNING_MIN, so that a burst is measured before all of it runs."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.limit = min(RUNNING_MIN, most)
+        self.turn_s = 0.0  # smoothed
+        self.running = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._watching = False
+
+    async def take(self) -> None:
+        """Wait for a free slot, first come first served, at most WAIT_S_MAX."""
+        if self.running < self.limit and not self._waiting:
+            self.running += 1
+        else:
+            await self._wait()
+        self._watch()
+
+    def give(self) -> None:
+        """Release the slot that take() returned."""
+        self.running -= 1
+        self._admit()
+
+    def measure(self, turn_s: float) -> None:
+        """Adapt the limit to one measured turn."""
+        self.turn_s += TURN_SMOOTHING * (turn_s - self.turn_s)
+        if self.turn_s <= TURN_S:
+            self.limit = min(self._most, max(self.limit + 1, int(self.limit * GROWTH)))
+            self._admit()
+        elif self.running <= self.limit:  # else the last cut has had no effect yet
+            self.limit = min(self._most, max(RUNNING_MIN, int(self.running * CUT)))
+
+    async def _wait(self) -> None:
+        """Wait for a slot. Whoever frees one for us counts it as running."""
+        slot = asyncio.get_running_loop().create_future()
+        self._waiting.append(slot)
+        try:
+            await asyncio.wait((slot,), timeout=WAIT_S_MAX)
+        except asyncio.CancelledError:
+            if not slot.cancel():  # it was freed for us at this moment
+                self.give()
+            raise
+        if slot.cancel():
+            self.running += 1
+
+    def _admit(self) -> None:
+        while self._waiting and self.running < self.limit:
+            slot = self._waiting.popleft()
+            if not slot.done():
+                self.running += 1
+                slot.set_result(None)
+
+    def _watch(self) -> None:
+        """Measure turns from now on, as long as any request runs."""
+        if self._watching:
+            return
+        self._watching = True
+        self.limit, self.turn_s = max(self.running, min(RUNNING_MIN, self._most)), 0.0
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            loop.call_later(TURN_EVERY_S, loop.call_soon, begin)
+
+        def begin() -> None:
+            loop.call_soon(end, time.monotonic())
+
+        def end(began_s: float) -> None:
+            self.measure(time.monotonic() - began_s)
+            self._watching = self.running > 0
+            if self._watching:
+                again()
+
+        again()
