@@ -18,6 +18,7 @@ from gateway.errors import BudgetExceeded, UpstreamOverloaded, UpstreamRateLimit
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, plan
+from tests.service.test_vendor_state import TWO, Vendor
 
 SUM: ToolParam = {
     "name": "sum",
@@ -255,3 +256,40 @@ async def test_pings_keep_a_stream_alive() -> None:
         assert kinds[0] == "message_start"
         assert "ping" in kinds
         assert kinds[-1] == "message_stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_vendors_thinking_comes_back_to_it_with_the_tool_result(stream: bool) -> None:
+    block = {"type": "thinking", "thinking": "hm", "signature": "sig"}
+    message = {"role": "assistant", "content": None, "thinking_blocks": [block], "tool_calls": [CALL]}
+    vendor = Vendor(message, ({"thinking_blocks": [block]}, {"tool_calls": [{"index": 0, **CALL}]}))
+    kit = Kit(workers=vendor)
+    think = {"thinking": {"type": "adaptive"}, "tools": [SUM], "model": "alpha"}
+    async with messages_of(kit) as (_, sdk):
+        if stream:
+            async with sdk.messages.stream(**ask() | think) as asked:
+                first: Any = await asked.get_final_message()
+        else:
+            first = await sdk.messages.create(**ask() | think)
+        thought, call = first.content
+        assert (thought.type, thought.thinking) == ("thinking", "hm")
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "2"}
+        turns = [*HI, first.to_param(), {"role": "user", "content": [result]}]
+        raw = await sdk.messages.with_raw_response.create(**ask(turns) | think)
+        assert "x-baton-dropped-fields" not in raw.headers
+    sent = vendor.sent()
+    assert sent[0]["thinking_blocks"] == [block]
+    assert sent[0]["tool_calls"][0]["id"] == sent[1]["tool_call_id"] == CALL["id"]
+
+
+async def test_a_vendors_thinking_comes_back_to_it_alone() -> None:
+    block = {"type": "thinking", "thinking": "hm", "signature": "sig"}
+    vendor = Vendor({"role": "assistant", "content": "yes", "thinking_blocks": [block]})
+    kit = Kit(workers=vendor, pools=TWO)
+    async with messages_of(kit) as (_, sdk):
+        think = {"thinking": {"type": "adaptive"}}
+        first = await sdk.messages.create(**ask(model="claude") | think)
+        turns = [*HI, first.to_param(), {"role": "user", "content": "why?"}]
+        for model, blocks in (("claude", [block]), ("gemini", None)):
+            await sdk.messages.create(**ask(turns, model=model) | think)
+            assert vendor.sent()[0].get("thinking_blocks") == blocks

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.anthropic.thinking import with_thinking
 from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
@@ -148,8 +149,7 @@ def _assistant(blocks: Iterable[tuple[Block, str]], where: str) -> list[Turn]:
     """One assistant message: its text, its tool calls, and the thinking in front of them."""
     texts: list[_Part] = []
     calls: list[Block] = []
-    signed: list[Block] = []
-    thoughts = ""
+    thoughts: list[Block] = []
     for block, place in blocks:
         kind = block["type"]
         if kind == "text":
@@ -157,17 +157,13 @@ def _assistant(blocks: Iterable[tuple[Block, str]], where: str) -> list[Turn]:
         elif kind == "tool_use":
             function = {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)}
             calls.append({"id": block["id"], "type": "function", "function": function})
-        elif kind == "redacted_thinking" or block.get("signature"):
-            signed.append(block)
         else:
-            thoughts += block["thinking"]
+            thoughts.append(block)
     message: Block = {"role": "assistant", "content": _content(texts) if texts else None}
     message |= {"tool_calls": calls} if calls else {}
-    message |= {"thinking_blocks": signed} if signed else {}
-    message |= {"reasoning_content": thoughts} if thoughts else {}
     if not texts and not calls:
         message["content"] = ""
-    return [Turn(message, where, tuple(part.where for part in texts))]
+    return [Turn(with_thinking(message, thoughts), where, tuple(part.where for part in texts))]
 
 
 def _result(block: Block, where: str, reader: Reader) -> tuple[Turn, list[_Part]]:

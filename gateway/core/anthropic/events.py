@@ -10,17 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.core.anthropic.reply import (
-    REASONING,
-    MessageHead,
-    call_start,
-    empty_message,
-    function_of,
-    shown,
-    stop_of,
-    thinking_block,
-    usage_of,
-)
+from gateway.core.anthropic.reply import MessageHead, call_start, empty_message, function_of, stop_of, usage_of
+from gateway.core.anthropic.thinking import origin_of, thinking_blocks
 
 Event = dict[str, Any]
 CALLS_MAX = 128
@@ -37,6 +28,7 @@ class MessageEvents:
         self._calls: dict[int, list[Mapping[str, Any]]] = {}  # a call's index in the chunks → its pieces
         self._texts: list[str] = []  # text behind the first tool call
         self._refusal = ""
+        self._origin: str | None = None  # of the worker, where it hands out state
         self._last: dict[str, Any] = {}  # what the choice says of its end
 
     def open(self) -> list[Event]:
@@ -80,16 +72,9 @@ class MessageEvents:
         self._last |= {name: choice[name] for name in ("finish_reason", "stop_reason") if choice.get(name)}
 
     def _thinking(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        if self._head.display == "hidden" or self._calls:
-            return
-        own = delta.get("thinking_blocks")
-        blocks = [block for raw in own if (block := thinking_block(raw))] if isinstance(own, list) else []
-        for block in blocks:
-            yield from self._thought(shown(block, self._head.display))
-        texts = (delta.get(name) for name in REASONING)
-        text = next((text for text in texts if isinstance(text, str) and text), "")
-        if text and not blocks and self._head.display == "shown":
-            yield from self._thought({"type": "thinking", "thinking": text, "signature": ""})
+        self._origin = origin_of(delta) or self._origin
+        for block in thinking_blocks(delta, self._head.display, self._origin) if not self._calls else ():
+            yield from self._thought(block)
 
     def _thought(self, block: Mapping[str, Any]) -> Iterator[Event]:
         """The events of a piece of thinking, or of a redacted block. A signature ends its block."""

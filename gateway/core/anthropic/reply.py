@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
 from gateway.errors import BatonError
 
-Display = Literal["shown", "omitted", "hidden"]  # of thinking
 STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
-REASONING = ("reasoning_content", "reasoning")  # the names that workers use for reasoning text
 OVERLOADED = 529
 BILLING = 402
 ERRORS = {
@@ -65,7 +64,7 @@ def finished_message(head: MessageHead, completion: Mapping[str, Any]) -> dict[s
     choice = _choice(completion)
     message = choice.get("message")
     message = message if isinstance(message, Mapping) else {}
-    content = [*_thinking(message, head.display), *_texts(message)]
+    content = [*thinking_blocks(message, head.display, origin_of(message)), *_texts(message)]
     content += [call_block(head, call, at) for at, call in enumerate(calls_of(message))]
     ending = stop_of(head, choice, message.get("refusal"), called=bool(calls_of(message)))
     return empty_message(head) | {"content": content, **ending, "usage": usage_of(completion)}
@@ -138,36 +137,6 @@ def _input(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = text
     return value if isinstance(value, dict) else {"arguments": value}
-
-
-def _thinking(message: Mapping[str, Any], display: Display) -> list[dict[str, Any]]:
-    """The thinking blocks of a message: the worker's own, else its reasoning text without a signature."""
-    if display == "hidden":
-        return []
-    own = message.get("thinking_blocks")
-    blocks = [block for raw in own if (block := thinking_block(raw))] if isinstance(own, list) else []
-    if blocks:
-        return [shown(block, display) for block in blocks]
-    texts = (message.get(name) for name in REASONING)
-    text = next((text for text in texts if isinstance(text, str) and text), "")
-    return [{"type": "thinking", "thinking": text, "signature": ""}] if text and display == "shown" else []
-
-
-def thinking_block(raw: Any) -> dict[str, Any] | None:
-    """A worker's thinking block with exactly the properties that Anthropic's has; None for anything else."""
-    if not isinstance(raw, Mapping):
-        return None
-    if raw.get("type") == "redacted_thinking" and isinstance(raw.get("data"), str):
-        return {"type": "redacted_thinking", "data": raw["data"]}
-    texts = {name: raw.get(name) or "" for name in ("thinking", "signature")}
-    if raw.get("type") == "thinking" and all(isinstance(text, str) for text in texts.values()) and any(texts.values()):
-        return {"type": "thinking", **texts}
-    return None
-
-
-def shown(block: Mapping[str, Any], display: Display) -> dict[str, Any]:
-    """The block as the request wants to see it: with `omitted`, its signature stays and its text does not."""
-    return {**block, "thinking": ""} if display == "omitted" and block["type"] == "thinking" else dict(block)
 
 
 def _texts(message: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gateway.core.anthropic.blocks import Turn, conversation, system_turn
+from gateway.core.anthropic.thinking import Display
 from gateway.core.anthropic.tools import chat_choice, chat_tools
 from gateway.core.openai.chat import MEDIA_BYTES_MAX, TOKENS_MAX, ChatRequest, parse_request
 from gateway.core.openai.shapes import (
@@ -133,7 +134,7 @@ class MessageRequest:
 
     chat: ChatRequest
     names: MessageNames
-    thinking: Literal["shown", "omitted", "hidden"]
+    thinking: Display
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -197,7 +198,7 @@ def _checked(body: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
     return properties
 
 
-def _display(thinking: Mapping[str, Any]) -> Literal["shown", "omitted", "hidden"]:
+def _display(thinking: Mapping[str, Any]) -> Display:
     if thinking["type"] == "disabled":
         return "hidden"
     return "omitted" if thinking.get("display") == "omitted" else "shown"

@@ -12,7 +12,8 @@ from anthropic.types.shared import ErrorResponse
 from pydantic import TypeAdapter
 
 from gateway.core.anthropic.events import MessageEvents
-from gateway.core.anthropic.reply import ERRORS, Display, MessageHead, error_body, error_status, finished_message
+from gateway.core.anthropic.reply import ERRORS, MessageHead, error_body, error_status, finished_message
+from gateway.core.anthropic.thinking import Display
 from gateway.core.openai.reply import chunks_of
 from gateway.errors import (
     BadRequest,
