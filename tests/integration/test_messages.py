@@ -14,10 +14,11 @@ from anthropic.types import Message, MessageParam, RawMessageStreamEvent, ToolPa
 from pydantic import TypeAdapter
 
 from gateway.core.money.amounts import Usage
+from gateway.core.pool.workers import PoolFile
 from gateway.errors import BudgetExceeded, UpstreamOverloaded, UpstreamRateLimited
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
-from tests.kit import Kit, plan
+from tests.kit import Kit, model_worker, plan
 from tests.service.test_vendor_state import TWO, Vendor
 
 SUM: ToolParam = {
@@ -293,3 +294,28 @@ async def test_a_vendors_thinking_comes_back_to_it_alone() -> None:
         for model, blocks in (("claude", [block]), ("gemini", None)):
             await sdk.messages.create(**ask(turns, model=model) | think)
             assert vendor.sent()[0].get("thinking_blocks") == blocks
+
+
+def worker_of(kind: str, model: str, **more: Any) -> PoolFile:
+    return PoolFile(
+        workers=(model_worker("alpha", "atlas", kind=kind, model=model, **more),), pools={"default": ("alpha",)}
+    )
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("litellm", True), ("openai", False)])
+async def test_cache_control_reaches_the_vendors_that_know_it(kind: str, passes: bool) -> None:
+    kit = Kit(workers={"alpha": [ASKS, Says("42")]}, pools=worker_of(kind, "anthropic/claude-sonnet-4-5"))
+    cache = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    system = [{"type": "text", "text": "be brief", **cache}]
+    async with messages_of(kit) as (_, sdk):
+        first = await sdk.messages.create(**ask(system=system, tools=[{**SUM, **cache}]))
+        result = {"type": "tool_result", "tool_use_id": "call_1", "content": "2", **cache}
+        turns = [*HI, first.to_param(), {"role": "user", "content": [result]}]
+        raw = await sdk.messages.with_raw_response.create(**ask(turns, system=system, tools=[{**SUM, **cache}]))
+        assert "x-baton-dropped-fields" not in raw.headers
+    sent = kit.workers.calls[-1].body
+    marked = {"type": "text", "text": "be brief", **cache}
+    assert sent["messages"][0]["content"] == ([marked] if passes else "be brief")
+    assert sent["messages"][-1]["content"] == ([{"type": "text", "text": "2", **cache}] if passes else "2")
+    assert sent["tools"][0].get("cache_control") == (cache["cache_control"] if passes else None)
+    assert kit.metrics.records[-1].policy_used == "sticky"

@@ -56,7 +56,7 @@ _BLOCKS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
         ("tool_use_id",),
     ),
     "tool_use": (
-        {**_TYPE, "id": _ID, "name": (text(256), "a string"), "input": OBJECT, **_CACHE},
+        {**_TYPE, "id": _ID, "name": (text(256), "a string"), "input": OBJECT},
         ("id", "name", "input"),
     ),
     "thinking": ({**_TYPE, "thinking": FREE_TEXT, "signature": FREE_TEXT}, ("thinking",)),

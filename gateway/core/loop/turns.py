@@ -88,8 +88,13 @@ def _content(content: Any) -> Any:
     """Content as one string if it is all text, whether it came as a string, as parts or not at all; else its parts."""
     if not isinstance(content, list):
         return content or ""
-    parts = [part.get("text", "") if part.get("type") == "text" else part for part in content]
+    parts: list[Any] = [part.get("text", "") if part.get("type") == "text" else _uncached(part) for part in content]
     return "".join(parts) if all(isinstance(part, str) for part in parts) else parts
+
+
+def _uncached(part: Message) -> Message:
+    """The part without the end of a cached prefix, which clients move on from turn to turn."""
+    return {name: value for name, value in part.items() if name not in ("cache_control", "prompt_cache_breakpoint")}
 
 
 def _calls(message: Message) -> list[list[Any]]:

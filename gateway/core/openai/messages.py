@@ -60,7 +60,10 @@ _PROPERTIES_OF: Mapping[str, Properties] = {
     "tool": {**_COMMON, "tool_call_id": _ID},
     "function": {**_COMMON, "name": _NAME},
 }
-_BREAKPOINT: Properties = {"prompt_cache_breakpoint": (mapping, "an object")}
+_BREAKPOINT: Properties = {
+    "prompt_cache_breakpoint": (mapping, "an object"),
+    "cache_control": OBJECT,  # Anthropic's name for it
+}
 _PART: Mapping[str, Properties] = {
     "text": {"type": FREE_TEXT, "text": FREE_TEXT, **_BREAKPOINT},
     "refusal": {"type": FREE_TEXT, "refusal": FREE_TEXT},

@@ -36,6 +36,7 @@ _TOOL: Properties = {
     "type": (one_of("function", "custom"), "function or custom"),
     "function": OBJECT,
     "custom": OBJECT,
+    "cache_control": OBJECT,  # not OpenAI's: Anthropic caches up to here
 }
 _CHOICE: Properties = {
     "type": (one_of("function", "custom", "allowed_tools"), "function, custom or allowed_tools"),
@@ -84,7 +85,8 @@ def _tool(raw: Any, where: str, reader: Reader) -> dict[str, Any]:
     details = reader.object(tool[kind], f"{where}.{kind}", properties, ("name",))
     if "format" in details:
         details["format"] = _custom_format(details["format"], f"{where}.custom.format", reader)
-    return {"type": kind, kind: details}
+    cache = {name: tool[name] for name in ("cache_control",) if name in tool}
+    return {"type": kind, kind: details, **cache}
 
 
 def _custom_format(raw: Any, where: str, reader: Reader) -> dict[str, Any]:

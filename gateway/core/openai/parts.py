@@ -142,6 +142,32 @@ def _links(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, Ki
                 yield message_at, part_at, kind, holder, name, value
 
 
+def without_cache_control(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`messages` and `tools` of a body without Anthropic's `cache_control` on their parts and on the tools."""
+    lists: dict[str, Any] = {}
+    for name in ("messages", "tools"):
+        if any(_is_cached(item) for item in body.get(name) or ()):
+            lists[name] = [_uncached(item) if _is_cached(item) else item for item in body[name]]
+    return {**body, **lists}
+
+
+def _is_cached(item: Mapping[str, Any]) -> bool:
+    content = item.get("content")
+    return "cache_control" in item or (isinstance(content, list) and any("cache_control" in part for part in content))
+
+
+def _uncached(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The item without its own and its parts' `cache_control`. A single text becomes a string again, which every
+    worker takes."""
+    kept = {name: value for name, value in item.items() if name != "cache_control"}
+    content = kept.get("content")
+    if not isinstance(content, list):
+        return kept
+    parts = [_uncached(part) for part in content]
+    is_text = len(parts) == 1 and parts[0].keys() == {"type", "text"}
+    return kept | {"content": parts[0]["text"] if is_text else parts}
+
+
 def media_kinds(messages: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The kinds of media (`image`, `audio`, `file`) that a conversation holds."""
     return frozenset(kind for _, _, kind, *_ in _links(messages))

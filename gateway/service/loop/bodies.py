@@ -8,6 +8,7 @@ from typing import Any
 from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import input_tokens_bound, output_tokens_that_fit, worst_case_nano
 from gateway.core.openai.chat import HINTS, choices_in
+from gateway.core.openai.parts import without_cache_control
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import for_worker
@@ -32,12 +33,18 @@ def step_body(loop: Loop, spec: WorkerSpec, messages: Sequence[Mapping[str, Any]
     if loop.endpoint == "completions":
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     params = {name: value for name, value in loop.params.items() if name not in HINTS or name not in spec.cannot}
-    params = params if answers else {}
+    params = _with_cache(spec, params) if answers else {}
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     newer = (bounds[0] or "max_completion_tokens" in spec.params) and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
-    return {**params, "messages": for_worker(messages, spec.origin), name: min(wanted, spec.output_tokens_max)}
+    sent = _with_cache(spec, {"messages": for_worker(messages, spec.origin)})
+    return {**params, **sent, name: min(wanted, spec.output_tokens_max)}
+
+
+def _with_cache(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
+    """The body with its `cache_control` for LiteLLM's vendors, and without it for others, which may refuse it."""
+    return body if spec.kind == "litellm" else without_cache_control(body)
 
 
 def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:

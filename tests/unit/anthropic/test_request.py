@@ -10,6 +10,7 @@ from anthropic.types import MessageCountTokensParams, StopReason
 from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from gateway.core.anthropic.request import COUNTED, FIELDS, MessageRequest, parse_message_request
+from gateway.core.openai.parts import without_cache_control
 from gateway.errors import BadRequest, UpstreamRefused
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "anthropic.md"
@@ -330,3 +331,22 @@ def test_errors_about_the_chat_request_name_the_clients_property() -> None:
     assert renamed("model") == "model"
     same = BadRequest("no")
     assert asked.names.reword(same).message == "no"
+
+
+def test_the_end_of_a_cached_prefix_stays_where_it_is() -> None:
+    cache = {"cache_control": {"type": "ephemeral"}}
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "look", **cache}, {**IMAGE, **cache}]},
+        {"role": "assistant", "content": [{**USE, **cache}]},
+        {"role": "user", "content": [{**RESULT, "content": None, **cache}]},
+    ]
+    asked = read(turns, tools=[{**SUM, **cache}])
+    assert [part["cache_control"] for part in asked.chat.messages[0]["content"]] == [{"type": "ephemeral"}] * 2
+    assert asked.chat.messages[2]["content"] == [{"type": "text", "text": "", **cache}]
+    assert asked.chat.params["tools"] == [{**CHAT_SUM, **cache}]
+    assert asked.chat.dropped == ("messages[1].content[0].cache_control",)  # of a call, which has no part
+    plain = without_cache_control({"messages": asked.chat.messages, **asked.chat.params, "n": 1})
+    assert "cache_control" not in str(plain)
+    assert plain["tools"] == [CHAT_SUM]
+    assert plain["messages"][2] == {"role": "tool", "tool_call_id": "toolu_1", "content": ""}
+    assert without_cache_control({"messages": plain["messages"]}) == {"messages": plain["messages"]}

@@ -54,6 +54,14 @@ def test_what_was_said_does() -> None:
     assert not found(given, MARKER.marks_of_last_turn([*ASKED, ANSWER, NEXT], "baton/vote"))
 
 
+def test_the_end_of_a_cached_prefix_may_move() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    asked = [{"role": "user", "content": [{**image, "cache_control": {"type": "ephemeral"}}]}]
+    given = MARKER.mark_replies(asked, "baton", [ANSWER])
+    moved = [{"role": "user", "content": [image]}, ANSWER, NEXT]
+    assert found(given, MARKER.marks_of_last_turn(moved, "baton"))
+
+
 def test_images_are_part_of_a_mark() -> None:
     def asked(url: str) -> list[dict[str, Any]]:
         return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]

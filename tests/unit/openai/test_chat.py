@@ -372,10 +372,10 @@ def test_refusals_of_combinations_and_of_inner_values_name_the_path(
 
 def test_unknown_properties_inside_are_left_out_and_named_by_their_path() -> None:
     chat = parse(
-        messages=[{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}], "mood": "gay"}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": "x", "sugar": {}}], "mood": "gay"}],
         tools=[{**TOOL, "sauce": 1}],
     )
-    assert chat.dropped == ("messages[0].mood", "messages[0].content[0].cache_control", "tools[0].sauce")
+    assert chat.dropped == ("messages[0].mood", "messages[0].content[0].sugar", "tools[0].sauce")
     assert chat.messages == ({"role": "user", "content": [{"type": "text", "text": "x"}]},)
     assert chat.params == {"tools": [TOOL]}
     with pytest.raises(BadRequest) as refused:
