@@ -10,6 +10,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 KNOWN_BEYOND = {
     ("Response", "store"),  # in OpenAI's reference and its replies, in no model of the SDK
+    ("Response", "presence_penalty"),  # as above
+    ("Response", "frequency_penalty"),  # as above
     ("ResponseFunctionCallArgumentsDoneEvent", "name"),  # required by the SDK's 2.x, gone from 3.x
 }
 

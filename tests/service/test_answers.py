@@ -11,6 +11,7 @@ import pytest
 from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.openai.chat import FIELDS
+from gateway.core.openai.usage import usage_body
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
 from gateway.service.ports.request import WorkerCall, WorkerReply
@@ -156,6 +157,39 @@ async def test_n_goes_to_a_worker_that_takes_it() -> None:
     running = await kit.serve(ask(model="alpha", n=3))
     assert [call.body["n"] for call in workers.calls] == [3]
     assert [choice["index"] for choice in (await running.result())["choices"]] == [0, 1, 2]
+
+
+class Few:
+    """Workers that answer any `n` with two choices, and a call for one choice with one."""
+
+    def __init__(self) -> None:
+        self.calls: list[WorkerCall] = []
+
+    async def complete(self, call: WorkerCall) -> WorkerReply:
+        self.calls.append(call)
+        few = range(2 if "n" in call.body else 1)
+        choices = [{"index": at, "message": {"content": f"{len(self.calls)}{at}"}} for at in few]
+        return WorkerReply({"choices": choices}, Usage(10, 5))
+
+    async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
+        reply = await self.complete(call)
+        for choice in reply.body["choices"]:
+            yield {"choices": [{"index": choice["index"], "delta": choice["message"], "finish_reason": "stop"}]}
+        yield {"choices": [], "usage": usage_body(reply.usage)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_that_a_worker_left_out_of_n_are_asked_for(stream: bool) -> None:
+    workers = Few()
+    kit = Kit(workers=workers, pools=one())
+    running = await kit.serve(ask(n=4, seed=7, model="alpha", stream=stream))
+    choices = (await running.result())["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert [choice["message"]["content"] for choice in choices][:2] == ["10", "11"]
+    assert {choice["message"]["content"] for choice in choices[2:]} == {"20", "30"}
+    assert [(call.body.get("n"), call.body["seed"]) for call in workers.calls] == [(4, 7), (None, 9), (None, 10)]
+    assert running.record.prompt_tokens == 30
+    assert await kit.open_nano() == 0
 
 
 @pytest.mark.parametrize("n", [2, 128])

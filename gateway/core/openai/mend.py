@@ -1,8 +1,8 @@
 """Brings a worker's reply into OpenAI's form, whole or in chunks, and marks the vendor's state in it. Pure.
 
-Mended: calls without id, type or index; arguments that are an object; two calls of a stream under one index; finish
-reasons that OpenAI does not define; more choices than the request asked for. Ids that other vendors would refuse, and
-ids of calls with state (`core/openai/vendor.py`), are replaced by ids of Baton's own.
+Mended: content in parts; calls without id, type or index; arguments that are an object; two calls of a stream under one
+index; finish reasons that OpenAI does not define; more choices than the request asked for. Ids that other vendors would
+refuse, and ids of calls with state (`core/openai/vendor.py`), are replaced by ids of Baton's own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Mender:
     # ------------------------------------------------------------ whole
 
     def _whole(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        message = dict(choice.get("message") or {})
+        message = _with_text(choice.get("message") or {})
         calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, Mapping)][:CALLS_MAX]
         state = _has_state(message, MESSAGE_FIELDS) or (bool(calls) and _has_state(message, REASONING))
         if calls:
@@ -95,7 +95,7 @@ class Mender:
 
     def _piece(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         known = self._choices.setdefault(_index(choice), _Choice())
-        delta = dict(choice.get("delta") or {})
+        delta = _with_text(choice.get("delta") or {})
         calls = [call for call in _list(delta.pop("tool_calls", None)) if isinstance(call, Mapping)]
         known.reasoned = known.reasoned or _has_state(delta, REASONING)
         state = _has_state(delta, MESSAGE_FIELDS) or any(_has_state(call, CALL_FIELDS) for call in calls)
@@ -178,6 +178,24 @@ def _details(call: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     elif given is None:
         details = {name: value for name, value in details.items() if value is not None}
     return {"name": "", _INPUTS[kind]: "{}" if kind == "function" else "", **details} if whole else details
+
+
+def _with_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A message or delta whose content is text. Parts that think become `reasoning_content`."""
+    content = fields.get("content")
+    if content is None or isinstance(content, str):
+        return dict(fields)
+    parts = [part for part in _list(content) if isinstance(part, Mapping)]
+    texts = [_part_text(part, "text") for part in parts if part.get("type") != "thinking"]
+    thinking = "".join(_part_text(part, "thinking") for part in parts if part.get("type") == "thinking")
+    reasoning = {"reasoning_content": thinking} if thinking and not _has_state(fields, REASONING) else {}
+    return {**fields, "content": "".join(texts) if texts else None, **reasoning}
+
+
+def _part_text(part: Mapping[str, Any], name: str) -> str:
+    value = part.get(name)
+    inner = [_part_text(one, "text") for one in _list(value) if isinstance(one, Mapping)]
+    return value if isinstance(value, str) else "".join(inner)
 
 
 def _with_finish(choice: dict[str, Any]) -> dict[str, Any]:

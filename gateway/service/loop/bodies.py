@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway.core.loop.caps import Draw
@@ -53,9 +53,19 @@ def fan_out(body: dict[str, Any], spec: WorkerSpec) -> list[dict[str, Any]]:
     choices = body.get("n", 1)
     if choices == 1 or "n" not in spec.cannot or "messages" not in body:
         return [body]
+    return single_bodies(body, range(choices))
+
+
+def single_bodies(body: Mapping[str, Any], numbers: Iterable[int]) -> list[dict[str, Any]]:
+    """The bodies that ask for the choices of these numbers, one each."""
     single = {name: value for name, value in body.items() if name != "n"}
     seed = single.get("seed")
-    return [{**single, **({} if seed is None else {"seed": seed + number})} for number in range(choices)]
+    return [{**single, **({} if seed is None else {"seed": seed + number})} for number in numbers]
+
+
+def missing_choices(body: Mapping[str, Any], reply: Mapping[str, Any]) -> range:
+    """The numbers of the choices that a chat reply lacks, as some workers answer `n` with one choice."""
+    return range(len(reply.get("choices") or ()), body.get("n", 1) if "messages" in body else 0)
 
 
 def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int) -> tuple[Draw, int]:

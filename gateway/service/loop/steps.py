@@ -17,7 +17,7 @@ from gateway.core.openai.reply import chunks_of, merge, reply_text, with_one_cal
 from gateway.core.openai.vendor import without_state
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, UpstreamInvalid
-from gateway.service.loop.bodies import fan_out, step_body
+from gateway.service.loop.bodies import fan_out, missing_choices, single_bodies, step_body
 from gateway.service.loop.calls import Calls, PassOn, Saw, StepCall
 from gateway.service.loop.state import Loop, StepRun
 
@@ -64,6 +64,8 @@ class StepRunner:
         if streams:
             return await self._streamed(loop, run, body, saw)
         replies = await self._calls(loop, run, fan_out(body, run.spec), saw)
+        if run.spec.kind in MODEL_KINDS and (missing := missing_choices(body, merge(replies))):
+            replies += await self._calls(loop, run, single_bodies(body, missing), saw)
         run.body = with_one_call(merge(replies), body)
         return await self._checked(loop, run, body, saw) if answers and loop.shape is not None else run.body
 
@@ -111,21 +113,27 @@ class StepRunner:
 
     async def _streamed(self, loop: Loop, run: StepRun, body: dict[str, Any], saw: Saw) -> Mapping[str, Any]:
         """Stream the reply. Where a shape was promised, no choice ends before all choices are checked."""
-        bodies = fan_out(body, run.spec)
-        calls = [
-            StepCall(self._shared, loop, run, each, saw, share=len(bodies), counted=number == 0)
-            for number, each in enumerate(bodies)
-        ]
+        calls: list[StepCall] = []
         held: list[dict[str, Any]] = []
 
-        async def one(number: int, call: StepCall) -> Mapping[str, Any]:
+        async def one(number: int | None, call: StepCall) -> Mapping[str, Any]:
             async with loop.tree.slots:
                 run.record.started_us = run.record.started_us or self._shared.clock.now_us()
-                shift = number if len(calls) > 1 else None
-                return await call.stream(self._passing_on(loop, run, body, shift, held))
+                return await call.stream(self._passing_on(loop, run, body, number, held))
+
+        async def stream(bodies: Sequence[dict[str, Any]], numbers: Sequence[int | None]) -> list[Mapping[str, Any]]:
+            new = [
+                StepCall(self._shared, loop, run, each, saw, share=len(bodies), counted=at == 0)
+                for at, each in enumerate(bodies)
+            ]
+            calls.extend(new)
+            return await all_or_first_error([one(number, call) for number, call in zip(numbers, new, strict=True)])
 
         try:
-            replies = await all_or_first_error([one(number, call) for number, call in enumerate(calls)])
+            bodies = fan_out(body, run.spec)
+            replies = await stream(bodies, range(len(bodies)) if len(bodies) > 1 else [None])
+            if run.spec.kind in MODEL_KINDS and (missing := missing_choices(body, merge(replies))):
+                replies += await stream(single_bodies(body, missing), missing)
         except BaseException:  # boundary: the log keeps the beginning of a broken stream, whatever broke it
             begun = [call.collected.body() for call in calls if call.collected.started]
             run.body = merge(begun) if begun else None

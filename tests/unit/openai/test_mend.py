@@ -182,3 +182,24 @@ def test_a_streams_state_is_marked_once() -> None:
     message = built.body()["choices"][0]["message"]
     assert message["reasoning_details"] == [{"type": "reasoning.text", "text": "ab", "index": 0}]
     assert message["tool_calls"][0]["extra_content"]["google"] == {"thought_signature": "s"}
+
+
+@pytest.mark.parametrize(
+    ("content", "mended"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], {"content": "ab"}),
+        ([{"type": "output_text", "text": "a"}], {"content": "a"}),
+        (
+            [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}],
+            {"content": "a", "reasoning_content": "hm"},
+        ),
+        ([{"type": "thinking", "thinking": "hm"}], {"content": None, "reasoning_content": "hm"}),
+        ([], {"content": None}),
+        (["a", None], {"content": None}),
+        ({"text": "a"}, {"content": None}),
+    ],
+)
+def test_content_in_parts_becomes_text(content: Any, mended: dict[str, Any]) -> None:
+    assert whole({"role": "assistant", "content": content})["message"] == {"role": "assistant", **mended}
+    [choice] = Mender(ORIGIN).chunk({"choices": [{"delta": {"content": content}}]})["choices"]
+    assert choice["delta"] == mended

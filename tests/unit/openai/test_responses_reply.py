@@ -327,3 +327,71 @@ def test_a_streams_last_word_is_what_the_whole_reply_would_say(words: list[str],
     collected.add([last])
     completion = collected.body()
     assert events.completed(completion, 1)[-1]["response"]["output"] == output_items(about, completion)
+
+
+CITED = {
+    "content": "see a",
+    "annotations": [
+        {"type": "url_citation", "url_citation": {"url": "https://a", "title": "A", "start_index": 4, "end_index": 5}},
+        {"type": "url_citation", "url_citation": {"url": "https://b"}},
+        {"type": "other"},
+        "no annotation",
+    ],
+}
+CITATIONS = [
+    {"type": "url_citation", "url": "https://a", "title": "A", "start_index": 4, "end_index": 5},
+    {"type": "url_citation", "url": "https://b", "title": "", "start_index": 0, "end_index": 0},
+]
+
+
+def test_url_citations_are_annotations_of_the_text() -> None:
+    response = finished_response(head(), made(CITED), 1_700_000_005)
+    held_to_type(response)
+    assert response["output"][0]["content"][0]["annotations"] == CITATIONS
+
+
+def test_streamed_citations_are_events_and_in_the_last_object() -> None:
+    events = Events(head())
+    told = events.open() + events.chunk([{"delta": {"content": "see a"}}])
+    told += events.chunk([{"delta": {"annotations": CITED["annotations"]}}])
+    told += events.completed(made(CITED), 1_700_000_005)
+    added = [event for event in told if event["type"] == "response.output_text.annotation.added"]
+    assert [(event["annotation_index"], event["annotation"]) for event in added] == list(enumerate(CITATIONS))
+    for event in told:
+        EVENT.validate_python(event, strict=True)
+    [item] = told[-1]["response"]["output"]
+    assert item["content"][0]["annotations"] == CITATIONS
+
+
+def test_citations_without_text_are_an_empty_text() -> None:
+    events = Events(head())
+    told = events.chunk([{"delta": {"annotations": CITED["annotations"][:1]}}])
+    assert [event["type"] for event in told][-1] == "response.output_text.annotation.added"
+
+
+def test_sampling_is_always_numbers() -> None:
+    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    response = response_in_progress(head())
+    assert [response[name] for name in names] == [1.0, 1.0, 0.0, 0.0]
+    response = response_in_progress(head(temperature=0, top_p=0.5, presence_penalty=1, frequency_penalty=-2))
+    assert [response[name] for name in names] == [0.0, 0.5, 1.0, -2.0]
+    assert all(type(response[name]) is float for name in names)
+
+
+def test_reasoning_repeats_the_summary_that_was_asked_for() -> None:
+    assert response_in_progress(head())["reasoning"] == {"effort": None, "summary": None}
+    asked = {"effort": "low", "summary": "concise"}
+    assert response_in_progress(head(reasoning=asked))["reasoning"] == asked
+    assert response_in_progress(head(reasoning={"generate_summary": "auto"}))["reasoning"]["summary"] == "auto"
+
+
+def test_text_beside_calls_is_commentary_and_other_text_the_final_answer() -> None:
+    def phases(items: list[dict[str, Any]]) -> list[str]:
+        return [item["phase"] for item in items if item["type"] == "message"]
+
+    both, text = made({"content": "let me add", "tool_calls": CALLS}, "tool_calls"), made({"content": "3"})
+    assert phases(output_items(head(), both)) == ["commentary"]
+    assert phases(output_items(head(), text)) == ["final_answer"]
+    assert phases(events_of(head(), both)[-1]["response"]["output"]) == ["commentary"]
+    assert phases(events_of(head(), text)[-1]["response"]["output"]) == ["final_answer"]
+    assert phases(events_of(head(), made({}))[-1]["response"]["output"]) == ["final_answer"]

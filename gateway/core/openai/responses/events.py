@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.core.openai.responses.items import call_body, text_part
+from gateway.core.openai.responses.items import call_body, citations, text_part
 from gateway.core.openai.responses.reply import (
     INCOMPLETE,
     REASONING,
@@ -57,9 +57,10 @@ class Events:
     def completed(self, completion: Mapping[str, Any], completed_s: int) -> list[Event]:
         """The last events of a successful response: the end of every item, then the complete object."""
         status = "incomplete" if self._finish in INCOMPLETE else "completed"
-        events = list(self._close_all(status))
+        last_phase = "commentary" if self._calls else "final_answer"
+        events = list(self._close_all(status, last_phase))
         if not self._items:
-            events += [*self._piece("content", "", []), *self._close(status)]
+            events += [*self._piece("content", "", []), *self._close(status, last_phase)]
         response = finished_response(self._head, completion, completed_s, self._items)
         return [*events, self._event(f"response.{response['status']}", response=response)]
 
@@ -83,6 +84,7 @@ class Events:
             for name in PARTS:
                 if isinstance(delta.get(name), str) and delta[name]:
                     yield from self._piece(name, delta[name], logprobs if name == "content" else [])
+            yield from self._citations(delta.get("annotations"))
             calls = delta.get("tool_calls")
             for call in calls if isinstance(calls, list) else ():
                 if isinstance(call, Mapping):
@@ -119,6 +121,17 @@ class Events:
                 "response.output_text.delta", **self._place(), delta=text, logprobs=_event_logprobs(logprobs)
             )
 
+    def _citations(self, annotations: Any) -> Iterator[Event]:
+        """The events of the sources that text cites. They belong to the unfinished text, or to a new one."""
+        new = citations(annotations if isinstance(annotations, list) else ())
+        if new and (self._open_item("message") is None or self._part()["type"] != "output_text"):
+            yield from self._piece("content", "", [])
+        for citation in new:
+            listed = self._part()["annotations"]
+            listed.append(citation)
+            place = {**self._place(), "annotation_index": len(listed) - 1}
+            yield self._event("response.output_text.annotation.added", **place, annotation=citation)
+
     def _call(self, piece: Mapping[str, Any]) -> Iterator[Event]:
         index = piece.get("index")
         index = index if isinstance(index, int) else len(self._calls)
@@ -126,7 +139,7 @@ class Events:
         if index not in self._calls:
             if len(self._calls) >= CALLS_MAX:
                 return
-            yield from self._close("completed")
+            yield from self._close("completed", "commentary")
             first = {"id": piece.get("id"), "function": {"name": (function or {}).get("name")}}
             item = call_item(self._head, len(self._calls), call_body(first, "in_progress"))
             self._calls[index] = len(self._items)
@@ -142,7 +155,7 @@ class Events:
     # ------------------------------------------------------------ items
 
     def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
-        yield from self._close("completed")
+        yield from self._close("completed", "commentary")
         self._open = len(self._items)
         self._items.append(item)
         yield self._event("response.output_item.added", output_index=self._open, item={**item, "content": []})
@@ -164,17 +177,19 @@ class Events:
             yield self._event("response.reasoning_text.done", **place, text=part["text"])
         yield self._event("response.content_part.done", **place, part=_copy(part))
 
-    def _close(self, status: str) -> Iterator[Event]:
-        """End the unfinished message or reasoning item, if there is one."""
+    def _close(self, status: str, phase: str) -> Iterator[Event]:
+        """End the unfinished message or reasoning item, if there is one. `phase`: of the message."""
         if self._open is None:
             return
         yield from self._end_part()
         self._item()["status"] = status
+        if self._item()["type"] == "message":
+            self._item()["phase"] = phase
         yield self._event("response.output_item.done", output_index=self._open, item=_copy(self._item()))
         self._open = None
 
-    def _close_all(self, status: str) -> Iterator[Event]:
-        yield from self._close(status)
+    def _close_all(self, status: str, phase: str) -> Iterator[Event]:
+        yield from self._close(status, phase)
         for at in self._calls.values():
             item = self._items[at]
             place = {"item_id": item["id"], "output_index": at}

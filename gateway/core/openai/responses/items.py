@@ -267,7 +267,8 @@ def _bodies(message: Mapping[str, Any]) -> Iterable[tuple[str, Message]]:
     elif role == "assistant":
         parts = output_parts(message)
         if parts:
-            yield "msg", {"type": "message", "role": "assistant", "status": "completed", "content": parts}
+            body = {"type": "message", "role": "assistant", "status": "completed", "content": parts}
+            yield "msg", body | {"phase": phase(message)}
         for call in message.get("tool_calls") or ():
             yield "fc", call_body(call, "completed")
     else:
@@ -286,19 +287,40 @@ def _input_part(part: Mapping[str, Any]) -> Message:
     return {"type": "input_text", "text": part.get("text") or "", **cache}
 
 
+def phase(message: Mapping[str, Any]) -> str:
+    """The phase of an assistant message: text beside calls is commentary, all other text the final answer."""
+    return "commentary" if message.get("tool_calls") else "final_answer"
+
+
 def output_parts(message: Mapping[str, Any]) -> list[Message]:
     """The content parts of an assistant message: text, refusal, both or none."""
     parts: list[Message] = []
     if isinstance(message.get("content"), str) and message["content"]:
-        parts.append(text_part(message["content"]))
+        parts.append(text_part(message["content"], annotations=message.get("annotations")))
     if isinstance(message.get("refusal"), str) and message["refusal"]:
         parts.append({"type": "refusal", "refusal": message["refusal"]})
     return parts
 
 
-def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> Message:
-    """A part of generated text."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = (), annotations: Any = None) -> Message:
+    """A part of generated text. `annotations`: those of the chat message."""
+    return {"type": "output_text", "text": text, "annotations": citations(annotations), "logprobs": list(logprobs)}
+
+
+def citations(annotations: Any) -> list[Message]:
+    """The url citations of a chat message, in the form of a text part. Those that are not in OpenAI's form are left
+    out."""
+    found = [one.get("url_citation") for one in annotations or () if isinstance(one, Mapping)]
+    return [
+        {
+            "type": "url_citation",
+            "url": one["url"],
+            "title": one.get("title") if isinstance(one.get("title"), str) else "",
+            **{name: one[name] if isinstance(one.get(name), int) else 0 for name in ("start_index", "end_index")},
+        }
+        for one in found
+        if isinstance(one, Mapping) and isinstance(one.get("url"), str)
+    ]
 
 
 def call_body(call: Mapping[str, Any], status: str) -> Message:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.openai.responses.items import call_body, item_id, text_part
+from gateway.core.openai.responses.items import call_body, item_id, phase, text_part
 from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs
+from gateway.core.openai.vendor import MESSAGE_FIELDS
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
@@ -20,8 +21,9 @@ REASONING = ("reasoning_content", "reasoning")  # the names that workers use for
 _NAME = re.compile(r"resp_[0-9a-f]{32}")
 ECHOED_AS_GIVEN = (
     *("max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "prompt_cache_retention"),
-    *("safety_identifier", "temperature", "top_p", "user"),
+    *("safety_identifier", "user"),
 )
+_SAMPLING = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}  # with OpenAI's defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def conversation_of_log(request: Mapping[str, Any], reply: Mapping[str, Any] | N
     """The messages of a stored response without its instructions, followed by its reply."""
     messages = list(request["messages"][1 if request["response"]["instructed"] else 0 :])
     message = _message(reply or {})
-    answer = {name: message[name] for name in ("content", "refusal", "tool_calls") if message.get(name)}
+    names = ("content", "refusal", "tool_calls", *MESSAGE_FIELDS)
+    answer = {name: message[name] for name in names if message.get(name)}
     return [*messages, {"role": "assistant", "content": None, **answer}] if answer else messages
 
 
@@ -85,7 +88,10 @@ def response_in_progress(head: Head) -> dict[str, Any]:
         "model": head.model,
         "output": [],
         "parallel_tool_calls": echo.get("parallel_tool_calls", True),
-        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "reasoning": {
+            "effort": reasoning.get("effort"),
+            "summary": reasoning.get("summary") or reasoning.get("generate_summary"),
+        },
         "service_tier": "auto",
         "store": head.stored,
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
@@ -96,6 +102,7 @@ def response_in_progress(head: Head) -> dict[str, Any]:
         "usage": None,
         "metadata": dict(echo.get("metadata") or {}),
         **{name: echo.get(name) for name in ECHOED_AS_GIVEN},
+        **{name: float(echo.get(name, default)) for name, default in _SAMPLING.items()},
     }
 
 
@@ -139,7 +146,7 @@ def output_items(head: Head, completion: Mapping[str, Any]) -> list[dict[str, An
     parts = content_parts(message, choice.get("logprobs") if wants_logprobs(head.echo) else None)
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     if parts or not (calls or reasoning):
-        items.append(message_item(head, 0, parts or [text_part("")], status))
+        items.append(message_item(head, 0, parts or [text_part("")], status, phase(message)))
     items += [call_item(head, number, call_body(call, status)) for number, call in enumerate(calls)]
     return items
 
@@ -148,16 +155,19 @@ def content_parts(message: Mapping[str, Any], logprobs: Any) -> list[dict[str, A
     """The text and refusal of a chat message as content parts."""
     parts: list[dict[str, Any]] = []
     if isinstance(message.get("content"), str) and message["content"]:
-        parts.append(text_part(message["content"], token_logprobs(logprobs)))
+        parts.append(text_part(message["content"], token_logprobs(logprobs), message.get("annotations")))
     if isinstance(message.get("refusal"), str) and message["refusal"]:
         parts.append({"type": "refusal", "refusal": message["refusal"]})
     return parts
 
 
-def message_item(head: Head, number: int, parts: Sequence[Mapping[str, Any]], status: str) -> dict[str, Any]:
-    """The `number`th message of a response."""
+def message_item(
+    head: Head, number: int, parts: Sequence[Mapping[str, Any]], status: str, message_phase: str | None = None
+) -> dict[str, Any]:
+    """The `number`th message of a response. `message_phase`: commentary or final_answer, once it is known."""
     name = item_id("msg", head.hex, number)
-    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
+    item = {"id": name, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
+    return {**item, "phase": message_phase}
 
 
 def reasoning_item(head: Head, number: int, text: str, status: str) -> dict[str, Any]:

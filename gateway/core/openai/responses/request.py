@@ -78,6 +78,8 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
     "prompt_cache_options": ("chat", *OBJECT),
     "temperature": ("chat", number(0, 2), "a number from 0 to 2"),
     "top_p": ("chat", number(0, 1), "a number from 0 to 1"),
+    "presence_penalty": ("chat", number(-2, 2), "a number from -2 to 2"),
+    "frequency_penalty": ("chat", number(-2, 2), "a number from -2 to 2"),
     "top_logprobs": ("chat", integer(0, 20), "an integer from 0 to 20"),
     "max_output_tokens": ("chat", integer(1, TOKENS_MAX), "an integer above 0"),
     "max_tool_calls": (
@@ -298,6 +300,7 @@ def _params(body: Mapping[str, Any]) -> dict[str, Any]:
     same = (
         *("metadata", "user", "safety_identifier", "service_tier", "store", "stream", "temperature", "top_p"),
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        *("presence_penalty", "frequency_penalty"),
     )
     params: dict[str, Any] = {name: body[name] for name in same if name in body}
     if "max_output_tokens" in body:
