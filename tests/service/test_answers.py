@@ -15,7 +15,7 @@ from gateway.core.openai.usage import usage_body
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
 from gateway.service.ports.request import WorkerCall, WorkerReply
-from gateway.service.request.running import ProgressNote, Running
+from gateway.service.request.running import ProgressNote, Running, reply_headers
 from tests.fakes.media import FakeMedia
 from tests.fakes.workers import Says
 from tests.kit import PRICE, Kit, ask, model_worker, plan
@@ -145,6 +145,31 @@ async def test_a_request_that_no_worker_takes_is_refused_with_the_place_of_the_r
             await kit.serve(body)
         assert (refused.value.code, refused.value.param) == ("unsupported_parameter", param)
     assert kit.workers.calls == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reasoning_model_answers_a_request_with_sampling_settings(stream: bool) -> None:
+    """Frameworks send `temperature: 0` with every request; it may not keep the model out of every plan."""
+    kit = Kit(pools=pool(model_worker("alpha", "atlas", model="o3"), model_worker("beta", "birch", model="gpt-4o")))
+    running = await kit.serve(ask(temperature=0, max_tokens=20, stop=["x"], stream=stream))
+    [call] = kit.workers.calls
+    assert call.worker.name == "alpha"
+    assert {name: value for name, value in call.body.items() if name != "messages"} == {
+        "max_completion_tokens": 20, "stop": ["x"],
+    }  # fmt: skip
+    assert reply_headers(running.record)["x-baton-left-out"] == "temperature"
+
+
+async def test_a_preference_that_a_worker_cannot_take_is_left_out_and_named() -> None:
+    kit = Kit(pools=one(cannot=("temperature", "parallel_tool_calls")))
+    running = await kit.serve(ask(model="alpha", temperature=0, tools=[TOOL], parallel_tool_calls=False))
+    assert {"temperature", "parallel_tool_calls"}.isdisjoint(kit.workers.calls[0].body)
+    assert reply_headers(running.record)["x-baton-left-out"] == "temperature, parallel_tool_calls"
+
+
+async def test_a_worker_that_gets_everything_has_no_such_header() -> None:
+    kit = Kit(pools=one())
+    assert "x-baton-left-out" not in reply_headers((await kit.serve(ask(temperature=0))).record)
 
 
 # ---------------------------------------------------------------- n

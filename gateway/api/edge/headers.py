@@ -15,6 +15,7 @@ EXPOSED = (
     "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
     "x-baton-rollout-id", "x-baton-policy", "x-baton-workers", "x-baton-steps", "x-baton-cost-usd",
     "x-baton-overhead-ms", "x-baton-why", "x-baton-fallback", "x-baton-capped", "x-baton-dropped-fields",
+    "x-baton-left-out",
 )  # fmt: skip
 
 

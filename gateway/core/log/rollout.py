@@ -21,6 +21,7 @@ class AttemptRecord:
     upstream_status: int | None = None
     dispatched: bool = True  # False: it never left this host, so it cannot have cost anything
     counted_by: str | None = None  # what stands in for a usage that did not come: tokenizer | bytes | bound
+    left_out: list[str] = field(default_factory=list)  # parameters of the client that the worker's model refuses
 
 
 @dataclass(slots=True)

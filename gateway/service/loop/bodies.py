@@ -12,9 +12,10 @@ from gateway.core.openai.parts import without_cache_control
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import for_worker
+from gateway.core.pool.models import adapt, model_of
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced
-from gateway.service.loop.state import Loop
+from gateway.service.loop.state import Loop, StepRun
 
 OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
 
@@ -26,17 +27,20 @@ def price_of(spec: WorkerSpec) -> Price:
     return spec.price
 
 
-def step_body(loop: Loop, spec: WorkerSpec, messages: Sequence[Mapping[str, Any]], answers: bool) -> dict[str, Any]:
-    """The body for a worker. Only the step that `answers` gets the client's own parameters."""
+def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], answers: bool) -> dict[str, Any]:
+    """The body for a step's worker. Only the step that `answers` gets the client's own parameters, as far as the
+    worker's model takes them; the record notes the others."""
+    spec = run.spec
     if loop.endpoint == "embeddings":
         return dict(loop.params)
     if loop.endpoint == "completions":
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     params = {name: value for name, value in loop.params.items() if name not in HINTS or name not in spec.cannot}
-    params = _with_cache(spec, params) if answers else {}
+    params, run.left_out = adapt(spec, _with_cache(spec, params) if answers else {})
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
-    newer = (bounds[0] or "max_completion_tokens" in spec.params) and "max_completion_tokens" not in spec.cannot
+    wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens
+    newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
     sent = _with_cache(spec, {"messages": for_worker(messages, spec.origin)})
     return {**params, **sent, name: min(wanted, spec.output_tokens_max)}

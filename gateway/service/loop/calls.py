@@ -232,7 +232,7 @@ class StepCall:
 
     def _record(self, error: BaseException | None = None) -> AttemptRecord:
         """Log how the attempt ended."""
-        record = AttemptRecord(self._started_us, self._calls.clock.now_us())
+        record = AttemptRecord(self._started_us, self._calls.clock.now_us(), left_out=list(self._run.left_out))
         if error is not None:
             record.error = error.code if isinstance(error, BatonError) else "cancelled"
         if isinstance(error, UpstreamError):

@@ -92,6 +92,7 @@ class StepRun:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     body: Mapping[str, Any] | None = None
     error: BatonError | None = None
+    left_out: list[str] = field(default_factory=list)  # parameters of the client that the worker's model refuses
     dispatches: int = 0  # calls that left, over all attempts
 
 

@@ -60,7 +60,7 @@ class StepRunner:
             run.record.started_us = self._shared.clock.now_us()
             return await self._child(loop, run, messages, answers, streams)
         saw = [(step.handle, step.task or "", step.reply) for step in seen]
-        body = step_body(loop, run.spec, messages, answers)
+        body = step_body(loop, run, messages, answers)
         if streams:
             return await self._streamed(loop, run, body, saw)
         replies = await self._calls(loop, run, fan_out(body, run.spec), saw)

@@ -21,6 +21,7 @@ from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.parts import media_parts
 from gateway.core.openai.structured import shape_of
 from gateway.core.policies.versions import Pick
+from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.auto import AutoPlanner
@@ -289,7 +290,7 @@ def _messages(chat: ChatRequest) -> dict[str, Any]:
 def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     """The choice without the workers that cannot take what the request holds (images, tools, …). Raises BadRequest
     where no model is left."""
-    needs = chat.needs
+    needs = chat.needs.difference(PREFERENCES)
     unable = [spec for spec in choice.workers if not needs.isdisjoint(spec.cannot)]
     if not unable:
         return choice

@@ -137,6 +137,8 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
     }
     if reasons := [str(each.plan["why"]) for each in record.rounds if each.plan and each.plan.get("why")]:
         headers["x-baton-why"] = reasons[-1]
+    if left_out := [name for step in record.steps for attempt in step.attempts for name in attempt.left_out]:
+        headers["x-baton-left-out"] = ", ".join(dict.fromkeys(left_out))
     if record.fallback:
         headers["x-baton-fallback"] = record.fallback
     if record.capped:

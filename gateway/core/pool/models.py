@@ -1,0 +1,95 @@
+"""What is known of models by name: which properties of a request they refuse, and what stands in for them. Pure.
+
+Only preferences are adapted: a reply without them is still a reply. What a client needs of a reply (tools, a format,
+stop words, log-probabilities) keeps to the pool file's `cannot`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.pool.workers import WorkerSpec
+
+SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+PREFERENCES = (*SAMPLING, "reasoning_effort", "verbosity", "parallel_tool_calls")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A family of models. `refuses`: preferences that it never takes. `refuses_thinking`: those that it refuses while
+    it reasons, which it does at each effort but `none`; `thinks`: whether it reasons where the request does not say.
+    `efforts`: for each effort that it does not know, the nearest one that it does."""
+
+    pattern: str
+    completion_tokens: bool = False  # knows `max_completion_tokens` and refuses `max_tokens`
+    refuses: tuple[str, ...] = ()
+    refuses_thinking: tuple[str, ...] = ()
+    thinks: bool = False
+    efforts: Mapping[str, str] = field(default_factory=dict)
+
+    def matches(self, name: str) -> bool:
+        """Whether a model of that name, without its path and in lower case, is of the family."""
+        return re.match(self.pattern, name) is not None
+
+
+_LOW = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+MODELS = (  # the first that matches counts
+    Model(r"o[1-9](-|$)", True, (*SAMPLING, "verbosity", "parallel_tool_calls"), efforts=_LOW),
+    Model(r"gpt-5[\d.]*-chat|gpt-4|gpt-3\.5|chatgpt-4o", refuses=("reasoning_effort", "verbosity")),
+    Model(r"gpt-5\.\d-(codex|pro)", True, SAMPLING, efforts={"none": "low", "minimal": "low"}),
+    Model(r"gpt-5(-|$)", True, SAMPLING, efforts={"none": "minimal", "xhigh": "high", "max": "high"}),
+    Model(
+        r"gpt-5\.1(-|$)",
+        True,
+        refuses_thinking=SAMPLING,
+        efforts={"minimal": "low", "xhigh": "high", "max": "high"},
+    ),
+    Model(r"gpt-5\.[2-4](-|$)", True, refuses_thinking=SAMPLING, efforts={"minimal": "low", "max": "xhigh"}),
+    Model(r"gpt-5\.", True, refuses_thinking=SAMPLING, thinks=True, efforts={"minimal": "low", "max": "xhigh"}),
+    Model(r"gpt-[6-9]", True, refuses_thinking=SAMPLING, thinks=True, efforts={"minimal": "low"}),
+    Model(r"grok-4", refuses=(*PENALTIES, "reasoning_effort")),
+    Model(r"grok-(3-mini|code)", refuses=PENALTIES),
+    Model(r"kimi-k(2\.[5-9]|[3-9])", refuses=SAMPLING),
+    Model(
+        r".*claude.*(opus[-_.]4[-_.][78]|(opus|sonnet|haiku)[-_.][5-9]|fable|mythos)",
+        refuses=(*SAMPLING, "verbosity"),
+    ),
+    Model(r"gemini-3\.([6-9]|5-flash-lite)", refuses=("temperature", "top_p")),
+    Model(r".*claude", refuses=(*PENALTIES, "verbosity"), refuses_thinking=("temperature", "top_p")),
+)
+_UNKNOWN = Model("")
+_REGION = re.compile(r"^([a-z-]+\.)+")  # before the name with some vendors: `us.openai.gpt-5.5`
+
+
+def model_of(spec: WorkerSpec) -> Model:
+    """What is known of a worker's model."""
+    name = _REGION.sub("", (spec.model or "").rpartition("/")[2].lower())
+    return next((model for model in MODELS if model.matches(name)), _UNKNOWN)
+
+
+def adapt(spec: WorkerSpec, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(the parameters as the worker's model takes them, the changes: `name` for one that was left out, `name=value` for
+    one that was replaced)."""
+    model = model_of(spec)
+    adapted = dict(params)
+    changes: list[str] = []
+    effort = params.get("reasoning_effort")
+    if isinstance(effort, str) and effort in model.efforts:
+        adapted["reasoning_effort"] = model.efforts[effort]
+        changes.append(f"reasoning_effort={model.efforts[effort]}")
+    thinks = model.thinks if effort is None else effort != "none"
+    refused = {*model.refuses, *(model.refuses_thinking if thinks else ())}
+    for name in PREFERENCES:
+        if name in adapted and (name in spec.cannot or (name in refused and not _is_default(name, adapted[name]))):
+            del adapted[name]
+            changes.append(name)
+    return adapted, changes
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Whether a model that refuses a sampling setting takes it all the same, because it changes nothing."""
+    return (name in PENALTIES and value == 0) or (name == "temperature" and value == 1)
