@@ -229,12 +229,11 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(base, completer, catalog, auth, idempotency)
     outcomes = OutcomesApi(Outcomes(store, journal, clock, redactor), auth, settings.body_bytes_max)
     health = _health(base, budgets, conductor.conductor if conductor else None, policies)
-    vendors = (responses_of(base, journal, openai), messages_of(base, catalog, openai))
-    public = (openai, *vendors, TextsApi(openai), outcomes, health)
+    wires = (openai, responses_of(base, journal, openai), messages_of(base, catalog, openai), TextsApi(openai))
     admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     return Bundle(
-        public=_public(settings, [api.router() for api in public], idempotency),
+        public=_public(settings, [api.router() for api in (*wires, outcomes, health)], idempotency),
         admin=_app("Baton admin", settings, [*admin.routers, health.router()]),
         health=health,
         completer=completer,

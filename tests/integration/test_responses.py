@@ -339,12 +339,20 @@ async def test_a_response_is_judged_by_its_id_and_graded_by_task() -> None:
         assert rollout["request"]["messages"] == [{"role": "user", "content": "What is 6 times 7?"}]
 
 
+async def test_hosted_tools_are_left_out_and_named() -> None:
+    kit = Kit()
+    async with served(kit) as gateway:
+        reply = await gateway.http.post("/v1/responses", json=ask(tools=[{"type": "web_search"}, {"type": "mcp"}]))
+    assert (reply.status_code, reply.headers["x-baton-left-out"]) == (200, "web_search, mcp")
+    assert "tools" not in kit.workers.calls[0].body
+
+
 async def test_unsupported_properties_are_refused_by_name_before_any_spending() -> None:
     kit = Kit()
     async with served(kit) as gateway:
         for body, status, param in (
             (ask(background=True), 400, "background"),
-            (ask(tools=[{"type": "web_search"}]), 400, "tools[0].type"),
+            (ask(tools=[{"type": "custom"}]), 400, "tools[0].name"),
             (ask(conversation="conv_1"), 400, "conversation"),
             (ask(messages=[]), 400, "messages"),
             (ask(api_base="http://evil"), 400, "api_base"),

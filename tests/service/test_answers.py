@@ -172,6 +172,29 @@ async def test_a_worker_that_gets_everything_has_no_such_header() -> None:
     assert "x-baton-left-out" not in reply_headers((await kit.serve(ask(temperature=0))).record)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("model", "native"), [("gpt-5.2", True), ("qwen3-32b", False)])
+async def test_a_custom_tool_is_a_function_for_workers_that_know_only_those(
+    model: str, native: bool, stream: bool
+) -> None:
+    tool = {"type": "custom", "custom": {"name": "patch", "description": "edits", "format": {"type": "text"}}}
+    custom = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** é"}}
+    arguments = json.dumps({"input": "*** é"}, ensure_ascii=False)
+    function = {"id": "c", "type": "function", "function": {"name": "patch", "arguments": arguments}}
+    said_call = Says(None, [custom if native else function], "tool_calls")
+    kit = Kit(workers={"alpha": [said_call, Says("done")]}, pools=one(model=model))
+    body = ask(tools=[tool], tool_choice={"type": "custom", "custom": {"name": "patch"}}, model="alpha", stream=stream)
+    message = (await (await kit.serve(body)).result())["choices"][0]["message"]
+    assert message["tool_calls"] == [custom]
+    turn = [{"role": "assistant", "tool_calls": [custom]}, {"role": "tool", "tool_call_id": "c", "content": "ok"}]
+    await kit.serve({**body, "messages": [*body["messages"], *turn]})
+    first, second = [call.body for call in kit.workers.calls]
+    assert first["tools"][0]["type"] == first["tool_choice"]["type"] == ("custom" if native else "function")
+    assert second["messages"][1]["tool_calls"] == [custom if native else function]
+    if not native:
+        assert first["tools"][0]["function"]["parameters"]["required"] == ["input"]
+
+
 # ---------------------------------------------------------------- n
 
 

@@ -25,6 +25,10 @@ def headers_of(running: Running) -> dict[str, str]:
     if running.chat.dropped:
         names = ",".join(running.chat.dropped)[:DROPPED_CHARS_MAX]
         headers["x-baton-dropped-fields"] = names.encode("ascii", "replace").decode()
+    if running.chat.left_out:
+        left_out = [*running.chat.left_out, *headers.get("x-baton-left-out", "").split(", ")]
+        text = ", ".join(name for name in dict.fromkeys(left_out) if name)[:DROPPED_CHARS_MAX]
+        headers["x-baton-left-out"] = text.encode("ascii", "replace").decode()
     if running.chat.stream and not running.finished.is_set():
         for name in ("x-baton-cost-usd", "x-baton-overhead-ms"):
             del headers[name]  # unknown so far; the closing comment of the stream has them

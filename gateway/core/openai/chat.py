@@ -115,6 +115,7 @@ class ChatRequest:
     end_user: str | None = None
     store: bool | None = None  # None: the client did not say
     dropped: tuple[str, ...] = ()  # paths of the unknown properties that were removed
+    left_out: tuple[str, ...] = ()  # hosted tools that no worker has
     endpoint: Endpoint = "chat"  # requests of the others (core/openai/texts.py) have no messages and go to one worker
 
     @property

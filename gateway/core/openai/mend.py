@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.core.openai.options import custom_input
 from gateway.core.openai.vendor import CALL_FIELDS, MESSAGE_FIELDS, REASONING, is_portable, mark, new_id
 
 CALLS_MAX = 128
@@ -36,13 +37,17 @@ class _Choice:
     ids: list[str] = field(default_factory=list)
     index_of: dict[int, int] = field(default_factory=dict)  # the vendor's index -> Baton's
     marked_calls: set[int] = field(default_factory=set)
+    customs: set[int] = field(default_factory=set)  # indices of the calls of custom tools
+    inputs: dict[int, str] = field(default_factory=dict)  # their arguments so far, until those are complete
 
 
 class Mender:
-    """Mends the reply to one call: give it the whole body once, or each chunk in order. `origin`: of the worker."""
+    """Mends the reply to one call: give it the whole body once, or each chunk in order. `origin`: of the worker.
+    `customs`: names of the functions that stand for custom tools; their calls become calls of those."""
 
-    def __init__(self, origin: str, choices: int = 1) -> None:
+    def __init__(self, origin: str, choices: int = 1, customs: frozenset[str] = frozenset()) -> None:
         self._origin = origin
+        self._customs = customs
         self._choices_max = choices
         self._choices: dict[int, _Choice] = {}
 
@@ -75,11 +80,22 @@ class Mender:
 
     def _call(self, call: Mapping[str, Any], state: bool) -> dict[str, Any]:
         our_id, vendor_id = self._id(call, state)
+        call = self._custom(call)
         mended = {**call, "id": our_id, "type": _kind(call)}
         mended[mended["type"]] = _details(call, whole=True)
         if vendor_id or _has_state(call, CALL_FIELDS):
             mended["extra_content"] = mark(call, self._origin, vendor_id)
         return mended
+
+    def _custom(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A whole call, as one of a custom tool where its function stands for one."""
+        details = _details(call, whole=True)
+        if _kind(call) == "custom" or details["name"] not in self._customs:
+            return call
+        text = custom_input(details["arguments"])
+        rest = {name: value for name, value in call.items() if name != "function"}
+        custom = {"name": details["name"], "input": details["arguments"] if text is None else text}
+        return {**rest, "type": "custom", "custom": custom}
 
     def _id(self, call: Mapping[str, Any], state: bool) -> tuple[str, str | None]:
         """(the id that the client gets, the vendor's id that it replaces)."""
@@ -103,6 +119,9 @@ class Mender:
         marks_now = state and not known.marked
         known.marked = known.marked or state
         pieces = [piece for call in calls if (piece := self._call_piece(call, known)) is not None]
+        if choice.get("finish_reason"):
+            pieces += [{"index": at, "custom": {"input": text}} for at, text in known.inputs.items()]
+            known.inputs.clear()
         if pieces:
             delta["tool_calls"] = pieces
             if not known.marked and any("extra_content" in piece for piece in pieces):
@@ -119,6 +138,9 @@ class Mender:
         kind = _kind(call)
         if kind in call:
             piece[kind] = _details(call, whole=False)
+        if at in known.customs or (at == len(known.ids) and piece.get(kind, {}).get("name") in self._customs):
+            kind = "custom"
+            piece = _custom_piece(piece, at, known)
         state = _has_state(call, CALL_FIELDS)
         if at < len(known.ids):
             if state and at not in known.marked_calls:  # once: clients join the texts of all pieces
@@ -154,6 +176,20 @@ def _position(call: Mapping[str, Any], known: _Choice) -> int | None:
     if index is not None:
         known.index_of[index] = count
     return count
+
+
+def _custom_piece(piece: dict[str, Any], at: int, known: _Choice) -> dict[str, Any]:
+    """A piece of a call whose function stands for a custom tool. The input comes in one piece, once it is complete:
+    inside JSON a character may be cut anywhere."""
+    function = piece.pop("function", None) or {}
+    known.customs.add(at)
+    known.inputs[at] = known.inputs.get(at, "") + (function.get("arguments") or "")
+    text = custom_input(known.inputs[at])
+    custom = {"name": function["name"]} if function.get("name") else {}
+    if text is not None:
+        del known.inputs[at]
+        custom["input"] = text
+    return {**piece, "custom": custom} if custom else piece
 
 
 def _begins(call: Mapping[str, Any]) -> bool:

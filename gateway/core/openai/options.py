@@ -6,6 +6,7 @@ path of the first invalid value.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -204,3 +205,74 @@ DEEP: Mapping[str, Callable[[Any, Reader], Any]] = {
     "modalities": _modalities,
     "logit_bias": _logit_bias,
 }
+
+
+# ---------------------------------------------------------------- custom tools, for workers that know only functions
+
+INPUT = "input"  # the one argument of a function that stands for a custom tool
+
+
+def custom_names(params: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the custom tools among a request's tools."""
+    return frozenset(tool["custom"]["name"] for tool in params.get("tools") or () if tool["type"] == "custom")
+
+
+def custom_as_functions(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with custom tools, calls of them and choices among them as functions of one text."""
+    changed = {**body, "messages": [_message_with_functions(message) for message in body["messages"]]}
+    if "tools" in body:
+        changed["tools"] = [_as_function(tool) for tool in body["tools"]]
+    choice = body.get("tool_choice")
+    if isinstance(choice, Mapping) and choice["type"] == "custom":
+        changed["tool_choice"] = _reference(choice)
+    elif isinstance(choice, Mapping) and choice["type"] == "allowed_tools":
+        allowed = choice["allowed_tools"]
+        changed["tool_choice"] = {
+            **choice,
+            "allowed_tools": {**allowed, "tools": list(map(_reference, allowed["tools"]))},
+        }
+    return changed
+
+
+def _as_function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    if tool["type"] != "custom":
+        return tool
+    custom = tool["custom"]
+    grammar = (custom.get("format") or {}).get("grammar") or {}
+    texts = [custom.get("description") or ""]
+    if grammar.get("definition"):
+        texts.append(f"The input follows this {grammar.get('syntax', 'lark')} grammar:\n{grammar['definition']}")
+    text = {"type": "string", "description": "the whole input, as plain text"}
+    parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    description = "\n\n".join(filter(None, texts))
+    function = {"name": custom["name"], "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _reference(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "function", "function": tool["custom"]} if tool["type"] == "custom" else tool
+
+
+def _message_with_functions(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not any(call["type"] == "custom" for call in calls or ()):
+        return message
+    return {**message, "tool_calls": [_call_as_function(call) for call in calls or ()]}
+
+
+def _call_as_function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    if call["type"] != "custom":
+        return call
+    arguments = json.dumps({INPUT: call["custom"]["input"]}, ensure_ascii=False)
+    rest = {name: value for name, value in call.items() if name != "custom"}
+    return {**rest, "type": "function", "function": {"name": call["custom"]["name"], "arguments": arguments}}
+
+
+def custom_input(arguments: str) -> str | None:
+    """The input of a custom tool, from the arguments of the function that stands for it; None: those are incomplete."""
+    try:
+        value = json.loads(arguments, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    text_input = value.get(INPUT) if isinstance(value, dict) else None
+    return text_input if isinstance(text_input, str) else arguments

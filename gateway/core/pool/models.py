@@ -29,6 +29,7 @@ class Model:
     refuses: tuple[str, ...] = ()
     refuses_thinking: tuple[str, ...] = ()
     thinks: bool = False
+    custom_tools: bool = False  # knows tools of type custom; others get a function of one text
     efforts: Mapping[str, str] = field(default_factory=dict)
 
     def matches(self, name: str) -> bool:
@@ -40,17 +41,33 @@ _LOW = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 MODELS = (  # the first that matches counts
     Model(r"o[1-9](-|$)", True, (*SAMPLING, "verbosity", "parallel_tool_calls"), efforts=_LOW),
     Model(r"gpt-5[\d.]*-chat|gpt-4|gpt-3\.5|chatgpt-4o", refuses=("reasoning_effort", "verbosity")),
-    Model(r"gpt-5\.\d-(codex|pro)", True, SAMPLING, efforts={"none": "low", "minimal": "low"}),
-    Model(r"gpt-5(-|$)", True, SAMPLING, efforts={"none": "minimal", "xhigh": "high", "max": "high"}),
+    Model(r"gpt-5\.\d-(codex|pro)", True, SAMPLING, efforts={"none": "low", "minimal": "low"}, custom_tools=True),
+    Model(
+        r"gpt-5(-|$)", True, SAMPLING, efforts={"none": "minimal", "xhigh": "high", "max": "high"}, custom_tools=True
+    ),
     Model(
         r"gpt-5\.1(-|$)",
         True,
         refuses_thinking=SAMPLING,
         efforts={"minimal": "low", "xhigh": "high", "max": "high"},
+        custom_tools=True,
     ),
-    Model(r"gpt-5\.[2-4](-|$)", True, refuses_thinking=SAMPLING, efforts={"minimal": "low", "max": "xhigh"}),
-    Model(r"gpt-5\.", True, refuses_thinking=SAMPLING, thinks=True, efforts={"minimal": "low", "max": "xhigh"}),
-    Model(r"gpt-[6-9]", True, refuses_thinking=SAMPLING, thinks=True, efforts={"minimal": "low"}),
+    Model(
+        r"gpt-5\.[2-4](-|$)",
+        True,
+        refuses_thinking=SAMPLING,
+        efforts={"minimal": "low", "max": "xhigh"},
+        custom_tools=True,
+    ),
+    Model(
+        r"gpt-5\.",
+        True,
+        refuses_thinking=SAMPLING,
+        thinks=True,
+        efforts={"minimal": "low", "max": "xhigh"},
+        custom_tools=True,
+    ),
+    Model(r"gpt-[6-9]", True, refuses_thinking=SAMPLING, thinks=True, efforts={"minimal": "low"}, custom_tools=True),
     Model(r"grok-4", refuses=(*PENALTIES, "reasoning_effort")),
     Model(r"grok-(3-mini|code)", refuses=PENALTIES),
     Model(r"kimi-k(2\.[5-9]|[3-9])", refuses=SAMPLING),

@@ -8,6 +8,7 @@ from typing import Any
 from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import input_tokens_bound, output_tokens_that_fit, worst_case_nano
 from gateway.core.openai.chat import HINTS, choices_in
+from gateway.core.openai.options import custom_as_functions
 from gateway.core.openai.parts import without_cache_control
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.usage import BYTES_PER_TOKEN
@@ -43,7 +44,8 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
     sent = _with_cache(spec, {"messages": for_worker(messages, spec.origin)})
-    return {**params, **sent, name: min(wanted, spec.output_tokens_max)}
+    body = {**params, **sent, name: min(wanted, spec.output_tokens_max)}
+    return body if model_of(spec).custom_tools else custom_as_functions(body)
 
 
 def _with_cache(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:

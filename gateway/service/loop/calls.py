@@ -22,6 +22,7 @@ from gateway.core.log.rollout import AttemptRecord
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.mend import Mender
+from gateway.core.openai.options import custom_names
 from gateway.core.openai.reply import ReplyBuilder
 from gateway.core.openai.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.workers import WorkerSpec
@@ -145,7 +146,8 @@ class StepCall:
         self._started_us = 0
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
-        self._mender = Mender(run.spec.origin, choices_in(body)) if loop.endpoint == "chat" else None
+        customs = custom_names(loop.params) - custom_names(body)  # sent as functions
+        self._mender = Mender(run.spec.origin, choices_in(body), customs) if loop.endpoint == "chat" else None
 
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""

@@ -33,6 +33,7 @@ from gateway.core.openai.responses.request import (
     chat_request,
     parse_responses_request,
 )
+from gateway.core.openai.responses.tools import tool_names
 from gateway.errors import BadRequest, NotFound, TooLarge, Unavailable
 from gateway.service.ports.request import Journal
 from gateway.service.ports.turns import LoggedResponse, ResponseStore
@@ -210,7 +211,8 @@ def _is_stored(request: ResponsesRequest, principal: Principal) -> bool:
 
 
 def _input_items(response: LoggedResponse) -> list[dict[str, Any]]:
-    return to_input_items(conversation_of_log(response.request, None), response.id.removeprefix("resp_"))
+    names = tool_names(response.request["response"].get("tools") or ())
+    return to_input_items(conversation_of_log(response.request, None), response.id.removeprefix("resp_"), names)
 
 
 def _items(response: LoggedResponse) -> list[dict[str, Any]]:

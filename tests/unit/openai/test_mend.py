@@ -203,3 +203,33 @@ def test_content_in_parts_becomes_text(content: Any, mended: dict[str, Any]) -> 
     assert whole({"role": "assistant", "content": content})["message"] == {"role": "assistant", **mended}
     [choice] = Mender(ORIGIN).chunk({"choices": [{"delta": {"content": content}}]})["choices"]
     assert choice["delta"] == mended
+
+
+@pytest.mark.parametrize("cuts", [1, 3, 1000])
+def test_a_function_that_stands_for_a_custom_tool_is_called_as_one(cuts: int) -> None:
+    text = '*** Begin "Patch"\n\u00e9 \\ +x'
+    arguments = json.dumps({"input": text})
+    customs = frozenset({"apply_patch"})
+    reply = {"choices": [{"message": {"tool_calls": [call("apply_patch", arguments, id="c"), call("f", id="d")]}}]}
+    expected = {"id": "c", "type": "custom", "custom": {"name": "apply_patch", "input": text}}
+    calls = Mender(ORIGIN, 1, customs).body(reply)["choices"][0]["message"]["tool_calls"]
+    assert [calls[0], calls[1]["type"]] == [expected, "function"]
+    mender, built = Mender(ORIGIN, 1, customs), ReplyBuilder()
+    deltas: list[dict[str, Any]] = [{"index": 0, **call("apply_patch", "", id="c", type="function")}]
+    deltas += [
+        {"index": 0, "function": {"arguments": arguments[at : at + cuts]}} for at in range(0, len(arguments), cuts)
+    ]
+    deltas += [{"index": 1, **call("f", "{}", id="d", type="function")}]
+    for delta in deltas:
+        built.add(mender.chunk({"choices": [{"delta": {"tool_calls": [delta]}}]})["choices"])
+    built.add(mender.chunk({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})["choices"])
+    calls = built.body()["choices"][0]["message"]["tool_calls"]
+    assert calls == [expected, {"id": "d", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+def test_a_custom_call_that_is_cut_keeps_what_came() -> None:
+    mender, built = Mender(ORIGIN, 1, frozenset({"x"})), ReplyBuilder()
+    first = {"index": 0, **call("x", '{"input": "ab', id="c")}
+    built.add(mender.chunk({"choices": [{"delta": {"tool_calls": [first]}}]})["choices"])
+    built.add(mender.chunk({"choices": [{"delta": {}, "finish_reason": "length"}]})["choices"])
+    assert built.body()["choices"][0]["message"]["tool_calls"][0]["custom"]["input"] == '{"input": "ab'

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from gateway.core.openai.reply import ReplyBuilder, chunks_of
 from gateway.core.openai.responses.events import Events
+from gateway.core.openai.responses.items import to_input_items
 from gateway.core.openai.responses.reply import (
     Head,
     conversation_of_log,
@@ -395,3 +396,40 @@ def test_text_beside_calls_is_commentary_and_other_text_the_final_answer() -> No
     assert phases(events_of(head(), both)[-1]["response"]["output"]) == ["commentary"]
     assert phases(events_of(head(), text)[-1]["response"]["output"]) == ["final_answer"]
     assert phases(events_of(head(), made({}))[-1]["response"]["output"]) == ["final_answer"]
+
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+    {"type": "namespace", "name": "docs", "description": "reads", "tools": [{"type": "function", "name": "read"}]},
+]
+MIXED = [
+    {"id": "c1", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}},
+    {"id": "c2", "type": "function", "function": {"name": "docs__read", "arguments": "{}"}},
+]
+
+
+def test_calls_of_custom_tools_and_of_namespaces_are_items_of_their_own() -> None:
+    about, completion = head(tools=TOOLS), made({"tool_calls": MIXED}, "tool_calls")
+    whole, told = finished_response(about, completion, 1_700_000_005), events_of(about, completion)
+    held_to_type(whole)
+    for event in told:
+        EVENT.validate_python(event, strict=True)
+    for items in (whole["output"], told[-1]["response"]["output"]):
+        custom, function = items
+        assert custom == {
+            "id": f"ctc_{HEX}000000", "type": "custom_tool_call", "call_id": "c1", "name": "apply_patch",
+            "input": "*** Begin",
+        }  # fmt: skip
+        assert (function["name"], function["namespace"]) == ("read", "docs")
+    assert "custom_tool_call_input.delta" in kinds(told)
+    assert "custom_tool_call_input.done" in kinds(told)
+
+
+def test_a_stored_conversation_has_its_custom_calls() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": MIXED},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+    items = to_input_items(messages, HEX, head(tools=TOOLS).tool_names)
+    assert [item["type"] for item in items] == ["custom_tool_call", "function_call", "custom_tool_call_output"]
+    assert items[1]["namespace"] == "docs"

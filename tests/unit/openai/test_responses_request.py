@@ -11,7 +11,10 @@ from gateway.core.openai.responses.request import FIELDS, MOVED, chat_request, p
 from gateway.errors import BadRequest
 
 TOOL = {"type": "function", "name": "sum", "description": "adds", "parameters": {"type": "object"}, "strict": True}
-CHAT_TOOL = {"type": "function", "function": {name: value for name, value in TOOL.items() if name != "type"}}
+CHAT_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {name: value for name, value in TOOL.items() if name != "type"},
+}
 
 
 def chat(history: Any = (), **fields: Any) -> ChatRequest:
@@ -118,13 +121,16 @@ def test_instructions_stand_before_the_conversation_that_goes_on() -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema",
          "missing_required_parameter"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_tool"),
-        ({"tools": [{"type": "mcp", "server_url": "http://x"}]}, "tools[0].type", "unsupported_tool"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type", "unsupported_tool"),
+        ({"tools": [{"type": 5}]}, "tools[0].type", "invalid_value"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name", "missing_required_parameter"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "xml"}}]}, "tools[0].format.type",
+         "invalid_value"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name",
+         "missing_required_parameter"),
         ({"tools": ["sum"]}, "tools[0]", "invalid_type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "missing_required_parameter"),
         ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters", "invalid_type"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "unsupported_parameter"),
+        ({"tools": [{**TOOL, "async": True}]}, "tools[0].async", "unsupported_parameter"),
         ({"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers",
          "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
@@ -215,3 +221,82 @@ def test_every_property_of_openais_request_is_known() -> None:
 
     theirs = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
     assert theirs <= set(FIELDS)
+
+
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "edits files",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"},
+}
+SPACE = {"type": "namespace", "name": "docs", "description": "reads", "tools": [{**TOOL, "defer_loading": True}, PATCH]}
+
+
+def test_the_tools_of_codex_are_taken_and_hosted_ones_named() -> None:
+    given = chat(tools=[TOOL, PATCH, SPACE, {"type": "web_search", "external_web_access": True}, {"type": "x_new"}])
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: X"}}
+    custom = {"name": "apply_patch", "description": "edits files", "format": grammar}
+    assert given.params["tools"] == [
+        CHAT_TOOL,
+        {"type": "custom", "custom": custom},
+        {"type": "function", "function": {**CHAT_TOOL["function"], "name": "docs__sum"}},
+        {"type": "custom", "custom": {**custom, "name": "docs__apply_patch"}},
+    ]
+    assert given.left_out == ("web_search", "x_new")
+    assert given.dropped == ()
+    assert chat(tools=[{"type": "web_search"}]).params == {}
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        ({"type": "custom", "name": "apply_patch"}, {"type": "custom", "custom": {"name": "apply_patch"}}),
+        (
+            {"type": "function", "name": "sum", "namespace": "docs"},
+            {"type": "function", "function": {"name": "docs__sum"}},
+        ),
+    ],
+)
+def test_a_tool_choice_names_a_tool_of_any_kind(choice: dict[str, Any], sent: dict[str, Any]) -> None:
+    assert chat(tools=[PATCH, SPACE], tool_choice=choice).params["tool_choice"] == sent
+
+
+def test_hosted_tools_among_the_allowed_ones_are_passed_over() -> None:
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "web_search"}, {"type": "function", "name": "sum"}],
+    }
+    assert chat(tools=[TOOL, PATCH], tool_choice=allowed).params["tools"] == [CHAT_TOOL]
+
+
+def test_a_long_name_in_a_namespace_is_shortened_and_stays_one_of_a_kind() -> None:
+    tools = [{**TOOL, "name": f"{'x' * 60}{n}"} for n in (1, 2)]
+    names = [tool["function"]["name"] for tool in chat(tools=[{**SPACE, "tools": tools}]).params["tools"]]
+    assert len(set(names)) == 2
+    assert all(len(name) == 64 for name in names)
+
+
+def test_calls_of_every_kind_go_on_and_items_of_hosted_tools_are_left_out() -> None:
+    items = [
+        {"role": "user", "content": "go"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "function_call", "call_id": "c2", "name": "sum", "namespace": "docs", "arguments": "{}"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "3"}]},
+    ]
+    given = chat(input=items)
+    assert given.dropped == ("input[1]",)
+    assert given.messages[1:] == (
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}},
+                {"id": "c2", "type": "function", "function": {"name": "docs__sum", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+        {"role": "tool", "tool_call_id": "c2", "content": "3"},
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.core.openai.responses.items import call_body, citations, text_part
+from gateway.core.openai.responses.items import citations, text_part
 from gateway.core.openai.responses.reply import (
     INCOMPLETE,
     REASONING,
@@ -27,6 +27,7 @@ from gateway.core.openai.responses.request import wants_logprobs
 
 Event = dict[str, Any]
 CALLS_MAX = 128
+CALL_EVENTS = {"arguments": "function_call_arguments", "input": "custom_tool_call_input"}
 PARTS = {"content": "output_text", "refusal": "refusal"}
 
 
@@ -37,6 +38,7 @@ class Events:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._logprobs = wants_logprobs(head.echo)
+        self._names = head.tool_names
         self._number = 0
         self._items: list[dict[str, Any]] = []  # the items sent so far, in the order of `output_index`
         self._open: int | None = None  # index of the unfinished message or reasoning item
@@ -135,22 +137,26 @@ class Events:
     def _call(self, piece: Mapping[str, Any]) -> Iterator[Event]:
         index = piece.get("index")
         index = index if isinstance(index, int) else len(self._calls)
-        function = piece.get("function") if isinstance(piece.get("function"), Mapping) else {}
+        known = self._items[self._calls[index]]["type"] == "custom_tool_call" if index in self._calls else None
+        custom = piece.get("type") == "custom" if known is None else known
+        kind, content = ("custom", "input") if custom else ("function", "arguments")
+        details = piece.get(kind)
+        details = details if isinstance(details, Mapping) else {}
         if index not in self._calls:
             if len(self._calls) >= CALLS_MAX:
                 return
             yield from self._close("completed", "commentary")
-            first = {"id": piece.get("id"), "function": {"name": (function or {}).get("name")}}
-            item = call_item(self._head, len(self._calls), call_body(first, "in_progress"))
+            first = {"id": piece.get("id"), "type": kind, kind: {"name": details.get("name")}}
+            item = call_item(self._head, len(self._calls), first, "in_progress", self._names)
             self._calls[index] = len(self._items)
             self._items.append(item)
             yield self._event("response.output_item.added", output_index=self._calls[index], item=dict(item))
         at = self._calls[index]
-        text = (function or {}).get("arguments")
+        text = details.get(content)
         if isinstance(text, str) and text:
-            self._items[at]["arguments"] += text
+            self._items[at][content] += text
             place = {"item_id": self._items[at]["id"], "output_index": at}
-            yield self._event("response.function_call_arguments.delta", **place, delta=text)
+            yield self._event(f"response.{CALL_EVENTS[content]}.delta", **place, delta=text)
 
     # ------------------------------------------------------------ items
 
@@ -193,9 +199,12 @@ class Events:
         for at in self._calls.values():
             item = self._items[at]
             place = {"item_id": item["id"], "output_index": at}
-            call = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._event("response.function_call_arguments.done", **place, **call)
-            item["status"] = status
+            if item["type"] == "custom_tool_call":
+                yield self._event("response.custom_tool_call_input.done", **place, input=item["input"])
+            else:
+                call = {"name": item["name"], "arguments": item["arguments"]}
+                yield self._event("response.function_call_arguments.done", **place, **call)
+                item["status"] = status
             yield self._event("response.output_item.done", output_index=at, item=dict(item))
 
     def _open_item(self, kind: str) -> int | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from gateway.core.openai.responses.tools import ToolName, chat_name
 from gateway.core.openai.shapes import (
     FREE_TEXT,
     OBJECT,
@@ -27,8 +29,19 @@ from gateway.errors import BadRequest, NotFound
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
+Names = Mapping[str, ToolName]
+NO_NAMES: Names = MappingProxyType({})
 ROLES = ("user", "system", "developer", "assistant")
-KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+KINDS = (
+    *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"),
+    "item_reference",
+)
+HOSTED = (  # items of hosted tools, which no worker has; they are left out of the conversation
+    *("web_search_call", "file_search_call", "computer_call", "computer_call_output", "code_interpreter_call"),
+    *("image_generation_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
+    *("apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output"),
+    *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+)
 PARTS = {"user": ("input_text", "input_image", "input_file"), "assistant": ("output_text", "refusal")}
 INPUT_IDS = 0x800000  # the ordinals of input items start here, those of output items at 0
 ID_CHARS_MAX = 64
@@ -41,6 +54,14 @@ _ITEMS: Mapping[str, Properties] = {
     "message": {**_ITEM, "role": (one_of(*ROLES), f"one of {', '.join(ROLES)}"), "content": _CONTENT, "phase": _NAME},
     "function_call": {
         **_ITEM, "call_id": _NAME, "name": (text(256), "a string"), "arguments": FREE_TEXT, "caller": OBJECT,
+        "namespace": _NAME,
+    },
+    "custom_tool_call": {
+        **_ITEM, "call_id": _NAME, "name": (text(256), "a string"), "input": FREE_TEXT, "caller": OBJECT,
+        "namespace": _NAME,
+    },
+    "custom_tool_call_output": {
+        **_ITEM, "call_id": _NAME, "output": _CONTENT, "caller": OBJECT, "name": (text(256), "a string"),
     },
     "function_call_output": {
         **_ITEM, "call_id": _NAME, "output": _CONTENT, "caller": OBJECT, "name": (text(256), "a string"),
@@ -52,8 +73,11 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "item_reference": ("id",),
 }
+_LEFT_OUT: Item = {"type": "left_out"}
 _PART: Properties = {"type": FREE_TEXT, "prompt_cache_breakpoint": OBJECT}
 _PARTS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
     "input_text": ({**_PART, "text": FREE_TEXT}, ("text",)),
@@ -66,7 +90,7 @@ _PARTS: Mapping[str, tuple[Properties, tuple[str, ...]]] = {
     "output_text": ({**_PART, "text": FREE_TEXT, "annotations": _ANY, "logprobs": _ANY}, ("text",)),
     "refusal": ({**_PART, "refusal": FREE_TEXT}, ("refusal",)),
 }  # fmt: skip
-_ID = re.compile(r"(?:msg|fc|fco|rs)_([0-9a-f]{32})[0-9a-f]{6}")
+_ID = re.compile(r"(?:msg|fc|fco|ctc|ctco|rs)_([0-9a-f]{32})[0-9a-f]{6}")
 
 
 def item_id(prefix: str, response_hex: str, ordinal: int) -> str:
@@ -98,7 +122,11 @@ def parse_items(raw: Any, items_max: int, reader: Reader) -> list[Item]:
     if len(raw) > items_max:
         problem = f"`input` holds {len(raw)} items; at most {items_max} are accepted"
         raise BadRequest(problem, param="input", code="array_above_max_length")
-    return [_item(item, f"input[{at}]", reader) for at, item in enumerate(raw)]
+    hosted = [f"input[{at}]" for at, item in enumerate(raw) if isinstance(item, dict) and item.get("type") in HOSTED]
+    for where in hosted:
+        reader.drop(where)
+    items = [(f"input[{at}]", item) for at, item in enumerate(raw)]
+    return [_LEFT_OUT if where in hosted else _item(item, where, reader) for where, item in items]
 
 
 def _item(raw: Any, where: str, reader: Reader) -> Item:
@@ -112,7 +140,7 @@ def _item(raw: Any, where: str, reader: Reader) -> Item:
         role = item["role"]
         kinds = PARTS.get(role, ("input_text",))
         return item | {"type": kind, "content": _parts(item["content"], f"{where}.content", kinds, reader)}
-    if kind == "function_call_output":  # workers accept only text as a tool's result
+    if kind in ("function_call_output", "custom_tool_call_output"):  # workers accept only text as a tool's result
         return item | {"output": _parts(item["output"], f"{where}.output", ("input_text",), reader)}
     return item | {"type": kind}
 
@@ -166,9 +194,9 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
     for index, item in enumerate(items):
         if item["type"] == "message":
             _add_message(messages, item)
-        elif item["type"] == "function_call":
+        elif item["type"] in ("function_call", "custom_tool_call"):
             _assistant(messages).setdefault("tool_calls", []).append(_call(item))
-        elif item["type"] == "function_call_output":
+        elif item["type"] in ("function_call_output", "custom_tool_call_output"):
             content = _input_content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         origins += [index] * (len(messages) - len(origins))
@@ -241,36 +269,44 @@ def _chat_part(part: Item) -> Message:
 
 
 def _call(item: Item) -> Message:
-    function = {"name": item["name"], "arguments": item["arguments"]}
-    return {"id": item["call_id"], "type": "function", "function": function}
+    name = chat_name(item["name"], item.get("namespace"))
+    if item["type"] == "custom_tool_call":
+        return {"id": item["call_id"], "type": "custom", "custom": {"name": name, "input": item["input"]}}
+    return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": item["arguments"]}}
 
 
 # ---------------------------------------------------------------- messages → items
 
 
-def to_input_items(messages: Iterable[Mapping[str, Any]], response_hex: str) -> list[Message]:
-    """Convert a stored conversation to input items, oldest first, with ids of the given response."""
+def to_input_items(messages: Iterable[Mapping[str, Any]], response_hex: str, names: Names = NO_NAMES) -> list[Message]:
+    """Convert a stored conversation to input items, oldest first, with ids of the given response. `names`: of the
+    tools, by their names in the messages."""
     items: list[Message] = []
+    customs: set[str] = set()
     for message in messages:
-        for prefix, body in _bodies(message):
+        customs |= {str(call.get("id")) for call in message.get("tool_calls") or () if call.get("type") == "custom"}
+        for prefix, body in _bodies(message, names, customs):
             items.append({"id": item_id(prefix, response_hex, INPUT_IDS + len(items)), **body})
     return items
 
 
-def _bodies(message: Mapping[str, Any]) -> Iterable[tuple[str, Message]]:
-    """Yield (id prefix, item without its id) for each item of a message."""
+def _bodies(message: Mapping[str, Any], names: Names, customs: set[str]) -> Iterable[tuple[str, Message]]:
+    """Yield (id prefix, item without its id) for each item of a message. `customs`: ids of the custom calls."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":
         output = content if isinstance(content, str) else [_input_part(part) for part in content or ()]
         call_id = message.get("tool_call_id")
-        yield "fco", {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
+        if call_id in customs:
+            yield "ctco", {"type": "custom_tool_call_output", "call_id": call_id, "output": output}
+        else:
+            yield "fco", {"type": "function_call_output", "call_id": call_id, "output": output, "status": "completed"}
     elif role == "assistant":
         parts = output_parts(message)
         if parts:
             body = {"type": "message", "role": "assistant", "status": "completed", "content": parts}
             yield "msg", body | {"phase": phase(message)}
         for call in message.get("tool_calls") or ():
-            yield "fc", call_body(call, "completed")
+            yield call_prefix(call), call_body(call, "completed", names)
     else:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
         inputs = [_input_part(part) for part in parts]
@@ -323,10 +359,22 @@ def citations(annotations: Any) -> list[Message]:
     ]
 
 
-def call_body(call: Mapping[str, Any], status: str) -> Message:
-    """Convert a chat tool call to a `function_call` item without its id."""
-    function = call.get("function")
-    function = function if isinstance(function, Mapping) else {}
-    fields = {"call_id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+def call_prefix(call: Mapping[str, Any]) -> str:
+    """The prefix of the id of a call's item."""
+    return "ctc" if call.get("type") == "custom" else "fc"
+
+
+def call_body(call: Mapping[str, Any], status: str, names: Names = NO_NAMES) -> Message:
+    """Convert a chat tool call to a `function_call` or `custom_tool_call` item without its id. `names`: of the tools as
+    the client knows them, by their names in the chat request."""
+    kind, content = ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
+    details = call.get(kind)
+    details = details if isinstance(details, Mapping) else {}
+    fields = {"call_id": call.get("id"), "name": details.get("name"), content: details.get(content)}
     texts = {name: value if isinstance(value, str) else "" for name, value in fields.items()}
-    return {"type": "function_call", **texts, "status": status}
+    tool = names.get(texts["name"])
+    space = {"namespace": tool.namespace} if tool is not None and tool.namespace is not None else {}
+    texts["name"] = texts["name"] if tool is None else tool.name
+    if kind == "custom":
+        return {"type": "custom_tool_call", **texts, **space}
+    return {"type": "function_call", **texts, **space, "status": status}

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.openai.responses.items import call_body, item_id, phase, text_part
+from gateway.core.openai.responses.items import Names, call_body, call_prefix, item_id, phase, text_part
 from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs
+from gateway.core.openai.responses.tools import tool_names
 from gateway.core.openai.vendor import MESSAGE_FIELDS
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
@@ -42,6 +43,11 @@ class Head:
     def hex(self) -> str:
         """The id without its prefix; the ids of its items contain it."""
         return self.id.removeprefix("resp_")
+
+    @property
+    def tool_names(self) -> Names:
+        """The tools as the client names them, by their names in the chat request."""
+        return tool_names(self.echo.get("tools") or ())
 
 
 def is_response_id(text: str) -> bool:
@@ -147,7 +153,8 @@ def output_items(head: Head, completion: Mapping[str, Any]) -> list[dict[str, An
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     if parts or not (calls or reasoning):
         items.append(message_item(head, 0, parts or [text_part("")], status, phase(message)))
-    items += [call_item(head, number, call_body(call, status)) for number, call in enumerate(calls)]
+    names = head.tool_names
+    items += [call_item(head, number, call, status, names) for number, call in enumerate(calls)]
     return items
 
 
@@ -177,9 +184,9 @@ def reasoning_item(head: Head, number: int, text: str, status: str) -> dict[str,
     return {"id": name, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
-def call_item(head: Head, number: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The `number`th function call."""
-    return {"id": item_id("fc", head.hex, number), **body}
+def call_item(head: Head, number: int, call: Mapping[str, Any], status: str, names: Names) -> dict[str, Any]:
+    """The `number`th call of a chat message as an item."""
+    return {"id": item_id(call_prefix(call), head.hex, number), **call_body(call, status, names)}
 
 
 def token_logprobs(logprobs: Any) -> list[dict[str, Any]]:
@@ -207,6 +214,11 @@ def _token(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "namespace":
+        inner = [_tool(one) for one in tool["tools"]]
+        return {"type": "namespace", "name": tool["name"], "description": tool.get("description", ""), "tools": inner}
+    if tool["type"] == "custom":
+        return {name: tool[name] for name in ("type", "name", "description", "format") if name in tool}
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", **{name: tool.get(name) for name in names}}
 

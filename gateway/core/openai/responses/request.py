@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from gateway.core.openai.chat import MEDIA_BYTES_MAX, TOKENS_MAX, ChatRequest, parse_request
 from gateway.core.openai.responses.items import Item, check_calls, parse_items, to_messages
-from gateway.core.openai.responses.tools import chat_tool_choice, chat_tools, read_tools
+from gateway.core.openai.responses.tools import chat_tool_choice, chat_tools, hosted_tools, read_tools
 from gateway.core.openai.shapes import (
     FLAG,
     OBJECT,
@@ -88,7 +88,7 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
         "an integer above 0; it limits hosted tools, and Baton has none",
     ),
     "parallel_tool_calls": ("chat", *FLAG),
-    "tools": ("chat", array(0, 128), "up to 128 function tools"),
+    "tools": ("chat", array(0, 128), "up to 128 tools"),
     "tool_choice": ("chat", any_of(text(64), mapping), "none, auto, required or an object"),
     "text": ("chat", mapping, "an object of `format` and `verbosity`"),
     "reasoning": ("chat", mapping, f"an object; its `effort` is one of {', '.join(EFFORTS)}"),
@@ -150,6 +150,7 @@ class ResponsesRequest:
     items: Sequence[Item]
     body: Mapping[str, Any]  # the known properties as the client sent them
     dropped: tuple[str, ...] = ()  # paths of the unknown properties that were removed
+    left_out: tuple[str, ...] = ()  # types of the hosted tools that were removed
 
     @property
     def instructions(self) -> str | None:
@@ -192,10 +193,11 @@ def parse_responses_request(
         if name not in properties:
             raise missing_parameter(name)
     items = parse_items(properties["input"], items_max, reader)
+    hosted = hosted_tools(properties.get("tools"))
     properties |= {name: _DEEP[name](properties[name], reader) for name in _DEEP if name in properties}
     if strict and reader.dropped:
         raise unknown_parameter(reader.dropped[0])
-    return ResponsesRequest(properties["model"], items, properties, tuple(reader.dropped))
+    return ResponsesRequest(properties["model"], items, properties, tuple(reader.dropped), hosted)
 
 
 def _refuse(name: str) -> None:
@@ -293,7 +295,7 @@ def chat_request(
         chat = parse_request(body, messages_max=messages_max, media_bytes_max=media_bytes_max)
     except BadRequest as error:
         raise names.reword(error) from None
-    return replace(chat, dropped=(*request.dropped, *chat.dropped)), names
+    return replace(chat, dropped=(*request.dropped, *chat.dropped), left_out=request.left_out), names
 
 
 def _params(body: Mapping[str, Any]) -> dict[str, Any]:
