@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help audit faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench demo-instruct
+.PHONY: help audit faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench demo-instruct smol
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -20,6 +20,11 @@ demo-instruct: ## the learning loop for an instruct model on recorded answers; A
 conductor: ## the shipped conductor from nothing: warm start, traffic, training job, gate, in about an hour; ARGS=… optional
 	@scripts/install serve
 	@.venv/bin/python -m policy.recipes.conductor --out build/conductor $(ARGS)
+
+smol: ## an adapter of SmolLM2 that plans, from recorded answers; ARGS="--recorded FILE --prices FILE --workers A,B …"
+	@scripts/install serve
+	@scripts/install pretrained
+	@.venv/bin/python -m policy.recipes.smol --out build/smol $(ARGS)
 
 planner-bench: ## a model that plans by prompt, on recorded answers; DATA, PRICES, PLANNER=worker:NAME, POOL=file, ARGS
 	@scripts/install dev

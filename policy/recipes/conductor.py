@@ -21,10 +21,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,9 +34,9 @@ from gateway.files import write_atomic
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.recipes.learning import NO_TORCH, has_torch
-from policy.recipes.operator import CANARY_PERCENT, EXIT_REFUSED, Gradings, Operator, RecipeFailed
+from policy.recipes.operator import CANARY_PERCENT, EXIT_REFUSED, Gradings, Operator
 from policy.recipes.questions import Questions
-from policy.recipes.stack import LEASH, ROOT, Gateway, clean_environment, gateway, program
+from policy.recipes.stack import ROOT, Gateway, RecipeFailed, gateway, program, replace_directory, run_program
 from policy.recipes.traffic import Traffic
 from policy.simulators.arena.workers import pool_yaml
 
@@ -87,17 +85,6 @@ class Places:
     def figures(self) -> Path:
         """What start and conductor reach."""
         return self.out / "figures.json"
-
-
-def run_program(python: str, *words: str) -> None:
-    """A module of ours to its end, showing what it says; it ends with us. Raises RecipeFailed."""
-    print(f"$ python -m {shlex.join(words)}", file=sys.stderr, flush=True)
-    leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), "15", "-", python, "-m", *words]
-    done = subprocess.run(leashed, cwd=ROOT, env=clean_environment(), stdout=sys.stderr, check=False)
-    if done.returncode:
-        raise RecipeFailed(
-            f"python -m {words[0]} ended with status {done.returncode}; the same command goes on from there"
-        )
 
 
 def start(places: Places, python: str, steps: int | None) -> None:
@@ -192,15 +179,6 @@ async def run_loop(options: argparse.Namespace, places: Places, served: Gateway,
 
 class GateRefused(RecipeFailed):
     """The gate refused the candidate; the message is its reason."""
-
-
-def replace_directory(source: Path, target: Path) -> None:
-    """Replace `target` by a copy of `source`. An interrupted copy leaves `target` without content, never in part."""
-    aside = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(source, aside)
-    shutil.rmtree(target, ignore_errors=True)
-    aside.rename(target)
 
 
 def ship(places: Places, name: str) -> None:

@@ -35,10 +35,10 @@ from policy.environments.base import Split
 from policy.environments.replay import ReplayEnvironment
 from policy.recipes.engines import EngineProcess
 from policy.recipes.learning import NO_TORCH, has_torch, title
-from policy.recipes.operator import Gradings, LearningRound, Operator, RecipeFailed
+from policy.recipes.operator import Gradings, LearningRound, Operator
 from policy.recipes.questions import RecordedQuestions
 from policy.recipes.report import FILES, LearningReport
-from policy.recipes.stack import Gateway, gateway, output_of, program, temporary_directory
+from policy.recipes.stack import Gateway, RecipeFailed, gateway, output_of, program, temporary_directory
 from policy.recipes.traffic import PolicyScore, Traffic
 from policy.simulators.recordings import read_prices
 

@@ -30,10 +30,10 @@ from pathlib import Path
 from policy.environments.arena import ArenaEnvironment
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
-from policy.recipes.operator import Gradings, LearningRound, Operator, RecipeFailed
+from policy.recipes.operator import Gradings, LearningRound, Operator
 from policy.recipes.questions import Questions
 from policy.recipes.report import FILES, LearningReport
-from policy.recipes.stack import Gateway, gateway, program, temporary_directory
+from policy.recipes.stack import Gateway, RecipeFailed, gateway, program, temporary_directory
 from policy.recipes.traffic import PolicyScore, Traffic
 from policy.simulators.arena.workers import STANDARD, pool_yaml
 

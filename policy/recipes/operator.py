@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import gradings
 from policy.recipes.questions import QuestionSource
-from policy.recipes.stack import ROOT, Gateway, clean_environment
+from policy.recipes.stack import ROOT, Gateway, RecipeFailed, clean_environment
 from policy.recipes.traffic import GradedQuestion, PolicyScore, Traffic
 
 EXIT_REFUSED = 4
@@ -28,10 +28,6 @@ STEADY_PER_S = 1.0  # requests while a job trains and is judged
 SHADOW_S = 4.0
 CANARY_PERCENT = 25
 QUIET = ("step ", "rows", "asked")
-
-
-class RecipeFailed(Exception):
-    """Something did not do what the demo promises; the message says what."""
 
 
 class Gradings:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +33,10 @@ DEFAULTS = {
     "BATON_DEFAULT_POLICY": "conductor",
     "BATON_CONDUCTOR_ROUNDS": "1",  # as a stream has: a free planner would be asked twice
 }
+
+
+class RecipeFailed(Exception):
+    """Something did not do what the demo promises; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +152,24 @@ def output_of(*arguments: str) -> str:
     if done.returncode:
         raise SystemExit(done.stderr.strip() or f"{arguments[0]} ended with status {done.returncode}")
     return done.stdout
+
+
+def run_program(python: str, *words: str, good: Sequence[int] = (0,)) -> None:
+    """A module of ours to its end, showing what it says; it ends with us. Raises RecipeFailed on a status not in
+    `good`."""
+    print(f"$ python -m {shlex.join(words)}", file=sys.stderr, flush=True)
+    leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), "15", "-", python, "-m", *words]
+    done = subprocess.run(leashed, cwd=ROOT, env=clean_environment(), stdout=sys.stderr, check=False)
+    if done.returncode not in good:
+        raise RecipeFailed(
+            f"python -m {words[0]} ended with status {done.returncode}; the same command goes on from there"
+        )
+
+
+def replace_directory(source: Path, target: Path) -> None:
+    """Replace `target` by a copy of `source`. An interrupted copy leaves `target` without content, never in part."""
+    aside = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(source, aside)
+    shutil.rmtree(target, ignore_errors=True)
+    aside.rename(target)

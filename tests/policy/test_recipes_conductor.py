@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from policy.recipes import conductor
-from policy.recipes.conductor import GateRefused, Places, job_of, main, parser, replace_directory, run_stages, start
+from policy.recipes.conductor import GateRefused, Places, job_of, main, parser, run_stages, start
 from policy.recipes.learning import NO_TORCH
-from policy.recipes.operator import Operator, RecipeFailed
-from policy.recipes.stack import Gateway
+from policy.recipes.operator import Operator
+from policy.recipes.stack import Gateway, RecipeFailed, replace_directory
 
 
 class Commands:
