@@ -38,11 +38,13 @@ from policy.recipes.learning import NO_TORCH, has_torch
 from policy.recipes.stack import ROOT, RecipeFailed, replace_directory, run_program
 from policy.serve.manifest import read_complete, write_manifest
 from policy.simulators.recordings import read_prices
+from policy.statistics.tuning import VOTERS
 
 SEED = 1
 TYPES_MIN = 10  # of a recording, below which none is hidden
 HIDDEN_SHARE = 0.2  # of the types
 POLICIES = ("table", "cascade", "vote", "rule", "baton/cascade")
+VOTING = ("vote", "baton/vote")
 SETTINGS = ("lora_rank=16", "redraw_handles=true", "k_of_n=3-8", "threads=2", f"seed={SEED}")
 TAUGHT = ("lessons=4000", "steps=150", "prompts=32", "tokens_max=4000", "recompute=false", "held_out_share=0.03")
 PRACTISED = ("quality=0-9", "prompts=4", "samples=8", "steps=30", "lr=1e-4", "plan_tokens=96", "tokens_max=4000")
@@ -103,8 +105,8 @@ class Run:
             run_program(sys.executable, "gateway", "policy", "import", "smollm2", "--out", str(base))
         if not self._file("questions.jsonl").exists():
             self._prepare()
-        self._train("taught", base, ["--method", "sft", "--prompt", "brief"], (*TAUGHT, *self._options.taught))
-        self._train("practised", self.out / "taught", [], (*PRACTISED, *self._options.practised))
+        self._train("taught", "0", base, ["--method", "sft", "--prompt", "brief"], (*TAUGHT, *self._options.taught))
+        self._train("practised", "1", self.out / "taught", [], (*PRACTISED, *self._options.practised))
         passed = [self._gate(each) for each in self._recordings]
         for examination in self._examinations():
             self._figures(examination)
@@ -134,7 +136,7 @@ class Run:
         write_atomic(self._file("prices.json"), json.dumps(prices))
         write_atomic(self._file("questions.jsonl"), "\n".join(known) + "\n")
 
-    def _train(self, name: str, init: Path, words: Sequence[str], settings: Sequence[str]) -> None:
+    def _train(self, name: str, version: str, init: Path, words: Sequence[str], settings: Sequence[str]) -> None:
         place = self._file(name)
         if (place / "manifest.json").exists():
             return
@@ -143,7 +145,7 @@ class Run:
         sets = [word for one in (*SETTINGS, *settings) for word in ("--set", one)]
         run_program(
             sys.executable, "policy", "train", "--env", "replay", *data, "--workers", workers, *words, *sets,
-            "--init", str(init), "--out", str(place), "--name", "smol", "--version", "1", "--resume",
+            "--init", str(init), "--out", str(place), "--name", "smol", "--version", version, "--resume",
         )  # fmt: skip
 
     def _gate(self, each: Recorded) -> bool:
@@ -180,7 +182,8 @@ class Run:
         out = self._file(f"figures-{each.name}.json")
         if out.exists():
             return
-        names = (str(self._file("practised")), *POLICIES)
+        fitting = [name for name in POLICIES if name not in VOTING or len(each.workers) >= min(VOTERS)]
+        names = (str(self._file("practised")), *fitting)
         words = [word for name in names for word in ("--policy", name)]
         learnt = ["--train", str(each.train)] if each.train != each.data else []
         prices = self._file("prices.json")

@@ -18,12 +18,12 @@ from tests.acceptance.test_learning import LET_GO
 from tests.policy.environments import PRICES, lines
 from tests.tiny_model import write_tiny_llama
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(920)]
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_S = 580.0
+RUN_S = 900.0
 
 
 def test_a_base_goes_round_the_loop_three_times(tmp_path: Path) -> None:
