@@ -181,7 +181,7 @@ class Kit:
 
     async def start(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:
         await self.budgets.load({}) if self.budgets.epoch_lost else None
-        chat = parse_request(body or ask(), messages_max=100)
+        chat = parse_request(body or ask(), messages_max=100, vendor=self.catalog.vendor_params)
         return await self.completer.start(RequestContext(who, chat, **asked))
 
     async def serve(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:

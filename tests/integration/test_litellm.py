@@ -86,6 +86,16 @@ async def test_an_unsupported_parameter_is_said_not_dropped(workers: LiteLLMWork
     assert not upstream.requests
 
 
+async def test_a_vendors_parameters_reach_it(workers: LiteLLMWorkers, upstream: Anthropic) -> None:
+    upstream.script = Script(text="hello")
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    await workers.complete(a_call(upstream.url, thinking=thinking, top_k=5, max_tokens=2000))
+    assert upstream.requests[0].body["thinking"] == thinking
+    assert upstream.requests[0].body["top_k"] == 5
+    with pytest.raises(UpstreamRefused, match="min_p"):
+        await workers.complete(a_call(upstream.url, min_p=0.1))
+
+
 @pytest.mark.parametrize(
     "name", ["api_base", "base_url", "mock_response", "fallbacks", "extra_headers", "custom_llm_provider"]
 )

@@ -195,6 +195,54 @@ async def test_a_custom_tool_is_a_function_for_workers_that_know_only_those(
         assert first["tools"][0]["function"]["parameters"]["required"] == ["input"]
 
 
+VENDORS: dict[str, Any] = {"top_k": 20, "min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_vendors_parameters_go_to_workers_that_take_them_and_to_no_others(stream: bool) -> None:
+    strict = model_worker("beta", "birch", url="https://api.openai.com/v1", takes=("top_k",))
+    kit = Kit(pools=pool(model_worker("alpha", "atlas"), strict))
+    await kit.serve(ask(model="alpha", stream=stream, **VENDORS))
+    running = await kit.serve(ask(model="beta", stream=stream, **VENDORS))
+    alpha, beta = [call.body for call in kit.workers.calls]
+    assert {name: alpha.get(name) for name in VENDORS} == VENDORS
+    assert {name: beta[name] for name in VENDORS if name in beta} == {"top_k": 20}
+    assert reply_headers(running.record)["x-baton-left-out"] == "chat_template_kwargs, min_p"
+    assert running.chat.dropped == ()
+
+
+async def test_a_plans_earlier_steps_get_no_vendors_parameters() -> None:
+    kit = Kit((plan(("birch", "try", []), ("atlas", None, [0])),))
+    await kit.serve(ask(**VENDORS))
+    assert ["top_k" in call.body for call in kit.workers.calls] == [False, True]
+
+
+async def test_the_pool_file_adds_parameters_of_its_own() -> None:
+    kit = Kit(pools=one(takes=("safe_prompt",)))
+    running = await kit.serve(ask(model="alpha", safe_prompt={"deep": [1]}, another=1))
+    assert kit.workers.calls[0].body["safe_prompt"] == {"deep": [1]}
+    assert running.chat.dropped == ("another",)
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"top_k": "many"}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"chat_template_kwargs": {"chat_template": "{{ x }}"}}, "chat_template_kwargs.chat_template"),
+        ({"thinking": {"type": "x" * 20_000}}, "thinking"),
+        ({"thinking": [{"api_base": "http://127.0.0.1:1"}]}, "thinking"),
+        ({"thinking": {"a": [{"api_base": "http://127.0.0.1:1"}]}}, "thinking.a[0].api_base"),
+    ],
+)
+async def test_a_vendors_parameter_that_is_no_good_is_refused_by_its_path(params: dict[str, Any], param: str) -> None:
+    kit = Kit(pools=one())
+    with pytest.raises(BadRequest) as refused:
+        await kit.serve(ask(model="alpha", **params))
+    assert refused.value.param == param
+    assert kit.workers.calls == []
+
+
 # ---------------------------------------------------------------- n
 
 

@@ -30,6 +30,7 @@ from gateway.core.openai.chat import FIELDS, HINTS
 from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
 from gateway.core.openai.usage import billed_usage, read_usage, usage_body
+from gateway.core.pool.models import vendor_params
 from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply
@@ -301,7 +302,7 @@ def _vendor_message(text: str) -> str:
 def _request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to translate. LiteLLM takes settings and body properties under the same names, and fetches URLs itself,
     so only known properties may come from a request, and files only as `data:`. Raises UpstreamRefused."""
-    unknown_names = sorted(call.body.keys() - KNOWN[call.endpoint].keys())
+    unknown_names = sorted(call.body.keys() - KNOWN[call.endpoint].keys() - vendor_params(call.worker))
     if unknown_names:
         raise UpstreamRefused(
             f"`{unknown_names[0]}` cannot be sent to this worker", param=unknown_names[0], dispatched=False

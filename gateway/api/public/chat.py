@@ -94,6 +94,7 @@ class OpenAIApi:
             messages_max=self.messages_max,
             strict=self.strict_fields,
             media_bytes_max=self.media_bytes_max,
+            vendor=self.catalog.vendor_params,
         )
         running = await self.begin(request, principal, chat)
         if chat.stream:

@@ -9,14 +9,14 @@ depth. Every other property is dropped and counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gateway.core.openai.messages import PARTS as PARTS
 from gateway.core.openai.messages import ROLES as ROLES
 from gateway.core.openai.messages import read_messages
-from gateway.core.openai.options import DEEP
+from gateway.core.openai.options import DEEP, read_vendor_params
 from gateway.core.openai.parts import media_kinds
 from gateway.core.openai.reply import TIERS
 from gateway.core.openai.shapes import (
@@ -146,18 +146,26 @@ def choices_in(body: Mapping[str, Any]) -> int:
 
 
 def parse_request(
-    body: object, *, messages_max: int, strict: bool = False, media_bytes_max: int = MEDIA_BYTES_MAX
+    body: object,
+    *,
+    messages_max: int,
+    strict: bool = False,
+    media_bytes_max: int = MEDIA_BYTES_MAX,
+    vendor: Collection[str] = (),
 ) -> ChatRequest:
     """Read a decoded JSON body. Raises BadRequest, which names the field and says what a valid value is.
 
     `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image, sound or file.
+    `vendor`: the names of parameters that are not OpenAI's and that some worker takes.
     """
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
     check_size(body, None)
     for name in body:
         refuse_if_dangerous(name, name)
-    reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
+    unknown = [name for name in body if name not in FIELDS]
+    reader = Reader(media_bytes_max, sorted(name for name in unknown if name not in vendor))
+    extras = {name: body[name] for name in unknown if name in vendor and body[name] is not None}
     properties = {name: value for name, value in body.items() if name in FIELDS and value is not None}
     _check_values(properties)
     for name in ("model", "messages"):
@@ -173,7 +181,8 @@ def parse_request(
     return ChatRequest(
         model=properties["model"],
         messages=messages,
-        params={name: value for name, value in properties.items() if FIELDS[name][0] == "last"},
+        params={name: value for name, value in properties.items() if FIELDS[name][0] == "last"}
+        | read_vendor_params(extras),
         stream=properties.get("stream", False),
         include_usage=options.get("include_usage") is True,
         obfuscate=options.get("include_obfuscation") is True,

@@ -19,10 +19,13 @@ from gateway.core.openai.shapes import (
     any_of,
     array,
     bad_value,
+    integer,
     mapping,
     missing_parameter,
+    number,
     one_of,
     parse_digits,
+    refuse_inside,
     text,
 )
 from gateway.core.openai.structured import check_schema
@@ -205,6 +208,42 @@ DEEP: Mapping[str, Callable[[Any, Reader], Any]] = {
     "modalities": _modalities,
     "logit_bias": _logit_bias,
 }
+
+
+# ---------------------------------------------------------------- parameters of vendors
+
+VENDOR_BYTES_MAX = 16_384  # of one parameter, as JSON
+_TEMPLATE_ARGUMENTS = (  # of Hugging Face's `apply_chat_template`, which belong to the server
+    *("chat_template", "conversation", "messages", "tools", "documents", "tokenize", "tokenizer_kwargs", "padding"),
+    *("add_generation_prompt", "continue_final_message", "truncation", "max_length", "return_tensors", "return_dict"),
+    "return_assistant_tokens_mask",
+)
+VENDOR: Properties = {
+    "top_k": (integer(-1, 1_000_000), "an integer from -1"),
+    "min_p": (number(0, 1), "a number from 0 to 1"),
+    "top_a": (number(0, 1), "a number from 0 to 1"),
+    "repetition_penalty": (number(0, 10), "a number from 0 to 10"),
+    "chat_template_kwargs": (mapping, "an object of switches of the model's chat template"),
+    "thinking": (mapping, 'an object such as {"type": "enabled", "budget_tokens": 2048}'),
+    "reasoning": (mapping, 'an object such as {"effort": "low"}'),
+    "provider": (mapping, "an object"),
+}
+
+
+def read_vendor_params(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of vendors in a request. Raises BadRequest with the path of the first invalid one, and for
+    a name inside that could redirect a call."""
+    for name, value in raw.items():
+        check, description = VENDOR.get(name, (lambda value: None, ""))
+        if code := check(value):
+            raise bad_value(name, description, code)
+        refuse_inside(value, name)
+        if len(json.dumps(value)) > VENDOR_BYTES_MAX:
+            raise bad_value(name, f"at most {VENDOR_BYTES_MAX} bytes of JSON", "string_above_max_length")
+    for name in raw.get("chat_template_kwargs") or ():
+        if name in _TEMPLATE_ARGUMENTS:
+            raise bad_value(f"chat_template_kwargs.{name}", "left out: it is the server's own", "invalid_value")
+    return dict(raw)
 
 
 # ---------------------------------------------------------------- custom tools, for workers that know only functions

@@ -181,6 +181,17 @@ def refuse_if_dangerous(name: str, where: str) -> None:
         raise BadRequest(f"`{where}` is not accepted from clients; leave it out", param=where, code="refused_field")
 
 
+def refuse_inside(value: Any, where: str) -> None:
+    """Raises BadRequest(refused_field) for such a property at any depth of a value that Baton does not read itself."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            refuse_if_dangerous(str(name), f"{where}.{name}")
+            refuse_inside(item, f"{where}.{name}")
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            refuse_inside(item, f"{where}[{at}]")
+
+
 @dataclass(slots=True)
 class Reader:
     """Reads the objects inside one request. `dropped` collects the paths of the unknown properties it removes."""

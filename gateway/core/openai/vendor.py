@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.openai.shapes import refuse_if_dangerous
+from gateway.core.openai.shapes import refuse_inside
 
 Message = Mapping[str, Any]
 States = Mapping[str, Mapping[str, Any]]  # id of a call -> {"message": fields, "call": fields}
@@ -168,7 +168,7 @@ def returned_state(raw: Message, names: Sequence[str], where: str) -> tuple[dict
     Raises BadRequest(refused_field) for a name inside that could redirect a call.
     """
     sent = {name: raw[name] for name in names if raw.get(name) is not None}
-    _refuse_inside(sent, where)
+    refuse_inside(sent, where)
     marker = _marker(raw)
     vendor_id = marker.get("id")
     if not _ORIGIN.fullmatch(str(marker.get("origin"))):
@@ -179,16 +179,6 @@ def returned_state(raw: Message, names: Sequence[str], where: str) -> tuple[dict
     state: dict[str, Any] = {name: _READERS[name](value) for name, value in sent.items()}
     state["extra_content"] = {**(state.get("extra_content") or {}), OURS: marked}
     return {name: value for name, value in state.items() if value}, []
-
-
-def _refuse_inside(value: Any, where: str) -> None:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            refuse_if_dangerous(str(name), f"{where}.{name}")
-            _refuse_inside(item, f"{where}.{name}")
-    elif isinstance(value, list):
-        for at, item in enumerate(value):
-            _refuse_inside(item, f"{where}[{at}]")
 
 
 def _thinking(raw: Any) -> list[dict[str, Any]]:

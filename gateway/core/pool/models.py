@@ -15,6 +15,21 @@ from gateway.core.pool.workers import WorkerSpec
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 PENALTIES = ("presence_penalty", "frequency_penalty")
+OPEN_SERVERS = ("top_k", "min_p", "repetition_penalty", "chat_template_kwargs", "thinking")  # vLLM, SGLang and the like
+OPENROUTER = ("top_k", "min_p", "top_a", "repetition_penalty", "provider", "reasoning")
+STRICT_HOSTS = (  # that refuse what OpenAI does not define
+    *("api.openai.com", "openai.azure.com", "api.groq.com", "api.mistral.ai", "api.x.ai"),
+    *("generativelanguage.googleapis.com", "api.anthropic.com"),
+)
+PROVIDERS = {  # of LiteLLM
+    "anthropic": ("top_k", "thinking"),
+    "bedrock": ("top_k", "thinking"),
+    "vertex_ai": ("top_k", "thinking"),
+    "gemini": ("top_k", "thinking"),
+    "deepseek": ("thinking",),
+    "openrouter": OPENROUTER,
+    "hosted_vllm": OPEN_SERVERS,
+}
 PREFERENCES = (*SAMPLING, "reasoning_effort", "verbosity", "parallel_tool_calls")
 
 
@@ -88,6 +103,18 @@ def model_of(spec: WorkerSpec) -> Model:
     return next((model for model in MODELS if model.matches(name)), _UNKNOWN)
 
 
+def vendor_params(spec: WorkerSpec) -> frozenset[str]:
+    """The parameters beside OpenAI's that a worker takes from clients: those of its kind, and `takes` of its entry."""
+    names: tuple[str, ...] = ()
+    if spec.kind == "litellm":
+        names = PROVIDERS.get((spec.model or "").partition("/")[0], ())
+    elif spec.kind == "openai" and spec.host.endswith("openrouter.ai"):
+        names = OPENROUTER
+    elif spec.kind == "openai" and not spec.host.endswith(STRICT_HOSTS):
+        names = OPEN_SERVERS
+    return frozenset((*names, *spec.takes))
+
+
 def adapt(spec: WorkerSpec, params: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """(the parameters as the worker's model takes them, the changes: `name` for one that was left out, `name=value` for
     one that was replaced)."""
@@ -98,7 +125,10 @@ def adapt(spec: WorkerSpec, params: Mapping[str, Any]) -> tuple[dict[str, Any], 
     if isinstance(effort, str) and effort in model.efforts:
         adapted["reasoning_effort"] = model.efforts[effort]
         changes.append(f"reasoning_effort={model.efforts[effort]}")
-    thinks = model.thinks if effort is None else effort != "none"
+    thinking = params.get("thinking")
+    thinks = (model.thinks if effort is None else effort != "none") or (
+        isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive")
+    )
     refused = {*model.refuses, *(model.refuses_thinking if thinks else ())}
     for name in PREFERENCES:
         if name in adapted and (name in spec.cannot or (name in refused and not _is_default(name, adapted[name]))):

@@ -94,6 +94,11 @@ class WorkerSpec(_Frozen):
     cannot: tuple[Capability, ...] = Field(
         default=(), description="kinds of parts and request properties that the worker does not accept"
     )
+    takes: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
+        default=(),
+        max_length=64,
+        description="parameters of its vendor that clients may send, beside those that its kind takes anyway",
+    )
     bills: bool = Field(
         default=False, description="charge the `usage.cost` (dollars) that it reports, up to the call's worst case"
     )
@@ -115,9 +120,14 @@ class WorkerSpec(_Frozen):
         models of the same origin can read. Two workers have one origin if they agree in kind, host and model family."""
         provider, _, rest = (self.model or self.name).partition("/")
         family = _FAMILY.search(rest or provider)
-        host = _HOST.match(self.url or "")
-        parts = (self.kind, provider if rest else "", host[1].lower() if host else "", family[0] if family else rest)
+        parts = (self.kind, provider if rest else "", self.host, family[0] if family else rest)
         return hashlib.sha256("\n".join(parts).lower().encode()).hexdigest()[:12]
+
+    @property
+    def host(self) -> str:
+        """The host of the URL, with its port, in lower case; empty where there is no URL."""
+        match = _HOST.match(self.url or "")
+        return match[1].lower() if match else ""
 
     @property
     def local_model(self) -> str | None:
@@ -208,7 +218,12 @@ def pool_hash(workers: tuple[WorkerSpec, ...]) -> str:
 def _later_defaults(worker: WorkerSpec) -> set[str]:
     """Fields that were added later and have their default value. The identity excludes them, so that the hash of an
     older pool does not change."""
-    added = (("cannot", worker.cannot), ("task", worker.task != "chat"), ("bills", worker.bills))
+    added = (
+        ("cannot", worker.cannot),
+        ("task", worker.task != "chat"),
+        ("bills", worker.bills),
+        ("takes", worker.takes),
+    )
     return {name for name, is_set in added if not is_set}
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import input_tokens_bound, output_tokens_that_fit, worst_case_nano
-from gateway.core.openai.chat import HINTS, choices_in
+from gateway.core.openai.chat import FIELDS, HINTS, choices_in
 from gateway.core.openai.options import custom_as_functions
 from gateway.core.openai.parts import without_cache_control
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import for_worker
-from gateway.core.pool.models import adapt, model_of
+from gateway.core.pool.models import adapt, model_of, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced
 from gateway.service.loop.state import Loop, StepRun
@@ -37,7 +37,10 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     if loop.endpoint == "completions":
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
     params = {name: value for name, value in loop.params.items() if name not in HINTS or name not in spec.cannot}
-    params, run.left_out = adapt(spec, _with_cache(spec, params) if answers else {})
+    params = _with_cache(spec, params) if answers else {}
+    others = params.keys() - FIELDS.keys() - vendor_params(spec)
+    params, changes = adapt(spec, {name: value for name, value in params.items() if name not in others})
+    run.left_out = [*changes, *sorted(others)]
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens

@@ -9,6 +9,7 @@ from typing import Protocol
 from gateway.core.access.keys import Principal
 from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
+from gateway.core.pool.models import vendor_params
 from gateway.core.pool.workers import PoolFile, Task, WorkerSpec, revision_of
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.loop.auto import AutoPlanner
@@ -60,8 +61,10 @@ class Catalog:
         self.adopt(pools)
 
     def adopt(self, pools: PoolFile) -> None:
-        """Resolve names by this pool file from now on. Earlier results do not change."""
+        """Resolve names by this pool file from now on. Earlier results do not change. `vendor_params` are the names of
+        the parameters beside OpenAI's that any of its workers takes."""
         self._pools, self._revision = pools, revision_of(pools)
+        self.vendor_params = frozenset[str]().union(*map(vendor_params, pools.workers))
 
     def resolve(self, principal: Principal, model: str, pool: str | None, endpoint: Endpoint = "chat") -> Choice:
         """Resolve a model name for a key. Only chat is planned; the other endpoints take a worker by its name.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.pool.models import PENALTIES, SAMPLING, adapt, model_of
+from gateway.core.pool.models import OPEN_SERVERS, OPENROUTER, PENALTIES, SAMPLING, adapt, model_of, vendor_params
 from tests.kit import model_worker
 
 COLD: dict[str, Any] = {"temperature": 0, "top_p": 0.5, "presence_penalty": 1, "frequency_penalty": 1}
@@ -89,3 +89,18 @@ def test_preferences_that_the_pool_file_rules_out_are_left_out_too() -> None:
 )
 def test_reasoning_models_bound_completion_tokens(model: str, newer: bool) -> None:
     assert model_of(model_worker("w", "atlas", model=model)).completion_tokens is newer
+
+
+@pytest.mark.parametrize(
+    ("entry", "takes"),
+    [
+        ({"url": "http://127.0.0.1:8000/v1"}, OPEN_SERVERS),
+        ({"url": "https://api.openai.com/v1"}, ()),
+        ({"url": "https://x.openai.azure.com/v1", "takes": ("top_k",)}, ("top_k",)),
+        ({"url": "https://openrouter.ai/api/v1"}, OPENROUTER),
+        ({"kind": "litellm", "model": "anthropic/claude-haiku-4-5"}, ("top_k", "thinking")),
+        ({"kind": "litellm", "model": "mistral/large"}, ()),
+    ],
+)
+def test_each_kind_takes_its_vendors_parameters(entry: dict[str, Any], takes: tuple[str, ...]) -> None:
+    assert vendor_params(model_worker("w", "atlas", **entry)) == set(takes)
