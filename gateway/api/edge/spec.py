@@ -30,6 +30,15 @@ ERROR = {
         }
     },
 }
+ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": TEXT, "message": TEXT}},
+        "request_id": TEXT,
+    },
+}
 
 
 def _object(*required: str, **properties: Any) -> dict[str, Any]:
@@ -178,7 +187,8 @@ def describe(app: FastAPI) -> None:
 
 def _describe(operation: dict[str, Any], method: str, path: str) -> None:
     operation["responses"].pop("422", None)  # FastAPI's own errors, which no route sends
-    wrong = {"description": "An error", "content": {"application/json": {"schema": ERROR}}}
+    error = ANTHROPIC_ERROR if path.startswith("/v1/messages") else ERROR
+    wrong = {"description": "An error", "content": {"application/json": {"schema": error}}}
     if path not in FREE:
         operation["responses"]["default"] = wrong
         operation["security"] = [{"key": []}]
