@@ -1,8 +1,4 @@
-"""Claude Code: the agent itself, over `/v1/messages`, runs a tool and reads its result.
-
-The scripted model calls the agent's own shell with the command between `[[` and `]]` in the question, and then quotes
-what came back. So the answer holds what only the command could know.
-"""
+"""Claude Code, over `/v1/messages`, runs a command and reads its output."""
 
 from __future__ import annotations
 
@@ -14,36 +10,25 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.agents import program
+from tests.clients.agents import ENVIRONMENT, LIMIT_S, QUESTION, SECRET, program, workplace
 from tests.clients.conftest import Facts
 
-LIMIT_S = 120
-SECRET = "frogs-1742"
-QUESTION = "Run [[cat secret.txt]] and tell me what it prints."
+QUIET = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "CLAUDE_CODE_MAX_RETRIES": "0",
+}
+MODEL_NAMES = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
 
 
-def run(facts: Facts, home: Path, model: str, *options: str, key: str | None = None) -> dict[str, Any]:
-    """The result that the agent prints, for one question in an empty directory with a file."""
-    work = home / "work"
-    work.mkdir()
-    (work / "secret.txt").write_text(SECRET)
-    names = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
-    environment = {
-        "HOME": str(home),
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "ANTHROPIC_BASE_URL": facts.base_url.removesuffix("/v1"),
-        "ANTHROPIC_AUTH_TOKEN": key or facts.key,
-        **dict.fromkeys(names, model),
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "DISABLE_AUTOUPDATER": "1",
-        "HTTPS_PROXY": "http://127.0.0.1:9",  # nothing leaves this machine
-        "NO_PROXY": "127.0.0.1",
-        "CLAUDE_CODE_MAX_RETRIES": "0",
-    }
-    command = [str(program("claude-code")), "-p", QUESTION, "--output-format", "json", "--allowedTools", "Bash"]
+def run(facts: Facts, home: Path, model: str, key: str) -> dict[str, Any]:
+    """The result that the agent prints."""
+    address = {"ANTHROPIC_BASE_URL": facts.base_url.removesuffix("/v1"), "ANTHROPIC_AUTH_TOKEN": key, "HOME": str(home)}
     done = subprocess.run(
-        [*command, *options], cwd=work, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+        [str(program("claude-code")), "-p", QUESTION, "--output-format", "json", "--allowedTools", "Bash"],
+        cwd=workplace(home), env=ENVIRONMENT | QUIET | address | dict.fromkeys(MODEL_NAMES, model),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
     try:
         return dict(json.loads(done.stdout))
     except ValueError:
@@ -53,7 +38,7 @@ def run(facts: Facts, home: Path, model: str, *options: str, key: str | None = N
 @pytest.mark.parametrize("model", ["baton", "scribe"])
 def test_a_tool_loop(facts: Facts, tmp_path: Path, model: str) -> None:
     """Planned by `baton`, and by a worker named as the model."""
-    done = run(facts, tmp_path, model)
+    done = run(facts, tmp_path, model, facts.key)
     assert (done["subtype"], done["is_error"]) == ("success", False)
     assert SECRET in done["result"]
     assert done["result"].startswith("The tool said: ")
@@ -64,7 +49,7 @@ def test_a_tool_loop(facts: Facts, tmp_path: Path, model: str) -> None:
 
 
 def test_spent_money_is_told_and_asked_once(facts: Facts, tmp_path: Path) -> None:
-    done = run(facts, tmp_path, "baton", key=facts.broke_key)
+    done = run(facts, tmp_path, "baton", facts.broke_key)
     assert done["is_error"] is True
     assert done["api_error_status"] == 402
 

@@ -44,8 +44,8 @@ def test_node_versions(name: str) -> None:
 
 def test_versions_of_coding_agents() -> None:
     lock = json.loads((ROOT / "tests/clients/agents/package-lock.json").read_text(encoding="utf-8"))
-    for name in ("@anthropic-ai/claude-code",):
-        assert f"`{name}` {lock['packages'][f'node_modules/{name}']['version']}" in PAGE
+    for name in ("@anthropic-ai/claude-code", "@openai/codex", "@qwen-code/qwen-code"):
+        assert f"`{name}` {lock['packages'][f'node_modules/{name}']['version']} |" in PAGE
 
 
 def test_every_test_file_is_run() -> None:
