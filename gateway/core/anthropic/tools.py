@@ -13,11 +13,9 @@ from gateway.core.openai.shapes import (
     FLAG,
     FREE_TEXT,
     OBJECT,
-    WRONG_TYPE,
     Properties,
     Reader,
     array,
-    bad_value,
     missing_parameter,
     one_of,
     text,
@@ -43,16 +41,14 @@ _CHOICE: Properties = {
 }
 
 
-def chat_tools(raw: Sequence[Any], reader: Reader) -> tuple[list[dict[str, Any]], list[int]]:
+def chat_tools(raw: Sequence[Mapping[str, Any]], reader: Reader) -> tuple[list[dict[str, Any]], list[int]]:
     """(functions, the index of each in the request) of a list of tools. Raises BadRequest, which names the tool."""
     tools = [(_function(tool, f"tools[{at}]", reader), at) for at, tool in enumerate(raw)]
     return [tool for tool, _ in tools if tool is not None], [at for tool, at in tools if tool is not None]
 
 
-def _function(raw: Any, where: str, reader: Reader) -> dict[str, Any] | None:
+def _function(raw: Mapping[str, Any], where: str, reader: Reader) -> dict[str, Any] | None:
     """The function of a tool, or None for one that is left out and named."""
-    if not isinstance(raw, dict):
-        raise bad_value(where, "an object", WRONG_TYPE)
     if raw.get("type") not in (None, "custom"):
         reader.drop(where)
         return None

@@ -224,6 +224,10 @@ def test_a_body_without_choices_is_an_empty_message() -> None:
     ]
 
 
+def test_a_ping_is_an_event_of_its_own() -> None:
+    assert MessageEvents(HEAD).ping() == {"type": "ping"}
+
+
 def test_calls_without_end_are_bounded() -> None:
     chunks = [delta(tool_calls=[{"index": index, **CALL}]) for index in range(200)]
     assert len(streamed(chunks)["content"]) == 128
