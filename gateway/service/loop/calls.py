@@ -26,7 +26,7 @@ from gateway.core.openai.options import custom_names
 from gateway.core.openai.reply import ReplyBuilder
 from gateway.core.openai.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
 from gateway.core.pool.workers import WorkerSpec
-from gateway.errors import BatonError, DeadlineExceeded, UpstreamError, UpstreamProtocol
+from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.loop.bodies import output_bound, price_of, worst_case
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import Clock, TokenCounter, WorkerCall, Workers
@@ -184,18 +184,28 @@ class StepCall:
     # ------------------------------------------------------------ draw, announce, call, settle
 
     async def _attempted(self, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
-        """What `leave` returns on the first attempt that works. Its draw is still open then: the caller settles it."""
-        async for attempt in self._calls.attempts(self._loop.tree.deadline_s):
-            with attempt:
-                call = self._worker_call()
-                self._draw(attempt.retry_state.attempt_number)
-                await self._announce()
-                try:
-                    with self._failure_recorded():
-                        return await leave(call)
-                except BaseException:  # boundary: a call that left and failed is settled, whatever failed it
-                    self._settle(None)
-                    raise
+        """What `leave` returns on the first attempt that works. Its draw is still open then: the caller settles it.
+
+        Where too little is left for another attempt, the failure of the last one is raised: it is the worker's fault.
+        """
+        failure: BaseException | None = None
+        try:
+            async for attempt in self._calls.attempts(self._loop.tree.deadline_s):
+                with attempt:
+                    call = self._worker_call()
+                    self._draw(attempt.retry_state.attempt_number)
+                    await self._announce()
+                    try:
+                        with self._failure_recorded():
+                            return await leave(call)
+                    except BaseException as error:  # boundary: a call that left is settled, whatever failed it
+                        failure = error
+                        self._settle(None)
+                        raise
+        except CapReached:
+            if isinstance(failure, UpstreamError):
+                raise failure from None
+            raise
         raise AssertionError("tenacity returns or raises")
 
     def _draw(self, number: int) -> None:

@@ -142,9 +142,12 @@ class Rounds:
 
     async def _answer(self, loop: Loop, last: StepRun, number: int, final: bool) -> Mapping[str, Any]:
         """Return the last step's body. Where the step failed, another worker answers, or an earlier answer is shipped.
-        Raises the step's error where neither is possible."""
+        Raises the step's error where neither is possible; where a worker failed and then a cap left no other one to be
+        asked, the worker's."""
+        fault: UpstreamError | None = None
         while last.body is None or last.error is not None:
             error = last.error or ConductorError("unparseable", "the last step ended without a reply")
+            fault = error if isinstance(error, UpstreamError) else fault
             streamed = final and last.record.first_byte_us is not None
             if (
                 streamed
@@ -152,7 +155,9 @@ class Rounds:
                 or not isinstance(error, UpstreamError)
                 or not _has_other_workers(loop)
             ):
-                return await self._best_so_far(loop, error, error.cap if isinstance(error, CapReached) else "worker")
+                if isinstance(error, CapReached):
+                    return await self._best_so_far(loop, fault or error, error.cap)
+                return await self._best_so_far(loop, error, "worker")
             loop.record.fallback = f"worker_{error.kind}"
             last = await self._fall_back(loop, loop.fallback, number, final)
         return last.body
