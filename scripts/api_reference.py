@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 
 from gateway import errors
 from gateway.adapters.upstream.media import FETCH_CODES
+from gateway.api.edge.headers import OWN_HEADERS
 from gateway.api.edge.health import HealthApi
 from gateway.api.operator.jobs import JobsApi
 from gateway.api.operator.keys import KeysApi
@@ -22,7 +23,7 @@ from gateway.api.operator.orgs import AuditApi, CreditsApi, OrgsApi
 from gateway.api.operator.pages import PagesApi
 from gateway.api.operator.policies import PoliciesApi
 from gateway.api.operator.pools import PoolsApi
-from gateway.api.public.chat import OWN_HEADERS, OpenAIApi, TextsApi
+from gateway.api.public.chat import OpenAIApi, TextsApi
 from gateway.api.public.messages import MessagesApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
@@ -142,7 +143,8 @@ Each listener describes its routes under `/openapi.json`, without a key.
 REQUEST_HEADERS_TEXT = """
 ## Request headers
 
-A cap by header can only lower what settings and key allow. The last five headers hold for other routes too.
+A cap by header can only lower what settings and key allow. An unknown header that begins with `x-baton-` is a 400
+`unknown_header`, which names the nearest known one. The last five headers hold for other routes too.
 
 """
 BODIES_TEXT = f"""

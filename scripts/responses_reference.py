@@ -31,6 +31,8 @@ second = client.responses.create(model="baton", input="And the next one?", previ
 | `GET /v1/responses/{id}/input_items` | what it was made from, earlier turns included; `limit`, `order`, `after` |
 | `DELETE /v1/responses/{id}` | takes its texts out of the log |
 | `POST /v1/responses/{id}/cancel` | always a 400: nothing runs in the background |
+| `POST /v1/responses/input_tokens` | the tokens that the input has, by the worker's tokenizer; it costs nothing |
+| `POST /v1/responses/compact` | always a 404 `unsupported_endpoint`: Baton compacts no conversation |
 
 ## Stored responses
 

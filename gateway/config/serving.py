@@ -178,7 +178,7 @@ class CapsSettings(BaseModel):
     caps_calls_max: int = Field(16, ge=1, le=1000, description="Worker calls in all, retries included")
     caps_tokens_max: Count = Field(200_000, description="Tokens in all, planning included")
     caps_cost_usd_max: Usd = Field("0.50", description="Dollars in all")
-    caps_wall_s_max: Seconds = Field(120.0, description="Wall-clock time of the whole request")
+    caps_wall_s_max: Seconds = Field(300.0, description="Wall-clock time of the whole request")
 
     @property
     def caps_cost_nano_max(self) -> int:

@@ -70,14 +70,13 @@ from gateway.wiring.requests import (
     idempotency_of,
     journal_of,
     media_of,
-    messages_of,
     money_of,
     openai_of,
     pool_of,
-    responses_of,
     rounds_of,
     states_of,
     sticky_of,
+    vendors_of,
 )
 
 WORKER_PREFIX = "worker:"
@@ -229,7 +228,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     openai = openai_of(base, completer, catalog, auth, idempotency)
     outcomes = OutcomesApi(Outcomes(store, journal, clock, redactor), auth, settings.body_bytes_max)
     health = _health(base, budgets, conductor.conductor if conductor else None, policies)
-    wires = (openai, responses_of(base, journal, openai), messages_of(base, catalog, openai), TextsApi(openai))
+    wires = (openai, *vendors_of(base, journal, catalog, openai), TextsApi(openai))
     admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     return Bundle(

@@ -266,7 +266,8 @@ def openai_of(
     )
 
 
-def responses_of(base: Base, journal: Journal, chats: OpenAIApi) -> ResponsesApi:
+def vendors_of(base: Base, journal: Journal, catalog: Catalog, chats: OpenAIApi) -> tuple[ResponsesApi, MessagesApi]:
+    """The Responses API and Anthropic's, over the same chats."""
     settings = base.settings
     responses = Responses(
         PostgresResponses(base.connections.requests),
@@ -276,8 +277,5 @@ def responses_of(base: Base, journal: Journal, chats: OpenAIApi) -> ResponsesApi
         strict=settings.strict_fields,
         media_bytes_max=settings.media_bytes_max,
     )
-    return ResponsesApi(chats, responses)
-
-
-def messages_of(base: Base, catalog: Catalog, chats: OpenAIApi) -> MessagesApi:
-    return MessagesApi(chats, InputTokens(catalog, base.closing(Tokenizers())))
+    tokens = InputTokens(catalog, base.closing(Tokenizers()))
+    return ResponsesApi(chats, responses, tokens), MessagesApi(chats, tokens)

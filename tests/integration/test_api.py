@@ -89,6 +89,7 @@ async def served(
             strict=api.strict_fields,
             media_bytes_max=api.media_bytes_max,
         ),
+        InputTokens(kit.catalog, kit.tokens),
     )
     for router in (
         api.router(),

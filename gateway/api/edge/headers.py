@@ -1,13 +1,30 @@
-"""The headers of a reply: the story of the rollout, what is left of the key's rates, and CORS."""
+"""The headers of Baton: those that a request may have; the story of the rollout, the key's rates; and CORS."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from gateway.service.request.running import Running, reply_headers
+from gateway.core.loop.caps import CAP_HEADERS
+from gateway.core.loop.depth import DEPTH_HEADER
+from gateway.errors import BadRequest
+from gateway.service.request.running import Running, header_text, reply_headers
 
 DROPPED_CHARS_MAX = 512
+NAME_CHARS_MAX = 64
+PREFIX = "x-baton-"
+OWN_HEADERS = (
+    "x-baton-pool",
+    "x-baton-rounds",
+    "x-baton-quality",
+    "x-baton-keepalive",
+    "x-baton-progress",
+    "x-baton-sticky",
+)
+REQUEST_HEADERS = frozenset({*OWN_HEADERS, *CAP_HEADERS, DEPTH_HEADER})
 PREFLIGHT_S = 600
 EXPOSED = (
     "x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms", "openai-version",
@@ -23,16 +40,24 @@ def headers_of(running: Running) -> dict[str, str]:
     """The headers that are known when a reply begins."""
     headers = {**reply_headers(running.record), **running.rate.headers()}
     if running.chat.dropped:
-        names = ",".join(running.chat.dropped)[:DROPPED_CHARS_MAX]
-        headers["x-baton-dropped-fields"] = names.encode("ascii", "replace").decode()
+        headers["x-baton-dropped-fields"] = header_text(",".join(running.chat.dropped)[:DROPPED_CHARS_MAX])
     if running.chat.left_out:
         left_out = [*running.chat.left_out, *headers.get("x-baton-left-out", "").split(", ")]
         text = ", ".join(name for name in dict.fromkeys(left_out) if name)[:DROPPED_CHARS_MAX]
-        headers["x-baton-left-out"] = text.encode("ascii", "replace").decode()
+        headers["x-baton-left-out"] = header_text(text)
     if running.chat.stream and not running.finished.is_set():
         for name in ("x-baton-cost-usd", "x-baton-overhead-ms"):
             del headers[name]  # unknown so far; the closing comment of the stream has them
     return headers
+
+
+def check_headers(names: Iterable[str]) -> None:
+    """Raises BadRequest for a header of Baton's that Baton does not know: a cap in it would not hold."""
+    for name in names:
+        if name.startswith(PREFIX) and name not in REQUEST_HEADERS:
+            nearest = get_close_matches(name, REQUEST_HEADERS, n=1, cutoff=0.0)[0]
+            shown = header_text(name[:NAME_CHARS_MAX])
+            raise BadRequest(f"Unknown header `{shown}`; did you mean `{nearest}`?", param=shown, code="unknown_header")
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.edge.bodies import number
-from gateway.api.edge.headers import headers_of
+from gateway.api.edge.headers import OWN_HEADERS, check_headers, headers_of
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.spec import header_parameters
 from gateway.api.edge.stack import CLIENT_CLOSED_REQUEST, Json, Router, read_json, unless_gone
@@ -36,14 +36,6 @@ from gateway.service.request.frames import ChatFrames, Frames, TextFrames, event
 from gateway.service.request.running import Running, reply_headers
 
 ROUNDS_MAX = 16
-OWN_HEADERS = (
-    "x-baton-pool",
-    "x-baton-rounds",
-    "x-baton-quality",
-    "x-baton-keepalive",
-    "x-baton-progress",
-    "x-baton-sticky",
-)
 Serve = Callable[[Request, Principal, Any], Awaitable[Response]]  # of a body that was read
 TEXT_HEADERS = ("x-baton-pool", "x-baton-keepalive")
 
@@ -111,6 +103,7 @@ class OpenAIApi:
     ) -> Running:
         """Admit a chat request under the headers it came with, and start it. `response`, `prefix`: see
         `RequestContext`."""
+        check_headers(request.headers.keys())
         context = RequestContext(
             principal=principal,
             chat=chat,

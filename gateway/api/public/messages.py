@@ -7,9 +7,10 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from gateway.api.edge.headers import OWN_HEADERS
 from gateway.api.edge.spec import header_parameters
 from gateway.api.edge.stack import MESSAGES, Json, Router, read_json
-from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
+from gateway.api.public.chat import OpenAIApi
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
 from gateway.core.anthropic.reply import MessageHead, finished_message

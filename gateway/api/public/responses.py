@@ -8,15 +8,17 @@ from typing import Any
 from fastapi import Request, Response
 
 from gateway.api.edge.bodies import query_number
+from gateway.api.edge.headers import OWN_HEADERS
 from gateway.api.edge.spec import header_parameters
-from gateway.api.edge.stack import Json, Router
-from gateway.api.public.chat import OWN_HEADERS, OpenAIApi
+from gateway.api.edge.stack import Json, Router, read_json
+from gateway.api.public.chat import OpenAIApi
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai.responses.reply import finished_response
 from gateway.core.openai.responses.request import INCLUDABLE
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NotFound
+from gateway.service.request.counting import InputTokens
 from gateway.service.request.frames import ResponseFrames
 from gateway.service.request.responses import PAGE_ITEMS, PAGE_ITEMS_MAX, PreparedResponse, Responses
 
@@ -27,6 +29,7 @@ class ResponsesApi:
 
     chats: OpenAIApi
     responses: Responses
+    tokens: InputTokens
 
     def router(self) -> Router:
         """The routes."""
@@ -35,6 +38,8 @@ class ResponsesApi:
             "POST", "", self.create, openapi_extra=header_parameters(*OWN_HEADERS, IDEMPOTENCY_HEADER, *CAP_HEADERS)
         )
         for path, endpoint, method in (
+            ("/compact", self.compact, "POST"),
+            ("/input_tokens", self.count, "POST"),
             ("/{response_id}", self.get, "GET"),
             ("/{response_id}", self.delete, "DELETE"),
             ("/{response_id}/input_items", self.input_items, "GET"),
@@ -86,6 +91,25 @@ class ResponsesApi:
     async def cancel(self, request: Request, response_id: str) -> Response:
         """Refuse: only a response made in the background can be cancelled, and Baton makes none."""
         return Json(await self.responses.cancel(await self._who(request), response_id))
+
+    async def count(self, request: Request) -> Response:
+        """The number of input tokens that the response would have. It costs nothing."""
+        principal = await self._who(request)
+        body = await read_json(request, self.chats.body_bytes_max, principal.public_id)
+        prepared = await self.responses.prepare(principal, body)
+        try:
+            tokens = await self.tokens.count(principal, prepared.chat, request.headers.get("x-baton-pool"))
+        except BadRequest as error:
+            raise prepared.names.reword(error) from None
+        return Json({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def compact(self, request: Request) -> Response:
+        """Refuse by name: Baton compacts no conversation."""
+        await self._who(request)
+        raise NotFound(
+            "Baton does not compact conversations: send it whole, or shorten it in the client",
+            code="unsupported_endpoint",
+        )
 
     async def _who(self, request: Request) -> Principal:
         return await self.chats.authenticator.authenticate(request.headers.get("authorization"), "data")

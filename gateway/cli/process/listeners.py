@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import ConfigError
 
@@ -95,6 +96,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._enter("body")
         super().on_headers_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Serve a request; one of HTTP/1.0 without chunks, which that version does not know."""
+        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
     def on_body(self, body: bytes) -> None:
         if not self._refused:
             self._pieces.append(body)
@@ -153,6 +158,26 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _unchunked(cycle: RequestResponseCycle, app: Any) -> Any:
+    """The application, whose replies without a length end where the connection does."""
+    open_ended = False
+
+    async def send(message: ASGISendEvent) -> None:
+        nonlocal open_ended
+        if message["type"] == "http.response.start":
+            open_ended = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = False if open_ended else None
+        elif message["type"] == "http.response.body" and open_ended:
+            length = len(message.get("body", b""))
+            cycle.expected_content_length = length + message.get("more_body", False)  # 0 is left after the last piece
+        await cycle.send(message)
+
+    async def plain(scope: Any, receive: Any, _: Any) -> None:
+        await app(scope, receive, send)
+
+    return plain
 
 
 class Listener(uvicorn.Server):

@@ -27,7 +27,7 @@ class Caps:
     calls: int = 16  # worker attempts in the whole tree
     tokens: int = 200_000  # prompt + completion tokens in the whole tree
     cost_nano: int = 500_000_000  # nano-dollars in the whole tree, planning included
-    wall_s: float = 120.0  # seconds for the whole request
+    wall_s: float = 300.0  # seconds for the whole request
 
     def narrow(self, limits: Mapping[str, Any]) -> Caps:
         """Return these caps, each lowered to the value in `limits` if that is lower. Raises BadRequest for an unknown

@@ -186,13 +186,13 @@ def inputs_of(value: Any) -> int:
 
 
 def check_embeddings(body: dict[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body if it has one embedding for each input. Raises UpstreamProtocol."""
+    """Return the body without `choices` if it has one embedding for each input. Raises UpstreamProtocol."""
     data, inputs = body.get("data"), inputs_of(request["input"])
     if not isinstance(data, list) or len(data) != inputs:
         raise UpstreamProtocol(f"the worker's reply does not have {inputs} embeddings")
     for item in data:
         _vector(item.get("embedding") if isinstance(item, dict) else None)
-    return body
+    return {name: value for name, value in body.items() if name != "choices"}  # which only other replies have
 
 
 def _vector(embedding: Any) -> list[float]:

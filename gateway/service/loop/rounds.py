@@ -163,10 +163,11 @@ class Rounds:
         return last.body
 
     async def _best_so_far(self, loop: Loop, error: BatonError, why: str) -> Mapping[str, Any]:
-        """Ship the latest answer of any step and flag the rollout. Raises `error` where a stream has begun, or no step
-        answered."""
+        """Ship the latest answer and flag the rollout: the reply of a plan's last step, or of a step that was asked the
+        whole question, never that of a sub-task. Raises `error` where a stream has begun, or there is none."""
         begun = any(run.record.first_byte_us is not None and loop.sink is not None for run in loop.runs)
-        done = [run.body for run in loop.runs if run.body is not None and run.record.status == "done"]
+        answers = [run for run in loop.runs if run.answers or run.step.task is None]
+        done = [run.body for run in answers if run.body is not None and run.record.status == "done"]
         bodies = [body for body in done if loop.shape is None or loop.shape.fits(body)]
         if isinstance(error, FATAL) or begun or not bodies or not (reply_text(bodies[-1]) or asks_client(bodies[-1])):
             raise error
@@ -317,7 +318,7 @@ class _Graph:
         record = StepRecord(
             self.record.round, index, spec.name, spec.handle, spec.kind, spec.version, step.task, list(step.see)
         )
-        run = StepRun(index, step, spec, record)
+        run = StepRun(index, step, spec, record, answers)
         self.loop.runs.append(run)
         self.loop.record.steps.append(record)
         streams = answers and self.final and self.loop.sink is not None

@@ -89,6 +89,7 @@ class StepRun:
     step: Step
     spec: WorkerSpec
     record: StepRecord
+    answers: bool = False  # whether it is the last step of its plan, whose reply is the plan's answer
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     body: Mapping[str, Any] | None = None
     error: BatonError | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from gateway.core.openai.reply import reply_facts
 from gateway.errors import BatonError
 from gateway.service.ports.request import RateState
 
+_NOT_PRINTABLE = re.compile(r"[^ -~]")
 QUEUE_CHUNKS_MAX = 32  # a slower reader than this holds the worker's stream back
 
 
@@ -143,7 +145,12 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
         headers["x-baton-fallback"] = record.fallback
     if record.capped:
         headers["x-baton-capped"] = record.capped
-    return {name: value.encode("ascii", "replace").decode() for name, value in headers.items()}
+    return {name: header_text(value) for name, value in headers.items()}
+
+
+def header_text(text: str) -> str:
+    """The text as a header may hold it: whatever is not printable ASCII becomes `?`."""
+    return _NOT_PRINTABLE.sub("?", text)
 
 
 def covered_us(spans: Iterable[tuple[int, int]]) -> int:
