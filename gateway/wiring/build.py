@@ -279,5 +279,5 @@ def _app(title: str, settings: Settings, routers: Sequence[APIRouter], abandoned
     for router in routers:
         app.include_router(router)
     spec.describe(app)
-    pace = edge.Pace(settings.body_s_max, settings.body_bytes_per_s_min)
+    pace = edge.BodyPace(settings.body_s_max, settings.body_bytes_per_s_min)
     return edge.Edge(app, settings.in_flight_max, abandoned, pace)

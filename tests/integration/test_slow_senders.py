@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from gateway.api.edge.stack import Pace
+from gateway.api.edge.stack import BodyPace
 from gateway.cli.process.listeners import BoundedProtocol
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, ask
@@ -18,8 +18,8 @@ from tests.waiting import BOUND_S, until
 
 IN_FLIGHT_MAX = 8
 SENDERS = sized(small=60, ci=60, long=600)
-PATIENT = {"spending_max": IN_FLIGHT_MAX, "pace": Pace(BOUND_S, 1, BOUND_S)}
-QUICK = {"pace": Pace(s_max=0.6, bytes_per_s_min=100, grace_s=0.2)}
+PATIENT = {"spending_max": IN_FLIGHT_MAX, "pace": BodyPace(BOUND_S, 1, BOUND_S)}
+QUICK = {"pace": BodyPace(s_max=0.6, bytes_per_s_min=100, grace_s=0.2)}
 
 
 class Sender:

@@ -31,7 +31,7 @@ CUT, GROWTH = 0.8, 1.15  # of one measurement: from RUNNING_MIN to 512 in less t
 WAIT_S_MAX = 3.0  # then a request runs anyway: the others may be streams, which take minutes and no processor
 
 
-class Places:
+class RequestPlaces:
     """The places of one application. `spending_max` bounds the requests that may spend money, including those whose
     clients have left while their work goes on (`abandoned` counts them). `WorkSlots` says how many of them run at the
     same time. The share RESERVED comes on top, for all other requests, so that outcomes and rollouts work under any
@@ -68,10 +68,10 @@ class Places:
                 del self._sending[key]
 
 
-class Place:
+class RequestPlace:
     """The place of one request: open from its creation, served from `take`, until `leave`."""
 
-    def __init__(self, places: Places, *, spends: bool) -> None:
+    def __init__(self, places: RequestPlaces, *, spends: bool) -> None:
         self.places = places
         self._spends = spends
         self._taken = self._runs = False

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.edge.places import Place, Places, overloaded
+from gateway.api.edge.places import RequestPlace, RequestPlaces, overloaded
 from gateway.core.anthropic.reply import error_body, error_status
 from gateway.core.log.events import random_hex
 from gateway.core.log.redact import scrub
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class BodyPace:
     """How fast a body must come: after `grace_s`, `bytes_per_s_min` on the average; and all of it within `s_max`."""
 
     s_max: float = 120.0
@@ -57,11 +57,11 @@ class Edge:
     """
 
     def __init__(
-        self, app: ASGIApp, spending_max: int = 512, abandoned: Callable[[], int] = int, pace: Pace | None = None
+        self, app: ASGIApp, spending_max: int = 512, abandoned: Callable[[], int] = int, pace: BodyPace | None = None
     ) -> None:
         self._app = app
-        self._places = Places(spending_max, abandoned)
-        self._pace = pace or Pace()
+        self._places = RequestPlaces(spending_max, abandoned)
+        self._pace = pace or BodyPace()
         self._refusal = reply(overloaded())  # made once: under load it is the most frequent reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +97,7 @@ class Edge:
             refusal = reply(overloaded(), scope) if scope["path"].startswith(MESSAGES) else self._refusal
             await refusal(scope, receive, send)
             return
-        place = Place(self._places, spends=spends)
+        place = RequestPlace(self._places, spends=spends)
         scope["state"] |= {"place": place, "pace": self._pace}
         try:
             if scope["method"] in BODILESS:
@@ -167,14 +167,14 @@ async def read_json(request: Request, bytes_max: int, key: str) -> Any:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise TooLarge(f"the body is over {bytes_max} bytes")
-    place: Place = request.state.place
+    place: RequestPlace = request.state.place
     with place.places.sending(key):
         data = await _body(request, bytes_max, request.state.pace)
     await place.take()
     return decode_json(data)
 
 
-async def _body(request: Request, bytes_max: int, pace: Pace) -> bytearray:
+async def _body(request: Request, bytes_max: int, pace: BodyPace) -> bytearray:
     data = bytearray()
     began_s = asyncio.get_running_loop().time()
     try:

@@ -31,7 +31,7 @@ from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal, RateLimits, RateState
 from gateway.service.request.catalog import Choice
-from gateway.service.request.running import Entry, Running
+from gateway.service.request.running import RateEntry, Running
 
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
@@ -73,7 +73,7 @@ class RequestContext:
     progress: bool = False  # whether the stream carries a comment for each plan and step
     response: Mapping[str, Any] | None = None  # what the Responses API logs beside the messages
     prefix: str | None = None  # of the reply's id; None: the prefix of its endpoint
-    entry: Entry | None = None  # how its key's limits counted it before its body was read; None: they have not yet
+    entry: RateEntry | None = None  # how its key's limits counted it before its body was read; None: they have not yet
 
 
 def no_version(request_id: str) -> Pick | None:
@@ -87,17 +87,17 @@ class Rates:
     def __init__(self, limits: RateLimits) -> None:
         self._limits = limits
 
-    async def enter(self, who: Principal) -> Entry:
+    async def enter(self, who: Principal) -> RateEntry:
         """Count a request of which nothing but its key is known. Raises RateLimited."""
         request_id = random_hex()
-        return Entry(who, request_id, await self.admit(who, request_id, 0))
+        return RateEntry(who, request_id, await self.admit(who, request_id, 0))
 
-    async def weigh(self, entry: Entry, tokens: int) -> None:
+    async def weigh(self, entry: RateEntry, tokens: int) -> None:
         """Count the tokens that the request may use. Raises RateLimited, and TooLarge for more than fit in a minute."""
         if entry.who.tpm is not None or entry.who.organisation.tpm is not None:
             entry.state = await self.admit(entry.who, entry.id, tokens)
 
-    async def leave(self, entry: Entry) -> None:
+    async def leave(self, entry: RateEntry) -> None:
         """Count out a request that was not started."""
         if entry.counts:
             await self.release(entry.who, entry.id, 0)

@@ -50,7 +50,7 @@ from gateway.service.request.admit import (
     with_able_workers,
 )
 from gateway.service.request.catalog import Catalog
-from gateway.service.request.running import Entry, Running, overhead_ms
+from gateway.service.request.running import RateEntry, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
 
@@ -101,7 +101,7 @@ class Completer:
         return len(self._owned)
 
     @asynccontextmanager
-    async def entered(self, who: Principal) -> AsyncIterator[Entry]:
+    async def entered(self, who: Principal) -> AsyncIterator[RateEntry]:
         """Count a request against the limits of its key, before its body is read. Unless `start` takes it over in the
         block, it is counted out at the end. Raises RateLimited, Unavailable."""
         entry = await self._rates.enter(who)
@@ -140,7 +140,7 @@ class Completer:
         return running
 
     @asynccontextmanager
-    async def _counted(self, context: RequestContext) -> AsyncIterator[Entry]:
+    async def _counted(self, context: RequestContext) -> AsyncIterator[RateEntry]:
         """How the key's limits count a request: as they did before its body was read, or now."""
         entry = context.entry
         if entry is not None and not entry.left:

@@ -32,7 +32,7 @@ StreamItem = Sequence[Mapping[str, Any]] | ProgressNote  # the choices of a chun
 
 
 @dataclass(slots=True)
-class Entry:
+class RateEntry:
     """A request that the limits of its key have counted, under `id`, before its body was read."""
 
     who: Principal
@@ -51,7 +51,7 @@ class Running:
         self,
         record: RolloutRecord,
         chat: ChatRequest,
-        entry: Entry,
+        entry: RateEntry,
         scopes: Sequence[Scope] = (),
     ) -> None:
         self.record = record

@@ -9,8 +9,8 @@ import pytest
 from fastapi import Request
 
 from gateway.api.edge.bodies import Operators, by_admin_key, number
-from gateway.api.edge.places import Place, Places
-from gateway.api.edge.stack import Pace
+from gateway.api.edge.places import RequestPlace, RequestPlaces
+from gateway.api.edge.stack import BodyPace
 from gateway.core.access.audit import Act
 from gateway.errors import BadRequest
 from gateway.service.admin.keys import KeyAdmin
@@ -38,7 +38,7 @@ async def change(body: Any, fields: Any = None, query: str = "") -> tuple[Act, d
         "headers": headers,
         "query_string": query.encode(),
     }
-    scope["state"] = {"place": Place(Places(8, int), spends=True), "pace": Pace()}
+    scope["state"] = {"place": RequestPlace(RequestPlaces(8, int), spends=True), "pace": BodyPace()}
     operators = Operators(by_admin_key(Authenticator(store, PEPPERS, clock)), 1_000)
     act, given = await operators.change(Request(scope, receive), fields)
     return act, given, row.public_id
