@@ -243,6 +243,44 @@ async def test_a_vendors_parameter_that_is_no_good_is_refused_by_its_path(params
     assert kit.workers.calls == []
 
 
+def results(*contents: Any) -> dict[str, Any]:
+    """A turn with the results of tool calls, and a question after it."""
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": f"c{at}", "type": "function", "function": function} for at in range(2)]
+    tools = [{"role": "tool", "tool_call_id": f"c{at}", "content": content} for at, content in enumerate(contents)]
+    question = [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": calls}]
+    return {"messages": [*question, *tools, {"role": "user", "content": "well?"}]}
+
+
+async def test_an_image_in_a_tools_result_goes_behind_the_results_where_workers_take_only_text() -> None:
+    kit = Kit(pools=one())
+    picture = image(PNG)
+    await kit.serve(ask(model="alpha") | results([{"type": "text", "text": "seen"}, picture], "plain"))
+    messages = kit.workers.calls[0].body["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "user", "user"]
+    assert [part["type"] for part in messages[2]["content"]] == ["text", "text"]
+    assert messages[3]["content"] == "plain"
+    label, attached = messages[4]["content"]
+    assert "c0" in label["text"]
+    assert attached == picture
+
+
+async def test_it_stays_where_the_vendor_takes_it() -> None:
+    kit = Kit(pools=one(kind="litellm", model="anthropic/claude-haiku-4-5"))
+    body = ask(model="alpha") | results([image(PNG)], "plain")
+    await kit.serve(body)
+    messages = kit.workers.calls[0].body["messages"]
+    assert messages[2]["content"] == [image(PNG)]
+    assert len(messages) == len(body["messages"])
+
+
+async def test_a_worker_without_eyes_is_not_offered_an_image_in_a_tools_result() -> None:
+    kit = Kit(pools=one(cannot=("image",)))
+    with pytest.raises(BadRequest) as refused:
+        await kit.serve(ask(model="alpha") | results([image(PNG)], "plain"))
+    assert refused.value.param == "messages[2].content[0].image_url.url"
+
+
 # ---------------------------------------------------------------- n
 
 

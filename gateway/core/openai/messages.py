@@ -25,7 +25,11 @@ from gateway.errors import BadRequest
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 PARTS = ("text", "refusal", "image_url", "input_audio", "file")
-_PARTS_OF = {"user": ("text", "image_url", "input_audio", "file"), "assistant": ("text", "refusal")}
+_PARTS_OF = {
+    "user": ("text", "image_url", "input_audio", "file"),
+    "assistant": ("text", "refusal"),
+    "tool": ("text", "image_url", "file"),  # OpenAI's chat completions take text alone here
+}
 _CALLS_MAX = 128
 _ID = text(512), "a string of at most 512 characters"
 _NAME = text(64, r"[^\s<|\\/>]+"), "1 to 64 characters without spaces or any of < | \\ / >"

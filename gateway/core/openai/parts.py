@@ -168,6 +168,32 @@ def _uncached(item: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"content": parts[0]["text"] if is_text else parts}
 
 
+def with_results_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with the media of tool results in a user message behind the results of that turn, for workers that
+    take only text as a result."""
+    changed: list[Mapping[str, Any]] = []
+    apart: list[Mapping[str, Any]] = []
+    for message in messages:
+        if message.get("role") != "tool" and apart:
+            changed.append({"role": "user", "content": apart})
+            apart = []
+        changed.append(_result_as_text(message, apart) if message.get("role") == "tool" else message)
+    return [*changed, {"role": "user", "content": apart}] if apart else changed
+
+
+def _result_as_text(message: Mapping[str, Any], apart: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """A tool message whose media have moved to `apart`, each announced there by the id of the call."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    media = [part for part in parts if part.get("type") in LINKS]
+    if not media:
+        return message
+    apart.append({"type": "text", "text": f"Attached to the result of tool call {message.get('tool_call_id')}:"})
+    apart.extend(media)
+    texts = [part for part in parts if part.get("type") not in LINKS]
+    return {**message, "content": [*texts, {"type": "text", "text": "(attached in the next user message)"}]}
+
+
 def media_kinds(messages: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The kinds of media (`image`, `audio`, `file`) that a conversation holds."""
     return frozenset(kind for _, _, kind, *_ in _links(messages))

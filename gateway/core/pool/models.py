@@ -30,6 +30,7 @@ PROVIDERS = {  # of LiteLLM
     "openrouter": OPENROUTER,
     "hosted_vllm": OPEN_SERVERS,
 }
+MEDIA_IN_RESULTS = ("anthropic", "bedrock", "vertex_ai", "gemini")  # providers of LiteLLM that take them
 PREFERENCES = (*SAMPLING, "reasoning_effort", "verbosity", "parallel_tool_calls")
 
 
@@ -101,6 +102,11 @@ def model_of(spec: WorkerSpec) -> Model:
     """What is known of a worker's model."""
     name = _REGION.sub("", (spec.model or "").rpartition("/")[2].lower())
     return next((model for model in MODELS if model.matches(name)), _UNKNOWN)
+
+
+def takes_media_in_results(spec: WorkerSpec) -> bool:
+    """Whether a worker takes images and files in the result of a tool; OpenAI's chat completions do not."""
+    return spec.kind == "litellm" and (spec.model or "").partition("/")[0] in MEDIA_IN_RESULTS
 
 
 def vendor_params(spec: WorkerSpec) -> frozenset[str]:

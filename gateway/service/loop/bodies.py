@@ -9,11 +9,11 @@ from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import input_tokens_bound, output_tokens_that_fit, worst_case_nano
 from gateway.core.openai.chat import FIELDS, HINTS, choices_in
 from gateway.core.openai.options import custom_as_functions
-from gateway.core.openai.parts import without_cache_control
+from gateway.core.openai.parts import with_results_as_text, without_cache_control
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import for_worker
-from gateway.core.pool.models import adapt, model_of, vendor_params
+from gateway.core.pool.models import adapt, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced
 from gateway.service.loop.state import Loop, StepRun
@@ -46,7 +46,9 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens
     newer = wants_newer and "max_completion_tokens" not in spec.cannot
     name = "max_completion_tokens" if newer or "max_tokens" in spec.cannot else "max_tokens"
-    sent = _with_cache(spec, {"messages": for_worker(messages, spec.origin)})
+    messages = for_worker(messages, spec.origin)
+    messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
+    sent = _with_cache(spec, {"messages": messages})
     body = {**params, **sent, name: min(wanted, spec.output_tokens_max)}
     return body if model_of(spec).custom_tools else custom_as_functions(body)
 

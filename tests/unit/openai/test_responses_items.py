@@ -120,8 +120,10 @@ def test_a_refusal_and_reasoning() -> None:
         ([{**CALL, "arguments": {}}], "input[0].arguments", "invalid_type"),
         ([{**CALL, "call_id": None}], "input[0].call_id", "missing_required_parameter"),
         ([CALL, {**RESULT, "output": None}], "input[1].output", "missing_required_parameter"),
-        ([CALL, {**RESULT, "output": [{"type": "input_image", "image_url": "data:"}]}], "input[1].output[0].type",
+        ([CALL, {**RESULT, "output": [{"type": "output_text", "text": "x"}]}], "input[1].output[0].type",
          "invalid_value"),
+        ([CALL, {**RESULT, "output": [{"type": "input_image", "file_id": "f"}]}], "input[1].output[0].file_id",
+         "unsupported_value"),
         ([{"type": "item_reference"}], "input[0].id", "missing_required_parameter"),
     ],
 )  # fmt: skip

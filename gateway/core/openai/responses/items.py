@@ -140,8 +140,8 @@ def _item(raw: Any, where: str, reader: Reader) -> Item:
         role = item["role"]
         kinds = PARTS.get(role, ("input_text",))
         return item | {"type": kind, "content": _parts(item["content"], f"{where}.content", kinds, reader)}
-    if kind in ("function_call_output", "custom_tool_call_output"):  # workers accept only text as a tool's result
-        return item | {"output": _parts(item["output"], f"{where}.output", ("input_text",), reader)}
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return item | {"output": _parts(item["output"], f"{where}.output", PARTS["user"], reader)}
     return item | {"type": kind}
 
 
