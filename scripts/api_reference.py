@@ -146,6 +146,9 @@ REQUEST_HEADERS_TEXT = """
 A cap by header can only lower what settings and key allow. An unknown header that begins with `x-baton-` is a 400
 `unknown_header`, which names the nearest known one. The last five headers hold for other routes too.
 
+They may come in the body instead, as an object `baton`: with OpenAI's SDK, `extra_body={"baton": {"max_cost_usd": 0.05,
+"sticky": False}}` is `x-baton-max-cost-usd: 0.05` and `x-baton-sticky: off`. Where both are sent, the body counts.
+
 """
 BODIES_TEXT = f"""
 ## Bodies

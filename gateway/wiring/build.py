@@ -226,7 +226,7 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
     metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
     auth, idempotency = auth_of(base), idempotency_of(base)
     openai = openai_of(base, completer, catalog, auth, idempotency)
-    outcomes = OutcomesApi(Outcomes(store, journal, clock, redactor), auth, settings.body_bytes_max)
+    outcomes = _outcomes(base, Outcomes(store, journal, clock, redactor), auth)
     health = _health(base, budgets, conductor.conductor if conductor else None, policies)
     wires = (openai, *vendors_of(base, journal, catalog, openai), TextsApi(openai))
     admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None)
@@ -256,6 +256,10 @@ async def _build(settings: Settings, services: Services, opened: AsyncExitStack)
 def _recovery(base: Base, budgets: Budgets, journal: Journal) -> Recovery:
     sweep_s, lease_s = base.settings.money_sweep_s, base.settings.money_lease_s
     return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s)
+
+
+def _outcomes(base: Base, outcomes: Outcomes, auth: Authenticator) -> OutcomesApi:
+    return OutcomesApi(outcomes, auth, PostgresReports(base.connections.background), base.settings.body_bytes_max)
 
 
 def _health(base: Base, budgets: Budgets, conductor: Conductor | None, policies: PolicyParts | None) -> HealthApi:

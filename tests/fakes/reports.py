@@ -26,7 +26,8 @@ class FakeReports:
 
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
         self.asked.append(query)
-        newest = sorted(self.store.rows.rollouts, key=lambda row: row["created_at"], reverse=True)
+        shown = [row for row in self.store.rows.rollouts if query.key in (None, row["key_id"])]
+        newest = sorted(shown, key=lambda row: row["created_at"], reverse=True)
         return {"object": "list", "data": [rows.summary(row) for row in newest[: query.limit]], "next": None}
 
     async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:

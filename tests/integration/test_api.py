@@ -32,6 +32,7 @@ from gateway.service.request.counting import InputTokens
 from gateway.service.request.outcomes import Outcomes
 from gateway.service.request.responses import Responses
 from tests.fakes.admin import FakeAdmin
+from tests.fakes.reports import FakeReports
 from tests.fakes.responses import FakeResponses
 from tests.fakes.workers import Says
 from tests.kit import Kit, TestClock, ask, plan, pool_file
@@ -74,7 +75,7 @@ async def served(
     edge.install(app)
     idempotency = Idempotency(kit.replies, 60.0, 3600.0, body_bytes_max)
     api = OpenAIApi(kit.completer, kit.catalog, auth, b"depth", body_bytes_max, 100, keepalive_s, False, 0, idempotency)
-    outcomes = OutcomesApi(Outcomes(kit.store, kit.journal, clock), auth, body_bytes_max)
+    outcomes = OutcomesApi(Outcomes(kit.store, kit.journal, clock), auth, FakeReports(kit.store), body_bytes_max)
     health = HealthApi(
         {"money": kit.budgets.ready}, {"conductor": kit.conductor.ready}, lambda: (b"m 1\n", "text/plain")
     )

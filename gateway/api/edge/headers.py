@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 from difflib import get_close_matches
+from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from gateway.core.loop.caps import CAP_HEADERS
@@ -24,7 +27,8 @@ OWN_HEADERS = (
     "x-baton-progress",
     "x-baton-sticky",
 )
-REQUEST_HEADERS = frozenset({*OWN_HEADERS, *CAP_HEADERS, DEPTH_HEADER})
+OPTIONS = frozenset({*OWN_HEADERS, *CAP_HEADERS})  # also in the body, under `baton`
+REQUEST_HEADERS = OPTIONS | {DEPTH_HEADER}
 PREFLIGHT_S = 600
 EXPOSED = (
     "x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "openai-processing-ms", "openai-version",
@@ -58,6 +62,42 @@ def check_headers(names: Iterable[str]) -> None:
             nearest = get_close_matches(name, REQUEST_HEADERS, n=1, cutoff=0.0)[0]
             shown = header_text(name[:NAME_CHARS_MAX])
             raise BadRequest(f"Unknown header `{shown}`; did you mean `{nearest}`?", param=shown, code="unknown_header")
+
+
+def take_options(request: Request, body: Any) -> None:
+    """Remove the object `baton` from a body and set its options as headers: `max_cost_usd` as `x-baton-max-cost-usd`.
+    They replace headers of the same names. Raises BadRequest for an unknown option and for one of another type."""
+    if not isinstance(body, dict) or "baton" not in body:
+        return
+    options = body.pop("baton")
+    if not isinstance(options, dict):
+        raise BadRequest("`baton` must be an object", param="baton", code="invalid_type")
+    given = {_option_header(name): _option_text(name, value) for name, value in options.items()}
+    headers = request.scope["headers"]
+    others = [pair for pair in headers if pair[0] not in given]
+    request.scope["headers"] = [*others, *given.items()]
+
+
+def _option_header(name: str) -> bytes:
+    header = PREFIX + name.replace("_", "-")
+    if header not in OPTIONS:
+        nearest = get_close_matches(header, OPTIONS, n=1, cutoff=0.0)[0].removeprefix(PREFIX).replace("-", "_")
+        shown = f"baton.{name[:NAME_CHARS_MAX]}"
+        raise BadRequest(
+            f"Unknown option `{shown}`; did you mean `baton.{nearest}`?", param=shown, code="unknown_parameter"
+        )
+    return header.encode()
+
+
+def _option_text(name: str, value: Any) -> bytes:
+    if isinstance(value, bool):
+        return b"on" if value else b"off"
+    if isinstance(value, int | float):
+        return format(Decimal(str(value)), "f").encode()
+    if not isinstance(value, str):
+        shown = f"baton.{name[:NAME_CHARS_MAX]}"
+        raise BadRequest(f"`{shown}` must be a text, a number or true or false", param=shown, code="invalid_type")
+    return header_text(value).encode()
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

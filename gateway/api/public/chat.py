@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.edge.bodies import number
-from gateway.api.edge.headers import OWN_HEADERS, check_headers, headers_of
+from gateway.api.edge.headers import OWN_HEADERS, check_headers, headers_of, take_options
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.spec import header_parameters
 from gateway.api.edge.stack import CLIENT_CLOSED_REQUEST, Json, Router, read_json, unless_gone
@@ -78,7 +78,9 @@ class OpenAIApi:
                 raise
             entry.counts = False  # until it is known what it asks for
             request.state.entry = entry
-            return await self.idempotency.answer(request, principal, body, lambda r: serve(r, principal, body))
+            take_options(request, body)
+            asked = Request(request.scope, request.receive)  # with the headers that the options became
+            return await self.idempotency.answer(asked, principal, body, lambda r: serve(r, principal, body))
 
     async def _chat(self, request: Request, principal: Principal, body: Any) -> Response:
         chat = parse_request(
@@ -148,10 +150,11 @@ class OpenAIApi:
         return {"object": "list", "data": [self._model(name) for name in names]}
 
     async def model(self, request: Request, model: str) -> dict[str, Any]:
-        """One of these models."""
-        if model not in self.catalog.models(await self._who(request), request.headers.get("x-baton-pool")):
+        """One of these models, with the context, the prices and the abilities of the workers behind it."""
+        principal, pool = await self._who(request), request.headers.get("x-baton-pool")
+        if model not in self.catalog.models(principal, pool):
             raise NotFound(f"The model `{model[:128]}` does not exist", param="model", code="model_not_found")
-        return self._model(model)
+        return self._model(model) | {"baton": self.catalog.describe(principal, model, pool)}
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self.models_created_s, "owned_by": "baton"}

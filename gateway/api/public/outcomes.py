@@ -9,11 +9,16 @@ from fastapi import Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
+from gateway.api.edge.bodies import query_number
 from gateway.api.edge.stack import Router, read_json
 from gateway.core.access.keys import Principal
 from gateway.core.openai.reply import replace_nonfinite
+from gateway.errors import BadRequest
+from gateway.service.ports.admin import STATUSES, Reports, RolloutsQuery
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.outcomes import Outcomes
+
+PAGE, PAGE_MAX = 20, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,14 @@ class OutcomesApi:
 
     outcomes: Outcomes
     authenticator: Authenticator
+    reports: Reports
     body_bytes_max: int
 
     def router(self) -> Router:
         """The routes."""
         router = Router(prefix="/v1")
         router.add("POST", "/outcomes", self.add)
+        router.add("GET", "/rollouts", self.rollouts)
         router.add("GET", "/rollouts/{rollout_id}", self.rollout)
         return router
 
@@ -37,6 +44,22 @@ class OutcomesApi:
         body = await read_json(request, self.body_bytes_max, principal.public_id)
         added: dict[str, Any] = await self.outcomes.add(principal, body, request.headers.get("idempotency-key"))
         return JSONResponse(added, status_code=201 if added["created"] else 200)
+
+    async def rollouts(self, request: Request) -> Response:
+        """One page of this key's requests, newest first and without their texts: `limit`, `before` (the `next` of the
+        last page), `policy`, `status` (done, failed, aborted, fallback, capped)."""
+        principal, query = await self._who(request), request.query_params
+        status = query.get("status") or None
+        if status is not None and status not in STATUSES:
+            raise BadRequest(f"`status` must be one of {', '.join(STATUSES)}", param="status")
+        wanted = RolloutsQuery(
+            query_number(request, "limit", PAGE, 1, PAGE_MAX),
+            before=query.get("before") or None,
+            key=principal.public_id,
+            policy=query.get("policy") or None,
+            status=status,
+        )
+        return JSONResponse(dict(await self.reports.rollouts_page(wanted)))
 
     async def rollout(self, request: Request, rollout_id: str) -> Response:
         """The whole tree of one rollout, by rollout or completion id."""

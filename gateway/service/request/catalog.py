@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, get_args
 
 from gateway.core.access.keys import Principal
 from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
 from gateway.core.pool.models import vendor_params
-from gateway.core.pool.workers import PoolFile, Task, WorkerSpec, revision_of
+from gateway.core.pool.workers import MODEL_KINDS, Capability, PoolFile, Task, WorkerSpec, revision_of
 from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.loop.auto import AutoPlanner
 from gateway.service.loop.routers import FixedPlanner
@@ -108,6 +108,22 @@ class Catalog:
         versions = [OURS + name for name in self._versions.names()] if self._versions else []
         return [*self._planners, *versions, *(FIXED_PREFIX + name for name in chat), *chat, *embeddings]
 
+    def describe(self, principal: Principal, model: str, pool: str | None = None) -> dict[str, Any]:
+        """What the workers behind a model name take and cost: the most of any of them, and each by its name. Raises as
+        `resolve`."""
+        pool_name = self._pool_name(principal, pool)
+        name = model.removeprefix(FIXED_PREFIX)
+        every = [*self._workers(principal, pool_name), *self._workers(principal, pool_name, "embeddings")]
+        named = [spec for spec in every if spec.name == name]
+        planned = [spec for spec in every if spec.kind in MODEL_KINDS and spec.task == "chat"]
+        workers = [_described(spec) for spec in named or planned]
+        return {
+            "context_tokens": max((each["context_tokens"] for each in workers), default=0),
+            "output_tokens_max": max((each["output_tokens_max"] for each in workers), default=0),
+            "abilities": sorted({ability for each in workers for ability in each["abilities"]}),
+            "workers": workers,
+        }
+
     def pools(self, principal: Principal) -> Sequence[str]:
         """The pools that this key may use, its default pool first."""
         return principal.pools or (self._pools.default,)
@@ -130,3 +146,15 @@ class Catalog:
         if not principal.workers:
             return workers
         return tuple(spec for spec in workers if spec.name in principal.workers)
+
+
+def _described(spec: WorkerSpec) -> dict[str, Any]:
+    """What a worker takes and costs. Prices are decimal numbers of dollars, as texts."""
+    return {
+        "name": spec.name,
+        "task": spec.task,
+        "context_tokens": spec.context_tokens,
+        "output_tokens_max": spec.output_tokens_max,
+        "abilities": sorted(set(get_args(Capability)) - set(spec.cannot)) if spec.task == "chat" else [],
+        "price": None if spec.price is None else spec.price.model_dump(mode="json", exclude_none=True),
+    }
