@@ -88,6 +88,17 @@ class BadRequest(BatonError):
     status, type, code = 400, "invalid_request_error", "invalid_request"
 
 
+def context_exceeded(limit_tokens: int, tokens: int, who: str) -> dict[str, Any]:
+    """The message, `param` and `code` of a prompt that is too long, in OpenAI's words: clients shorten the
+    conversation on this code."""
+    problem = f"The maximum context length of {who} is {limit_tokens} tokens. However, your messages resulted in"
+    return {
+        "message": f"{problem} about {tokens} tokens. Please reduce the length of the messages.",
+        "param": "messages",
+        "code": "context_length_exceeded",
+    }
+
+
 class PlanRefused(BadRequest):
     """A plan that `core.loop.plan.validate` refuses. `reason` is a stable name, used as a metric label."""
 

@@ -28,7 +28,7 @@ from gateway.api.public.messages import MessagesApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
 from gateway.core.log.outcome import FIELDS as OUTCOME_FIELDS
-from gateway.core.log.rollout import RolloutRecord, RoundRecord
+from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai import body, shapes
 from gateway.core.openai.shapes import REFUSED, REFUSED_PREFIXES
@@ -80,6 +80,7 @@ REPLY_HEADERS = {
     "x-baton-overhead-ms": "time spent on neither conductor nor workers; a stream has it in its closing comment",
     "x-baton-why": "the planner's own line about its last plan, where it wrote one",
     "x-baton-fallback": "only where a router planned instead: `conductor_` or `worker_` and the reason",
+    "x-baton-lowered": "only where the reply's bound is below what was asked: `max_tokens=312, asked=8192, by=cost`",
     "x-baton-capped": "only where the request ended early with the best answer so far: the cap, or `worker`",
     "x-ratelimit-limit-requests": "requests a minute of the key, where it has such a limit",
     "x-ratelimit-remaining-requests": "requests that are left of them",
@@ -237,6 +238,8 @@ def reply_header_names() -> set[str]:
     """Return every header about a rollout, from the functions that write them."""
     record = RolloutRecord("", "", "", 0, "baton", "", "", [], {}, {}, "", fallback="x", capped="x")
     record.rounds.append(RoundRecord(1, "conductor", plan={"why": "x", "steps": []}))
+    lowered = {"max_tokens": 1, "asked": 2, "by": "cost"}
+    record.steps.append(StepRecord(1, 0, "", "", "openai", "", None, [], lowered=lowered))
     return {*reply_headers(record), *RateState(1, 1, 1, 1, 1.0).headers()}
 
 

@@ -20,7 +20,7 @@ NOTES = {
     "service_tier": "the reply names the tier; the pool file buys it",
     "moderation": "no worker moderates, and no client may believe that it did",
     "n": "or becomes as many calls, which the hold covers",
-    "max_tokens": "under its name there; lowered to what the money allows",
+    "max_tokens": "under its name there; lowered to what money, caps and context allow",
     "max_completion_tokens": "as `max_tokens`",
     "response_format": "and is checked",
     "tool_choice": "must name a tool that is there",

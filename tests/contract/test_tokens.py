@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import socket
+import string
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from gateway.adapters.upstream import tokens
 from gateway.adapters.upstream.tokens import ENCODINGS, PIECE_CHARS, Tokenizers, check, tokenizer_of
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError
-from gateway.service.ports.request import TokenCounter
+from gateway.service.ports.request import TokenCount, TokenCounter
 from tests.fakes.tokens import WordCounter
 from tests.kit import model_worker
+from tests.waiting import BOUND_S
 
 SHIPPED = Path(__file__).parents[2] / "policy" / "shipped" / "arena-3" / "tokenizer.json"
 WORDS = " ".join(random.Random(5).choices(["a", "gateway", "counts", "été", "日本", "0xdead", "x = 1;"], k=6000))
@@ -25,6 +29,15 @@ WORDS = " ".join(random.Random(5).choices(["a", "gateway", "counts", "été", "�
 
 def worker(tokenizer: str | None = None, model: str = "gpt-4o", **more: Any) -> WorkerSpec:
     return model_worker("alpha", "atlas", tokenizer=tokenizer, **{"model": model, **more})
+
+
+@pytest.fixture(autouse=True)
+def _loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocabularies are there, and a busy machine may take its time."""
+    for name in ENCODINGS:
+        check(name)
+    monkeypatch.setattr(tokens, "COUNT_S_MAX", BOUND_S)
+    monkeypatch.setattr(tokens, "MEASURE_S_MAX", BOUND_S)
 
 
 @pytest.fixture(params=["fake", "o200k_base", "cl100k_base", "tokenizer.json", "none named"])
@@ -169,3 +182,68 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"is not a Hugging Face tokenizer\.json"):
             check(str(path))
+
+
+# ---------------------------------------------------------------- the bound of a stand-in
+
+SEED = random.Random(13)
+LETTERS, DIGITS, MARKS = string.ascii_letters, string.digits, string.punctuation
+SCRIPTS = {
+    "prose": "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 50,
+    "code": "    for index, value in enumerate(values):\n        total[index] += value ** 2  # squares\n" * 50,
+    "json": '{"id": 1234567, "name": "Łódź", "tags": ["a", "b"], "ok": true, "price": 12.5},\n' * 50,
+    "letters": "".join(SEED.choices(LETTERS, k=3000)),
+    "digits": "".join(SEED.choices(DIGITS, k=3000)),
+    "hex": SEED.randbytes(1500).hex(),
+    "marks": "".join(SEED.choices(MARKS, k=3000)),
+    "base64": base64.b64encode(SEED.randbytes(3000)).decode(),
+    "blanks": " " * 2000 + "\n" * 500 + " \t" * 500,
+    "dashes": "-" * 1000 + "=" * 1000,
+    "long words": " ".join(["internationalization", "antidisestablishmentarianism", "incomprehensibilities"] * 40),
+    "chinese": "今天的天气很好，我们一起去公园散步，看看那里的花和树木。" * 20,
+    "rare signs": "".join(chr(SEED.randrange(0x4E00, 0x9FFF)) for _ in range(1000)),
+    "russian": "Сегодня хорошая погода, и мы пойдём гулять в парк. " * 20,
+    "thai": "วันนี้อากาศดีมาก เราไปเดินเล่นที่สวนสาธารณะกันเถอะ" * 20,
+    "emoji": "".join(chr(SEED.randrange(0x1F300, 0x1F600)) for _ in range(1000)),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+async def test_the_bound_of_a_stand_in_covers_other_tokenizers(script: str) -> None:
+    text = SCRIPTS[script]
+    size = await Tokenizers().measure(worker(model="anthropic/claude-sonnet-4-5"), [text])
+    assert size is not None
+    others = Path(str(tokens._vocabularies())) / "anthropic_tokenizer.json"
+    claude = Tokenizer.from_file(str(others)).encode(text, add_special_tokens=False)
+    assert max(len(claude.ids), tokens._tokens("cl100k_base")(text)) <= size.tokens_max <= len(text.encode())
+
+
+@pytest.mark.parametrize(("model", "own"), [("openai/gpt-5.1", True), ("o3-mini", True), ("gpt-neox-20b", False)])
+def test_openais_encodings_are_the_own_ones_of_openais_models(model: str, own: bool) -> None:
+    assert tokens.is_own(worker(model=model)) is own
+    assert tokens.is_own(worker("o200k_base", model=model))
+
+
+async def test_a_count_by_the_workers_own_tokenizer_has_a_tenth_more_for_a_bound() -> None:
+    size = await Tokenizers().measure(worker("o200k_base"), ["antidisestablishmentarianism", "2 + 2 = 4"])
+    assert size == TokenCount(13, 15)
+    assert await Tokenizers().measure(worker(str(SHIPPED)), [""]) == TokenCount(0, 0)
+
+
+async def test_a_text_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = Tokenizers()
+    before = await counter.measure(worker("o200k_base"), [WORDS])
+    monkeypatch.setattr(tokens, "_sizes_of", lambda name: pytest.fail("measured again"))
+    assert await counter.measure(worker("o200k_base"), [WORDS]) == before
+
+
+async def test_a_size_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MEASURE_S_MAX", 0.0)
+    assert await Tokenizers().measure(worker("o200k_base"), [WORDS]) is None
+
+
+async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "SIZES_MAX", 2)
+    counter = Tokenizers()
+    assert await counter.measure(worker("o200k_base"), ["a", "b", "c"]) is not None
+    assert len(counter._sizes) == 2

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.core.pool.workers import WorkerSpec
+from gateway.service.ports.request import TokenCount
 
 
 class WordCounter:
@@ -22,3 +23,7 @@ class WordCounter:
         if worker.name in self._without:
             return None
         return min(at_most, sum(len(text.split()) for text in texts))
+
+    async def measure(self, worker: WorkerSpec, texts: Sequence[str]) -> TokenCount | None:
+        tokens = await self.count(worker, texts, 10**9)
+        return None if tokens is None else TokenCount(tokens, 2 * tokens)

@@ -170,6 +170,8 @@ steps = Table(
     required("prompt_tokens", BigInteger),
     required("completion_tokens", BigInteger),
     required("usage_estimated", Boolean),
+    Column("lowered", JSONB),
+    Column("usage_details", JSONB),
     required("cost_nano", BigInteger),
     timestamp("started_at"),
     timestamp("first_byte_at"),

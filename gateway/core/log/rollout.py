@@ -45,6 +45,8 @@ class StepRecord:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     usage_estimated: bool = False
+    lowered: dict[str, Any] | None = None  # the reply's bound, where it is below what was asked: asked, max_tokens, by
+    usage_details: dict[str, int] | None = None  # of prompt and reply, as the worker reported them: cached_tokens, …
     cost_nano: int = 0
     started_us: int = 0
     first_byte_us: int | None = None

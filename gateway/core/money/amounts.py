@@ -22,6 +22,9 @@ AUDIO_BYTES_PER_TOKEN = (
 )
 
 
+_COUNTED_ELSEWHERE = {"role", "content"}
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The tokens of one call. `estimated`: the worker did not report these counts. `unreported`: it reported none at
@@ -66,21 +69,12 @@ def output_tokens_that_fit(price: Price, input_tokens_bound: int, budget_nano: i
     return millionths // price.output_nano_per_mtok
 
 
-_STATE = (  # of a vendor, see core/openai/vendor.py
-    *("reasoning_content", "reasoning", "thinking_blocks", "reasoning_details", "provider_specific_fields"),
-    "extra_content",
-)
-
-
 def input_tokens_bound(messages: Iterable[Mapping[str, Any]], extra_text: str = "") -> int:
     """An upper bound of the prompt tokens: a byte-level tokenizer makes at most one token per UTF-8 byte."""
     total = TOKENS_PER_REQUEST + _bytes(extra_text)
     for message in messages:
         total += TOKENS_PER_MESSAGE + _content_bound(message.get("content"))
-        for key in ("name", "tool_call_id", "refusal", *_STATE):
-            total += _bytes(str(message.get(key) or ""))
-        if message.get("tool_calls"):
-            total += _bytes(str(message["tool_calls"]))
+        total += sum(_bytes(str(message[name])) for name in message.keys() - _COUNTED_ELSEWHERE if message[name])
     return total
 
 

@@ -132,10 +132,12 @@ def _tokens(size_bytes: int) -> int:
 
 @dataclass(slots=True)
 class Text:
-    """Texts for a tokenizer to count, and the number of tokens to add to its count."""
+    """Texts for a tokenizer to count, and the number of tokens to add to its count. `media_tokens`: those of them that
+    are the bounds of images, sound and files."""
 
     texts: list[str] = field(default_factory=list)
     tokens: int = 0
+    media_tokens: int = 0
 
     def add(self, value: Any) -> None:
         """Add a string, content parts, a token id, or a list of these. Any other value counts as its JSON."""
@@ -153,7 +155,9 @@ class Text:
         if part.get("type") in ("text", "refusal"):
             self.add(part.get("text") or part.get("refusal"))
         else:
-            self.tokens += media_tokens_bound(part)
+            media_tokens = media_tokens_bound(part)
+            self.tokens += media_tokens
+            self.media_tokens += media_tokens
 
 
 def request_text(body: Mapping[str, Any]) -> Text:
@@ -161,7 +165,7 @@ def request_text(body: Mapping[str, Any]) -> Text:
     text = Text(tokens=TOKENS_PER_REQUEST if "messages" in body else 0)
     for message in body.get("messages") or ():
         text.tokens += TOKENS_PER_TURN
-        for name in _TURN_TEXTS:
+        for name in (*_TURN_TEXTS, *sorted(message.keys() - {"role", "tool_calls", *_TURN_TEXTS})):
             text.add(message.get(name))
         for call in message.get("tool_calls") or ():
             text.tokens += TOKENS_PER_TOOL_CALL
@@ -172,6 +176,11 @@ def request_text(body: Mapping[str, Any]) -> Text:
         for item in _items(body.get(name)):
             text.add(item)
     return text
+
+
+def declared_text(body: Mapping[str, Any]) -> Text:
+    """The JSON of tools and of the reply's schema, which some chat templates write with indents."""
+    return request_text({name: body.get(name) for name in _EXTRA_TEXTS})
 
 
 def reply_text(pieces: Iterable[Mapping[str, Any]]) -> Text:

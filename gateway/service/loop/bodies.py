@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.loop.caps import Draw
-from gateway.core.money.amounts import input_tokens_bound, output_tokens_that_fit, worst_case_nano
+from gateway.core.money.amounts import NANO_MAX, output_tokens_that_fit, worst_case_nano
 from gateway.core.openai.chat import FIELDS, HINTS, choices_in
 from gateway.core.openai.options import custom_as_functions
 from gateway.core.openai.parts import with_results_as_text, without_cache_control
@@ -15,8 +16,10 @@ from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import for_worker
 from gateway.core.pool.models import adapt, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
-from gateway.errors import CapReached, Unpriced
+from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded
+from gateway.service.loop.prompts import UNCOUNTED_BYTES_MAX, PromptSize, counted_size, size_in_bytes
 from gateway.service.loop.state import Loop, StepRun
+from gateway.service.ports.request import TokenCounter
 
 OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
 
@@ -26,6 +29,14 @@ def price_of(spec: WorkerSpec) -> Price:
     if spec.price is None:
         raise Unpriced(f"worker {spec.name} has no price; give it `price` in the pool file")
     return spec.price
+
+
+def wanted_tokens(loop: Loop, spec: WorkerSpec, answers: bool) -> int:
+    """The output that is wanted of a step: the client's own bound of the step that answers, else the worker's."""
+    if loop.endpoint == "completions":
+        return int(loop.params.get("max_tokens", TOKENS_DEFAULT))
+    bounds = [loop.params.get(name) for name in ("max_completion_tokens", "max_tokens")] if answers else []
+    return next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
 
 
 def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], answers: bool) -> dict[str, Any]:
@@ -79,23 +90,68 @@ def missing_choices(body: Mapping[str, Any], reply: Mapping[str, Any]) -> range:
     return range(len(reply.get("choices") or ()), body.get("n", 1) if "messages" in body else 0)
 
 
-def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int) -> tuple[Draw, int]:
-    """The worst case of one attempt and the most tokens its prompt can have. Lowers the output that `body` asks for to
-    one part in `share` of the money and tokens left. Raises CapReached where too little is left."""
+@dataclass(frozen=True, slots=True)
+class WorstCase:
+    """What one attempt draws, the most tokens its prompt can have, and what lowered the output that it asks for:
+    `cost` or `tokens` (the caps), `context` (the worker's), or None."""
+
+    draw: Draw
+    prompt_tokens_max: int
+    lowered_by: str | None = None
+
+
+def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize) -> WorstCase:
+    """The worst case of one attempt. Lowers the output that `body` asks for to one part in `share` of the money and
+    tokens left, and to what the context has room for. Raises CapReached where too little is left, UpstreamRefused
+    (`context_length_exceeded`) where the prompt alone fills the context."""
     price, choices = price_of(spec), choices_in(body)
-    rest = {key: value for key, value in body.items() if key != "messages"}
-    input_bound = input_tokens_bound(body.get("messages", ()), str(rest) + str(spec.params))
-    if loop.endpoint == "embeddings":  # no output, and a long input: the cap on tokens counts the usual estimate
-        return Draw(worst_case_nano(price, input_bound, 0), input_bound // BYTES_PER_TOKEN), input_bound
-    left_nano, left_tokens = loop.tree.meter.left_nano // share, loop.tree.meter.left_tokens // share
-    fits = min(output_tokens_that_fit(price, input_bound, left_nano) // choices, (left_tokens - input_bound) // choices)
+    if loop.endpoint == "embeddings":  # no output
+        tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
+        return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0), tokens), size.tokens_max)
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-    if fits < min(OUTPUT_TOKENS_MIN, body[name]):
-        cap = "tokens" if left_tokens - input_bound < OUTPUT_TOKENS_MIN * choices else "cost"
-        raise CapReached(cap, f"what is left of the request's {cap} cap is too little for worker {spec.name}")
-    body[name] = min(body[name], fits)
+    rooms = {
+        "cost": output_tokens_that_fit(price, size.tokens_max, loop.tree.meter.left_nano // share) // choices,
+        "tokens": (loop.tree.meter.left_tokens // share - size.tokens) // choices,
+        "context": context_room(spec, size) if loop.endpoint == "chat" else body[name],
+    }
+    by = min(rooms, key=rooms.__getitem__)
+    if rooms[by] < min(OUTPUT_TOKENS_MIN, body[name]):
+        if by == "context":
+            raise UpstreamRefused(dispatched=False, **context_exceeded(spec.context_tokens, size.tokens, spec.name))
+        raise CapReached(by, f"what is left of the request's {by} cap is too little for worker {spec.name}")
+    lowered = rooms[by] < body[name]
+    body[name] = min(body[name], rooms[by])
     bound = output_bound(body)
-    return Draw(worst_case_nano(price, input_bound, bound), input_bound + bound), input_bound
+    draw = Draw(worst_case_nano(price, size.tokens_max, bound), size.tokens + bound)
+    return WorstCase(draw, size.tokens_max, by if lowered else None)
+
+
+def context_room(spec: WorkerSpec, size: PromptSize) -> int:
+    """The tokens that a worker's context has left for the reply. Without limit where the prompt was not counted, and
+    where the pool file does not say how long the context is."""
+    if size.context_tokens is None or "context_tokens" not in spec.model_fields_set:
+        return NANO_MAX
+    return spec.context_tokens - size.context_tokens
+
+
+async def prompt_size(
+    tokens: TokenCounter, loop: Loop, spec: WorkerSpec, body: Mapping[str, Any], share: int
+) -> PromptSize:
+    """The size of a call's prompt. Counted where it is long, or where its bytes would lower the reply."""
+    size = size_in_bytes(spec, body)
+    if size.tokens_max <= UNCOUNTED_BYTES_MAX and _fits(loop, spec, dict(body), share, size):
+        return size
+    return await counted_size(tokens, spec, body)
+
+
+def _fits(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, size: PromptSize) -> bool:
+    """Whether the whole output fits beside a prompt of this size."""
+    if size.tokens_max + output_bound(body) > spec.context_tokens:
+        return False
+    try:
+        return worst_case(loop, spec, body, share, size).lowered_by is None
+    except CapReached:
+        return False
 
 
 def output_bound(body: Mapping[str, Any]) -> int:

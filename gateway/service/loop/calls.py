@@ -28,8 +28,9 @@ from gateway.core.openai.usage import billed_usage, read_usage, reply_text, requ
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
 from gateway.service.loop.bodies import output_bound, price_of, worst_case
+from gateway.service.loop.prompts import PromptSize, size_in_bytes
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.ports.request import Clock, TokenCounter, WorkerCall, Workers
+from gateway.service.ports.request import Clock, TokenCount, TokenCounter, WorkerCall, Workers
 
 ATTEMPTS_MAX = 3
 ATTEMPT_S_MIN = 0.05
@@ -44,6 +45,10 @@ class NoTokenizer:
 
     async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
         """Return None: no worker has a tokenizer here."""
+        return None
+
+    async def measure(self, worker: WorkerSpec, texts: Sequence[str]) -> TokenCount | None:
+        """Return None, as `count`."""
         return None
 
 
@@ -125,7 +130,8 @@ class StepCall:
     """One call of a step. Await `complete` or `stream` once.
 
     It may draw one part in `share` of what is left. `counted=False`: the first attempt is already counted against
-    caps.calls. Raises CapReached where too little is left for the call.
+    caps.calls. `size`: of the prompt, if it was counted. Raises CapReached where too little is left for the call,
+    UpstreamRefused where the prompt fills the worker's context.
     """
 
     def __init__(
@@ -138,10 +144,12 @@ class StepCall:
         *,
         share: int = 1,
         counted: bool = True,
+        size: PromptSize | None = None,
     ) -> None:
         self._calls, self._loop, self._run, self._body, self._saw = calls, loop, run, body, saw
         self._counted = counted
-        self._worst, self._input_bound = worst_case(loop, run.spec, body, share)
+        worst = worst_case(loop, run.spec, body, share, size or size_in_bytes(run.spec, body))
+        self._worst, self._input_bound, self.lowered_by = worst.draw, worst.prompt_tokens_max, worst.lowered_by
         self._open = False  # whether the worst case is drawn and not settled
         self._started_us = 0
         self._latest: AttemptRecord | None = None

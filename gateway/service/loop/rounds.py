@@ -46,6 +46,7 @@ class Rounds:
 
     def __init__(self, calls: Calls) -> None:
         self._clock = calls.clock
+        self.tokens = calls.tokens  # counts the prompt of a request before it is admitted
         self._steps = StepRunner(calls, self._child)
 
     async def run(self, loop: Loop) -> Mapping[str, Any]:
@@ -266,6 +267,7 @@ class Rounds:
             loop.record.capped = loop.record.capped or child.record.capped
             loop.record.fallback = loop.record.fallback or child.record.fallback
             run.record.cost_nano, run.record.usage_estimated = child.record.cost_nano, False
+            run.record.lowered = child.record.steps[-1].lowered if child.record.steps else None
             run.record.prompt_tokens = child.record.prompt_tokens
             run.record.completion_tokens = child.record.completion_tokens
             if child.runs and run.record.first_byte_us is None:

@@ -95,6 +95,7 @@ class StepRun:
     error: BatonError | None = None
     left_out: list[str] = field(default_factory=list)  # parameters of the client that the worker's model refuses
     dispatches: int = 0  # calls that left, over all attempts
+    wanted_tokens: int = 0  # the output that was asked for, before anything lowered it
 
 
 BeforeSpending = Callable[[int], Awaitable[None]]

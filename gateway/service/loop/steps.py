@@ -17,7 +17,14 @@ from gateway.core.openai.reply import chunks_of, merge, reply_text, with_one_cal
 from gateway.core.openai.vendor import without_state
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import BatonError, CapReached, UpstreamInvalid
-from gateway.service.loop.bodies import fan_out, missing_choices, single_bodies, step_body
+from gateway.service.loop.bodies import (
+    fan_out,
+    missing_choices,
+    prompt_size,
+    single_bodies,
+    step_body,
+    wanted_tokens,
+)
 from gateway.service.loop.calls import Calls, PassOn, Saw, StepCall
 from gateway.service.loop.state import Loop, StepRun
 
@@ -61,6 +68,7 @@ class StepRunner:
             return await self._child(loop, run, messages, answers, streams)
         saw = [(step.handle, step.task or "", step.reply) for step in seen]
         body = step_body(loop, run, messages, answers)
+        run.wanted_tokens = wanted_tokens(loop, run.spec, answers)
         if streams:
             return await self._streamed(loop, run, body, saw)
         replies = await self._calls(loop, run, fan_out(body, run.spec), saw)
@@ -69,16 +77,28 @@ class StepRunner:
         run.body = with_one_call(merge(replies), body)
         return await self._checked(loop, run, body, saw) if answers and loop.shape is not None else run.body
 
+    async def _prepared(self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw) -> list[StepCall]:
+        """The calls of several bodies, each with an equal share of what is left. Lowers the output that they ask for
+        where too little is left, and notes it."""
+        share = len(bodies)
+        sizes = [await prompt_size(self._shared.tokens, loop, run.spec, body, share) for body in bodies]
+        calls = [
+            StepCall(self._shared, loop, run, body, saw, share=share, counted=number == 0, size=size)
+            for number, (body, size) in enumerate(zip(bodies, sizes, strict=True))
+        ]
+        bound = bodies[0].get("max_completion_tokens") or bodies[0].get("max_tokens")
+        if bound and bound < run.wanted_tokens and run.spec.kind in MODEL_KINDS:
+            by = calls[0].lowered_by or "worker"
+            run.record.lowered = {"asked": run.wanted_tokens, "max_tokens": bound, "by": by}
+        return calls
+
     # ------------------------------------------------------------ in one piece
 
     async def _calls(
         self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw
     ) -> list[Mapping[str, Any]]:
         """Call the worker with several bodies at once; each call may use an equal share of what is left."""
-        calls = [
-            StepCall(self._shared, loop, run, body, saw, share=len(bodies), counted=number == 0)
-            for number, body in enumerate(map(dict, bodies))
-        ]
+        calls = await self._prepared(loop, run, [dict(body) for body in bodies], saw)
 
         async def one(call: StepCall) -> Mapping[str, Any]:
             async with loop.tree.slots:
@@ -122,10 +142,7 @@ class StepRunner:
                 return await call.stream(self._passing_on(loop, run, body, number, held))
 
         async def stream(bodies: Sequence[dict[str, Any]], numbers: Sequence[int | None]) -> list[Mapping[str, Any]]:
-            new = [
-                StepCall(self._shared, loop, run, each, saw, share=len(bodies), counted=at == 0)
-                for at, each in enumerate(bodies)
-            ]
+            new = await self._prepared(loop, run, bodies, saw)
             calls.extend(new)
             return await all_or_first_error([one(number, call) for number, call in zip(numbers, new, strict=True)])
 

@@ -129,8 +129,21 @@ class Workers(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """The tokens of texts. `tokens_max`: an upper bound where the count is by a tokenizer that may not be the
+    worker's own, or where the worker may divide the texts otherwise."""
+
+    tokens: int
+    tokens_max: int
+
+
 class TokenCounter(Protocol):
-    """Counts the tokens of calls whose worker did not report any."""
+    """Counts tokens: of prompts before a call, and of calls whose worker did not report any."""
+
+    async def measure(self, worker: WorkerSpec, texts: Sequence[str]) -> TokenCount | None:
+        """The tokens of all texts, for what is held. None as in `count`."""
+        ...
 
     async def count(self, worker: WorkerSpec, texts: Sequence[str], at_most: int) -> int | None:
         """The tokens of all texts by the worker's tokenizer, at most `at_most`. None if the worker has no tokenizer, or

@@ -8,20 +8,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event, random_hex, uuid7
 from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps, Meter
+from gateway.core.loop.shown import CONVERSATION_CHARS_MAX
 from gateway.core.money.amounts import Usage, cost_nano, nano_to_usd, worst_case_nano
 from gateway.core.money.ledger import Hold, org_scope, scopes_of
 from gateway.core.openai.chat import ChatRequest
-from gateway.core.openai.parts import media_parts
 from gateway.core.openai.structured import shape_of
 from gateway.core.policies.versions import Pick
-from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
 from gateway.errors import BadRequest, CapReached
 from gateway.service.loop.auto import AutoPlanner
@@ -31,10 +30,12 @@ from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.request import Clock, Embedder, Journal, RateLimits, RateState
 from gateway.service.request.catalog import Choice
+from gateway.service.request.fitting import Sizes, asked_workers
 from gateway.service.request.running import RateEntry, Running
 
 PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
+QUOTED_TOKENS_BOUND = 4 * CONVERSATION_CHARS_MAX  # of the conversation in it
 PLAN_GUESS = Usage(2_000, 150)  # a typical planning call
 CHEAP_SHARE = 0.25
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
@@ -176,11 +177,11 @@ class Admission:
         )
 
     async def hold(
-        self, record: RolloutRecord, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest, who: Principal
+        self, record: RolloutRecord, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest, who: Principal
     ) -> tuple[Hold, HoldRecord]:
         """Reserve the worst case of the whole tree in every scope, or in none. Returns the hold and its record. Raises
         CapReached, BudgetExceeded or MoneyUnavailable."""
-        most, least = self._bounds(choice, caps, input_bound, chat)
+        most, least = self._bounds(choice, caps, sizes, chat)
         if least > caps.cost_nano:
             raise CapReached(
                 "cost",
@@ -196,23 +197,23 @@ class Admission:
         }
         return hold, HoldRecord(self._journal, Event.new("hold", self._clock.now_us(), payload))
 
-    def _bounds(self, choice: Choice, caps: Caps, input_bound: int, chat: ChatRequest) -> tuple[int, int]:
+    def _bounds(self, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest) -> tuple[int, int]:
         """Nano-dollars: (worst case of the tree under the cap on cost, the least that buys one answer)."""
         policies = self._policies
         planned = choice.fallback is not None
-        named = choice.planner.name.removeprefix("fixed:")
-        workers = [spec for spec in choice.workers if (spec.kind in MODEL_KINDS if planned else spec.name == named)]
+        workers = asked_workers(choice)
         if not workers:
             raise BadRequest(f"pool `{choice.pool}` has no model worker for this key", param="model", code="empty_pool")
         planning = 0
         if choice.planner.name in ("conductor", "auto"):
-            prompt_bound = 3 * input_bound + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
+            shown = min(max(size.tokens_max for size in sizes.values()), QUOTED_TOKENS_BOUND)
+            prompt_bound = 3 * shown + PROMPT_TOKENS_BOUND + WORKER_LINE_TOKENS_BOUND * len(choice.workers)
             planning = worst_case_nano(policies.planning_price, prompt_bound, policies.planning_tokens_max)
         loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
         calls = caps.calls if planned else policies.attempts_max + (shape_of(chat.params) is not None)
         says = chat.endpoint != "embeddings"  # which have no output
-        dearest = max(_call_nano(spec, input_bound, says * spec.output_tokens_max, chat.choices) for spec in workers)
-        cheapest = min(_call_nano(spec, input_bound, says * OUTPUT_TOKENS_MIN, chat.choices) for spec in workers)
+        dearest = max(_call_nano(spec, sizes, says * spec.output_tokens_max, chat.choices) for spec in workers)
+        cheapest = min(_call_nano(spec, sizes, says * OUTPUT_TOKENS_MIN, chat.choices) for spec in workers)
         # A version or a request may ask for more rounds than the setting; only the cap bounds them all.
         most = planning * loops * caps.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
@@ -268,9 +269,10 @@ def plans_cheaply(price: Price, workers: Sequence[WorkerSpec]) -> bool:
     return sum(calls) > 0 and cost_nano(price, PLAN_GUESS) * len(calls) <= CHEAP_SHARE * sum(calls)
 
 
-def _call_nano(spec: WorkerSpec, input_bound: int, output_bound: int, choices: int) -> int:
+def _call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, choices: int) -> int:
     """The worst case of one call for `choices` of `output_bound` tokens each. A worker that takes no `n` is called once
     for each choice."""
+    input_bound = sizes[spec.name].tokens_max
     if "n" in spec.cannot:
         return choices * worst_case_nano(price_of(spec), input_bound, output_bound)
     return worst_case_nano(price_of(spec), input_bound, output_bound * choices)
@@ -285,20 +287,3 @@ def _prefix(context: RequestContext) -> str:
 def _messages(chat: ChatRequest) -> dict[str, Any]:
     """The conversation, for the log; only chat requests have one."""
     return {"messages": [dict(message) for message in chat.messages]} if chat.endpoint == "chat" else {}
-
-
-def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
-    """The choice without the workers that cannot take what the request holds (images, tools, …). Raises BadRequest
-    where no model is left."""
-    needs = chat.needs.difference(PREFERENCES)
-    unable = [spec for spec in choice.workers if not needs.isdisjoint(spec.cannot)]
-    if not unable:
-        return choice
-    left = tuple(spec for spec in choice.workers if spec not in unable)
-    named = choice.planner.name.removeprefix("fixed:") if choice.fallback is None else None
-    if any(spec.kind in MODEL_KINDS and named in (None, spec.name) for spec in left):
-        return replace(choice, workers=left)
-    what = sorted(need for need in needs if any(need in spec.cannot for spec in unable))[0]
-    where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
-    whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
-    raise BadRequest(f"{whom} `{what}`", param=where, code="unsupported_parameter")

@@ -41,15 +41,9 @@ from gateway.service.ports.request import (
     WonPlan,
     WorkerExperience,
 )
-from gateway.service.request.admit import (
-    Admission,
-    Policies,
-    Rates,
-    RequestContext,
-    no_version,
-    with_able_workers,
-)
+from gateway.service.request.admit import Admission, Policies, Rates, RequestContext, no_version
 from gateway.service.request.catalog import Catalog
+from gateway.service.request.fitting import prompt_sizes, with_able_workers, with_roomy_workers
 from gateway.service.request.running import RateEntry, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
@@ -124,12 +118,14 @@ class Completer:
         self._media.check(remote_parts(chat.messages))
         if chat.dropped:
             self._metrics.dropped(len(chat.dropped))
-        record = self._admission.record(context, choice, caps)
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
+        sizes = await prompt_sizes(self._rounds.tokens, choice, chat, input_bound, caps)
+        choice = with_roomy_workers(choice, chat, sizes, caps)
+        record = self._admission.record(context, choice, caps)
         async with self._counted(context) as entry:
             await self._rates.weigh(entry, input_bound // 4)
             entry.counts = True
-            hold, held = await self._admission.hold(record, choice, caps, input_bound, chat, principal)
+            hold, held = await self._admission.hold(record, choice, caps, sizes, chat, principal)
             entry.started = True
         record.hold_nano = hold.granted_nano
         running = Running(record, chat, entry, hold.scopes)

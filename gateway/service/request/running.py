@@ -145,6 +145,8 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
         headers["x-baton-fallback"] = record.fallback
     if record.capped:
         headers["x-baton-capped"] = record.capped
+    if record.steps and (lowered := record.steps[-1].lowered):
+        headers["x-baton-lowered"] = f"max_tokens={lowered['max_tokens']}, asked={lowered['asked']}, by={lowered['by']}"
     return {name: header_text(value) for name, value in headers.items()}
 
 
