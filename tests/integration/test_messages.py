@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import BudgetExceeded, UpstreamOverloaded, UpstreamRateLimited
+from tests.fakes.tokens import WordCounter
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, model_worker, plan
@@ -210,11 +211,7 @@ async def test_an_unknown_path_and_a_wrong_method_have_the_shape_of_the_api() ->
 
 
 async def test_count_tokens_costs_nothing_and_reaches_no_worker() -> None:
-    class Words:
-        async def count(self, worker: Any, texts: Any, at_most: int) -> int | None:
-            return None if worker.name == "beta" else sum(len(text.split()) for text in texts)
-
-    kit = Kit(tokens=Words())
+    kit = Kit(tokens=WordCounter(without=["beta"]))
     async with messages_of(kit) as (_, sdk):
         few = await sdk.messages.count_tokens(model="alpha", messages=HI)
         more = await sdk.messages.count_tokens(model="alpha", messages=HI, tools=[SUM], system="be brief")

@@ -34,7 +34,7 @@ CREDIT = text(
     "latency_ms, at) SELECT rollout_id, round, step, worker, worker_version, 'default', 1, cost_nano, 100, :at "
     "FROM steps WHERE rollout_id = :rollout"
 )
-YOUNGER = ("allowed", "quality", "shown", "flags", "task_embedder")  # columns that came later
+YOUNGER = ("allowed", "quality", "shown", "flags", "task_embedder", "lowered", "usage_details")  # columns that came later
 LOG = ("rollouts", "rounds", "steps", "outcomes", "experience", "gradings", "continuations", "policy_shadows", "ledger")
 
 
@@ -58,7 +58,7 @@ def old(empty_database_url: str) -> Iterator[Engine]:
 def logged(rollout: RolloutRecord) -> rows.Rows:
     """Its rows as these revisions have them."""
     found = rows.event_rows(rollout_event(rollout))
-    for table in (found.rollouts, found.rounds):
+    for table in (found.rollouts, found.rounds, found.steps):
         table[:] = [{name: row[name] for name in row if name not in YOUNGER} for row in table]
     return found
 

@@ -13,9 +13,10 @@ from gateway.core.loop.digest import majority
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.money.amounts import Usage
 from gateway.core.pool.workers import Price
-from gateway.errors import UpstreamError
+from gateway.errors import BadRequest, UpstreamError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.ports.request import WorkerCall, WorkerExperience
+from gateway.service.request.running import reply_headers
 from tests.fakes.workers import Says
 from tests.kit import KEY, Kit, ask, model_worker, pool_file
 
@@ -26,6 +27,9 @@ def counted(call: WorkerCall) -> Says:
     """What the built-in vote does with the replies it sees."""
     replies = [reply for _, _, reply in call.saw]
     return Says(replies[majority(replies)])
+
+
+FUNCTION: dict[str, Any] = {"type": "function", "function": {"name": "add"}}
 
 
 def kit(said: dict[str, Any], **more: Any) -> Kit:
@@ -160,3 +164,37 @@ async def test_the_conductor_is_told_nothing_of_one_lucky_call(n: int, shown: bo
     made.store.experience_near = near  # type: ignore[method-assign, assignment]
     running = await made.serve(ask(model="baton/conductor"))
     assert ("10 of 10 right" in str(running.record.rounds[0].messages)) is shown
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tools": [FUNCTION]},
+        {"tools": [FUNCTION], "tool_choice": "required"},
+        {"n": 2},
+        {"logprobs": True},
+        {"stop": ["\n"]},
+        {"functions": [FUNCTION["function"]]},
+    ],
+)
+async def test_what_a_tool_cannot_answer_goes_to_a_model_and_the_client_is_told(asked: dict[str, Any]) -> None:
+    made = kit({"gamma": Says("42")}, seen=SEEN)
+    running = await made.serve(ask(model="baton/vote", **asked))
+    assert running.error is None
+    assert "vote" not in [step.worker for step in running.record.steps]
+    body = made.workers.calls[-1].body
+    assert {name: body[name] for name in asked} == asked
+    assert reply_headers(running.record)["x-baton-fallback"] == "vote_no_worker"
+
+
+@pytest.mark.parametrize("asked", [{"tools": [FUNCTION], "tool_choice": "none"}, {"n": 1}, {"logprobs": False}, {}])
+async def test_a_vote_is_held_where_nothing_is_asked_that_a_tool_lacks(asked: dict[str, Any]) -> None:
+    made = kit({name: Says("42") for name in ("alpha", "beta", "gamma")}, seen=SEEN)
+    running = await made.serve(ask(model="baton/vote", **asked))
+    assert running.record.steps[-1].worker == "vote"
+
+
+async def test_a_tool_by_its_name_refuses_what_it_cannot_answer() -> None:
+    with pytest.raises(BadRequest, match="worker vote does not take `stop`") as refused:
+        await kit({}).start(ask(model="baton/fixed:vote", stop="x"))
+    assert (refused.value.param, refused.value.code) == ("stop", "unsupported_parameter")

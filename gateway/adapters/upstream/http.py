@@ -24,6 +24,7 @@ from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
 from gateway.core.loop import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
+from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
 from gateway.core.openai.usage import billed_usage, read_usage, text_bytes, usage_body
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
@@ -34,6 +35,9 @@ CONNECT_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 512
 KEEPALIVE_EXPIRY_S = 4.0  # uvicorn, and so vLLM, closes an idle connection after 5 s; a call on it then fails
 DRAIN_S = 0.05
+STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+# What a stream may not carry as a whole reply does: calls and what belongs to them, sound, sources, log-probs.
+BEYOND_TEXT = frozenset(("tools", "functions", "modalities", "audio", "web_search_options", "logprobs"))
 
 
 def http_client(connections_max: int = CONNECTIONS_MAX) -> httpx.AsyncClient:
@@ -79,17 +83,53 @@ class HttpWorkers:
         self._reply_bytes_max = reply_bytes_max
         self._event_bytes_max = event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
+        self._whole_only: set[str] = set()  # workers that refused to stream
 
     async def close(self) -> None:
         """Close every connection."""
         await self._client.aclose()
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """See `ports.Workers.complete`."""
+        """See `ports.Workers.complete`. A worker that refuses to stream is asked for whole replies from then on."""
         body = request_body(call)
+        if call.worker.name in self._whole_only or not streams_alike(call, body):
+            return await self._whole(call, body)
+        try:
+            return await self._gathered(call, body | STREAMED)
+        except UpstreamRefused as refused:
+            if "stream" not in f"{refused.param} {refused.message}".lower():
+                raise
+        self._whole_only.add(call.worker.name)
+        return await self._whole(call, body)
+
+    async def _whole(self, call: WorkerCall, body: dict[str, Any]) -> WorkerReply:
+        """The reply in one piece."""
         content = _encode(body)
+        deadline = asyncio.get_running_loop().time() + call.timeout_s
+        return await self._read_whole(call, body, content, await self._opened(call, content, deadline), deadline)
+
+    async def _gathered(self, call: WorkerCall, body: dict[str, Any]) -> WorkerReply:
+        """The reply from a stream, collected in `call.so_far`; or in one piece, where the worker sends no stream."""
+        content, usage = _encode(body), Usage()
+        deadline = asyncio.get_running_loop().time() + call.timeout_s
+        response = await self._opened(call, content, deadline)
+        if "event-stream" not in response.headers.get("content-type", ""):
+            return await self._read_whole(call, body, content, response, deadline)
+        head: dict[str, Any] = {}
+        async with aclosing(self._chunks(call, body, content, response, deadline, call.timeout_s)) as chunks:
+            async for chunk in chunks:
+                call.so_far.add(chunk["choices"])
+                call.so_far.about(chunk)
+                head = {name: chunk[name] for name in ("id", "created", "model") if name in chunk}
+                usage = read_usage(chunk) or usage
+        completion = check_completion({**head, "object": "chat.completion", **call.so_far.body()})
+        return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
+
+    async def _read_whole(
+        self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: httpx.Response, deadline: float
+    ) -> WorkerReply:
         with upstream.transport_errors():
-            async with asyncio.timeout(call.timeout_s), aclosing(await self._open(call, content)) as response:
+            async with asyncio.timeout_at(deadline), aclosing(response):
                 raw = await upstream.bounded_body(response, self._reply_bytes_max)
         completion = check_reply(call, upstream.parse_object(raw))
         usage = billed_usage(
@@ -99,10 +139,32 @@ class HttpWorkers:
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """See `ports.Workers.stream`. The last chunk always has the `usage` to bill, and no choices."""
-        body = request_body(call) | {"stream": True, "stream_options": {"include_usage": True}}
+        if "stream" in call.worker.cannot:
+            reply = await self._whole(call, request_body(call))
+            for choices in chunks_of(reply.body):
+                yield {"choices": choices}
+            yield {"choices": [], "usage": usage_body(reply.usage)}
+            return
+        body = request_body(call) | STREAMED
         content = _encode(body)
+        deadline = asyncio.get_running_loop().time() + call.timeout_s
+        response = await self._opened(call, content, deadline)
+        async with aclosing(self._chunks(call, body, content, response, deadline, self._chunk_gap_s_max)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chunks(
+        self,
+        call: WorkerCall,
+        body: Mapping[str, Any],
+        content: bytes,
+        response: httpx.Response,
+        deadline: float,
+        gap_s_max: float,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks of a reply. The last one always has the `usage` to bill, and no choices."""
         tally = StreamTally()
-        async with aclosing(self._events(call, content)) as events:
+        async with aclosing(self._events(response, deadline, gap_s_max)) as events:
             async for event in events:
                 if event.data == DONE:
                     tally.done = True
@@ -112,13 +174,11 @@ class HttpWorkers:
                     yield visible
         yield tally.last_chunk(call, body, len(content))
 
-    async def _events(self, call: WorkerCall, content: bytes) -> AsyncGenerator[SseEvent, None]:
+    async def _events(
+        self, response: httpx.Response, deadline: float, gap_s_max: float
+    ) -> AsyncGenerator[SseEvent, None]:
         """Yield the events of the reply. Each wait ends at the call's deadline, and after the longest gap."""
         now = asyncio.get_running_loop().time
-        deadline = now() + call.timeout_s
-        with upstream.transport_errors():
-            async with asyncio.timeout_at(deadline):
-                response = await self._open(call, content)
         try:
             parser = SseParser(self._event_bytes_max)
             pieces = upstream.bounded_bytes(response, self._reply_bytes_max)
@@ -128,7 +188,7 @@ class HttpWorkers:
                 with upstream.transport_errors():
                     async with asyncio.timeout_at(until):
                         piece = await anext(pieces, None)
-                until = min(deadline, now() + self._chunk_gap_s_max)
+                until = min(deadline, now() + gap_s_max)
                 for event in _parse(parser, piece):
                     yield event
                     if event.data == DONE:
@@ -136,6 +196,12 @@ class HttpWorkers:
                         return
         finally:
             await response.aclose()
+
+    async def _opened(self, call: WorkerCall, content: bytes, deadline: float) -> httpx.Response:
+        """`_open` until the deadline. Raises UpstreamError."""
+        with upstream.transport_errors():
+            async with asyncio.timeout_at(deadline):
+                return await self._open(call, content)
 
     async def _open(self, call: WorkerCall, content: bytes) -> httpx.Response:
         """Open a response with status 200. To close it before its end closes the connection."""
@@ -206,6 +272,11 @@ def _url(base: str, endpoint: Endpoint) -> httpx.URL:
 def request_body(call: WorkerCall) -> dict[str, Any]:
     """The body to send: the pool file's defaults, overridden by the call's own body, with the upstream's model name."""
     return {**call.worker.params, **call.body, "model": call.worker.model}
+
+
+def streams_alike(call: WorkerCall, body: Mapping[str, Any]) -> bool:
+    """Whether a stream says all that the whole reply would: it is text, and the worker streams."""
+    return call.endpoint == "chat" and "stream" not in call.worker.cannot and BEYOND_TEXT.isdisjoint(body)
 
 
 def check_reply(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:

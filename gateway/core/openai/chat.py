@@ -137,6 +137,33 @@ class ChatRequest:
         adaptable = ("n", "max_tokens", "max_completion_tokens", *HINTS)
         return media_kinds(self.messages) | (self.params.keys() - set(adaptable))
 
+    @property
+    def needs_model(self) -> frozenset[str]:
+        """The properties that only a model's reply can satisfy, and no tool worker's."""
+        if self.endpoint != "chat":
+            return frozenset()
+        unused = {"tools"} if self.params.get("tool_choice") == "none" else set()
+        unused |= {"functions"} if self.params.get("function_call") == "none" else set()
+        asked = {name for name, idle in _MODELS_ONLY.items() if name in self.params and self.params[name] not in idle}
+        return frozenset(asked - unused)
+
+
+# What a program's text cannot have, with the values that ask for nothing.
+_MODELS_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "tools": (),
+    "tool_choice": ("none", "auto"),
+    "functions": (),
+    "function_call": ("none", "auto"),
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "stop": ([],),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+}
+
 
 def choices_in(body: Mapping[str, Any]) -> int:
     """The total number of replies that a body asks of a worker."""

@@ -25,10 +25,11 @@ VOTE_URL = "builtin:vote"  # of the tool that runs in the gateway
 LOCAL = "local:"  # a URL of this scheme names a model that `baton serve` starts
 LOCAL_MODELS = ("smollm2",)
 Capability = Literal[
-    "image", "audio", "file", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty",
-    "presence_penalty", "seed", "stop", "logprobs", "top_logprobs", "logit_bias", "response_format", "tools",
-    "tool_choice", "parallel_tool_calls", "functions", "function_call", "reasoning_effort", "verbosity", "prediction",
-    "modalities", "web_search_options", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "stream", "image", "audio", "file", "n", "max_tokens", "max_completion_tokens", "temperature", "top_p",
+    "frequency_penalty", "presence_penalty", "seed", "stop", "logprobs", "top_logprobs", "logit_bias",
+    "response_format", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call",
+    "reasoning_effort", "verbosity", "prediction", "modalities", "web_search_options", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention",
 ]  # fmt: skip
 _HOST = re.compile(r"[a-z]+://([^/?#]*)", re.IGNORECASE)
 _FAMILY = re.compile(  # of a model's name: a known one anywhere in it, else the letters that it begins with

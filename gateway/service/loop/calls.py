@@ -208,7 +208,7 @@ class StepCall:
                             return await leave(call)
                     except BaseException as error:  # boundary: a call that left is settled, whatever failed it
                         failure = error
-                        self._settle(None)
+                        await self._settle_begun(call.so_far)
                         raise
         except CapReached:
             if isinstance(failure, UpstreamError):
@@ -260,6 +260,14 @@ class StepCall:
         self._run.record.attempts.append(record)
         self._latest = record
         return record
+
+    async def _settle_begun(self, so_far: ReplyBuilder) -> None:
+        """Settle a whole reply that broke off: at what came of it, or in full where nothing did."""
+        if self._open and so_far.started:
+            self.collected = so_far
+            await self._settle_counted(self._rough_usage(), so_far.body())
+        else:
+            self._settle(None)
 
     async def _settle_counted(
         self, usage: Usage | None, reply: Mapping[str, Any], bill_nano: int | None = None

@@ -16,6 +16,7 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.parts import Media, MediaPart
+from gateway.core.openai.reply import ReplyBuilder
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.ports.admin import KeyRow
 from gateway.service.ports.money import Books, Settlement
@@ -103,6 +104,7 @@ class WorkerCall:
         "chat"  # completions come back in the shape of chat (core/openai/texts.py), embeddings as they are
     )
     revision: str = ""  # of the pool that the request began with; empty: the one in use now
+    so_far: ReplyBuilder = field(default_factory=ReplyBuilder, compare=False)  # of a whole reply that comes in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,9 @@ class Workers(Protocol):
     """Calls of workers, one attempt each: without retries and fallbacks."""
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
-        """Return the whole reply. Raises UpstreamError and its children; cancelling closes the upstream connection."""
+        """Return the whole reply. Raises UpstreamError and its children; cancelling closes the upstream connection. A
+        worker that can is asked for a stream, and `call.so_far` has what came of it, so that a reply that nobody
+        waits for any longer is billed for that."""
         ...
 
     def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:

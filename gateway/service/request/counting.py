@@ -10,8 +10,8 @@ from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.usage import BYTES_PER_TOKEN, Text, request_text
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.service.ports.request import TokenCounter
-from gateway.service.request.admit import with_able_workers
 from gateway.service.request.catalog import Catalog
+from gateway.service.request.fitting import with_able_workers
 
 TOKENIZERS_MAX = 4  # that one request is counted by
 

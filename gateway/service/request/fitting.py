@@ -65,17 +65,21 @@ def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Ca
 
 
 def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
-    """The choice without the workers that cannot take what the request holds (images, tools, …). Raises BadRequest
-    where no model is left."""
-    needs = chat.needs.difference(PREFERENCES)
-    unable = [spec for spec in choice.workers if not needs.isdisjoint(spec.cannot)]
-    if not unable:
+    """The choice without the workers that cannot take what the request holds (images, tools, …), and without tool
+    workers where only a model's reply can have what it asks for. Raises BadRequest where no model is left."""
+    lacks = {spec.name: _lacks(spec, chat) for spec in choice.workers}
+    if not any(lacks.values()):
         return choice
-    left = tuple(spec for spec in choice.workers if spec not in unable)
+    left = tuple(spec for spec in choice.workers if not lacks[spec.name])
     named = choice.planner.name.removeprefix("fixed:") if choice.fallback is None else None
-    if any(spec.kind in MODEL_KINDS and named in (None, spec.name) for spec in left):
+    if any((spec.kind in MODEL_KINDS or named) and named in (None, spec.name) for spec in left):
         return replace(choice, workers=left)
-    what = sorted(need for need in needs if any(need in spec.cannot for spec in unable))[0]
+    what = min(min(names) for name, names in lacks.items() if names and named in (None, name))
     where = next((part.where for part in media_parts(chat.messages) if part.kind == what), what)
     whom = "no worker that this key may use here takes" if named is None else f"worker {named} does not take"
     raise BadRequest(f"{whom} `{what}`", param=where, code="unsupported_parameter")
+
+
+def _lacks(spec: WorkerSpec, chat: ChatRequest) -> frozenset[str]:
+    """What the request holds and the worker cannot take."""
+    return chat.needs_model if spec.kind == "tool" else chat.needs.difference(PREFERENCES) & frozenset(spec.cannot)

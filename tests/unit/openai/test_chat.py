@@ -129,7 +129,7 @@ def test_a_property_that_no_worker_supports_is_refused_by_name() -> None:
 
 def test_a_pool_file_can_say_of_each_property_for_workers_that_it_is_not_taken() -> None:
     last = {name for name, (fate, _, _) in FIELDS.items() if fate == "last"}
-    assert set(get_args(Capability)) == last - {"audio"} | {"image", "audio", "file"}
+    assert set(get_args(Capability)) == last - {"audio"} | {"image", "audio", "file", "stream"}
 
 
 @pytest.mark.parametrize("name", VALUES)
