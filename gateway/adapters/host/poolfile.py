@@ -26,7 +26,7 @@ from gateway.service.ports.pools import LoadedPool
 SECRET_BYTES_MAX = 16_384
 READ_S_MAX = 30.0
 FREE = Price.model_validate({"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"})
-_TEXT_KEYS = ("name", "handle", "model", "version", "input_usd_per_mtok", "output_usd_per_mtok", "call_usd")
+_TEXT_KEYS = ("name", "handle", "model", "version", *Price.model_fields)  # amounts as written, never as floats
 _SECRET_REF = re.compile(r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")
 _SECRET_KEY = re.compile(r"(?i)(api[-_]?key|authorization|password|secret|access[-_]?token|bearer)")
 _SECRET_URL = re.compile(r"(?i)^[a-z]+://[^/]*@|[?&](api[-_]?key|key|token)=")

@@ -35,6 +35,13 @@ from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
+PART_PRICES = {  # Baton's names of prices, and the map's
+    "cache_read_usd_per_mtok": "cache_read_input_token_cost",
+    "cache_write_usd_per_mtok": "cache_creation_input_token_cost",
+    "input_audio_usd_per_mtok": "input_cost_per_audio_token",
+    "output_audio_usd_per_mtok": "output_cost_per_audio_token",
+    "reasoning_usd_per_mtok": "output_cost_per_reasoning_token",
+}
 PRICE_MAP = "model_prices_and_context_window_backup.json"
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
 _BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
@@ -71,8 +78,9 @@ def offline_price(model: str, context_tokens: int = 0) -> Price | None:
     amounts = [_dearest(entry, f"{side}_cost_per_token", context_tokens) for side in ("input", "output")]
     if None in amounts:
         return None
-    per_mtok = [f"{(amount * 1_000_000).normalize():f}" for amount in amounts if amount is not None]
-    return Price.model_validate({"input_usd_per_mtok": per_mtok[0], "output_usd_per_mtok": per_mtok[1]})
+    names = {"input_usd_per_mtok": amounts[0], "output_usd_per_mtok": amounts[1]}
+    names |= {name: _dearest(entry, key, context_tokens) for name, key in PART_PRICES.items()}
+    return Price.model_validate({name: f"{usd * 1_000_000:f}" for name, usd in names.items() if usd is not None})
 
 
 def _entry(prices: Mapping[str, Any], model: str) -> Mapping[str, Any] | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext
 from typing import Any
 
+from gateway.core.money.details import split, sum_details
 from gateway.core.pool.workers import NANO_PER_USD, Price
 
 NANO_MAX = 2**53 - 1
@@ -29,13 +30,15 @@ _COUNTED_ELSEWHERE = {"role", "content"}
 class Usage:
     """The tokens of one call. `estimated`: the worker did not report these counts. `unreported`: it reported none at
     all, and a byte count replaces the tokenizer's count. `bill_nano`: what the worker says the call cost; it is charged
-    only where the pool file says that the worker bills."""
+    only where the pool file says that the worker bills. `details`: the parts that the worker reported, by the names of
+    `core/money/details.py`."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated: bool = False
     unreported: bool = field(default=False, compare=False)
     bill_nano: int | None = field(default=None, compare=False)
+    details: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -43,30 +46,40 @@ class Usage:
             self.completion_tokens + other.completion_tokens,
             self.estimated or other.estimated,
             self.unreported or other.unreported,
+            details=sum_details((self.details, other.details)),
         )
 
 
 def cost_nano(price: Price, usage: Usage) -> int:
-    """The actual cost of one call in nano-dollars, rounded up."""
-    per_million = price.input_nano_per_mtok * usage.prompt_tokens + price.output_nano_per_mtok * usage.completion_tokens
+    """The actual cost of one call in nano-dollars, rounded up once. Each part that was reported and has a price of its
+    own costs that; the rest costs the price of input or output."""
+    prompt = split(usage.prompt_tokens, usage.details, price.prompt_part_rates, price.input_nano_per_mtok)
+    reply = split(usage.completion_tokens, usage.details, price.reply_part_rates, price.output_nano_per_mtok)
+    per_million = sum(tokens * rate for tokens, rate in (*prompt, *reply))
     return -(-per_million // 1_000_000) + price.call_nano
 
 
-def worst_case_nano(price: Price, input_tokens_bound: int, output_tokens_max: int, attempts: int = 1) -> int:
-    """The largest cost of `attempts` attempts of one call, in nano-dollars."""
-    return attempts * cost_nano(price, Usage(input_tokens_bound, output_tokens_max))
+def worst_case_nano(
+    price: Price, input_tokens_bound: int, output_tokens_max: int, attempts: int = 1, *, media: bool = False
+) -> int:
+    """The largest cost of `attempts` attempts of one call, in nano-dollars: each token at the dearest price that it may
+    have. `media`: whether the request has sound or images."""
+    input_rate, output_rate = price.worst(media=media)
+    per_million = input_rate * input_tokens_bound + output_rate * output_tokens_max
+    return attempts * (-(-per_million // 1_000_000) + price.call_nano)
 
 
-def output_tokens_that_fit(price: Price, input_tokens_bound: int, budget_nano: int, attempts: int = 1) -> int:
+def output_tokens_that_fit(
+    price: Price, input_tokens_bound: int, budget_nano: int, attempts: int = 1, *, media: bool = False
+) -> int:
     """The largest output bound whose worst case fits `budget_nano`. Negative if even the input does not fit."""
-    millionths = (
-        budget_nano // attempts - price.call_nano
-    ) * 1_000_000 - price.input_nano_per_mtok * input_tokens_bound
+    input_rate, output_rate = price.worst(media=media)
+    millionths = (budget_nano // attempts - price.call_nano) * 1_000_000 - input_rate * input_tokens_bound
     if millionths < 0:
         return -1
-    if price.output_nano_per_mtok == 0:
+    if output_rate == 0:
         return NANO_MAX
-    return millionths // price.output_nano_per_mtok
+    return millionths // output_rate
 
 
 def input_tokens_bound(messages: Iterable[Mapping[str, Any]], extra_text: str = "") -> int:

@@ -138,6 +138,11 @@ class ChatRequest:
         return media_kinds(self.messages) | (self.params.keys() - set(adaptable))
 
     @property
+    def has_media(self) -> bool:
+        """Whether sound, images or files are in the request, or wanted of the reply."""
+        return "modalities" in self.params or bool(media_kinds(self.messages))
+
+    @property
     def needs_model(self) -> frozenset[str]:
         """The properties that only a model's reply can satisfy, and no tool worker's."""
         if self.endpoint != "chat":

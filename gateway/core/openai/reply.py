@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.money.amounts import Usage
+from gateway.core.money.details import details_json
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 DONE = b"data: [DONE]\n\n"  # the last event of a stream that succeeded
@@ -19,18 +20,12 @@ def sse(body: Mapping[str, Any], event: str | None = None) -> bytes:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """OpenAI's usage object with both detail objects. Baton does not track the details, so they are zero."""
+    """OpenAI's usage object with both detail objects. They hold the counts that a worker reported, and no others."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
-        "completion_tokens_details": {
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
+        **details_json(usage.details),
     }
 
 

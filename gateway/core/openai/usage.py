@@ -23,6 +23,7 @@ from gateway.core.money.amounts import (
     nano_to_usd,
     usd_to_nano,
 )
+from gateway.core.money.details import details_json, read_details
 from gateway.core.openai.chat import choices_in
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English; used only if the worker reports nothing
@@ -41,13 +42,24 @@ def read_usage(body: Mapping[str, Any]) -> Usage | None:
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
     if not (_is_count(prompt) and _is_count(completion)):
         return None
+    details, hidden = read_details(usage), _hidden_tokens(usage)
+    if hidden:
+        details["reasoning_tokens"] = max(details.get("reasoning_tokens", 0), hidden)
     return Usage(
         int(prompt or 0),
-        int(completion or 0),
+        int(completion or 0) + hidden,
         usage.get("estimated") is True,
         usage.get("unreported") is True,
         _bill_nano(usage.get("cost")),
+        details,
     )
+
+
+def _hidden_tokens(usage: Mapping[str, Any]) -> int:
+    """The thinking that is in the total alone: the `completion_tokens` of Gemini and Grok leave it out, and their
+    vendors bill it as output."""
+    prompt, completion, total = (usage.get(f"{name}_tokens", 0) for name in ("prompt", "completion", "total"))
+    return max(0, total - prompt - completion) if _is_count(total) and completion else 0
 
 
 def _bill_nano(cost: Any) -> int | None:
@@ -61,8 +73,8 @@ def _bill_nano(cost: Any) -> int | None:
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """The inverse of `read_usage`: an OpenAI `usage` object, with `estimated` and `unreported` where they are true, and
-    the bill as `cost`, dollars as text."""
+    """The inverse of `read_usage`: an OpenAI `usage` object, with `estimated` and `unreported` where they are true, the
+    details that were reported, and the bill as `cost`, dollars as text."""
     body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -70,7 +82,8 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
     flags = {"estimated": usage.estimated, "unreported": usage.unreported}
     bill = {} if usage.bill_nano is None else {"cost": nano_to_usd(usage.bill_nano)}
-    return body | {name: True for name, flag in flags.items() if flag} | bill
+    details = {name: counts for name, counts in details_json(usage.details).items() if counts}
+    return body | details | {name: True for name, flag in flags.items() if flag} | bill
 
 
 def billed_usage(
@@ -85,7 +98,7 @@ def billed_usage(
     prompt = min(usage.prompt_tokens, max(context_tokens, _prompt_bound(usage.prompt_tokens, request, request_bytes)))
     completion = min(usage.completion_tokens, _completion_bound(usage.completion_tokens, request, context_tokens))
     cut = (prompt, completion) != (usage.prompt_tokens, usage.completion_tokens)
-    return Usage(prompt, completion, usage.estimated or cut, usage.unreported, usage.bill_nano)
+    return Usage(prompt, completion, usage.estimated or cut, usage.unreported, usage.bill_nano, usage.details)
 
 
 def text_bytes(pieces: Iterable[Mapping[str, Any]]) -> int:

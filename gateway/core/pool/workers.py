@@ -44,6 +44,22 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+PartPrice = Annotated[Decimal, Field(ge=0, le=100_000)] | None
+# Each part of a prompt or reply (core/money/details.py) that may have a price of its own, and the price's name.
+PROMPT_PARTS = {
+    "cached_tokens": "cache_read_usd_per_mtok",
+    "cache_write_tokens": "cache_write_usd_per_mtok",
+    "input_audio_tokens": "input_audio_usd_per_mtok",
+    "input_image_tokens": "input_image_usd_per_mtok",
+}
+REPLY_PARTS = {
+    "reasoning_tokens": "reasoning_usd_per_mtok",
+    "output_audio_tokens": "output_audio_usd_per_mtok",
+    "output_image_tokens": "output_image_usd_per_mtok",
+}
+MEDIA_PARTS = frozenset(part for part in (*PROMPT_PARTS, *REPLY_PARTS) if "audio" in part or "image" in part)
+
+
 class Price(_Frozen):
     """Prices in US dollars per million tokens, as a person writes them, and as the integers that Baton computes with.
 
@@ -53,6 +69,13 @@ class Price(_Frozen):
     input_usd_per_mtok: Decimal = Field(default=Decimal(0), ge=0, le=100_000)
     output_usd_per_mtok: Decimal = Field(default=Decimal(0), ge=0, le=100_000)
     call_usd: Decimal = Field(default=Decimal(0), ge=0, le=1_000)
+    cache_read_usd_per_mtok: PartPrice = Field(default=None, description="cached prompt tokens; else as input")
+    cache_write_usd_per_mtok: PartPrice = Field(default=None, description="tokens written to a cache; else as input")
+    input_audio_usd_per_mtok: PartPrice = Field(default=None, description="sound in the prompt; else as input")
+    input_image_usd_per_mtok: PartPrice = Field(default=None, description="images in the prompt; else as input")
+    reasoning_usd_per_mtok: PartPrice = Field(default=None, description="hidden thinking; else as output")
+    output_audio_usd_per_mtok: PartPrice = Field(default=None, description="sound in the reply; else as output")
+    output_image_usd_per_mtok: PartPrice = Field(default=None, description="images in the reply; else as output")
 
     @cached_property
     def input_nano_per_mtok(self) -> int:
@@ -68,6 +91,34 @@ class Price(_Frozen):
     def call_nano(self) -> int:
         """Nano-dollars per call of any size, for tools, rounded up."""
         return math.ceil(self.call_usd * NANO_PER_USD)
+
+    @cached_property
+    def prompt_part_rates(self) -> Mapping[str, int]:
+        """Nano-dollars per million tokens of each part of a prompt that has a price of its own, rounded up."""
+        return self._rates(PROMPT_PARTS)
+
+    @cached_property
+    def reply_part_rates(self) -> Mapping[str, int]:
+        """The same for the parts of a reply."""
+        return self._rates(REPLY_PARTS)
+
+    @property
+    def has_media(self) -> bool:
+        """Whether sound or images have a price of their own."""
+        return not MEDIA_PARTS.isdisjoint((*self.prompt_part_rates, *self.reply_part_rates))
+
+    def worst(self, *, media: bool) -> tuple[int, int]:
+        """The most that a million tokens of prompt and of reply may cost, in nano-dollars. `media`: whether the request
+        has sound or images."""
+        prompt, reply = (
+            [rate for part, rate in rates.items() if media or part not in MEDIA_PARTS]
+            for rates in (self.prompt_part_rates, self.reply_part_rates)
+        )
+        return max(self.input_nano_per_mtok, *prompt, 0), max(self.output_nano_per_mtok, *reply, 0)
+
+    def _rates(self, parts: Mapping[str, str]) -> Mapping[str, int]:
+        amounts = {part: getattr(self, name) for part, name in parts.items()}
+        return {part: math.ceil(usd * NANO_PER_USD) for part, usd in amounts.items() if usd is not None}
 
 
 class WorkerSpec(_Frozen):
@@ -113,7 +164,10 @@ class WorkerSpec(_Frozen):
     @cached_property
     def identity(self) -> str:
         """The worker's identity as JSON: all fields but the reference to its secret and its tokenizer."""
-        return self.model_dump_json(exclude={"api_key", "tokenizer", *_later_defaults(self)})
+        left_out: dict[str, Any] = dict.fromkeys(("api_key", "tokenizer", *_later_defaults(self)), True)
+        prices = [name for name in (*PROMPT_PARTS.values(), *REPLY_PARTS.values())]
+        unset = {name for name in prices if self.price is not None and getattr(self.price, name) is None}
+        return self.model_dump_json(exclude=left_out | ({"price": unset} if unset else {}))
 
     @property
     def origin(self) -> str:
@@ -248,7 +302,8 @@ def revision_of(pools: PoolFile) -> str:
 
 def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
     price = worker.price or Price()
-    amounts = {name: f"{getattr(price, name).normalize():f}" for name in Price.model_fields}
+    set_amounts = {name: getattr(price, name) for name in Price.model_fields}
+    amounts = {name: f"{usd.normalize():f}" for name, usd in set_amounts.items() if usd is not None}
     return worker.model_dump(mode="json", exclude={"api_key", "name", "price"}) | {"price": amounts}
 
 

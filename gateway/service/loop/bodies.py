@@ -10,7 +10,7 @@ from gateway.core.loop.caps import Draw
 from gateway.core.money.amounts import NANO_MAX, output_tokens_that_fit, worst_case_nano
 from gateway.core.openai.chat import FIELDS, HINTS, choices_in
 from gateway.core.openai.options import custom_as_functions
-from gateway.core.openai.parts import with_results_as_text, without_cache_control
+from gateway.core.openai.parts import media_kinds, with_results_as_text, without_cache_control
 from gateway.core.openai.texts import TOKENS_DEFAULT
 from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import for_worker
@@ -105,12 +105,14 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
     tokens left, and to what the context has room for. Raises CapReached where too little is left, UpstreamRefused
     (`context_length_exceeded`) where the prompt alone fills the context."""
     price, choices = price_of(spec), choices_in(body)
+    media = price.has_media and carries_media(body)
     if loop.endpoint == "embeddings":  # no output
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
-        return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0), tokens), size.tokens_max)
+        return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0, media=media), tokens), size.tokens_max)
     name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    left_nano = loop.tree.meter.left_nano // share
     rooms = {
-        "cost": output_tokens_that_fit(price, size.tokens_max, loop.tree.meter.left_nano // share) // choices,
+        "cost": output_tokens_that_fit(price, size.tokens_max, left_nano, media=media) // choices,
         "tokens": (loop.tree.meter.left_tokens // share - size.tokens) // choices,
         "context": context_room(spec, size) if loop.endpoint == "chat" else body[name],
     }
@@ -122,8 +124,13 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
     lowered = rooms[by] < body[name]
     body[name] = min(body[name], rooms[by])
     bound = output_bound(body)
-    draw = Draw(worst_case_nano(price, size.tokens_max, bound), size.tokens + bound)
+    draw = Draw(worst_case_nano(price, size.tokens_max, bound, media=media), size.tokens + bound)
     return WorstCase(draw, size.tokens_max, by if lowered else None)
+
+
+def carries_media(body: Mapping[str, Any]) -> bool:
+    """Whether sound or images are in a body, or wanted of it."""
+    return "modalities" in body or "audio" in body or bool(media_kinds(body.get("messages") or ()))
 
 
 def context_room(spec: WorkerSpec, size: PromptSize) -> int:

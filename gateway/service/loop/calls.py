@@ -20,6 +20,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exp
 
 from gateway.core.log.rollout import AttemptRecord
 from gateway.core.money.amounts import Usage, cost_nano
+from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
 from gateway.core.openai.mend import Mender
 from gateway.core.openai.options import custom_names
@@ -300,6 +301,7 @@ class StepCall:
         record.prompt_tokens += usage.prompt_tokens
         record.completion_tokens += usage.completion_tokens
         record.usage_estimated |= usage.estimated
+        record.usage_details = sum_details((record.usage_details, usage.details)) or None
         record.cost_nano += nano
         if counted_by and self._latest is not None:
             self._latest.counted_by = counted_by

@@ -19,6 +19,7 @@ from gateway.core.loop.plan import Plan, PlanLimits, Step
 from gateway.core.loop.shown import ShownReply, ShownRequest
 from gateway.core.loop.turns import asks_client
 from gateway.core.money.amounts import input_tokens_bound
+from gateway.core.money.details import sum_details
 from gateway.core.openai.reply import reply_text
 from gateway.core.openai.vendor import without_state
 from gateway.core.pool.workers import MODEL_KINDS
@@ -268,6 +269,7 @@ class Rounds:
             loop.record.fallback = loop.record.fallback or child.record.fallback
             run.record.cost_nano, run.record.usage_estimated = child.record.cost_nano, False
             run.record.lowered = child.record.steps[-1].lowered if child.record.steps else None
+            run.record.usage_details = sum_details(step.usage_details for step in child.record.steps) or None
             run.record.prompt_tokens = child.record.prompt_tokens
             run.record.completion_tokens = child.record.completion_tokens
             if child.runs and run.record.first_byte_us is None:

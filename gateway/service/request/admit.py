@@ -212,8 +212,8 @@ class Admission:
         loops = 1 + caps.steps * min(1, caps.depth) if planned else 1
         calls = caps.calls if planned else policies.attempts_max + (shape_of(chat.params) is not None)
         says = chat.endpoint != "embeddings"  # which have no output
-        dearest = max(_call_nano(spec, sizes, says * spec.output_tokens_max, chat.choices) for spec in workers)
-        cheapest = min(_call_nano(spec, sizes, says * OUTPUT_TOKENS_MIN, chat.choices) for spec in workers)
+        dearest = max(_call_nano(spec, sizes, says * spec.output_tokens_max, chat) for spec in workers)
+        cheapest = min(_call_nano(spec, sizes, says * OUTPUT_TOKENS_MIN, chat) for spec in workers)
         # A version or a request may ask for more rounds than the setting; only the cap bounds them all.
         most = planning * loops * caps.rounds + calls * dearest
         return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
@@ -269,13 +269,13 @@ def plans_cheaply(price: Price, workers: Sequence[WorkerSpec]) -> bool:
     return sum(calls) > 0 and cost_nano(price, PLAN_GUESS) * len(calls) <= CHEAP_SHARE * sum(calls)
 
 
-def _call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, choices: int) -> int:
-    """The worst case of one call for `choices` of `output_bound` tokens each. A worker that takes no `n` is called once
-    for each choice."""
-    input_bound = sizes[spec.name].tokens_max
+def _call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatRequest) -> int:
+    """The worst case of one call for the request's choices of `output_bound` tokens each. A worker that takes no `n` is
+    called once for each choice."""
+    price, input_bound, choices = price_of(spec), sizes[spec.name].tokens_max, chat.choices
     if "n" in spec.cannot:
-        return choices * worst_case_nano(price_of(spec), input_bound, output_bound)
-    return worst_case_nano(price_of(spec), input_bound, output_bound * choices)
+        return choices * worst_case_nano(price, input_bound, output_bound, media=chat.has_media)
+    return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
 
 
 def _prefix(context: RequestContext) -> str:

@@ -18,6 +18,7 @@ from gateway.core.log.rollout import as_payload
 from gateway.core.loop.experience import question_text
 from gateway.core.loop.shown import ShownPlan
 from gateway.core.money.amounts import Usage, input_tokens_bound
+from gateway.core.money.details import sum_details
 from gateway.core.money.ledger import Scope
 from gateway.core.openai.parts import remote_parts, with_media
 from gateway.core.openai.texts import reply_of, to_log
@@ -231,7 +232,8 @@ class Completer:
         else:
             record.status = "done"
         record.overhead_ms = overhead_ms(record, self._clock.now_us())
-        running.usage = Usage(record.prompt_tokens, record.completion_tokens)
+        details = sum_details(step.usage_details for step in record.steps)
+        running.usage = Usage(record.prompt_tokens, record.completion_tokens, details=details)
         answered = self._sticky.mark(loop, body) if body is not None else None
         if body is not None:
             running.body = reply_of(

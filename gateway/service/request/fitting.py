@@ -35,16 +35,16 @@ async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, 
     """The size of the request's prompt for each worker that may answer. `bytes_bound`: its size where a token counts as
     a byte. It is counted where it is long, or long for a worker's context or for the cap on cost."""
     size, workers = PromptSize(bytes_bound, bytes_bound), asked_workers(choice)
-    if bytes_bound <= UNCOUNTED_BYTES_MAX and all(_fits(spec, bytes_bound, caps) for spec in workers):
+    if bytes_bound <= UNCOUNTED_BYTES_MAX and all(_fits(spec, bytes_bound, caps, chat) for spec in workers):
         return {spec.name: size for spec in workers}
     body = {"messages": chat.messages, **chat.params} if chat.endpoint == "chat" else chat.params
     return {spec.name: await counted_size(tokens, spec, body) for spec in workers}
 
 
-def _fits(spec: WorkerSpec, bytes_bound: int, caps: Caps) -> bool:
+def _fits(spec: WorkerSpec, bytes_bound: int, caps: Caps, chat: ChatRequest) -> bool:
     """Whether a prompt of so many tokens leaves room in a worker's context, and an answer in the cap on cost."""
-    dear = worst_case_nano(price_of(spec), bytes_bound, OUTPUT_TOKENS_MIN) > caps.cost_nano
-    return not dear and bytes_bound + OUTPUT_TOKENS_MIN <= spec.context_tokens
+    dear = worst_case_nano(price_of(spec), bytes_bound, OUTPUT_TOKENS_MIN, media=chat.has_media)
+    return dear <= caps.cost_nano and bytes_bound + OUTPUT_TOKENS_MIN <= spec.context_tokens
 
 
 def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Caps) -> Choice:

@@ -22,10 +22,11 @@ from gateway.core.money.amounts import (
     usd_to_nano,
     worst_case_nano,
 )
-from gateway.core.pool.workers import Price
+from gateway.core.pool.workers import MEDIA_PARTS, PROMPT_PARTS, REPLY_PARTS, Price
 
 usd = st.decimals(min_value=0, max_value=1000, places=7)
-prices = st.builds(Price, input_usd_per_mtok=usd, output_usd_per_mtok=usd, call_usd=usd)
+parts = {name: st.none() | usd for name in (*PROMPT_PARTS.values(), *REPLY_PARTS.values())}
+prices = st.builds(Price, input_usd_per_mtok=usd, output_usd_per_mtok=usd, call_usd=usd, **parts)
 tokens = st.integers(min_value=0, max_value=2_000_000)
 
 
@@ -46,10 +47,14 @@ def test_cost_is_exact_and_rounded_up() -> None:
 def test_the_worst_case_covers_any_usage_within_its_bounds(
     p: Price, input_bound: int, output_max: int, attempts: int, data: st.DataObject
 ) -> None:
+    details = st.dictionaries(st.sampled_from(sorted((*PROMPT_PARTS, *REPLY_PARTS))), tokens)
     usages = [
-        Usage(data.draw(st.integers(0, input_bound)), data.draw(st.integers(0, output_max))) for _ in range(attempts)
+        Usage(data.draw(st.integers(0, input_bound)), data.draw(st.integers(0, output_max)), details=data.draw(details))
+        for _ in range(attempts)
     ]
-    assert sum(cost_nano(p, usage) for usage in usages) <= worst_case_nano(p, input_bound, output_max, attempts)
+    media = any(MEDIA_PARTS & usage.details.keys() for usage in usages)
+    worst = worst_case_nano(p, input_bound, output_max, attempts, media=media)
+    assert sum(cost_nano(p, usage) for usage in usages) <= worst
 
 
 @given(prices, tokens, st.integers(0, 10**13), st.integers(1, 4))
