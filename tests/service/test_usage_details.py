@@ -7,6 +7,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 import pytest
+from genai_prices import calc_price
 
 from gateway.core.money.amounts import Usage, worst_case_nano
 from gateway.core.money.details import PLACES, details_json, read_details, sum_details
@@ -75,6 +76,16 @@ async def test_a_months_bill_is_the_list_prices_to_the_nano_dollar() -> None:
     assert await kit.open_nano() == 0
     settled = [event.payload["charged_nano"] for event in kit.journal.of_kind("settle")]
     assert sum(settled) == due
+
+
+def test_the_list_is_what_the_package_says() -> None:
+    models = {"claude": ("claude-sonnet-4-5", "anthropic"), "gpt": ("gpt-5.1", "openai")}
+    models["gemini"] = ("gemini-2.5-flash", "google")
+    for name, (model, vendor) in models.items():
+        usage = {"input_tokens": 1000, "output_tokens": 100, "cache_read_tokens": 900}
+        due = calc_price(usage, model, provider_id=vendor)
+        told = Usage(1000, 100, details={"cached_tokens": 900})
+        assert due.total_price == by_the_list(name, told)
 
 
 def plain(name: str) -> dict[str, str]:

@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from gateway.adapters.host import poolfile
+from gateway.adapters.host.listprices import differences, list_price
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import add_admin, add_why, show, table
+from gateway.config.settings import environment
+from gateway.core.pool.workers import MODEL_KINDS, PoolFile
 
 COLUMNS = ("name", "handle", "kind", "model", "pools")
 REVISION_COLUMNS = ("hash", "at", "actor", "in_use", "why")
@@ -29,10 +34,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     revisions.add_argument("hash", nargs="?", help="as a rollout's `pool_revision` names it")
     for action in (current, reload, revisions):
         add_admin(action)
+    prices = actions.add_parser("prices", help="compare a pool file with the vendors' list prices, without a gateway")
+    prices.add_argument("file", type=Path, help="the pool file")
+    prices.add_argument("--fill", action="store_true", help="print the `price` of each worker as the vendor lists it")
 
 
 def run(options: argparse.Namespace) -> int:
     """One action; print a table, lines, or JSON."""
+    if options.action == "prices":
+        pool = poolfile.load(options.file, environment())
+        print("\n".join(_filled(pool) if options.fill else _compared(pool)))
+        return 0
     client = AdminClient(options.url, options.key_file, timeout_s=RELOAD_S_MAX)
     reply, lines = ACTIONS[options.action](client, options)
     show(options, reply, lambda _: "\n".join(lines))
@@ -61,6 +73,32 @@ def _revisions(client: AdminClient, options: argparse.Namespace) -> tuple[Mappin
     workers = [{"name": name, **worker} for name, worker in pool["workers"].items()]
     loaded = f"first loaded {reply['at']} by {reply['actor']}"
     return reply, [_workers({**pool, "workers": workers}), f"default pool: {pool['default']}", loaded]
+
+
+def _compared(pool: PoolFile) -> Iterator[str]:
+    """A line for each worker whose prices are the vendor's, a warning for each amount that is not."""
+    for worker in pool.workers:
+        listed = list_price(worker) if worker.kind in MODEL_KINDS else None
+        if listed is None:
+            yield f"--   {worker.name}: no list price"
+            continue
+        source = f"{listed.vendor} {listed.model}" + (f" since {listed.since}" if listed.since else "")
+        wrong = differences(worker, listed)
+        if not wrong:
+            yield f"ok   {worker.name}: as {source}"
+        for one in wrong:
+            state = "is older than the vendor's" if one.is_old else "is not the vendor's"
+            amount = "is not in the file" if one.in_file is None else f"{one.in_file.normalize():f} {state}"
+            yield f"warn {worker.name}: {one.name}: {amount}; {source} asks {one.listed.normalize():f}"
+
+
+def _filled(pool: PoolFile) -> Iterator[str]:
+    """The list price of each worker, to paste into the pool file."""
+    for worker in pool.workers:
+        if worker.kind in MODEL_KINDS and (listed := list_price(worker)) is not None:
+            amounts = ", ".join(f"{name}: {usd.normalize():f}" for name, usd in listed.amounts.items())
+            yield f"# {worker.name}: {listed.vendor} {listed.model}"
+            yield f"price: {{{amounts}}}"
 
 
 def _workers(reply: Mapping[str, Any]) -> str:
