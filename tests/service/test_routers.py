@@ -182,7 +182,7 @@ async def test_what_a_tool_cannot_answer_goes_to_a_model_and_the_client_is_told(
     running = await made.serve(ask(model="baton/vote", **asked))
     assert running.error is None
     assert "vote" not in [step.worker for step in running.record.steps]
-    body = made.workers.calls[-1].body
+    body = made.workers.calls[0].body
     assert {name: body[name] for name in asked} == asked
     assert reply_headers(running.record)["x-baton-fallback"] == "vote_no_worker"
 

@@ -16,7 +16,7 @@ from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash, re
 from tests.fakes.workers import Says
 from tests.kit import Kit, ask, model_worker, plan, pool_file
 
-HASHES = ("efcffd015725", "49de74c7acc3")  # of this pool before parts had prices
+HASHES = ("efcffd015725", "f26c48848163")  # of this pool before parts had prices
 # List prices of November 2026 in dollars a million: input, output, and what else each vendor prices.
 LIST: dict[str, dict[str, str]] = {
     "claude": {"input": "3", "output": "15", "cache_read": "0.30", "cache_write": "3.75"},

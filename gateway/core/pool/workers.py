@@ -102,11 +102,6 @@ class Price(_Frozen):
         """The same for the parts of a reply."""
         return self._rates(REPLY_PARTS)
 
-    @property
-    def has_media(self) -> bool:
-        """Whether sound or images have a price of their own."""
-        return not MEDIA_PARTS.isdisjoint((*self.prompt_part_rates, *self.reply_part_rates))
-
     def worst(self, *, media: bool) -> tuple[int, int]:
         """The most that a million tokens of prompt and of reply may cost, in nano-dollars. `media`: whether the request
         has sound or images."""
@@ -165,8 +160,8 @@ class WorkerSpec(_Frozen):
     def identity(self) -> str:
         """The worker's identity as JSON: all fields but the reference to its secret and its tokenizer."""
         left_out: dict[str, Any] = dict.fromkeys(("api_key", "tokenizer", *_later_defaults(self)), True)
-        prices = [name for name in (*PROMPT_PARTS.values(), *REPLY_PARTS.values())]
-        unset = {name for name in prices if self.price is not None and getattr(self.price, name) is None}
+        part_prices = (*PROMPT_PARTS.values(), *REPLY_PARTS.values())
+        unset = {name for name in part_prices if self.price is not None and getattr(self.price, name) is None}
         return self.model_dump_json(exclude=left_out | ({"price": unset} if unset else {}))
 
     @property
@@ -302,8 +297,7 @@ def revision_of(pools: PoolFile) -> str:
 
 def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
     price = worker.price or Price()
-    set_amounts = {name: getattr(price, name) for name in Price.model_fields}
-    amounts = {name: f"{usd.normalize():f}" for name, usd in set_amounts.items() if usd is not None}
+    amounts = {name: f"{usd.normalize():f}" for name in Price.model_fields if (usd := getattr(price, name)) is not None}
     return worker.model_dump(mode="json", exclude={"api_key", "name", "price"}) | {"price": amounts}
 
 

@@ -105,7 +105,7 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
     tokens left, and to what the context has room for. Raises CapReached where too little is left, UpstreamRefused
     (`context_length_exceeded`) where the prompt alone fills the context."""
     price, choices = price_of(spec), choices_in(body)
-    media = price.has_media and carries_media(body)
+    media = carries_media(body)
     if loop.endpoint == "embeddings":  # no output
         tokens = size.tokens if size.context_tokens is not None else size.tokens_max // BYTES_PER_TOKEN
         return WorstCase(Draw(worst_case_nano(price, size.tokens_max, 0, media=media), tokens), size.tokens_max)
