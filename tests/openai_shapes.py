@@ -111,8 +111,9 @@ CHAT_CHUNK = closed(
     {**_TAIL, "usage": maybe(USAGE), "obfuscation": TEXT},
 )
 ERROR = closed({"error": closed({"message": TEXT, "type": TEXT, "param": maybe(TEXT), "code": maybe(TEXT)})})
-MODEL = closed({"id": TEXT, "object": const("model"), "created": COUNT, "owned_by": TEXT})
-MODELS = closed({"object": const("list"), "data": items(MODEL, 1)})
+_MODEL = {"id": TEXT, "object": const("model"), "created": COUNT, "owned_by": TEXT}
+MODELS = closed({"object": const("list"), "data": items(closed(_MODEL), 1)})
+MODEL = closed(_MODEL, {"baton": {"type": "object"}})  # ours: context, prices and abilities
 EMBEDDINGS = closed(
     {
         "object": const("list"),
@@ -166,7 +167,8 @@ OUTPUT_ITEM = {
                 "role": const("assistant"),
                 "status": _STATUS,
                 "content": items(_PART),
-            }
+            },
+            {"phase": maybe(const("commentary", "final_answer"))},
         ),
         closed(
             {"type": const("function_call"), "call_id": TEXT, "name": TEXT, "arguments": TEXT},
@@ -207,6 +209,8 @@ RESPONSE = closed(
         "tool_choice": {"anyOf": [TEXT, _OBJECT]},
         "temperature": maybe(_NUMBER),
         "top_p": maybe(_NUMBER),
+        "presence_penalty": _NUMBER,
+        "frequency_penalty": _NUMBER,
     },
     {
         "usage": maybe(_RESPONSE_USAGE),
