@@ -38,8 +38,11 @@ def test_every_monster_is_answered_and_none_is_felt(gateway: Gateway) -> None:
     every = [(one.name, one.answers, one.head[:10], len(one.head) + len(one.body)) for one in monsters(secret)]
     assert len(every) >= 40
     wrong, waits, spent, peaks, amplified = {}, [], [], [], []
+    long = {"messages": [{"role": "user", "content": "word " * 2_000}]}
+    with gateway.client(secret) as http:  # what is loaded once is not theirs: the tokens of an encoding, 70 MiB
+        assert http.post("/v1/chat/completions", json=ask() | long).status_code == 200
     with sender(gateway.public, secret) as sending:
-        sending.send(0)  # what is loaded once is not theirs
+        sending.send(0)
         gc.collect()
         before = mib("VmRSS")
         for number, (name, answers, head, size) in enumerate(every):

@@ -36,8 +36,19 @@ CONNECTIONS_MAX = 512
 KEEPALIVE_EXPIRY_S = 4.0  # uvicorn, and so vLLM, closes an idle connection after 5 s; a call on it then fails
 DRAIN_S = 0.05
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-# What a stream may not carry as a whole reply does: calls and what belongs to them, sound, sources, log-probs.
-BEYOND_TEXT = frozenset(("tools", "functions", "modalities", "audio", "web_search_options", "logprobs"))
+# What a stream may not carry as a whole reply does: calls and what belongs to them, sound, sources, log-probs, ids.
+BEYOND_TEXT = frozenset(
+    (
+        "tools",
+        "functions",
+        "modalities",
+        "audio",
+        "web_search_options",
+        "logprobs",
+        "prompt_logprobs",
+        "return_token_ids",
+    )
+)
 
 
 def http_client(connections_max: int = CONNECTIONS_MAX) -> httpx.AsyncClient:

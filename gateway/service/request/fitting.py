@@ -20,6 +20,7 @@ from gateway.service.loop.prompts import UNCOUNTED_BYTES_MAX, PromptSize, counte
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 
+BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
 
 
@@ -33,9 +34,12 @@ def asked_workers(choice: Choice) -> list[WorkerSpec]:
 
 async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
     """The size of the request's prompt for each worker that may answer. `bytes_bound`: its size where a token counts as
-    a byte. It is counted where it is long, or long for a worker's context or for the cap on cost."""
+    a byte. It is counted where it is long, or long for a worker's context or for the cap on cost; not where it is far
+    over the cap on tokens, for counting megabytes takes a second of processor."""
     size, workers = PromptSize(bytes_bound, bytes_bound), asked_workers(choice)
     if bytes_bound <= UNCOUNTED_BYTES_MAX and all(_fits(spec, bytes_bound, caps, chat) for spec in workers):
+        return {spec.name: size for spec in workers}
+    if bytes_bound > caps.tokens * BYTES_PER_TOKEN_MOST:
         return {spec.name: size for spec in workers}
     body = {"messages": chat.messages, **chat.params} if chat.endpoint == "chat" else chat.params
     return {spec.name: await counted_size(tokens, spec, body) for spec in workers}
