@@ -42,8 +42,9 @@ CMD ["worker"]
 
 FROM runtime AS gateway
 COPY --from=build /opt/baton /opt/baton
-ENV BATON_HOST=0.0.0.0 BATON_ADMIN_HOST=0.0.0.0 BATON_PORT_STRICT=true
+ENV BATON_HOST=0.0.0.0 BATON_ADMIN_HOST=0.0.0.0 BATON_PORT_STRICT=true BATON_SHOW_KEYS=false
 EXPOSE 8080 8081
+# Whether it lives, not whether it is ready: an outage of Redis is no reason to restart it.
 HEALTHCHECK --start-period=60s --interval=10s --timeout=3s \
-    CMD ["/opt/baton/bin/python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8081/readyz', timeout=2)"]
+    CMD ["/opt/baton/bin/python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8081/livez', timeout=2)"]
 CMD ["serve"]

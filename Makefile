@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help audit faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench demo-instruct smol
+.PHONY: help audit bench bench-policies sbom test-deploy faults fuzz mutants serve demo-learning conductor test test-all check fix test-vllm test-train test-verl test-clients train-env lock docs clean planner-bench demo-instruct smol
 # passed on to scripts/serve and scripts/install
 export POOL CONDUCTOR PYTHON TORCH TORCH_INDEX
 
@@ -30,6 +30,14 @@ planner-bench: ## a model that plans by prompt, on recorded answers; DATA, PRICE
 	@scripts/install dev
 	@.venv/bin/python -m bench.planner --data $(DATA) --prices $(PRICES) $(if $(PLANNER),--planner $(PLANNER)) \
 		$(if $(POOL),--pool-file $(POOL)) $(ARGS)
+
+bench: ## docs/benchmarks.md: beside other gateways and frameworks, overload, flat cost; ARGS="PART … --again --size full"
+	@scripts/install dev
+	@.venv/bin/python -m bench $(ARGS)
+
+bench-policies: ## what docs/results.md measures on a gateway: overhead, the arena, recorded answers; N, CONDUCTOR, DATA, PRICES
+	@scripts/install dev
+	@scripts/bench-policies $(ARGS)
 
 test: ## install, check, and every fast test, in minutes
 	@scripts/install dev
@@ -73,6 +81,12 @@ test-train: ## the tests that need torch or TRL (installs both into .venv)
 test-verl: ## what of the verl path runs without a GPU (its own .venv-verl, about 3 GB)
 	@scripts/test-verl
 
+test-deploy: ## the Helm chart rendered by Helm's engine and checked against Kubernetes' schemas (an environment of its own, 0.4 GB)
+	@scripts/test-deploy
+
+sbom: ## a CycloneDX bill of materials of what `serve` installs: build/sbom.json
+	@scripts/test-deploy sbom
+
 test-clients: ## a whole gateway under other people's SDKs and frameworks, on loopback alone (environments of its own, 0.7 GB)
 	@scripts/test-clients
 
@@ -83,9 +97,10 @@ lock: ## write requirements/*.lock anew
 	@scripts/install dev
 	@scripts/lock
 
-docs: ## write the generated reference pages anew
+docs: ## write the generated reference pages and dashboards anew
 	@scripts/install dev
 	@.venv/bin/python -m scripts.reference
+	@.venv/bin/python -m scripts.dashboards
 
 clean: ## remove caches and the environments; never the data directory
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* build *.egg-info

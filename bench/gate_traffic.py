@@ -152,7 +152,8 @@ def line_of(one: Judged) -> str:
     [held] = [part["facts"] for part in one.report["parts"] if part["name"] == "held-out run"]
     row, money = one.report["evaluation"]["policies"]["candidate"], held["money"]
     gain = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*held["gains"]["live"])
-    kinds = ", ".join("{} {:+.3f}".format(kind, each["gains"]["live"][0]) for kind, each in held["task_kinds"].items())
+    by_kind = {kind: each["gains"]["live"] for kind, each in held["task_kinds"].items()}
+    kinds = ", ".join("{} {:+.3f} [{:+.3f}, {:+.3f}]".format(kind, *interval) for kind, interval in by_kind.items())
     verdict = "passed" if one.report["passed"] else ", ".join(f"`{each['name']}`" for each in one.report["refusals"])
     spent = f"${float(money['spent_usd']):.3f}, {money['calls_made']} calls"
     saved = f"${float(money['saved_usd']):.3f}, {money['calls_stored']} calls"

@@ -33,8 +33,8 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import async_engine, driver_url, sync_engine
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.migrate import upgrade
-from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.adapters.postgres.tables import metadata
+from gateway.adapters.postgres.upkeep.retention import PostgresRetention
 from gateway.core.access.audit import Act
 from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord, as_payload

@@ -32,8 +32,8 @@ from gateway.adapters.upstream.conductor import Structured
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.experience import RuleWeights
 from gateway.core.loop.prompt import Profile
+from gateway.core.loop.replies.errors import wilson
 from gateway.core.money.amounts import Usage
-from gateway.core.policies.watch import wilson
 from gateway.core.pool.workers import NANO_PER_USD, Price
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.loop.routers import RulePlanner

@@ -67,8 +67,8 @@ def main() -> None:
     observed = asyncio.run(tuning.observe(environment, prompts))
     print("| what | " + " | ".join(f"dial {quality}" for quality in SHOWN) + " |")
     print("|---|" + "---|" * len(SHOWN))
-    rows = {name: [_Cell() for _ in SHOWN] for name in (*FAMILIES, TAUGHT)}
-    within = _Cell()
+    rows = {name: [Cell() for _ in SHOWN] for name in (*FAMILIES, TAUGHT)}
+    within = Cell()
     for split in range(options.splits):
         train, judged = _split(observed, split)
         worth = search(train)
@@ -88,7 +88,10 @@ def main() -> None:
     print(f"\nas it comes, at most ${options.usd_per_1k_max:.2f}: {within}; dearest {max(within.usd):.2f}, {over} over")
 
 
-class _Cell:
+class Cell:
+    """Share right, gain on the best single worker, and dollars: means over splits. The error of the gain is that of the
+    choice of the split: splits overlap, so it says nothing of new questions."""
+
     def __init__(self) -> None:
         self.right: list[float] = []
         self.usd: list[float] = []
@@ -100,6 +103,8 @@ class _Cell:
         self.gain.append(right - base)
 
     def __str__(self) -> str:
+        if not self.right:
+            return "–"
         error = stdev(self.gain) / len(self.gain) ** 0.5 if len(self.gain) > 1 else 0.0
         return f"{fmean(self.right):.3f} ({fmean(self.gain):+.3f} ± {error:.3f}) ${fmean(self.usd):.2f}"
 

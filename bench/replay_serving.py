@@ -28,7 +28,7 @@ from typing import Any
 
 from bench.arena_serving import add_common, check_common, names, served_at
 from bench.serving import Outcome, Row, Run, report, run
-from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.loop.replies.answers import extract_answer, normalise
 from policy.recipes.stack import Gateway, output_of, program, temporary_directory
 from policy.recipes.traffic import Question
 

@@ -84,7 +84,7 @@ class Client:
             async with slots:
                 answer = await self._ask(policy, question)
                 if learn and answer.rollout_id:
-                    await self._judge(answer)
+                    await self.judge(answer)
             progress.count(answer)
             return answer
 
@@ -106,7 +106,8 @@ class Client:
         self.sent += bool(answer.rollout_id)
         return answer
 
-    async def _judge(self, answer: Answer) -> None:
+    async def judge(self, answer: Answer) -> None:
+        """Report how right an answer was as the outcome of its rollout."""
         body = {"rollout_id": answer.rollout_id, "value": answer.right, "source": "bench"}
         headers = self._headers() | {"idempotency-key": f"{answer.question}-{answer.rollout_id}"}
         (await self._http.post(f"{self._url}/outcomes", json=body, headers=headers)).raise_for_status()

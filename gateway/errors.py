@@ -12,6 +12,7 @@ BatonError                      status  type                    code
 ├── Forbidden                   403     permission_error        (given)
 ├── NotFound                    404     invalid_request_error   not_found | model_not_found
 ├── Conflict                    409     invalid_request_error   (given)
+│   ├── ConversationLocked      409     invalid_request_error   conversation_locked (retry; another turn is under way)
 │   └── IdempotencyRunning      409     invalid_request_error   idempotency_key_in_use  (retry; carries Retry-After)
 ├── BodyTooSlow                 408     invalid_request_error   request_timeout     (retry; closes the connection)
 ├── TooLarge                    413     invalid_request_error   request_too_large
@@ -25,6 +26,7 @@ BatonError                      status  type                    code
 │   ├── UpstreamRefused         400     invalid_request_error   (the worker rejected the request)
 │   ├── UpstreamOverloaded      503     upstream_error          upstream_overloaded (the worker replied 503 or 529)
 │   ├── UpstreamInvalid         502     upstream_error          invalid_structured_output (breaks its schema, twice)
+│   ├── ContractMissed          502     upstream_error          contract_missed     (a reply misses its step's contract)
 │   └── UpstreamProtocol        502     upstream_error          upstream_protocol   (invalid, cut stream, bad JSON)
 ├── ConductorError              502     upstream_error          conductor_unavailable (never reaches a client)
 └── Unavailable                 503     server_error            (given)
@@ -38,6 +40,7 @@ Each error carries its `status`, `type` and `code`; only `api/edge/stack.py` tur
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 
@@ -179,6 +182,17 @@ class Conflict(BatonError):
     should_retry = False  # a retry meets the same conflict
 
 
+class ConversationLocked(Conflict):
+    """Another turn of the conversation is being made; once it has ended a retry is served."""
+
+    code = "conversation_locked"
+    should_retry = True
+
+    def __init__(self, conversation_id: str) -> None:
+        problem = f"Another response of the conversation '{conversation_id}' is being made; retry once it has ended."
+        super().__init__(problem, param="conversation", headers={"retry-after": "1"})
+
+
 class IdempotencyRunning(Conflict):
     """The first request with this Idempotency-Key is still running; a later retry gets its reply."""
 
@@ -228,9 +242,13 @@ class BudgetExceeded(BatonError):
 
     status, type, code = 429, "insufficient_quota", "insufficient_quota"
 
-    def __init__(self, message: str, *, scope: str) -> None:
-        super().__init__(message, headers={"x-should-retry": "false"})
+    def __init__(
+        self, message: str, *, scope: str, left_nano: int = 0, needed_nano: int = 0, param: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, headers={"x-should-retry": "false"})
         self.scope = scope
+        self.left_nano = left_nano  # in the scope's unit: of `calls:…` a call
+        self.needed_nano = needed_nano
 
 
 class CapReached(BatonError):
@@ -277,6 +295,7 @@ class UpstreamError(BatonError):
         if retry_after_s is not None:
             self.headers |= retry_headers(retry_after_s)
         self.dispatched = dispatched  # False: the request never left (refused connection, DNS), so it costs nothing
+        self.tokens: tuple[int, int] | None = None  # prompt and reply of a call that ended with no reply; None: unknown
 
 
 class UpstreamTimeout(UpstreamError):
@@ -312,6 +331,13 @@ class UpstreamInvalid(UpstreamError):
 
     code = "invalid_structured_output"
     kind = "invalid"
+
+
+class ContractMissed(UpstreamError):
+    """A reply that misses the contract of its step, after a repair and another worker."""
+
+    code = "contract_missed"
+    kind = "missed"
 
 
 class UpstreamProtocol(UpstreamError):
@@ -357,3 +383,13 @@ class SpoolFull(Unavailable):
     """The journal has no room on its disk."""
 
     code = "spool_full"
+
+
+@cache
+def own_codes() -> frozenset[str]:
+    """The codes of all classes of the tree. A worker's error may carry another code, which the worker chose."""
+    codes, classes = {"cancelled"}, [BatonError]
+    for one in classes:
+        codes |= {one.code} if one.code else set()
+        classes += one.__subclasses__()
+    return frozenset(codes)

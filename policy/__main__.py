@@ -19,6 +19,7 @@ COMMANDS = {
     "evaluate": "policy.evaluate.command",
     "train": "policy.train.run.command",
     "engines": "policy.train.engines.cli",
+    "alternatives": "policy.engines.alternatives",
     "gate": "policy.gate.command",
     "jobs": "policy.jobs.command",
     "seal": "policy.start.pretrained.seal",

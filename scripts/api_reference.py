@@ -17,18 +17,26 @@ from gateway import errors
 from gateway.adapters.upstream.media import FETCH_CODES
 from gateway.api.edge.headers import OWN_HEADERS
 from gateway.api.edge.health import HealthApi
+from gateway.api.operator.figures import FiguresApi
 from gateway.api.operator.jobs import JobsApi
 from gateway.api.operator.keys import KeysApi
 from gateway.api.operator.orgs import AuditApi, CreditsApi, OrgsApi
 from gateway.api.operator.pages import PagesApi
+from gateway.api.operator.playground import PlaygroundApi
 from gateway.api.operator.policies import PoliciesApi
 from gateway.api.operator.pools import PoolsApi
+from gateway.api.operator.rollouts import RolloutsApi
+from gateway.api.operator.sessions import SessionLimitsApi
+from gateway.api.public.batches import BatchesApi
 from gateway.api.public.chat import OpenAIApi, TextsApi
+from gateway.api.public.files import FilesApi
 from gateway.api.public.messages import MessagesApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
+from gateway.api.public.sessions import SessionsApi
+from gateway.api.public.tasks import TasksApi
 from gateway.core.log.outcome import FIELDS as OUTCOME_FIELDS
-from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.log.rollout import AttemptRecord, RolloutRecord, RoundRecord, StepRecord
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.core.openai import body, shapes
 from gateway.core.openai.shapes import REFUSED, REFUSED_PREFIXES
@@ -53,8 +61,13 @@ REQUEST_HEADERS = {
     "x-baton-rounds": "plans that this request may take, 1 to 16; the cap still holds",
     "x-baton-quality": "0 (the cheapest that may do) to 9 (the best at any price), for a conductor that has this dial",
     "x-baton-keepalive": "`off` (also `0`, `false`): send no comments on an idle stream",
-    "x-baton-progress": "`on`: report plans and steps as they happen, in comments `: baton {…}` of the stream",
+    "x-baton-progress": "what a stream says of plans and steps: `on`, comments `: baton {…}`; `reasoning`, deltas of "
+    "reasoning before the reply (chat) and parts of a reasoning summary (Responses); `off`. Default: `BATON_PROGRESS`",
     "x-baton-sticky": "`off` (also `0`, `false`): plan a turn that would return to its last worker",
+    "x-baton-session": "the session that the request counts in: an id of your own, up to 128 characters",
+    "x-baton-session-usd": "at a session's first use: the dollars that it may spend",
+    "x-baton-session-calls": "at a session's first use: the worker calls that it may make",
+    "x-baton-session-minutes": "at a session's first use: the minutes after which it ends, at most 44,640 (31 days)",
     "x-baton-max-cost-usd": "dollars in all, planning included",
     "x-baton-max-depth": "child loops inside child loops; 0: none",
     "x-baton-max-rounds": "plans of one loop",
@@ -81,7 +94,9 @@ REPLY_HEADERS = {
     "x-baton-why": "the planner's own line about its last plan, where it wrote one",
     "x-baton-fallback": "only where a router planned instead: `conductor_` or `worker_` and the reason",
     "x-baton-lowered": "only where the reply's bound is below what was asked: `max_tokens=312, asked=8192, by=cost`",
-    "x-baton-capped": "only where the request ended early with the best answer so far: the cap, or `worker`",
+    "x-baton-cut": "only where a prompt was cut to fit a worker's context, of the last such step: "
+    "`step=1, messages=12, chars=40122, summary=made, summary_chars=900`; see plans.md",
+    "x-baton-capped": "only where the request ended early with the best answer so far: the cap, `worker` or `session`",
     "x-ratelimit-limit-requests": "requests a minute of the key, where it has such a limit",
     "x-ratelimit-remaining-requests": "requests that are left of them",
     "x-ratelimit-limit-tokens": "tokens a minute of the key, where it has such a limit",
@@ -97,6 +112,9 @@ OTHER_REPLY_HEADERS = {
     "request-id": "`x-request-id` under the name that Anthropic's SDKs read, on `/v1/messages`",
     "x-baton-dropped-fields": "paths of the request properties that Baton does not know and dropped",
     "retry-after, retry-after-ms": "with 429 and 503: when to retry. Above 120 s OpenAI's SDKs do not retry",
+    "x-baton-session-left-usd, x-baton-session-left-calls": "what is left of the session's limits; a stream has it in "
+    "its closing comment, and at its head less what this request holds",
+    "x-baton-session-left-minutes": "minutes until the session ends",
     "x-should-retry": "`true` where a retry may help, `false` where it cannot; OpenAI's SDKs obey it",
 }
 ERRORS = {
@@ -105,15 +123,16 @@ ERRORS = {
     "Unpriced": "a worker has no price, so nothing bounds its cost",
     "ConfigError": "a setting or a file cannot be used: at a start, and on the admin API for a pool file",
     "Unauthorized": "there is no key, or it is malformed, unknown, revoked or of another class",
-    "Forbidden": "the key may not use that pool",
+    "Forbidden": "the key may not use that pool, or the session is frozen or was killed",
     "NotFound": "it does not exist, or is not this key's: both read the same",
     "Conflict": "it contradicts the present state: a second job of a policy, an illegal move of a version",
     "IdempotencyReused": "the `Idempotency-Key` came before with another body or path",
+    "ConversationLocked": "another turn of the conversation is being made; retry",
     "IdempotencyRunning": "the first request with this `Idempotency-Key` has not ended; retry",
     "BodyTooSlow": "the body took over `BATON_BODY_S_MAX`, or came at less than `BATON_BODY_BYTES_PER_S_MIN`",
     "TooLarge": "the body is over `BATON_BODY_BYTES_MAX`",
     "RateLimited": "requests or tokens a minute, or requests in flight; retry after `retry-after`",
-    "BudgetExceeded": "the key's money does not cover the least that this request may cost; do not retry",
+    "BudgetExceeded": "a budget does not cover the least that this request may cost, or its next call; do not retry",
     "CapReached": "a cap ended the request before there was an answer; the message names it",
     "DeadlineExceeded": "there was no answer within the wall-clock of the request",
     "UpstreamError": "the worker failed, and so did every way around it",
@@ -122,6 +141,7 @@ ERRORS = {
     "UpstreamRefused": "the worker called the request bad; its message and code are passed on, without any key",
     "UpstreamOverloaded": "the worker answered 503 or 529, and retries did not help",
     "UpstreamInvalid": "two replies did not match `response_format`",
+    "ContractMissed": "replies of two workers missed what their plan wanted of them",
     "UpstreamProtocol": "the worker's reply was malformed, or its stream was cut off",
     "Unavailable": "a part that the request needs is away; retry",
     "EngineDown": "an engine of policy versions does not answer",
@@ -194,7 +214,8 @@ OUTCOMES_TEXT = """
 ## `POST /v1/outcomes`
 
 Give `rollout_id` or `completion_id`, and exactly one of `value` (true, false, or a number from 0 to 1), `label` (up to
-128 characters), `comment` and `demonstration` (up to 20,000). `source` is `client` unless given. The header
+128 characters), `comment` and `demonstration` (up to 20,000). `source` is `client` unless given. With `step` it
+judges that step of the rollout alone: only experience counts it. The header
 `idempotency-key` (up to 255 characters) makes a repeated request harmless.
 
 """
@@ -210,8 +231,33 @@ Every error is `{"error": {"message": …, "type": …, "param": …, "code": �
 def routes() -> Iterator[tuple[str, str, str, str]]:
     """Return (listener, method, path, summary) of every route, without building an application."""
     listeners: dict[str, tuple[Any, ...]] = {
-        "public": (OpenAIApi, ResponsesApi, MessagesApi, TextsApi, OutcomesApi, HealthApi),
-        "admin": (KeysApi, OrgsApi, CreditsApi, AuditApi, PoolsApi, PoliciesApi, JobsApi, PagesApi, HealthApi),
+        "public": (
+            OpenAIApi,
+            ResponsesApi,
+            MessagesApi,
+            TextsApi,
+            TasksApi,
+            FilesApi,
+            BatchesApi,
+            OutcomesApi,
+            SessionsApi,
+            HealthApi,
+        ),
+        "admin": (
+            KeysApi,
+            OrgsApi,
+            CreditsApi,
+            SessionLimitsApi,
+            AuditApi,
+            PoolsApi,
+            PoliciesApi,
+            JobsApi,
+            PagesApi,
+            RolloutsApi,
+            FiguresApi,
+            PlaygroundApi,
+            HealthApi,
+        ),
     }
     for listener, apis in listeners.items():
         for api in apis:
@@ -239,7 +285,8 @@ def reply_header_names() -> set[str]:
     record = RolloutRecord("", "", "", 0, "baton", "", "", [], {}, {}, "", fallback="x", capped="x")
     record.rounds.append(RoundRecord(1, "conductor", plan={"why": "x", "steps": []}))
     lowered = {"max_tokens": 1, "asked": 2, "by": "cost"}
-    record.steps.append(StepRecord(1, 0, "", "", "openai", "", None, [], lowered=lowered))
+    cut = AttemptRecord(0, 0, cut={"messages": 1})
+    record.steps.append(StepRecord(1, 0, "", "", "openai", "", None, [], lowered=lowered, attempts=[cut]))
     return {*reply_headers(record), *RateState(1, 1, 1, 1, 1.0).headers()}
 
 

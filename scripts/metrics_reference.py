@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.adapters.host.metrics import PrometheusMetrics
-from scripts.markdown import items
+from gateway.adapters.journal.series import WorkerSeries
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
@@ -18,29 +18,14 @@ HEAD = """# Metrics
 
 <!-- Written by scripts/metrics_reference.py (`make docs`); change gateway/adapters/host/metrics.py instead. -->
 
-`GET /metrics` on either listener, Prometheus text, no key. Labels are bounded: worker names, policies, states and
-reasons; never keys, users or rollouts. Each histogram also has `_bucket`, `_count` and `_sum`.
+`GET /metrics` on either listener, Prometheus text, no key. Labels are bounded: worker names, policies, routes, states
+and reasons; never keys, users or rollouts. Each histogram also has `_bucket`, `_count` and `_sum`. Gauges of the stores
+(holds, budgets, jobs, outcomes) are read every 15 s, and every gateway over one database shows the same ones: take
+their `max`, not their `sum`. [Alerts](alerts.md) are rules for Prometheus over these series.
 
 | metric | type | labels | meaning |
 |---|---|---|---|
 """
-TAIL = """
-## Worth an alert
-
-"""
-ALERTS = {
-    "`rate(baton_fallbacks_total[5m]) / rate(baton_requests_total[5m]) > 0.1`": "the conductor is away, slow or "
-    "sends plans that cannot be used, or a worker fails; requests are still answered",
-    "`baton_log_records_total - baton_log_records_stored_total` growing": "PostgreSQL does not keep up; see "
-    "`baton_log_ship_retries_total`",
-    "`min_over_time(baton_capture_rate[5m]) < 1` and no request now": "a request that was served has no row; see "
-    "`baton_log_dead_letters_total` and `baton_log_damaged_total`",
-    "`baton_spool_bytes` near `BATON_SPOOL_BYTES_MAX`": "soon every request is 503 `spool_full`",
-    "`increase(baton_log_dead_letters_total[1h]) > 0`": "a record could not be stored; the table `dead_letters` has it",
-    '`increase(baton_degraded_total{part="settle"}[5m]) > 0`': "Redis was away when a request ended; the ledger has "
-    "what it cost",
-    "`increase(baton_bugs_total[1h]) > 0`": "the gateway's log has the traceback",
-}
 TYPES: tuple[tuple[type[MetricWrapperBase], str], ...] = (
     (Counter, "counter"),
     (Gauge, "gauge"),
@@ -50,7 +35,9 @@ TYPES: tuple[tuple[type[MetricWrapperBase], str], ...] = (
 
 def instruments() -> Iterator[tuple[str, str, str, str]]:
     """Return (name, type, labels, meaning) of each metric that the adapter declares."""
-    for found in vars(PrometheusMetrics()).values():
+    parts = [*vars(PrometheusMetrics()).values(), *vars(WorkerSeries(CollectorRegistry())).values()]
+    lists = [part.values() if isinstance(part, dict) else [part] for part in parts]
+    for found in (item for items in lists for item in items):
         if isinstance(found, MetricWrapperBase):
             kind = next(name for of, name in TYPES if isinstance(found, of))
             name = found._name + ("_total" if kind == "counter" else "")
@@ -69,4 +56,4 @@ def render() -> str:
     """Return the page."""
     rows = [*instruments(), *read_when_asked()]
     lines = [f"| `{name}` | {kind} | {labels} | {what} |\n" for name, kind, labels, what in rows]
-    return "".join([HEAD, *lines, TAIL, items(ALERTS.items())])
+    return "".join([HEAD, *lines])

@@ -36,11 +36,8 @@ MUTANT_S = 120
 TESTS = {
     "tests.models.ledger": ("tests/unit/money/test_ledger.py", "tests/contract/test_budgets.py"),
     "gateway.core.money.amounts": ("tests/unit/money/test_money.py",),
-    "gateway.core.loop.plan": (
-        "tests/unit/loop/test_plan_reader.py",
-        "tests/unit/loop/test_plan_schema.py",
-        "tests/unit/loop/test_plan.py",
-    ),
+    "gateway.core.loop.plan": ("tests/unit/loop/test_plan_schema.py", "tests/unit/loop/test_plan.py"),
+    "gateway.core.loop.reader": ("tests/unit/loop/test_plan_reader.py", "tests/unit/loop/test_plan.py"),
 }
 QUIET = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 ONLY = {"tests.models.ledger": ("-k", "not redis")}

@@ -1,8 +1,11 @@
-"""Write the generated pages under docs/, or with --check name those that are not current (exit 1)."""
+"""Write the generated pages under docs/ and the chart's copies of deploy/, or with --check name those that are not
+current (exit 1). A chart can only use files of its own."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from gateway.files import write_atomic
 from scripts import (
@@ -24,16 +27,25 @@ PAGES = (
     responses_reference,
     training_reference,
 )
+DEPLOY = Path(__file__).parents[1] / "deploy"
+COPIED = ("vllm.sh", "prometheus/alerts.yaml")
+
+
+def _files() -> Iterator[tuple[Path, str]]:
+    """Each generated file, and what it should hold."""
+    yield from ((page.PAGE, page.render()) for page in PAGES)
+    for name in COPIED:
+        yield DEPLOY / "helm" / "files" / Path(name).name, (DEPLOY / name).read_text(encoding="utf-8")
 
 
 def main() -> int:
-    """Return 0 if every page is current, else 1."""
+    """Return 0 if every file is current, else 1."""
     stale = 0
-    for page in PAGES:
+    for path, text in _files():
         if "--check" not in sys.argv[1:]:
-            write_atomic(page.PAGE, page.render())
-        elif not page.PAGE.exists() or page.PAGE.read_text(encoding="utf-8") != page.render():
-            print(f"{page.PAGE.name} is not current; run `make docs`", file=sys.stderr)
+            write_atomic(path, text)
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            print(f"{path.name} is not current; run `make docs`", file=sys.stderr)
             stale = 1
     return stale
 

@@ -26,13 +26,43 @@ second = client.responses.create(model="baton", input="And the next one?", previ
 
 | | |
 |---|---|
-| `POST /v1/responses` | whole, or with `stream: true` as OpenAI's typed events |
+| `POST /v1/responses` | whole, or with `stream: true` as OpenAI's typed events; in the background with `background` |
 | `GET /v1/responses/{id}` | a stored response as it was replied |
 | `GET /v1/responses/{id}/input_items` | what it was made from, earlier turns included; `limit`, `order`, `after` |
 | `DELETE /v1/responses/{id}` | takes its texts out of the log |
-| `POST /v1/responses/{id}/cancel` | always a 400: nothing runs in the background |
+| `POST /v1/responses/{id}/cancel` | ends one that is being made in the background; a 400 for any other |
 | `POST /v1/responses/input_tokens` | the tokens that the input has, by the worker's tokenizer; it costs nothing |
 | `POST /v1/responses/compact` | always a 404 `unsupported_endpoint`: Baton compacts no conversation |
+
+## Conversations
+
+```python
+conversation = client.conversations.create(metadata={"topic": "primes"})
+client.responses.create(model="baton", input="A prime above 100?", conversation=conversation.id)
+client.responses.create(model="baton", input="And the next one?", conversation=conversation.id)
+```
+
+| | |
+|---|---|
+| `POST /v1/conversations` | makes one; `items` (at most 20), `metadata` |
+| `GET`, `POST`, `DELETE /v1/conversations/{id}` | reads it, replaces its `metadata`, deletes it with its items |
+| `POST /v1/conversations/{id}/items` | adds `items`, at most 20 |
+| `GET /v1/conversations/{id}/items` | its items; `limit`, `order`, `after`, `include` |
+| `GET`, `DELETE /v1/conversations/{id}/items/{item_id}` | reads an item; deletes it |
+
+- A response with `conversation` is a turn: the worker gets the items before it, and its own input and output are added
+  once it has its reply, whole, streamed or in the background, with `store: false` too. One that fails, is cancelled or
+  is left by its client adds nothing.
+- One turn at a time has a conversation. Another one, and a change of its items, is meanwhile a 409
+  `conversation_locked` with `x-should-retry: true`; OpenAI's SDKs try again. A turn that ended on this gateway is
+  always seen by the next. A gateway that dies in the middle of a turn that is not in the background leaves the
+  conversation locked for up to `BATON_CAPS_WALL_S_MAX` and a minute.
+- A reply is added once, also where a gateway dies behind it ([decision](adr/0034-a-turn-comes-with-its-rollout.md)).
+- A conversation belongs to its key, which must log text (`full`), and holds at most `BATON_BODY_BYTES_MAX` bytes:
+  beyond, 413. Secrets are taken out as they are of the log. Items are deleted when the retention of their key is over.
+- `conversation` and `previous_response_id` exclude each other. Items are messages, calls, results and reasoning; those
+  of hosted tools are a 400. A result whose call was deleted goes to no worker.
+- What vendors need back (signatures, encrypted reasoning) stays with the conversation; `include` shows it.
 
 ## Stored responses
 
@@ -53,6 +83,8 @@ A response is stored by being logged, so it is there when its reply is, on every
   in bytes (`BATON_BODY_BYTES_MAX`): beyond, 400 and 413.
 - A response that failed can be read back, and not continued.
 
+- With `background: true` it outlives its connection and its gateway ([how](openai.md#responses-in-the-background)).
+
 ## What becomes of each property
 
 `null` counts as absent. What is not in this table is dropped and named in `x-baton-dropped-fields`; with
@@ -65,16 +97,22 @@ ITEMS = """
 ## Input and tools
 
 `input` is a string or a list of items: {kinds}.
-`reasoning` items are accepted and not sent on. A message's content is text, `input_text`, `input_image` (`image_url`)
-and `input_file` (`file_data`), an assistant's `output_text` and `refusal`; `file_id` and `file_url` are refused, as
-no files are kept or fetched. Every `function_call` needs its `function_call_output` and the other way round. An
-`item_reference` finds items of stored responses of the same key.
+`reasoning` items are accepted; of them only Baton's own `encrypted_content` is sent on, to the vendor that needs it. A
+message's content is text, `input_text`, `input_image` (`image_url`) and `input_file` (`file_data`), an assistant's
+`output_text` and `refusal`; `file_id` and `file_url` are refused, as no files are kept or fetched. Every
+`function_call` needs its `function_call_output` and the other way round. An `item_reference` finds items of stored
+responses of the same key.
 
-Tools are functions. Hosted ones (`web_search`, `file_search`, `computer`, `code_interpreter`, `mcp`,
-`image_generation`, shells) and `custom` ones are a 400 `unsupported_tool`. `tool_choice` may be `none`, `auto`,
-`required`, one function, or `allowed_tools`: then only those are sent on.
+Tools are functions, custom tools, and namespaces of both. Declarations of hosted ones (`web_search`, `file_search`,
+`computer`, `code_interpreter`, `mcp`, `image_generation`, shells) go to the worker that answers where its pool entry
+lists them as [`hosted`](pool.md#workers-behind-the-responses-api), and are left out and named in `x-baton-left-out`
+where it does not. What such a tool did is an item of the output, with the worker's fields.
+`tool_choice` may be `none`, `auto`, `required`, one function or custom tool, one of the declared hosted tools, which
+goes the way of its declaration, or `allowed_tools`: then only those are sent on.
 
-Of `include` only `message.output_text.logprobs` has an effect; reasoning is neither summarised nor encrypted.
+Of `include` only two names have an effect: `message.output_text.logprobs`, and `reasoning.encrypted_content`. With
+the latter the first reasoning item has, as `encrypted_content`, what the worker's vendor needs back: thinking with its
+signature, the state of tool calls. It is opaque, and goes to workers of that vendor and model family alone.
 
 These belong to chat completions and are a 400 that says where they went:
 {moved}.

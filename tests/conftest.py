@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from tests.sizes import sized
+from tests.waiting import BOUND_S
 
 pytest_plugins = ["tests.redis_server", "tests.postgres_server"]
 
@@ -20,6 +22,11 @@ settings.register_profile(
 )
 settings.load_profile("baton")
 
+
+# A client of a test that sets no timeout waits as long as any test does: httpx's five seconds are too few for a busy
+# machine.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, phase, BOUND_S)
 
 HERE = Path(__file__).parent
 QUICK = ("unit", "service", "bench")  # folders whose files take a second or two

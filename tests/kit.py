@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,25 +17,33 @@ from gateway.core.log.rollout import RolloutRecord
 from gateway.core.loop.caps import Caps
 from gateway.core.loop.experience import HASHED, RuleWeights
 from gateway.core.loop.prompt import Profile
+from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
+from gateway.core.loop.turns.replanning import Replanning
 from gateway.core.openai.chat import parse_request
 from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
-from gateway.service.loop.calls import NO_TOKENIZER, Calls, RetryBudget
-from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.admin.sessions import Sessions
+from gateway.service.loop.calls import NO_TOKENIZER, NO_TOOLBOXES, Calls, RetryBudget
+from gateway.service.loop.candidates import Shortlist
+from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings, Patience
 from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.routers import RulePlanner
-from gateway.service.ports.request import Clock, Embedder, MediaSource, TokenCounter, Workers
+from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
+from gateway.service.ports.request import Clock, Conductor, Embedder, MediaSource, TokenCounter, Toolboxes, Workers
 from gateway.service.request.admit import Policies, RequestContext
 from gateway.service.request.catalog import Catalog
-from gateway.service.request.complete import Completer
-from gateway.service.request.running import Running
+from gateway.service.request.complete import Completer, none_held
+from gateway.service.request.running import Running, StreamItem
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
+from tests.fakes.background import FakeBackground
 from tests.fakes.budgets import FakeBudgets, FakeBudgetStore
 from tests.fakes.conductor import Script, ScriptedConductor
+from tests.fakes.conversations import FakeStoredConversations
 from tests.fakes.journal import FakeJournal
 from tests.fakes.media import FakeMedia
 from tests.fakes.ratelimits import FakeRateLimits
 from tests.fakes.replies import FakeCallStates, FakeConversations, FakeReplies
+from tests.fakes.sessions import FakeSessions
 from tests.fakes.store import FakeStore
 from tests.fakes.workers import FakeWorkers, Scripted
 from tests.waiting import BOUND_S
@@ -64,10 +72,14 @@ class SpyMetrics:
     records: list[RolloutRecord] = field(default_factory=list)
     degradations: list[str] = field(default_factory=list)
     bugs: list[Exception] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
     dropped_fields: int = 0
 
-    def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
+    def finished(self, record: RolloutRecord, overhead_ms: float, children: Sequence[RolloutRecord] = ()) -> None:
         self.records.append(record)
+
+    def admitted(self, waited_s: float) -> None:
+        self.waits_s.append(waited_s)
 
     def dropped(self, fields: int) -> None:
         self.dropped_fields += fields
@@ -98,6 +110,15 @@ def _free() -> Price:
     return Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
 
 
+async def items_of(running: Running) -> AsyncIterator[StreamItem]:
+    """What a stream's reader gets, to its end."""
+    while await running.ready(None):
+        if (item := running.take()) is not None:
+            yield item
+        elif running.finished.is_set():
+            return
+
+
 def plan(*steps: tuple[str, str | None, list[int] | str]) -> str:
     """Plan text from (handle, task, see) triples."""
     return json.dumps({"steps": [{"worker": w, "task": t, "see": s} for w, t, s in steps]}, separators=(",", ":"))
@@ -125,10 +146,17 @@ class Kit:
         pools: PoolFile | None = None,
         attempts_max: int = 2,
         sticky_s: float = 600.0,
+        replanning: Replanning | None = None,
         embedder: Embedder | None = None,
         media: MediaSource | None = None,
         tokens: TokenCounter = NO_TOKENIZER,
         profile: Profile = "full",
+        conductor: Conductor | None = None,
+        toolboxes: Toolboxes = NO_TOOLBOXES,
+        patience: Patience | None = None,
+        held: Callable[[WorkerSpec], bool] = none_held,
+        errors: Mapping[str, CheckerErrors] = NO_ERRORS,
+        summaries: SummaryRules = NO_SUMMARIES,
         **policies: Any,
     ) -> None:
         self.conductor = ScriptedConductor(script, gap_s=gap_s, model="conductor@1")
@@ -142,19 +170,25 @@ class Kit:
         self.replies = FakeReplies()
         self.conversations = FakeConversations()
         self.states = FakeCallStates()
+        self.background = FakeBackground()
+        self.stored_conversations = FakeStoredConversations(self.store)
         self.metrics = SpyMetrics()
         self.embedder = embedder or LocalEmbedder(HASHED)
         clock = TestClock()
+        self.session_store = FakeSessions()
+        self.sessions = Sessions(self.session_store, self.budgets, clock)
         budget = RetryBudget(start_retries=100)
         self.tokens = tokens
-        calls = Calls(self.workers, budget, clock, tokens, attempts_max=attempts_max, wait_initial_s=0.001)
+        calls = Calls(self.workers, budget, clock, tokens, toolboxes, attempts_max=attempts_max, wait_initial_s=0.001)
         rule = RulePlanner(RuleWeights())
-        learned = ConductorPlanner(self.conductor, ConductorSettings(profile, PRICE, timeout_s))
+        planning = ConductorSettings(profile, PRICE, timeout_s, patience=patience)
+        learned = ConductorPlanner(conductor or self.conductor, planning)
         planners = {"baton": (learned, rule), "baton/conductor": (learned, rule), "baton/rule": (rule, rule)}
         self.catalog = Catalog(pools or pool_file(), planners)  # type: ignore[arg-type]
+        self.shortlist = Shortlist(self.embedder, self.store, clock, RuleWeights(), 20, most=12, explored=2)
         self.completer = Completer(
             catalog=self.catalog,
-            rounds=Rounds(calls),
+            rounds=Rounds(calls, errors, summaries),
             budgets=self.budgets,
             limits=self.limits,
             journal=self.journal,
@@ -174,9 +208,15 @@ class Kit:
                 **policies,
             ),
             redactor=Redactor(["provider-secret-value"]),
-            sticky=Sticky(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, BOUND_S),
+            sticky=Sticky(
+                *(self.conversations, self.metrics, b"secret of the marks", sticky_s, 3600.0, BOUND_S),
+                replanning or Replanning(),
+            ),
+            held=held,
             media=media or FakeMedia(),
+            sessions=self.sessions,
             states=VendorStates(self.states, self.metrics, 3600.0, BOUND_S),
+            shortlist=self.shortlist,
         )
 
     async def start(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:
@@ -187,7 +227,7 @@ class Kit:
     async def serve(self, body: dict[str, Any] | None = None, who: Principal = KEY, **asked: Any) -> Running:
         """Start a request, read its stream if it has one, and wait for its end."""
         running = await self.start(body, who, **asked)
-        async for _ in running.chunks():
+        async for _ in items_of(running):
             pass
         await running.finished.wait()
         return running

@@ -8,12 +8,32 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from gateway.core.loop.plan import PLAN_BYTES_MAX, TASK_CHARS_MAX, PlanLimits
+from gateway.core.loop.plan import TASK_CHARS_MAX, PlanLimits
+from gateway.core.loop.reader import PLAN_BYTES_MAX
 
 HANDLES = ("quill", "atlas", "slate")
 FIRST = PlanLimits(HANDLES, steps_max=4, depth_capped=frozenset({"maestro"}))
 SINGLE = PlanLimits(HANDLES, steps_max=1)
 LATER = PlanLimits(HANDLES, steps_max=3, first_index=4)
+CHECKED = PlanLimits(
+    (*HANDLES, "tally"),
+    steps_max=4,
+    merges=frozenset({"tally"}),
+    checkers=("slate",),
+    runs_tests=True,
+    toolboxes=("slate",),
+)
+CONTRACTS: tuple[Any, ...] = (
+    {"regex": "^a+$"},
+    {"regex": "(?=a)"},
+    {"schema": {"type": "object"}, "min_chars": 3},
+    {"schema": {"type": 3}},
+    {"tests": ["assert True"]},
+    {"tests": "assert True"},
+    {"judge": "slate"},
+    {"judge": "atlas"},
+    {"min_chars": 10**9},
+)
 TASKS = (
     None,
     "Add 2 and 3.",
@@ -38,7 +58,8 @@ def valid_plan(rng: Random, allowed: PlanLimits) -> Json:
 def _step(rng: Random, allowed: PlanLimits, at: int) -> Json:
     before = range(allowed.first_index + at)
     see: Any = "all" if rng.random() < 0.2 else sorted(rng.sample(before, rng.randint(0, len(before))))
-    return {"worker": rng.choice(allowed.handles), "task": rng.choice(TASKS[:-1]), "see": see}
+    handles = [handle for handle in allowed.handles if (see and before) or handle not in allowed.merges]
+    return {"worker": rng.choice(handles), "task": rng.choice(TASKS[:-1]), "see": see}
 
 
 def _any_step(rng: Random, plan: Json) -> Json:
@@ -76,6 +97,15 @@ def _itself(rng: Random, plan: Json) -> Any:
     return plan
 
 
+def _verify(rng: Random, plan: Json) -> Any:
+    """A verify step in the plan, with edges that may be wrong."""
+    at = rng.randrange(len(plan["steps"]))
+    edges = {"accept": rng.choice(["ship", at + 1, "plan"]), "escalate": rng.choice(["plan", at + 1, at, 99])}
+    see = rng.choice([[], [at - 1]]) if at else []
+    plan["steps"][at] = {"worker": "slate", "task": None, "see": see, "kind": "verify", **edges}
+    return plan
+
+
 OBJECTS: tuple[Callable[[Random, Json], Any], ...] = (
     lambda rng, plan: plan,
     lambda rng, plan: {"steps": []},
@@ -86,6 +116,11 @@ OBJECTS: tuple[Callable[[Random, Json], Any], ...] = (
     _set("task", *ODD, TASKS[-1], "x" * (TASK_CHARS_MAX + 1), "\udfff lone"),
     _set("see", *ODD, [0], [99], [-1], [True], [0.0], ["0"], [0, 0], [None], list(range(400)), [[0]], "ALL"),
     _set("note", 1),
+    _set("worker", "tally"),
+    _set("expect", *ODD, *CONTRACTS),
+    _set("tools", *ODD, ["slate"], ["quill"], ["slate"] * 5),
+    _set("context", *ODD, "last", "none", [1], [2, 1], [0], [1] * 40),
+    _verify,
     _drop,
     _more_steps,
     _odd_step,

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres.database import async_engine, driver_url
 from gateway.adapters.postgres.migrate import upgrade
+from tests.waiting import BOUND_S
 
 TEMPLATE = "baton_template"
 
@@ -113,6 +114,6 @@ def empty_database_url(pg_server: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 async def pg_engine(database_url: str) -> AsyncIterator[AsyncEngine]:
     """An async engine on `database_url`."""
-    engine = async_engine(database_url, statement_timeout_s=20.0)
+    engine = async_engine(database_url, statement_timeout_s=20.0, pool_timeout_s=BOUND_S, connect_timeout_s=BOUND_S)
     yield engine
     await engine.dispose()

@@ -28,6 +28,7 @@ DOCS = ROOT / "docs"
 GUARANTEES = DOCS / "guarantees"
 PROMISES = {  # page → the fewest promises it holds
     "conductor": 4,
+    "gate": 14,
     "jobs": 10,
     "keys": 19,
     "log": 18,

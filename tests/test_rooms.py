@@ -52,9 +52,10 @@ POLICY_ADAPTERS: dict[str, tuple[str, ...]] = {
     ),
     "policy.engines.opening": ("gateway.adapters.host.poolfile", "gateway.config.settings"),
     "policy.train.sources.live": (  # tools are called with the client that serves
-        "gateway.adapters.upstream.pooled",
+        "gateway.adapters.upstream.tools",
         "gateway.adapters.host.poolfile",
     ),
+    "policy.graders": ("gateway.adapters.upstream.sandbox",),
     "policy.recipes": (
         "gateway.config.settings",
         *(f"gateway.adapters.postgres.{name}" for name in ("database", "tables")),

@@ -239,7 +239,7 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 def test_locks_pin_hashes_and_name_no_index() -> None:
     locks = [path for path in tracked() if re.match(r"requirements/.+\.lock$", path)]
-    assert len(locks) == 10
+    assert len(locks) == 18
     for path in locks:
         assert "://" not in text(path), path
         entries = re.split(r"\n(?=\S)", text(path).strip())
@@ -262,7 +262,8 @@ def test_the_configuration_page_is_current() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["install", "serve", "check", "test", "lock", "test-vllm", "test-train", "test-verl", "test-clients"]
+    "name",
+    ["install", "serve", "check", "test", "lock", "test-vllm", "test-train", "test-verl", "test-clients", "peers"],
 )
 def test_scripts_stop_at_the_first_failure(name: str) -> None:
     head = text(f"scripts/{name}").splitlines()

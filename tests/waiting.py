@@ -18,7 +18,11 @@ from gateway.errors import BatonError
 BOUND_S = 60.0
 PAUSE_S = 0.01
 PACES = (1, 4, 16)
-PATIENT = {"BATON_REDIS_TIMEOUT_S": "5"}  # for gateways that must not fail a request when the machine stalls
+PATIENT = {
+    "BATON_REDIS_TIMEOUT_S": "5",
+    "BATON_CONDUCTOR_PATIENCE_S_MIN": "60",
+    "BATON_LAME_DUCK_S": "0",
+}  # for gateways that must not fail a request when the machine stalls, and end at once
 FAILURES = (AssertionError, pytest.fail.Exception, BatonError, TimeoutError)
 
 

@@ -43,6 +43,11 @@ class PlanningSettings(BaseModel):
         description="Limit of one planning call; then the fallback router plans. Unset: 10 for trained weights, "
         "60 for a model that plans by prompt",
     )
+    conductor_patience_s_min: Seconds = Field(
+        2.0,
+        description="Least time that a plan is waited for. Once 20 plans came, the limit is 4 times what 19 of 20 of "
+        "the latest took, from this to `BATON_CONDUCTOR_TIMEOUT_S`; then the rule plans",
+    )
     conductor_rounds: int | None = Field(
         None,
         ge=1,
@@ -84,6 +89,23 @@ class PlanningSettings(BaseModel):
     rule_w_success: float = Field(1.0, ge=0, le=1000, description="Rule: weight of the observed success rate")
     rule_w_latency: float = Field(0.05, ge=0, le=1000, description="Rule: weight of 1 / seconds")
     rule_w_cost: float = Field(20.0, ge=0, le=100_000, description="Rule: weight of the dollars of one call")
+    candidates_max: int = Field(
+        12, ge=2, le=1000, description="Workers and tools that one plan is made over; of a larger pool the likeliest"
+    )
+    candidates_drawn: int = Field(
+        2, ge=0, le=100, description="How many of them are drawn at random, so that unknown workers are tried"
+    )
+    summarizer: str = Field(
+        "none",
+        description="Worker that sums up the oldest turns where a prompt has no room for them: `none`, `auto` (the "
+        "cheapest model that the request may be planned with) or a name; see plans.md",
+    )
+    summary_tokens_max: int = Field(
+        512, ge=16, le=100_000, description="Tokens of a summary; never above an eighth of the context that it is for"
+    )
+    summary_timeout_s: Seconds = Field(
+        20.0, description="Limit of one summary, at most half of the request's time left; then the turns are dropped"
+    )
     experience_timeout_s: Seconds = Field(0.1, description="If the look-up takes longer, plan without experience")
     experience_neighbours: Count = Field(200, description="Past steps per worker that experience is computed from")
     experience_half_life: float = Field(
@@ -140,7 +162,16 @@ class VersionsSettings(BaseModel):
         None, description="Directory of versions, one for all gateways of a database; unset: `policies` in the data one"
     )
     policies_url: str = Field(
-        "", description="URL where versions lie for other hosts too, such as s3://bucket/policies; empty: nowhere"
+        "", description="URL where versions lie for other hosts too, such as s3://bucket/policies; empty: PostgreSQL"
+    )
+    policies_stored_bytes_max: Bytes = Field(
+        2**30, description="Bytes of one version that PostgreSQL stores for other hosts; a larger one needs a URL"
+    )
+    policy_wait_s: float = Field(
+        15.0,
+        ge=0,
+        le=600,
+        description="Time that `canary` and `promote` wait until every running gateway holds the version; 0: none",
     )
     policy_engine: Literal["auto", "none", "vllm-lora", "vllm-reload"] = Field(
         "auto", description="Engine of versions; auto: the embedded one, if any"

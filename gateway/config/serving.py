@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, Field, field_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, field_validator, model_validator
 
+from gateway.core.log.alerts import KINDS
+from gateway.core.loop.turns.replanning import DISTANCE_MAX, TRIGGERS
 from gateway.core.money.amounts import usd_to_nano
 from gateway.core.pool.workers import SecretRef
 
@@ -40,6 +42,9 @@ class PlacesSettings(BaseModel):
     port: Port = Field(8080, description="Port of the public API; 0 takes any free one")
     admin_host: str = Field("127.0.0.1", description="Address that the admin API, health and metrics listen on")
     admin_port: Port = Field(8081, description="Port of the admin API; 0 takes any free one")
+    processes: int = Field(
+        1, ge=1, le=64, description="Processes that serve the public port; with several, one more watches them"
+    )
     port_strict: bool = Field(False, description="Stop where a port is taken; off: take the next free one")
     database_url: str | None = Field(
         None,
@@ -54,7 +59,27 @@ class PlacesSettings(BaseModel):
     pepper: SecretRef | None = Field(
         None, description="Secret under key digests, `env:NAME` or `file:PATH`; unset: made once in the data directory"
     )
+    first_keys: Literal["auto", "always", "first", "never"] = Field(
+        "auto",
+        description="When a data directory gets a data and an admin key of its own: always, first (only in a database "
+        "without keys), or never; auto: first where `DATABASE_URL` is set, else always",
+    )
+    show_keys: bool = Field(True, description="Print the first keys when they are made; the image does not")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the program's log")
+    log_format: Literal["text", "json"] = Field("text", description="Form of the log's lines: text, or JSON objects")
+    otel_url: str = Field(
+        "", description="Where traces go by OTLP/HTTP, such as http://collector:4318/v1/traces; empty: nowhere"
+    )
+    otel_headers: SecretRef | None = Field(
+        None, description="Headers of that request, `env:NAME` or `file:PATH` of `name=value,…`; see otel.md"
+    )
+    otel_service: str = Field("baton", min_length=1, max_length=64, description="`service.name` of the traces")
+    otel_content: bool = Field(
+        False, description="Traces have prompts and replies, of requests that are logged in full"
+    )
+    access_log: Literal["off", "errors", "all"] = Field(
+        "errors", description="Requests that get a line in the log: none, those with an error, or all"
+    )
 
     @field_validator("redis_url")
     @classmethod
@@ -78,8 +103,19 @@ class RequestsSettings(BaseModel):
     keepalive_s: float = Field(
         10.0, ge=0, le=3600, description="Interval of keep-alive comments on an idle stream; 0: none"
     )
+    progress: Literal["off", "on", "reasoning"] = Field(
+        "off",
+        description="What a stream says of plans and steps where its request does not say: nothing, comments, or "
+        "reasoning before the reply",
+    )
     strict_fields: bool = Field(False, description="Refuse unknown request fields with 400; off: drop them")
     drain_s: float = Field(30.0, ge=0, le=3600, description="Time for open requests to finish after SIGTERM")
+    lame_duck_s: float = Field(
+        5.0,
+        ge=0,
+        le=600,
+        description="Time after SIGTERM in which Baton says it is not ready and still serves; 0: none",
+    )
     key_cache_s: float = Field(1.0, ge=0, le=60, description="Time for which a revoked key may still work")
     key_stale_s: Seconds = Field(3600.0, description="Time for which a known key works while PostgreSQL is away")
     key_cache_max: Count = Field(10_000, description="Keys held in memory")
@@ -109,6 +145,25 @@ class TurnsSettings(BaseModel):
     sticky_timeout_s: float = Field(
         0.25, gt=0, le=60, description="If the look-up of that worker takes longer, plan the turn"
     )
+    replan: str = Field(
+        ",".join(TRIGGERS),
+        description="What plans such a turn anew, by commas: failure (of the last turn), tool_error (a declared one), "
+        "cap (in sight), intent (another one, by meaning), better (a worker, by more than the lost prompt cache); "
+        "empty: nothing. See conversations.md",
+    )
+    replan_distance: float | None = Field(
+        None,
+        gt=0,
+        le=2,
+        description="1 − cosine of two user messages above which the later one wants something else; unset: "
+        f"{DISTANCE_MAX}, measured, with the embedder `minilm`, and none with others",
+    )
+    replan_turns_left: int = Field(
+        2, ge=1, le=100, description="A cap is in sight where fewer turns like the last one are left"
+    )
+    replan_gain: float = Field(
+        0.1, ge=0, le=1, description="How much of a right answer another worker must gain beyond the lost prompt cache"
+    )
     vendor_state_keep_s: float = Field(
         86_400.0,
         ge=0,
@@ -116,6 +171,45 @@ class TurnsSettings(BaseModel):
         description="Time for which signatures and encrypted reasoning of tool calls are kept for clients that do not "
         "return them; 0: never",
     )
+
+    @field_validator("replan")
+    @classmethod
+    def _are_triggers(cls, text: str) -> str:
+        for name in listed(text):
+            if name not in TRIGGERS:
+                raise ValueError(f"`{name}` is not one of {', '.join(TRIGGERS)}")
+        return text
+
+
+class BatchesSettings(BaseModel):
+    """Batches: files, and requests that are served when live ones leave room; responses in the background"""
+
+    file_bytes_max: Bytes = Field(200 * 2**20, description="Bytes of an uploaded file; a larger one is 413")
+    files_bytes_per_key_max: Bytes = Field(2 * 2**30, description="Bytes of all files of one key; more are 413")
+    files_keep_s: int = Field(
+        30 * 86_400, ge=3600, le=365 * 86_400, description="Time for which a file is kept whose client sets none"
+    )
+    batch_lines_max: int = Field(
+        8,
+        ge=0,
+        le=1000,
+        description="Lines of batches served at the same time, less one for each live request; 0: none",
+    )
+    batch_cost_usd_max: Usd = Field("10.00", description="Dollars that all lines of one batch may cost")
+    batch_lease_s: Seconds = Field(
+        30.0, description="Time until another gateway goes on with a dead one's batches and background responses"
+    )
+    background_max: int = Field(
+        64, ge=0, le=10_000, description="Background responses that this gateway makes at the same time; 0: none"
+    )
+    background_s: Seconds = Field(
+        3600.0, description="Time after its request in which a background response must be made, crashes included"
+    )
+
+    @property
+    def batch_cost_nano_max(self) -> int:
+        """`batch_cost_usd_max` in nano-dollars."""
+        return usd_to_nano(self.batch_cost_usd_max)
 
 
 class OutsideSettings(BaseModel):
@@ -148,6 +242,40 @@ class OutsideSettings(BaseModel):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"`{origin}` is not an origin such as https://app.example.com (no path), or *")
         return text
+
+
+class AlertsSettings(BaseModel):
+    """Alerts: a webhook that is told of budgets, drift, roll-backs, uncertain charges and jobs"""
+
+    alerts_url: str = Field("", description="Webhook that gets alerts, http(s)://…; empty: none. See webhooks.md")
+    alerts_secret: SecretRef | None = Field(
+        None, description="Secret of their signature, `env:NAME` or `file:PATH` of `whsec_` and base64"
+    )
+    alerts_kinds: str = Field(
+        ",".join(KINDS), description="Kinds of alerts that are sent, comma-separated, of those of the default"
+    )
+
+    @field_validator("alerts_url")
+    @classmethod
+    def _is_webhook(cls, text: str) -> str:
+        parts = urlsplit(text)
+        if text and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("write a URL that begins with http:// or https://")
+        return text
+
+    @field_validator("alerts_kinds")
+    @classmethod
+    def _are_kinds(cls, text: str) -> str:
+        for kind in listed(text):
+            if kind not in KINDS:
+                raise ValueError(f"`{kind}` is no kind of alert; there are {', '.join(KINDS)}")
+        return text
+
+    @model_validator(mode="after")
+    def _is_signed(self) -> AlertsSettings:
+        if self.alerts_url and self.alerts_secret is None:
+            raise ValueError("BATON_ALERTS_URL needs BATON_ALERTS_SECRET, or nobody could check what it gets")
+        return self
 
 
 class UpstreamSettings(BaseModel):
@@ -197,7 +325,9 @@ class MoneySettings(BaseModel):
         True, description="Serve without rate limits while Redis is away; never without money"
     )
     redis_timeout_s: Seconds = Field(0.2, description="Limit of a Redis command of money; a fifth of it for rates")
-    redis_connections_max: Count = Field(64, description="Connections to Redis")
+    redis_connections_max: Count = Field(
+        64, description="Connections to Redis for one script: one takes commands, the others await late replies"
+    )
 
 
 class LogSettings(BaseModel):
@@ -207,8 +337,12 @@ class LogSettings(BaseModel):
     spool_bytes_max: Bytes = Field(
         2**30, description="Bytes not yet in PostgreSQL; beyond, requests are 503 `spool_full`"
     )
+    disk_free_bytes_min: int = Field(
+        64 * 2**20, ge=0, le=2**40, description="Free bytes of the journal's disk below which `/readyz` is 503"
+    )
     spool_segment_bytes: Bytes = Field(16 * 2**20, description="Bytes of one journal file")
     ship_batch_max: Count = Field(500, description="Events of one transaction")
+    ship_process: bool = Field(True, description="Ship the log in a process of its own; false: in a thread")
     ship_wait_s: Seconds = Field(5.0, description="Time that a read waits for its own writes to reach PostgreSQL")
     retention_days: int = Field(
         0,

@@ -16,8 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.config.operating import DriftSettings, LoginSettings
 from gateway.config.planning import LearningSettings, PlanningSettings, VersionsSettings
 from gateway.config.serving import (
+    AlertsSettings,
+    BatchesSettings,
     CapsSettings,
     LogSettings,
     MoneySettings,
@@ -31,7 +34,7 @@ from gateway.errors import ConfigError
 
 PREFIX = "BATON_"
 MAY_HOLD_SECRETS = frozenset(  # never repeated in an error
-    {"database_url", "redis_url", "pepper", "conductor_api_key", "embedder_api_key"}
+    {"database_url", "redis_url", "pepper", "conductor_api_key", "embedder_api_key", "alerts_url"}
 )
 SECTIONS = (
     PlacesSettings,
@@ -41,18 +44,26 @@ SECTIONS = (
     CapsSettings,
     RequestsSettings,
     TurnsSettings,
+    BatchesSettings,
     OutsideSettings,
     UpstreamSettings,
+    DriftSettings,
     MoneySettings,
     LogSettings,
+    AlertsSettings,
+    LoginSettings,
 )
 
 
 class Settings(
+    LoginSettings,
+    AlertsSettings,
     LogSettings,
     MoneySettings,
+    DriftSettings,
     UpstreamSettings,
     OutsideSettings,
+    BatchesSettings,
     TurnsSettings,
     RequestsSettings,
     CapsSettings,
@@ -80,6 +91,20 @@ class Settings(
         """The directory of the journal."""
         return self.spool_dir or self.data_dir / "spool"
 
+    def spool_of(self, index: int) -> Path:
+        """The directory of the journal of one of several processes."""
+        return self.spool_path / f"process-{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingProcesses:
+    """`count` processes with the indices from 1 on serve the public port, and have their state under `directory`.
+    `index` is that of this one, 0 where it only watches them."""
+
+    directory: Path
+    count: int
+    index: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -87,7 +112,8 @@ class Services:
 
     `conductor_url` (base URL ending in /v1) and `conductor_model` are None where the conductor is a worker of the pool,
     `policies` where this conductor has one version and no registry. `engine_key` opens the routes that load versions.
-    `places` maps the `local:` URLs of the pool to the base URLs of the servers that were started for them.
+    `places` maps the `local:` URLs of the pool to the base URLs of the servers that were started for them. `serving`:
+    the processes that serve the public port; None where one process does everything.
     """
 
     database_url: str = field(repr=False)
@@ -99,6 +125,7 @@ class Services:
     policies: Path | None = None
     engine_key: str | None = field(default=None, repr=False)
     places: Mapping[str, str] = field(default_factory=dict)
+    serving: ServingProcesses | None = None
 
 
 def variable(name: str) -> str:

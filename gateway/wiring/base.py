@@ -8,9 +8,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from gateway import __version__
 from gateway.adapters.host import poolfile
 from gateway.adapters.host.clock import SystemClock
 from gateway.adapters.host.metrics import PrometheusMetrics
+from gateway.adapters.host.siblings import SharedCounts, Siblings
 from gateway.adapters.postgres.database import Connections
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.config.settings import Services, Settings, environment
@@ -37,6 +39,18 @@ class Base:
     metrics: PrometheusMetrics
     connections: Connections
     store: PostgresStore
+    counts: SharedCounts | None = None  # of the processes that serve one public port, if this is one of several
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process does what is done once for a gateway, such as housekeeping and audits: it is the only
+        one, or it watches those that serve."""
+        return self.siblings is None or not self.siblings.index
+
+    @property
+    def siblings(self) -> Siblings | None:
+        """The processes that serve the public port, if there are several."""
+        return siblings_of(self.services)
 
     def closing(self, part: Part) -> Part:
         """Return the part, which is closed at the end of the gateway."""
@@ -67,5 +81,19 @@ def base_of(settings: Settings, services: Services, opened: AsyncExitStack) -> B
         statement_timeout_s=settings.db_statement_s,
     )
     opened.push_async_callback(connections.close)
-    store = PostgresStore(connections.requests, experience_half_life=settings.experience_half_life)
-    return Base(settings, services, opened, SystemClock(), PrometheusMetrics(), connections, store)
+    half_life = settings.experience_half_life
+    store = PostgresStore(connections.requests, lookups=connections.lookups, experience_half_life=half_life)
+    metrics, counts = PrometheusMetrics(__version__), _counts(siblings_of(services))
+    return Base(settings, services, opened, SystemClock(), metrics, connections, store, counts)
+
+
+def siblings_of(services: Services) -> Siblings | None:
+    """The processes that serve the public port, if there are several."""
+    serving = services.serving
+    return None if serving is None else Siblings(serving.directory, serving.count, serving.index)
+
+
+def _counts(siblings: Siblings | None) -> SharedCounts | None:
+    if siblings is None or not siblings.index:
+        return None
+    return SharedCounts(siblings.shared, siblings.index - 1, siblings.count)

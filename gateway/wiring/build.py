@@ -8,50 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
 
 from gateway import __version__
-from gateway.adapters.host.anchors import ANCHORS, AnchorFile
+from gateway.adapters.host.clock import watch_loop
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool
-from gateway.adapters.postgres.admin import PostgresAdmin, PostgresPools
-from gateway.adapters.postgres.audit import PostgresAudit
-from gateway.adapters.postgres.jobs import JobStore, queue_app
-from gateway.adapters.postgres.reports import PostgresReports
-from gateway.adapters.postgres.retention import PostgresRetention
-from gateway.adapters.postgres.vectors import OldVectors
+from gateway.adapters.postgres.admin import PostgresAdmin
+from gateway.adapters.postgres.alerts import PostgresAlerts
+from gateway.adapters.postgres.experience import OldCredit, OldVectors
+from gateway.adapters.postgres.reports.checks import PostgresChecks
+from gateway.adapters.postgres.reports.overview import PostgresReports
+from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.redis.budgets import RedisBudgets
+from gateway.adapters.upstream.pooled import PooledWorkers
 from gateway.api.edge import spec
 from gateway.api.edge import stack as edge
-from gateway.api.edge.bodies import Operators, by_admin_key
+from gateway.api.edge.access import Accesses
 from gateway.api.edge.headers import with_cors
 from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
-from gateway.api.operator.jobs import JobsApi
-from gateway.api.operator.keys import Balances, KeysApi
-from gateway.api.operator.orgs import AuditApi, CreditsApi, OrgsApi
-from gateway.api.operator.pages import PagesApi
-from gateway.api.operator.policies import PoliciesApi
-from gateway.api.operator.pools import PoolsApi
-from gateway.api.public.chat import TextsApi
+from gateway.api.public.chat import OpenAIApi, TextsApi
 from gateway.api.public.outcomes import OutcomesApi
+from gateway.api.public.sessions import SessionsApi
+from gateway.api.public.tasks import TasksApi
 from gateway.config.serving import listed
 from gateway.config.settings import Services, Settings
 from gateway.core.log.redact import Redactor
-from gateway.service.admin.audit import Auditor
-from gateway.service.admin.housekeeping import Housekeeping, Retention, Sweep, run_sweeps
-from gateway.service.admin.keys import KeyAdmin
-from gateway.service.admin.orgs import OrgAdmin
-from gateway.service.admin.pools import Pools
-from gateway.service.loop.auto import Earnings
-from gateway.service.money.credits import Credits
+from gateway.core.loop.experience import Embedding
+from gateway.core.pool.workers import MODEL_KINDS
+from gateway.service.admin.checkers import CheckerWatch
+from gateway.service.admin.figures import StoreGauges
+from gateway.service.admin.housekeeping import Sweep, run_sweeps
+from gateway.service.admin.sessions import Sessions
+from gateway.service.batches.background import BackgroundRunner
+from gateway.service.batches.run import BatchRunner
+from gateway.service.loop.routers import Earnings
+from gateway.service.money.drift import DriftWatch
 from gateway.service.money.recover import Recovery
-from gateway.service.policies.admin import PolicyAdmin
+from gateway.service.money.stores import StoreGuard
+from gateway.service.ports.background import BackgroundStore
+from gateway.service.ports.counts import Count
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Conductor, Journal
 from gateway.service.request.admit import no_version
@@ -59,77 +63,34 @@ from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
 from gateway.service.request.outcomes import Outcomes
+from gateway.service.request.sticky import Sticky
+from gateway.wiring.admin import AdminParts, admin_of, explaining_of
+from gateway.wiring.alerts import alert_watches
 from gateway.wiring.base import Base, base_of
-from gateway.wiring.conductor import PolicyParts, conductor_of, earnings_of, planners_of, policies_of
+from gateway.wiring.batches import BackgroundParts, BatchParts, background_of, batches_of
+from gateway.wiring.conductor import ConductorParts, PolicyParts, conductor_of, earnings_of, planners_of, policies_of
 from gateway.wiring.requests import (
-    PoolParts,
     admission_of,
     auth_of,
     embedder_of,
-    embedding_of,
     idempotency_of,
-    journal_of,
     media_of,
     money_of,
     openai_of,
     pool_of,
     rounds_of,
+    sessions_of,
+    shortlist_of,
     states_of,
     sticky_of,
-    vendors_of,
 )
+from gateway.wiring.shipping import embedding_of, flushed_together, journal_of, ship_left
+from gateway.wiring.workers import DriftParts, drift_of
 
-WORKER_PREFIX = "worker:"
+Watch = Callable[[], Coroutine[Any, Any, None]]
 log = logging.getLogger("gateway")
 READY_S_MAX = 30.0
 SWEEP_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class AdminParts:
-    """The routes of administration, and what runs beside the traffic."""
-
-    routers: tuple[APIRouter, ...]
-    housekeeping: Housekeeping
-    pools: Pools
-
-
-def admin_of(
-    base: Base, pool: PoolParts, budgets: Budgets, auth: Authenticator, policies: PolicyAdmin | None
-) -> AdminParts:
-    """Wire administration. `policies`: None if this gateway's conductor has one version."""
-    settings, clock, engine = base.settings, base.clock, base.connections.background
-    operators = Operators(by_admin_key(auth), settings.body_bytes_max)
-    store = PostgresAdmin(engine)
-    auditor = Auditor(PostgresAudit(engine), AnchorFile(settings.data_dir / ANCHORS), clock)
-    retention = Retention(PostgresRetention(engine), clock, settings.retention_days or None)
-    pools = _pools(base, pool, store)
-    keys = KeyAdmin(store, base.peppers, clock, pool.first.pools.pools)
-    pools.tell(follow=lambda file: keys.adopt(file.pools))
-    balances = Balances(budgets, clock)
-    apis = (
-        PagesApi(PostgresReports(engine), operators, clock),
-        KeysApi(keys, balances, operators),
-        OrgsApi(OrgAdmin(store, clock), balances, operators),
-        CreditsApi(Credits(store, budgets, clock), operators),
-        AuditApi(auditor, operators),
-        PoolsApi(pools, operators),
-        PoliciesApi(policies, operators),
-        JobsApi(JobStore(engine, queue_app(base.services.database_url)), operators),
-    )
-    housekeeping = Housekeeping(auditor, retention, budgets, clock, every_s=settings.retention_every_s)
-    return AdminParts(tuple(api.router() for api in apis), housekeeping, pools)
-
-
-def _pools(base: Base, pool: PoolParts, store: PostgresAdmin) -> Pools:
-    """The use case that reloads the pool file."""
-    settings = base.settings
-    planner = settings.conductor.removeprefix(WORKER_PREFIX) if settings.conductor_kind == "worker" else None
-    place = {"file": str(base.services.pool_file), "host": platform.node()}
-    revisions = PostgresPools(base.connections.background)
-    return Pools(
-        pool.first, pool.source, revisions, pool.workers, base.clock, base.metrics, store, planner=planner, place=place
-    )
 
 
 @dataclass(slots=True)
@@ -142,29 +103,37 @@ class Bundle:
     completer: Completer
     recovery: Recovery
     journal: Spool
+    workers: PooledWorkers
     shipper: Shipper
     drain_s: float
-    opened: AsyncExitStack
     policies: PolicyParts | None
     admin_parts: AdminParts
     idempotency: Idempotency
     sweeps: Mapping[str, Sweep]
-    earnings: Earnings
+    runner: BatchRunner
+    background: BackgroundRunner
+    watches: Mapping[str, Watch]  # by name; each runs until the gateway stops
+    alone: bool  # see `Base.alone`
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    opened: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def start(self) -> None:
         """Ship what the journal holds, rebuild balances, load the versions. Return once money can be reserved."""
         self.shipper.start()
+        await self.workers.start()
         self.tasks.append(asyncio.create_task(self.recovery.run(), name="recovery"))
-        self.tasks.append(asyncio.create_task(run_sweeps(self.sweeps, SWEEP_S), name="sweeping"))
-        self.tasks.append(asyncio.create_task(self.admin_parts.housekeeping.run(), name="housekeeping"))
-        self.tasks.append(asyncio.create_task(self.admin_parts.pools.note_first(), name="pool revision"))
-        self.tasks.append(asyncio.create_task(self.earnings.run(), name="earnings"))
+        if self.alone:
+            self.tasks.append(asyncio.create_task(run_sweeps(self.sweeps, SWEEP_S), name="sweeping"))
+            self.tasks.append(asyncio.create_task(self.admin_parts.housekeeping.run(), name="housekeeping"))
+            self.tasks.append(asyncio.create_task(self.admin_parts.pools.note_first(), name="pool revision"))
+        self.tasks += [asyncio.create_task(watch(), name=name) for name, watch in self.watches.items()]
         if self.policies is not None:
             await self.policies.versions.start(READY_S_MAX)
             self.tasks += [asyncio.create_task(work, name=name) for name, work in self.policies.tasks().items()]
         with suppress(TimeoutError):  # it answers 503 for money until then
             await asyncio.wait_for(self.recovery.first.wait(), READY_S_MAX)
+        self.tasks.append(asyncio.create_task(self.runner.run(), name="batches"))
+        self.tasks.append(asyncio.create_task(self.background.run(), name="background"))
 
     def drain(self) -> None:
         """Turn readiness off; open requests go on."""
@@ -173,7 +142,8 @@ class Bundle:
     async def stop(self) -> None:
         """Finish open requests, then close everything, last built first."""
         self.health.draining = True
-        await self.completer.drain(self.drain_s)
+        runners = self.background.drain(self.drain_s), self.runner.drain(self.drain_s)
+        await asyncio.gather(*runners, self.completer.drain(self.drain_s))
         await self.idempotency.drain(self.drain_s)
         for task in self.tasks:
             task.cancel()
@@ -193,95 +163,196 @@ async def build(settings: Settings, services: Services) -> Bundle:
 
 async def _build(settings: Settings, services: Services, opened: AsyncExitStack) -> Bundle:
     base = base_of(settings, services, opened)
-    clock, metrics, store = base.clock, base.metrics, base.store
-    pool = pool_of(base)
-    redactor = Redactor(pool.first.secrets.values())
-    embedding = embedding_of(settings)
-    embedder = embedder_of(base, embedding)
-    conductor = await conductor_of(base, pool)
-    journal, shipper = await journal_of(base, embedding)
-    budgets, limits = money_of(base)
+    clock, pool, embedding = base.clock, pool_of(base), embedding_of(settings)
+    redactor, embedder = Redactor(pool.first.secrets.values()), embedder_of(base, embedding)
+    conductor, (journal, shipper) = await conductor_of(base, pool), await journal_of(base, embedding)
+    budgets, limits, guard = await money_of(base)
     policies, learned = policies_of(base, conductor, budgets, journal)
-    earnings = earnings_of(base)
+    earnings, sticky, sessions = earnings_of(base), sticky_of(base), sessions_of(base, budgets)
     planners = planners_of(base, learned, conductor.pools if conductor else (), earnings)
     catalog = Catalog(pool.first.pools, planners, policies.versions if policies else None)
-    sticky = sticky_of(base)
+    drift = drift_of(base, catalog, pool.workers, budgets, journal)
+    checkers = CheckerWatch(PostgresChecks(base.connections.background), catalog.has_checkers, clock)
     completer = Completer(
         catalog=catalog,
-        rounds=rounds_of(base, pool.workers),
+        rounds=rounds_of(base, pool.workers, checkers.known),
         budgets=budgets,
         limits=limits,
         journal=journal,
-        store=store,
+        store=base.store,
         embedder=embedder,
         clock=clock,
-        metrics=metrics,
+        metrics=base.metrics,
         policies=admission_of(base, conductor.planning if conductor else None),
         redactor=redactor,
         sticky=sticky,
         states=states_of(base),
+        sessions=sessions,
+        shortlist=shortlist_of(base, embedder),
         media=media_of(base),
         pick=policies.versions.pick if policies else no_version,
+        held=drift.quarantines.holds,
     )
-    metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
-    auth, idempotency = auth_of(base), idempotency_of(base)
-    openai = openai_of(base, completer, catalog, auth, idempotency)
-    outcomes = _outcomes(base, Outcomes(store, journal, clock, redactor), auth)
-    health = _health(base, budgets, conductor.conductor if conductor else None, policies)
-    wires = (openai, *vendors_of(base, journal, catalog, openai), TextsApi(openai))
-    admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None)
+    _gauges(base, completer, journal, conductor)
+    openai = openai_of(base, completer, catalog, auth := auth_of(base), idempotency := idempotency_of(base))
+    health = _health(base, budgets, journal, conductor.conductor if conductor else None, policies)
+    background, messages = background_of(base, flushed_together(base, journal), budgets, catalog, openai, redactor)
+    batches = batches_of(base, completer, openai, background.api)
+    own = (SessionsApi(openai, sessions, budgets, clock), _outcomes(base, journal, redactor, auth), health)
+    apis = (openai, *background.apis, messages, TextsApi(openai), TasksApi(openai), *batches.apis, *own)
+    admin = admin_of(base, pool, budgets, auth, policies.admin if policies else None, sessions, openai, drift, checkers)
     admin.pools.tell(learn=redactor.learn, follow=catalog.adopt)
     return Bundle(
-        public=_public(settings, [api.router() for api in (*wires, outcomes, health)], idempotency),
-        admin=_app("Baton admin", settings, [*admin.routers, health.router()]),
+        public=_public(base, openai, [api.router() for api in apis], health),
+        admin=_app("Baton admin", base, [*admin.routers, health.router()], health),
         health=health,
         completer=completer,
-        recovery=_recovery(base, budgets, journal),
+        recovery=_recovery(base, budgets, journal, background.store),
         journal=journal,
+        workers=pool.workers,
         shipper=shipper,
         drain_s=settings.drain_s,
-        opened=opened,
         policies=policies,
         admin_parts=admin,
         idempotency=idempotency,
-        earnings=earnings,
-        sweeps={
-            "kept replies": idempotency.sweep,
-            "marks of conversations": sticky.conversations.sweep,
-            "vectors of an earlier embedder": OldVectors(base.connections.background, embedding).sweep,
-        },
+        runner=batches.runner,
+        background=background.runner,
+        alone=base.alone,
+        watches=_watches(base, budgets, health, guard, embedding, earnings, sessions, drift, checkers),
+        sweeps=_sweeps(base, batches, background, idempotency, sticky, sessions, embedding, policies, drift, admin),
     )
 
 
-def _recovery(base: Base, budgets: Budgets, journal: Journal) -> Recovery:
+def _sweeps(
+    base: Base,
+    batches: BatchParts,
+    background: BackgroundParts,
+    idempotency: Idempotency,
+    sticky: Sticky,
+    sessions: Sessions,
+    embedding: Embedding | None,
+    policies: PolicyParts | None,
+    workers: DriftParts,
+    admin: AdminParts,
+) -> dict[str, Sweep]:
+    engine = base.connections.background
+    return {
+        "files": batches.files.sweep,
+        "background responses": background.store.sweep,
+        "conversations": background.conversations.sweep,
+        "sessions": sessions.sweep,
+        "kept replies": idempotency.sweep,
+        "alerts": PostgresAlerts(engine).sweep,
+        "facts about workers": workers.store.sweep,
+        "logins of the console": admin.logins.sweep,
+        "marks of conversations": sticky.conversations.sweep,
+        "credit under earlier rules": OldCredit(engine).sweep,
+        "vectors of an earlier embedder": OldVectors(engine, embedding).sweep,
+        **({"weights of retired versions": policies.sweep} if policies else {}),
+    }
+
+
+def _traces(base: Base) -> None:
+    """Export finished requests as traces, where a backend is set. The SDK is imported only then."""
+    settings = base.settings
+    if settings.otel_url:
+        from gateway.adapters.journal.otel import Traces
+
+        headers, content = base.referred(settings.otel_headers) or "", settings.otel_content
+        named = (settings.otel_service, __version__, MODEL_KINDS)
+        base.metrics.tell(base.closing(Traces(settings.otel_url, headers, *named, content=content)).finished)
+
+
+def _gauges(base: Base, completer: Completer, journal: Spool, conductor: ConductorParts | None) -> None:
+    """Register the gauges that are read at each scrape."""
+    metrics = base.metrics
+    _traces(base)
+    metrics.gauge("in_flight", "Requests admitted and not yet settled and logged", lambda: completer.in_flight)
+    metrics.gauge(
+        "log_lag_seconds", "Age of the oldest journal record that is not in PostgreSQL; 0: none", lambda: journal.lag_s
+    )
+    metrics.gauge("disk_free_bytes", "Bytes left on the journal's disk", journal.disk_free_bytes)
+    metrics.gauge("spool_bytes_max", "Bytes that the journal may have", lambda: base.settings.spool_bytes_max)
+    metrics.gauge(
+        "conductor_paused",
+        "1: calls to the conductor are paused, because it keeps failing",
+        lambda: conductor is not None and conductor.breaker.is_open,
+    )
+
+
+def _watches(
+    base: Base,
+    budgets: RedisBudgets,
+    health: HealthApi,
+    guard: StoreGuard,
+    embedding: Embedding | None,
+    earnings: Earnings,
+    sessions: Sessions,
+    workers: DriftParts,
+    checkers: CheckerWatch,
+) -> dict[str, Watch]:
+    engine, metrics = base.connections.background, base.metrics
+    figures = StoreGauges(PostgresReports(engine), PostgresAdmin(engine), budgets, health.parts, base.clock, metrics)
+    own: dict[str, Watch] = {"loop lag": partial(watch_loop, metrics.loop_late), "store": guard.run}
+    own |= {"earnings": earnings.run, "sessions": sessions.run, "checkers": checkers.run}
+    own |= workers.watches(base.alone) | alert_watches(base, budgets, workers.watch)
+    drift = DriftWatch(budgets, PostgresStore(engine), base.clock, metrics)
+    once: dict[str, Watch] = {"figures": figures.run, "drift": drift.run}
+    once |= {"left journals": partial(ship_left, base, embedding)}
+    return own | (once if base.alone else {})
+
+
+def _recovery(base: Base, budgets: Budgets, journal: Journal, waiting: BackgroundStore) -> Recovery:
     sweep_s, lease_s = base.settings.money_sweep_s, base.settings.money_lease_s
-    return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s)
+    return Recovery(budgets, base.store, journal, base.clock, sweep_s=sweep_s, lease_s=lease_s, kept=waiting.holds)
 
 
-def _outcomes(base: Base, outcomes: Outcomes, auth: Authenticator) -> OutcomesApi:
-    return OutcomesApi(outcomes, auth, PostgresReports(base.connections.background), base.settings.body_bytes_max)
+def _outcomes(base: Base, journal: Journal, redactor: Redactor, auth: Authenticator) -> OutcomesApi:
+    outcomes = Outcomes(base.store, flushed_together(base, journal), base.clock, redactor)
+    reports = PostgresReports(base.connections.background)
+    return OutcomesApi(outcomes, auth, reports, explaining_of(base, reports), base.settings.body_bytes_max)
 
 
-def _health(base: Base, budgets: Budgets, conductor: Conductor | None, policies: PolicyParts | None) -> HealthApi:
+def _health(
+    base: Base, budgets: Budgets, journal: Spool, conductor: Conductor | None, policies: PolicyParts | None
+) -> HealthApi:
     versions = policies.versions if policies else None
+    free_bytes_min = base.settings.disk_free_bytes_min
+
+    async def disk() -> bool:
+        return await asyncio.to_thread(journal.has_room, free_bytes_min)
+
     plans = {} if conductor is None else {"conductor": versions.serves if versions else conductor.ready}
     return HealthApi(
-        needed={"money": budgets.ready, **({"versions": versions.ready} if versions else {})},
+        needed={"money": budgets.ready, "disk": disk, **({"versions": versions.ready} if versions else {})},
         watched={"postgres": base.store.ready, **plans},
         metrics=base.metrics.exposition,
     )
 
 
-def _public(settings: Settings, routers: Sequence[APIRouter], idempotency: Idempotency) -> ASGIApp:
-    app = _app("Baton", settings, routers, abandoned=lambda: idempotency.abandoned)
-    return with_cors(app, listed(settings.cors_origins))
+def _public(base: Base, chats: OpenAIApi, routers: Sequence[APIRouter], health: HealthApi) -> ASGIApp:
+    shared = base.counts.count("requests in flight") if base.counts else None
+    direct = edge.DirectRoute("/v1/chat/completions", chats.chat)
+    app = _app("Baton", base, routers, health, direct, abandoned=lambda: chats.idempotency.abandoned, shared=shared)
+    return with_cors(app, listed(base.settings.cors_origins))
 
 
-def _app(title: str, settings: Settings, routers: Sequence[APIRouter], abandoned: Callable[[], int] = int) -> ASGIApp:
+def _app(
+    title: str,
+    base: Base,
+    routers: Sequence[APIRouter],
+    health: HealthApi,
+    *direct: edge.DirectRoute,
+    abandoned: Callable[[], int] = int,
+    shared: Count | None = None,
+) -> ASGIApp:
+    settings = base.settings
     app = FastAPI(title=title, version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     edge.install(app)
     for router in routers:
         app.include_router(router)
     spec.describe(app)
     pace = edge.BodyPace(settings.body_s_max, settings.body_bytes_per_s_min)
-    return edge.Edge(app, settings.in_flight_max, abandoned, pace)
+    accesses = Accesses(base.metrics, settings.access_log)
+    served = edge.Direct(app, *direct) if direct else app
+    return edge.Edge(served, settings.in_flight_max, abandoned, pace, accesses, lambda: health.draining, shared)

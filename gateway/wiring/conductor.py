@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Container, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from gateway.adapters.engines.embedded import EmbeddedEngine
 from gateway.adapters.engines.http import EngineApi
 from gateway.adapters.engines.propensity import ProvenConductor
 from gateway.adapters.engines.reload import ReloadConductor, VllmReload
 from gateway.adapters.engines.vllm import Replicas, VllmLora
+from gateway.adapters.postgres.policy_files import Holders
 from gateway.adapters.postgres.registry import Registry
-from gateway.adapters.postgres.reports import PostgresReports
+from gateway.adapters.postgres.reports.overview import PostgresReports
+from gateway.adapters.upstream.client import Breaker
 from gateway.adapters.upstream.conductor import HttpConductor
 from gateway.adapters.upstream.conductor_worker import Structured, WorkerConductor
 from gateway.config.settings import Settings
-from gateway.core.loop.experience import RuleWeights
 from gateway.core.loop.prompt import Profile
 from gateway.core.money.amounts import usd_to_nano
 from gateway.core.policies.earning import Bar
@@ -27,16 +31,18 @@ from gateway.core.policies.manifest import check_prompt, manifest_of
 from gateway.core.policies.watch import Margins
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import ConfigError
-from gateway.service.loop.auto import AutoPlanner, Earnings
+from gateway.service.admin.housekeeping import Sweep
 from gateway.service.loop.conducting import (
     PROMPTED_TOKENS_MAX,
     TRAINED_TOKENS_MAX,
     ConductorPlanner,
     ConductorSettings,
+    Patience,
 )
-from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.loop.routers import AutoPlanner, CascadeRouter, Earnings, RulePlanner, VoteRouter
 from gateway.service.loop.state import Planner
 from gateway.service.policies.admin import PolicyAdmin
+from gateway.service.policies.attendance import Attendance
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
 from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from gateway.service.policies.watcher import Watcher, WatchLimits
@@ -44,7 +50,7 @@ from gateway.service.ports.money import Budgets
 from gateway.service.ports.policies import PolicyEngine
 from gateway.service.ports.request import Conductor, Journal
 from gateway.wiring.base import Base
-from gateway.wiring.requests import PoolParts
+from gateway.wiring.requests import PoolParts, rule_weights_of
 
 log = logging.getLogger("gateway")
 FREE = Price(input_usd_per_mtok=Decimal(0), output_usd_per_mtok=Decimal(0))
@@ -60,6 +66,7 @@ class ConductorParts:
     conductor: HttpConductor | WorkerConductor
     planning: ConductorSettings
     pools: frozenset[str] = frozenset()
+    breaker: Breaker = field(default_factory=Breaker)
 
 
 async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
@@ -80,7 +87,8 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
         if spec.kind == "litellm":
             hint: Structured = structured if structured in ("json_schema", "json_object") else "none"
             planning = planning_of(settings, _profile(settings, None), price, spec=spec)
-            return ConductorParts(WorkerConductor(pool.workers, spec, hint), planning)
+            breaker = Breaker()
+            return ConductorParts(WorkerConductor(pool.workers, spec, hint, breaker), planning, breaker=breaker)
     if url is None or model is None:
         raise ConfigError("BATON_CONDUCTOR: no conductor was started; set it to embedded, worker:NAME or a URL#model")
     key = base.referred(ref)
@@ -88,12 +96,17 @@ async def conductor_of(base: Base, pool: PoolParts) -> ConductorParts | None:
     if structured == "auto" and ours:
         structured = "vllm"
     text_bytes_max = settings.plan_bytes_max
-    limits: dict[str, Any] = {"text_bytes_max": text_bytes_max, "timeout_s": settings.caps_wall_s_max}
+    breaker = Breaker()
+    limits: dict[str, Any] = {
+        "text_bytes_max": text_bytes_max,
+        "timeout_s": settings.caps_wall_s_max,
+        "breaker": breaker,
+    }
     conductor = base.closing(HttpConductor(url, model, key, structured=structured, **limits, **own))
     manifest = await conductor.describe() if ours else None
     profile = _profile(settings, manifest)
     planning = planning_of(settings, profile, price, (manifest or {}).get("quality"), spec)
-    return ConductorParts(conductor, planning, frozenset(manifest_of(manifest or {}).pools))
+    return ConductorParts(conductor, planning, frozenset(manifest_of(manifest or {}).pools), breaker)
 
 
 def _profile(settings: Settings, manifest: Mapping[str, Any] | None) -> Profile:
@@ -117,7 +130,8 @@ def planning_of(
     tokens_max = settings.plan_tokens_max or (PROMPTED_TOKENS_MAX if prompted else TRAINED_TOKENS_MAX)
     if spec is not None:
         timeout_s, tokens_max = min(timeout_s, spec.timeout_s), min(tokens_max, spec.output_tokens_max)
-    return ConductorSettings(profile, price, timeout_s, tokens_max, settings.conductor_temperature, quality)
+    patience = Patience(timeout_s, min(timeout_s, settings.conductor_patience_s_min))
+    return ConductorSettings(profile, price, timeout_s, tokens_max, settings.conductor_temperature, quality, patience)
 
 
 # ---------------------------------------------------------------- versions
@@ -132,10 +146,16 @@ class PolicyParts:
     shadows: Shadows
     admin: PolicyAdmin
     planner: ShadowedPlanner
+    attendance: Attendance
+    sweep: Sweep
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """The tasks that run as long as the gateway does, by name."""
-        return {"versions": self.versions.run(), "watcher": self.watcher.run()}
+        return {
+            "versions": self.versions.run(),
+            "watcher": self.watcher.run(),
+            "attendance": self.attendance.run(),
+        }
 
 
 def engine_of(base: Base, conductor: Conductor) -> tuple[PolicyEngine, Conductor]:
@@ -169,15 +189,30 @@ def policies_of(
     engine, asked = engine_of(base, conductor)
     planner = ConductorPlanner(asked, planning)
     settings, clock, metrics = base.settings, base.clock, base.metrics
-    registry = Registry(base.connections.background, base.services.policies, base.settings.policies_url)
+    registry = registry_of(base, base.services.policies)
     versions = base.closing(PolicyVersions(registry, engine, clock, metrics, limits=_version_limits(settings)))
     watcher = Watcher(versions, registry, clock, metrics, _watch_limits(settings))
     limits = ShadowLimits(settings.shadow_share, settings.shadow_parallel_max, usd_to_nano(settings.shadow_usd_max))
     shadows = Shadows(versions, planner, planning, budgets, journal, clock, metrics, limits)
     base.opened.push_async_callback(shadows.drain)
-    admin = PolicyAdmin(registry, versions, watcher)
-    policies = PolicyParts(versions, watcher, shadows, admin, ShadowedPlanner(planner, shadows))
+    attendance = base.closing(_attendance(base, registry, versions))
+    admin = PolicyAdmin(registry, versions, watcher, attendance)
+    front = ShadowedPlanner(planner, shadows)
+    policies = PolicyParts(versions, watcher, shadows, admin, front, attendance, registry.sweep)
     return policies, policies.planner
+
+
+def registry_of(base: Base, policies: Path) -> Registry:
+    """The registry over this host's directory of versions."""
+    settings = base.settings
+    return Registry(base.connections.background, policies, settings.policies_url, settings.policies_stored_bytes_max)
+
+
+def _attendance(base: Base, registry: Registry, versions: PolicyVersions) -> Attendance:
+    settings, gateways = base.settings, Holders(base.connections.background)
+    host = f"{platform.node()}:{settings.data_dir.resolve()}"
+    wait_s = settings.policy_wait_s
+    return Attendance(gateways, registry, versions, base.clock, gateway=uuid4().hex, host=host, wait_s=wait_s)
 
 
 def _proven(base: Base, conductor: Conductor) -> Conductor:
@@ -234,7 +269,7 @@ def planners_of(
     """Map each model name to its planner and the planner that replaces it when it fails. `learned`: None where there is
     no conductor. `trained`: the pools that it was trained for."""
     settings = base.settings
-    rule = RulePlanner(RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost))
+    rule = RulePlanner(rule_weights_of(base))
     default: Planner | AutoPlanner = rule
     if learned is not None and settings.default_policy != "rule":
         earns = settings.default_policy == "auto" and settings.conductor_outcomes_min > 0 and settings.pool is not None

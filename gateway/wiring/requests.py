@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.adapters.host.poolfile import PoolFileSource
-from gateway.adapters.journal.shipper import Shipper, ShipperLimits
-from gateway.adapters.journal.spool import Spool, SpoolLimits
+from gateway.adapters.postgres.database import StoreLocks
 from gateway.adapters.postgres.store import PostgresResponses
-from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies
-from gateway.adapters.postgres.writer import LogWriter
+from gateway.adapters.postgres.turns import PostgresConversations, PostgresReplies, PostgresSessions
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.adapters.redis.conversations import RedisConversations
 from gateway.adapters.redis.ratelimits import RedisRateLimits
@@ -25,21 +23,26 @@ from gateway.api.edge.idempotency import Idempotency
 from gateway.api.public.chat import OpenAIApi
 from gateway.api.public.messages import MessagesApi
 from gateway.api.public.responses import ResponsesApi
-from gateway.config.planning import HASHING, MINILM, PlanningSettings
+from gateway.config.planning import MINILM
 from gateway.config.serving import listed
 from gateway.config.settings import environment
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.experience import HASHED, Embedding
-from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.experience import Embedding, RuleWeights
+from gateway.core.loop.replies.errors import CheckerErrors
+from gateway.core.loop.turns.replanning import DISTANCE_MAX, Replanning
 from gateway.core.pool.workers import Price
-from gateway.errors import ConfigError
-from gateway.files import shipped
+from gateway.service.admin.sessions import Sessions
+from gateway.service.batches.conversations import StoredConversations
 from gateway.service.loop.calls import Calls, RetryBudget
+from gateway.service.loop.candidates import Shortlist
 from gateway.service.loop.conducting import ConductorSettings
 from gateway.service.loop.rounds import Rounds
-from gateway.service.ports.money import LEASE_SLACK_S
+from gateway.service.loop.summaries import AUTO, NOBODY, SummaryRules
+from gateway.service.money.stores import StoreGuard
+from gateway.service.ports.background import BackgroundStore
+from gateway.service.ports.money import LEASE_SLACK_S, Budgets
 from gateway.service.ports.pools import LoadedPool
-from gateway.service.ports.request import Journal
+from gateway.service.ports.request import Embedder, Journal
 from gateway.service.request.admit import Policies
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
@@ -53,7 +56,6 @@ from gateway.wiring.base import Base
 log = logging.getLogger("gateway")
 EMBEDDING_SHARE = 0.8  # of the time for a look-up of experience; the search has the rest
 KEEP_SLACK_S = 60.0
-EXIT_JOURNAL_BROKEN = 70
 
 
 # ---------------------------------------------------------------- pool and workers
@@ -71,7 +73,10 @@ class PoolParts:
 def pool_of(base: Base) -> PoolParts:
     """Read the pool. Raises ConfigError for a pool file that cannot be used."""
     settings = base.settings
-    source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, settings.judge_model)
+    named = {"BATON_JUDGE_MODEL": settings.judge_model}
+    if settings.summarizer not in (NOBODY, AUTO):
+        named["BATON_SUMMARIZER"] = settings.summarizer
+    source = PoolFileSource(base.services.pool_file, environment, settings.default_pool_name, named)
     first = source.load()
     workers = pooled_workers(
         first.pools,
@@ -82,43 +87,28 @@ def pool_of(base: Base) -> PoolParts:
         reply_bytes_max=settings.worker_reply_bytes_max,
         chunk_gap_s_max=settings.worker_idle_s,
         keep_s=settings.caps_wall_s_max + KEEP_SLACK_S,  # the longest that a request is open
+        shared=base.counts.count if base.counts else None,
     )
     return PoolParts(first, source, base.closing(workers))
 
 
-def rounds_of(base: Base, workers: PooledWorkers) -> Rounds:
+def rounds_of(base: Base, workers: PooledWorkers, errors: Mapping[str, CheckerErrors]) -> Rounds:
+    """Runs loops. `errors`: how often checkers err, by worker name."""
     settings = base.settings
     retries = RetryBudget(calls_per_retry=round(1 / settings.retry_budget_share))
     tokens = base.closing(Tokenizers())
     attempts_max, wait_s = settings.retry_attempts_max, settings.retry_backoff_s
-    return Rounds(Calls(workers, retries, base.clock, tokens, attempts_max=attempts_max, wait_initial_s=wait_s))
+    calls = Calls(workers, retries, base.clock, tokens, workers, attempts_max=attempts_max, wait_initial_s=wait_s)
+    rules = SummaryRules(settings.summarizer, settings.summary_tokens_max, settings.summary_timeout_s)
+    return Rounds(calls, errors, rules)
 
 
 # ---------------------------------------------------------------- journal and money
 
 
-async def journal_of(base: Base, embedding: Embedding | None) -> tuple[Spool, Shipper]:
-    """The journal on disk, and its shipper. Raises ConfigError."""
-    settings = base.settings
-    limits = SpoolLimits(
-        segment_bytes=settings.spool_segment_bytes,
-        total_bytes=settings.spool_bytes_max,
-        shipped_timeout_s=settings.ship_wait_s,
-    )
-    spool = base.closing(await Spool.open(settings.spool_path, limits, base.metrics, on_fatal=_die))
-    batches = ShipperLimits(records=settings.ship_batch_max)
-    shipper = Shipper(spool, LogWriter(base.connections.shipping, embedding), batches, base.metrics)
-    base.opened.push_async_callback(shipper.stop)
-    return spool, shipper
-
-
-def _die(error: BaseException) -> None:
-    """End this process: the disk under the journal failed, so it can log nothing more."""
-    log.critical("the journal is broken: %s; ending, so that nothing goes on unlogged", error)
-    os._exit(EXIT_JOURNAL_BROKEN)
-
-
-def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits]:
+async def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits, StoreGuard]:
+    """Budgets, rate limits, and the guard of their store. Raises ConfigError for a store that may lose balances, and
+    for another one than that of the gateways that share the ledger."""
     settings, url = base.settings, base.services.redis_url
     deadline_s, connections = settings.redis_timeout_s, settings.redis_connections_max
     budgets = RedisBudgets(url, deadline_s=deadline_s, connections_max=connections, lease_s=settings.money_lease_s)
@@ -128,7 +118,11 @@ def money_of(base: Base) -> tuple[RedisBudgets, RedisRateLimits]:
         deadline_s=deadline_s / 5,  # a hung Redis is waited for here, then by money: together no more than 250 ms
         connections_max=connections,
     )
-    return base.closing(budgets), base.closing(limits)
+    limits = base.closing(limits)
+    await base.closing(budgets).check()
+    guard = StoreGuard(budgets, base.closing(StoreLocks(base.services.database_url)), base.clock)
+    await guard.start()
+    return budgets, limits, guard
 
 
 # ---------------------------------------------------------------- the use case
@@ -159,21 +153,8 @@ def admission_of(base: Base, planning: ConductorSettings | None) -> Policies:
         trial_share=settings.conductor_trial_share,
         experience_k=settings.experience_neighbours,
         experience_timeout_s=settings.experience_timeout_s,
+        traced=bool(settings.otel_url),
     )
-
-
-def embedding_of(settings: PlanningSettings) -> Embedding | None:
-    """The embedding in this process, which requests, the shipper and the sweep of old vectors share; None where an
-    endpoint embeds. Raises ConfigError, which names the way out, if the table's file is missing or damaged."""
-    if settings.embedder == HASHING:
-        return HASHED
-    if settings.embedder != MINILM:
-        return None
-    try:
-        return by_meaning(shipped(TABLE_FILE))
-    except OSError as error:
-        fix = f"install Baton again, or set BATON_EMBEDDER={HASHING}"
-        raise ConfigError(f"{TABLE_FILE}: {error.strerror}; {fix}") from None
 
 
 def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | HttpEmbedder:
@@ -184,6 +165,26 @@ def embedder_of(base: Base, embedding: Embedding | None) -> LocalEmbedder | Http
     url, _, model = settings.embedder.partition("#")
     key, timeout_s = base.referred(settings.embedder_api_key), EMBEDDING_SHARE * settings.experience_timeout_s
     return base.closing(HttpEmbedder(url, model, key, timeout_s=timeout_s))
+
+
+def rule_weights_of(base: Base) -> RuleWeights:
+    """What the rule weighs, as the settings say."""
+    settings = base.settings
+    return RuleWeights(settings.rule_w_success, settings.rule_w_latency, settings.rule_w_cost)
+
+
+def shortlist_of(base: Base, embedder: Embedder) -> Shortlist:
+    """Chooses the candidates of a large pool."""
+    settings = base.settings
+    return Shortlist(
+        embedder,
+        base.store,
+        base.clock,
+        rule_weights_of(base),
+        settings.experience_neighbours,
+        most=settings.candidates_max,
+        explored=settings.candidates_drawn,
+    )
 
 
 def media_of(base: Base) -> WebMedia:
@@ -207,7 +208,20 @@ def sticky_of(base: Base) -> Sticky:
         connections_max=settings.redis_connections_max,
     )
     times = settings.sticky_window_s, settings.sticky_tools_s, settings.sticky_timeout_s
-    return Sticky(base.closing(conversations), base.metrics, base.secret(b"sticky"), *times)
+    measured = DISTANCE_MAX if settings.embedder == MINILM else None
+    rules = Replanning(
+        frozenset(listed(settings.replan)),
+        settings.replan_distance or measured,
+        settings.replan_turns_left,
+        settings.replan_gain,
+        weights=rule_weights_of(base),
+    )
+    return Sticky(base.closing(conversations), base.metrics, base.secret(b"sticky"), *times, rules)
+
+
+def sessions_of(base: Base, budgets: Budgets) -> Sessions:
+    """The budgets of runs."""
+    return Sessions(PostgresSessions(base.connections.requests), budgets, base.clock)
 
 
 def states_of(base: Base) -> VendorStates:
@@ -260,22 +274,34 @@ def openai_of(
         messages_max=settings.messages_max,
         keepalive_s=settings.keepalive_s,
         strict_fields=settings.strict_fields,
+        progress=settings.progress,
         models_created_s=int(time.time()),
         idempotency=idempotency,
         media_bytes_max=settings.media_bytes_max,
     )
 
 
-def vendors_of(base: Base, journal: Journal, catalog: Catalog, chats: OpenAIApi) -> tuple[ResponsesApi, MessagesApi]:
+def vendors_of(
+    base: Base,
+    journal: Journal,
+    catalog: Catalog,
+    chats: OpenAIApi,
+    background: BackgroundStore,
+    conversations: StoredConversations,
+) -> tuple[ResponsesApi, MessagesApi]:
     """The Responses API and Anthropic's, over the same chats."""
     settings = base.settings
     responses = Responses(
         PostgresResponses(base.connections.requests),
         journal,
+        base.clock,
         messages_max=settings.messages_max,
         body_bytes_max=settings.body_bytes_max,
         strict=settings.strict_fields,
         media_bytes_max=settings.media_bytes_max,
+        background=background,
+        background_s=settings.background_s,
+        conversations=conversations,
     )
     tokens = InputTokens(catalog, base.closing(Tokenizers()))
     return ResponsesApi(chats, responses, tokens), MessagesApi(chats, tokens)

@@ -27,7 +27,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     one = actions.add_parser("export", help="planning calls with tokens, log-probs, steps and outcomes, as a file")
     one.add_argument("--out", type=Path, required=True, metavar="FILE", help="written whole, or not at all")
-    one.add_argument("--format", choices=FORMATS, default="parquet", help="default parquet; art is JSONL")
+    one.add_argument(
+        "--format", choices=FORMATS, default="parquet", help="default parquet; hf is Parquet; others JSONL"
+    )
     one.add_argument("--json", action="store_true", help="print the report for programs")
     add_source(one)
     add_filters(one)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal, get_args
 
 from gateway.errors import ConfigError, Unavailable
 from policy.dataset import parquet, shapes
@@ -22,9 +22,15 @@ from policy.dataset.rules import Report, Rules, reward_of
 from policy.dataset.select import Selection
 from policy.reward import RewardSettings
 
-Format = Literal["parquet", "verl", "art"]
-FORMATS: tuple[Format, ...] = ("parquet", "verl", "art")
+Format = Literal["parquet", "verl", "art", "hf", "jsonl", "sft", "dpo"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+LINES: tuple[Format, ...] = ("art", "jsonl", "sft", "dpo")  # one JSON object a line
+WON_ABOVE = 0.5  # the outcome of a plan that sft imitates
 PROGRESS_S = 0.5
+NOTHING: Mapping[str, str] = {
+    "sft": f"no plan has an outcome above {WON_ABOVE}: there is nothing to imitate",
+    "dpo": "no two plans for the very same prompt have different rewards; --format sft needs no pairs",
+}
 
 
 def export(
@@ -51,7 +57,7 @@ def export(
 
 
 def _check(form: Format, selection: Selection, rules: Rules) -> None:
-    if form != "art":
+    if form not in LINES:
         parquet.require()
     if form != "parquet" and not (selection.min_outcomes and rules.tokens_required):
         raise ConfigError(f"--format {form} needs tokens and outcomes in every row: use --format parquet without them")
@@ -62,12 +68,27 @@ def _write(file: IO[bytes], form: Format, rows: Iterable[Row], found: Curated, r
         parquet.write(file, parquet.row_schema(), map(parquet.row_record, rows), _about(form, found))
         return
     paid = ((row, reward_of(row, row.root_id not in found.unparsed, reward)) for row in rows)
-    if form == "verl":
-        records = (shapes.verl(index, *one) for index, one in enumerate(paid))
-        parquet.write(file, parquet.verl_schema(), records, _about(form, found))
-    else:
-        for index, one in enumerate(paid):
-            file.write(json.dumps(shapes.art(index, *one), ensure_ascii=False).encode() + b"\n")
+    if form in LINES:
+        lines = _lines(form, paid)
+        for one in lines:
+            file.write(json.dumps(one, ensure_ascii=False).encode() + b"\n")
+        if not file.tell():
+            raise ConfigError(NOTHING.get(form, "no row is left"))
+        return
+    shape, schema = (
+        (shapes.verl, parquet.verl_schema()) if form == "verl" else (shapes.conversation, parquet.hf_schema())
+    )
+    parquet.write(file, schema, (shape(index, *one) for index, one in enumerate(paid)), _about(form, found))
+
+
+def _lines(form: Format, paid: Iterable[tuple[Row, float]]) -> Iterator[dict[str, Any]]:
+    if form == "dpo":
+        return shapes.preferences(paid)
+    if form == "sft":
+        won = (row for row, _ in paid if row.parsed and row.outcome is not None and row.outcome > WON_ABOVE)
+        return (shapes.lesson(row) for row in won)
+    shape = shapes.art if form == "art" else shapes.conversation
+    return (shape(index, *one) for index, one in enumerate(paid))
 
 
 def _about(form: Format, found: Curated) -> dict[str, str]:

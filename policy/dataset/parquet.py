@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC
 from itertools import islice
 from pathlib import Path
@@ -22,22 +23,24 @@ try:
 except ModuleNotFoundError:  # the extra is not installed: said by name when a file is asked for
     pa = pq = None
 
+from gateway.core.loop.replies.verdicts import StepVerdict
 from gateway.errors import ConfigError
 from policy.dataset.row import Row, StepRow
+from policy.reward import Faults
 
-VERSION = "3"
-READABLE = ("2", VERSION)  # 2 lacks replies and demonstrations
+VERSION = "4"
+READABLE = ("2", "3", VERSION)  # 3 lacks verdicts, 2 also replies and demonstrations
 ROW_GROUP_ROWS = 1_000
 JSON_COLUMNS = (
     *("pool", "caps", "allowed", "tags", "request_messages", "plan", "sampling", "outcome_metadata"),
-    "replies",
+    *("replies", "turn", "shown"),
 )
 
 
 def require() -> None:
     """Raises ConfigError where pyarrow is not installed."""
     if pa is None:
-        raise ConfigError("Parquet needs pyarrow: pip install 'baton[train]' (or pyarrow), or export --format art")
+        raise ConfigError("Parquet needs pyarrow: pip install '.[train]' (or pyarrow), or export --format art")
 
 
 def _messages() -> Any:
@@ -48,6 +51,11 @@ def _steps() -> Any:
     kinds = {"step": pa.int16(), "see": pa.list_(pa.int16()), "prompt_tokens": pa.int64()}
     kinds |= {"completion_tokens": pa.int64(), "cost_nano": pa.int64(), "latency_ms": pa.float64()}
     return pa.list_(pa.struct([(name, kinds.get(name, pa.string())) for name in StepRow.__slots__]))
+
+
+def _verdicts() -> Any:
+    kinds = {"round": pa.int32(), "step": pa.int16(), "accept": pa.bool_(), "repaired": pa.bool_()}
+    return pa.list_(pa.struct([(name, kinds.get(name, pa.string())) for name in StepVerdict.__slots__]))
 
 
 def row_schema() -> Any:
@@ -63,6 +71,7 @@ def row_schema() -> Any:
         "plan_logprobs": pa.list_(pa.float32()),
         "decision_mask": pa.list_(pa.bool_()),
         "steps": _steps(),
+        "verdicts": _verdicts(),
         "cost_nano": pa.int64(),
     }
     return pa.schema([(name, kinds.get(name, pa.string())) for name in Row.__slots__])
@@ -72,6 +81,7 @@ def verl_schema() -> Any:
     """Columns of the shape `verl`."""
     info = {"index": pa.int64(), "round": pa.int32(), "outcome": pa.float64(), "cost_usd": pa.float64()}
     info |= {"latency_s": pa.float64(), "parsed": pa.bool_()}
+    info |= dict.fromkeys(Faults.__slots__, pa.int32())
     names = ("split", "group", "rollout_id", "key_id", "policy_version", "prompt_hash", "schema_hash")
     return pa.schema(
         {
@@ -91,6 +101,14 @@ def verl_schema() -> Any:
     )
 
 
+def hf_schema() -> Any:
+    """Columns of the shape `conversation`."""
+    texts = ("split", "group", "rollout_id", "policy_version", "pool_name", "task_type")
+    numbers = {"index": pa.int64(), "round": pa.int32(), "reward": pa.float64(), "outcome": pa.float64()}
+    named = {"messages": _messages(), **numbers, "parsed": pa.bool_(), **dict.fromkeys(texts, pa.string())}
+    return pa.schema({**named, "verdicts": _verdicts()})
+
+
 def row_record(row: Row) -> dict[str, Any]:
     """A row as the schema of `rows` has it."""
     record: dict[str, Any] = {name: getattr(row, name) for name in Row.__slots__}
@@ -98,6 +116,7 @@ def row_record(row: Row) -> dict[str, Any]:
         record[name] = None if record[name] is None else json.dumps(record[name], ensure_ascii=False)
     record["workers_used"] = [{"worker": worker, "version": version} for worker, version in row.workers_used]
     record["steps"] = [{name: getattr(step, name) for name in StepRow.__slots__} for step in row.steps]
+    record["verdicts"] = None if row.verdicts is None else [asdict(one) for one in row.verdicts]
     record["messages"] = [{"role": one.get("role"), "content": one.get("content")} for one in row.messages]
     return record
 
@@ -146,4 +165,6 @@ def _row(record: Mapping[str, Any]) -> Row:
     found["workers_used"] = tuple((one["worker"], one["version"]) for one in found["workers_used"])
     found["steps"] = tuple(StepRow(**{**step, "see": tuple(step["see"])}) for step in found["steps"])
     found |= {name: tuple(found[name]) for name in ("outcome_sources", "grader_versions")}
+    if found.get("verdicts") is not None:
+        found["verdicts"] = tuple(StepVerdict(**one) for one in found["verdicts"])
     return Row(**found)

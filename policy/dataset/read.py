@@ -14,15 +14,18 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, literal, not_, select, true
+from sqlalchemy import ColumnElement, Connection, Select, Text, and_, case, exists, func, literal, not_, select, true
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 
 from gateway.adapters.postgres.admin_tables import keys, pool_revisions
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.tables import outcomes, rollouts, rounds, steps
-from gateway.core.loop.digest import shown_replies
 from gateway.core.loop.experience import question_text
+from gateway.core.loop.replies.kinds import wanted_kind
+from gateway.core.loop.replies.verdicts import StepVerdict, step_verdict
 from gateway.errors import BatonError, ConfigError, Unavailable
+from policy.dataset.rendered import logged_replies
 from policy.dataset.row import Rating, Row, StepRow, settle
 from policy.dataset.select import Selection
 
@@ -44,16 +47,17 @@ _ROLLOUT = (
         "task_type",
         "tags",
     ),
-    *("request", "status", "fallback", "capped", "pool_revision"),
+    *("request", "status", "fallback", "capped", "pool_revision", "turn"),
 )
-_NOT_ROW = ("request", "finished_at", "pool", "pool_revision")  # columns that become other fields
+_NOT_ROW = ("request", "finished_at", "pool", "pool_revision", "turn")  # columns that become other fields
 _ROUND = (
     *("round", "messages", "prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask", "plan_text", "plan"),
     *("sampling", "schema_hash", "allowed", "quality", "prompt_version", "prompt_hash", "planner", "policy_version"),
-    "refusal",
+    *("refusal", "shown"),
 )
 _STEP = tuple(name for name in StepRow.__slots__ if name != "latency_ms")
-_SHOWN = ("description", "context_tokens", "latency_hint_s")  # what prompts show of a worker beside its pool entry
+# what prompts show of a worker beside its pool entry
+_SHOWN = ("description", "context_tokens", "latency_hint_s", "output_tokens_max", "cannot")
 Record = Mapping[Any, Any]
 
 
@@ -96,8 +100,8 @@ def rows_of(connection: Connection, selection: Selection, batch_rows: int = BATC
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """A request of a client, as logged. `body`: what it sent, messages included; `pool`: the workers as shown, with
-    what was known of them; `judged`: it has an outcome."""
+    """A request of a client, as logged. `body`: what it sent, messages included, and empty where that is more than was
+    asked for; `pool`: the workers as shown, with what was known of them; `judged`: it has an outcome."""
 
     id: str
     log_mode: str
@@ -117,19 +121,44 @@ class StoredRequest:
         return messages_of(self.body)
 
 
-def requests_of(connection: Connection, selection: Selection, batch_rows: int = BATCH_ROWS) -> Iterator[StoredRequest]:
-    """The requests of clients that ended well, whoever planned them, oldest first. Of the selection only time, policy
-    version, pool, key and tags count. Never those that said, or whose key says, `train: false`."""
+def requests_of(
+    connection: Connection,
+    selection: Selection,
+    batch_rows: int = BATCH_ROWS,
+    *,
+    latest: int | None = None,
+    bytes_max: int | None = None,
+) -> Iterator[StoredRequest]:
+    """The requests of clients that ended well, whoever planned them, oldest first; or the `latest` so many, newest
+    first. Of the selection only time, policy version, pool, key and tags count. Never those that said, or whose key
+    says, `train: false`. `bytes_max`: of a body, as JSON; a larger one does not leave the database."""
     here = rollouts.c
-    judged = exists().where(outcomes.c.rollout_id == here.id, outcomes.c.value.is_not(None))
-    asked = (here.id, here.log_mode, here.request, here.tags, here.task_type, here.created_at, here.key_id)
+    judged = exists().where(outcomes.c.rollout_id == here.id, outcomes.c.value.is_not(None), outcomes.c.step.is_(None))
+    size = func.octet_length(here.request.cast(Text))
+    body = here.request if bytes_max is None else case((size <= bytes_max, here.request), else_=literal({}, JSONB))
+    asked = (here.id, here.log_mode, body, here.tags, here.task_type, here.created_at, here.key_id)
     columns: tuple[Any, ...] = (*asked, here.pool_name, here.pool, here.caps, judged.label("judged"))
-    ended = and_(here.parent_id.is_(None), here.status == "done")
-    chosen = select(*columns).where(ended, _of_rollout(selection, here.policy_version), _trainable())
-    chosen = chosen.order_by(here.created_at, here.id)
+    chosen = select(*columns).where(*_asked_by_clients(selection))
+    if latest is None:
+        chosen = chosen.order_by(here.created_at, here.id)
+    else:
+        chosen = chosen.order_by(here.created_at.desc(), here.id.desc()).limit(latest)
     with connection.execute(chosen, execution_options={"yield_per": batch_rows}) as found:
         for batch in found.partitions():
             yield from (StoredRequest(*record) for record in batch)
+
+
+def count_requests(connection: Connection, selection: Selection) -> int:
+    """The number of requests that `requests_of` gives."""
+    count: int = connection.execute(
+        select(func.count()).select_from(rollouts).where(*_asked_by_clients(selection))
+    ).scalar_one()
+    return count
+
+
+def _asked_by_clients(selection: Selection) -> tuple[ColumnElement[bool], ...]:
+    ended = and_(rollouts.c.parent_id.is_(None), rollouts.c.status == "done")
+    return ended, _of_rollout(selection, rollouts.c.policy_version), _trainable()
 
 
 def count_withheld(connection: Connection, selection: Selection) -> int:
@@ -186,7 +215,7 @@ def _joined(connection: Connection, batch: Sequence[Record], selection: Selectio
     root_of = {one: one for one in ids} | _roots(connection, {r["id"] for r in batch if r["parent_id"]})
     roots = set(root_of.values())
     requests = _requests(connection, roots)
-    used, ran, replies = _steps(connection, roots, ids)
+    used, ran, replies, verdicts = _steps(connection, roots, ids)
     judged, demonstrated = _judgements(connection, roots, dict(selection.labels))
     workers = _workers(connection, {record["pool_revision"] for record in batch} - {None})
     for record in batch:
@@ -209,8 +238,10 @@ def _joined(connection: Connection, batch: Sequence[Record], selection: Selectio
             outcome_metadata=outcome.metadata,
             cost_nano=request["cost_nano"],
             latency_ms=_ms(request["created_at"], request["finished_at"]),
-            replies=_replies(replies[record["id"]], record["round"]),
+            replies=_replies(replies[record["id"]], record),
             demonstration=demonstrated.get(root),
+            verdicts=tuple(verdicts[root]),
+            turn=record["turn"] or {},
         )
 
 
@@ -237,41 +268,53 @@ def _requests(connection: Connection, roots: set[str]) -> dict[str, Record]:
 def _steps(
     connection: Connection, roots: set[str], ids: set[str]
 ) -> tuple[
-    Mapping[str, set[tuple[str, str]]], Mapping[tuple[str, int], list[StepRow]], Mapping[str, list[tuple[int, Record]]]
+    Mapping[str, set[tuple[str, str]]],
+    Mapping[tuple[str, int], list[StepRow]],
+    Mapping[str, list[tuple[int, Record]]],
+    Mapping[str, list[StepVerdict]],
 ]:
-    """Workers with their versions by request, child loops included; the steps of the rollouts `ids` by plan; and
-    (round, what it replied) of their steps by rollout."""
+    """Workers with their versions by request, child loops included; the steps of the rollouts `ids` by plan; (round,
+    what it replied) of their steps by rollout; and the verdicts on steps by request, child loops included."""
     here, down = rollouts.c, literal(0).label("down")
     family = select(here.id, here.id.label("root"), down).where(here.id.in_(roots)).cte("family", recursive=True)
     below = select(here.id, family.c.root, family.c.down + 1).where(here.parent_id == family.c.id)
     family = family.union_all(below.where(family.c.down < DEPTH_MAX))
+    checked = case((steps.c.attempts.contains([{"verdict": {}}]), steps.c.attempts)).label("checked")
     query = (
-        select(family.c.root, steps.c.rollout_id, steps.c.round, steps.c.started_at, steps.c.finished_at)
-        .add_columns(*(steps.c[name] for name in (*_STEP, "reply", "finish_reason")))
+        select(family.c.root, steps.c.rollout_id, steps.c.round, steps.c.started_at, steps.c.finished_at, checked)
+        .add_columns(*(steps.c[name] for name in (*_STEP, "reply", "tool_calls", "finish_reason")))
         .join(steps, steps.c.rollout_id == family.c.id)
         .order_by(steps.c.rollout_id, steps.c.round, steps.c.step)
     )
     used: dict[str, set[tuple[str, str]]] = defaultdict(set)
     ran: dict[tuple[str, int], list[StepRow]] = defaultdict(list)
     replies: dict[str, list[tuple[int, Record]]] = defaultdict(list)
+    verdicts: dict[str, list[StepVerdict]] = defaultdict(list)
     for record in connection.execute(query).mappings():
         used[record["root"]].add((record["worker"], record["worker_version"]))
+        of_step = (record["rollout_id"], record["round"], record["step"], record["worker"], record["checked"] or ())
+        if (verdict := step_verdict(*of_step)) is not None:
+            verdicts[record["root"]].append(verdict)
         if record["rollout_id"] in ids:
             given = {name: record[name] for name in _STEP} | {"see": tuple(record["see"])}
             latency_ms = _ms(record["started_at"], record["finished_at"])
             ran[record["rollout_id"], record["round"]].append(StepRow(**given, latency_ms=latency_ms))
             replies[record["rollout_id"]].append((record["round"], record))
-    return used, ran, replies
+    return used, ran, replies, verdicts
 
 
-def _replies(steps_run: Sequence[tuple[int, Record]], round_number: int) -> list[dict[str, Any]]:
-    """What the steps of a rollout replied, up to this round, as later rounds show it. Empty where a step is missing."""
-    so_far = [step for number, step in steps_run if number <= round_number]
-    if [step["step"] for step in so_far] != list(range(len(so_far))):
-        return []
-    texts = [step["reply"] for step in so_far]
-    shown = shown_replies([step["handle"] for step in so_far], texts, [step["finish_reason"] for step in so_far])
-    return [asdict(one) | {"flags": list(one.flags)} for one in shown]
+def _replies(steps_run: Sequence[tuple[int, Record]], record: Record) -> list[dict[str, Any]]:
+    """The digests of what the steps of a rollout replied, up to this round; with texts where the prompt showed them."""
+    so_far = [step for number, step in steps_run if number <= record["round"]]
+    shown = (record["allowed"] or {}).get("first_index", len(so_far))
+    kind = wanted_kind(record["request"] if isinstance(record["request"], Mapping) else {}, record["tags"])
+    handles = {str(one.get("name")): str(one.get("handle")) for one in record["pool"]}
+    digests = logged_replies(so_far, shown, kind, handles)
+    texts = [step["reply"] or "" if record["shown"] else "" for step in so_far]
+    return [
+        asdict(one) | {"flags": list(one.flags), "differs": list(one.differs), "text": text}
+        for one, text in zip(digests, texts, strict=False)
+    ]
 
 
 def _workers(connection: Connection, revisions: set[str]) -> Mapping[tuple[str, str], Mapping[str, Any]]:
@@ -289,10 +332,12 @@ def _workers(connection: Connection, revisions: set[str]) -> Mapping[tuple[str, 
 def _judgements(
     connection: Connection, roots: set[str], labels: Mapping[str, float]
 ) -> tuple[Mapping[str, list[Rating]], Mapping[str, str]]:
-    """Ratings by request, a label that `labels` knows as its value; and the latest demonstration."""
+    """Ratings by request, not of single steps, a label that `labels` knows as its value; and the latest
+    demonstration."""
     here = outcomes.c
     query = select(here.rollout_id, here.label, here.demonstration, here.value, here.source, here.grader_version)
-    query = query.add_columns(here.metadata).where(here.rollout_id.in_(roots)).order_by(here.created_at, here.id)
+    query = query.add_columns(here.metadata).where(here.rollout_id.in_(roots), here.step.is_(None))
+    query = query.order_by(here.created_at, here.id)
     judged: dict[str, list[Rating]] = defaultdict(list)
     demonstrated: dict[str, str] = {}
     for rollout_id, label, demonstration, given, *more in connection.execute(query):

@@ -17,6 +17,9 @@ REASONS: Mapping[str, str] = {
     "--method sft renders them anew; for GRPO collect logs under the new prompt",
     "no_inputs": "the log lacks what the planner was shown (worker descriptions, replies, conversation), so its prompt "
     "cannot be rendered anew",
+    "no_warm": "the log does not say what leaving the worker of the last turn costs, as this prompt does; collect anew",
+    "no_checker_errors": "logged by an older gateway, without how often checkers err, which this prompt shows; collect "
+    "anew",
     "no_plan": "no plan came of the call",
     "lost": "their outcome is not above --set outcome_above",
     "worse_plan": "their prompt has better plans, or enough of them (--set plans_max)",
@@ -26,6 +29,7 @@ REASONS: Mapping[str, str] = {
     "nucleus": "sampled with top_p < 1, whose log-probs cannot be computed again; serve with top_p 1",
     "no_outcome": "nobody judged them; post outcomes (POST /v1/outcomes)",
     "too_few_outcomes": "post outcomes (POST /v1/outcomes), or lower --min-outcomes",
+    "no_verdicts": "exported by an older release, without verdicts; export anew, or leave the penalties for them at 0",
     "incomplete": "rounds or the outermost loop of the request are missing; export all of them",
     "stale_worker": "their workers have another version today or are gone; --keep-stale keeps them",
     "prompt_on_both_sides": "their question is in the training side too",

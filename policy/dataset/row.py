@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from gateway.core.loop.replies.verdicts import StepVerdict
+
 Side = Literal["train", "validation"]
 Call = tuple[str, int]  # (rollout id, round): the key of a planning call
 
@@ -123,6 +125,9 @@ class Row:
     split: Side = "train"
     replies: Sequence[Mapping[str, Any]] = ()  # `ShownReply` of every step up to this plan's last, as JSON
     demonstration: str | None = None  # what a person says the request should have given: an answer, or a plan
+    verdicts: tuple[StepVerdict, ...] | None = None  # of the request; None: exported before exports had them
+    turn: Mapping[str, Any] | None = None  # of a conversation that went on, else empty; None: exported before
+    shown: Mapping[str, Any] | None = None  # `PromptInput.guidance` of this round; None: its prompt showed none of it
 
     @property
     def call(self) -> Call:

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fractions import Fraction
 from typing import Any
@@ -19,7 +19,7 @@ from gateway.core.loop.plan import PlanLimits, limits_from_json, plan_schema, sc
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused, listed
 from policy.dataset.row import Call, Row, Side
-from policy.reward import RewardSettings, at_quality, reward
+from policy.reward import RewardSettings, at_quality, faults_of, reward
 
 KEY_SHARE = 0.05  # of the rows, for one key among many
 HALF = 0.5
@@ -125,10 +125,11 @@ def grammar_of(planned: Row | RoundRecord) -> tuple[PlanLimits, Mapping[str, Any
     if planned.allowed is None:
         raise RowRefused("no_allowed")
     allowed = limits_from_json(planned.allowed)
-    schema = plan_schema(allowed)
-    if schema_hash(schema) != planned.schema_hash:
-        raise RowRefused("other_schema")
-    return allowed, schema
+    for merges in (allowed.merges, frozenset[str]()):  # none: the grammar of old logs, where a vote might see nothing
+        schema = plan_schema(replace(allowed, merges=merges))
+        if schema_hash(schema) == planned.schema_hash:
+            return allowed, schema
+    raise RowRefused("other_schema")
 
 
 def is_stale(used: Iterable[tuple[str, str]], versions: Mapping[str, str]) -> bool:
@@ -154,9 +155,12 @@ def value_of(row: Row, parsed: bool) -> float:
 
 def reward_of(row: Row, parsed: bool, weights: RewardSettings) -> float:
     """The training reward of the row's request, at the dial that the prompt showed. A request that never ended counts
-    as instant. Raises RowRefused as `value_of`."""
+    as instant. Raises RowRefused as `value_of`, and where the weights count verdicts and the row has none to count."""
     settings = at_quality(weights, row.quality)
-    return reward(parsed, value_of(row, parsed), row.cost_nano, (row.latency_ms or 0.0) / 1000, settings)
+    if row.verdicts is None and weights.counts_verdicts:
+        raise RowRefused("no_verdicts")
+    latency_s, faults = (row.latency_ms or 0.0) / 1000, faults_of(row.verdicts or ())
+    return reward(parsed, value_of(row, parsed), row.cost_nano, latency_s, settings, faults)
 
 
 # ---------------------------------------------------------------- many rows

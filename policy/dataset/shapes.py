@@ -9,10 +9,14 @@ an OpenAI `Choice` with log-probs and vLLM's token ids, which ART takes as they 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from gateway.core.pool.workers import NANO_PER_USD
 from policy.dataset.row import Row
+from policy.reward import Faults, faults_of
 
 
 def verl(index: int, row: Row, reward: float) -> dict[str, Any]:
@@ -32,6 +36,7 @@ def verl(index: int, row: Row, reward: float) -> dict[str, Any]:
             },
             "cost_usd": row.cost_nano / NANO_PER_USD,
             "latency_s": _seconds(row),
+            **_faults(row),
         },
         "uid": row.group,
         "prompts": row.prompt_token_ids,
@@ -64,6 +69,7 @@ def art(index: int, row: Row, reward: float) -> dict[str, Any]:
         "latency_s": _seconds(row),
         "steps": len(row.steps),
         "parsed": row.parsed,
+        **_faults(row),
     }
     named = (
         "split",
@@ -85,6 +91,50 @@ def art(index: int, row: Row, reward: float) -> dict[str, Any]:
         "metadata": {"index": index, **{name: getattr(row, name) for name in named}},
         "logs": [],
     }
+
+
+def conversation(index: int, row: Row, reward: float) -> dict[str, Any]:
+    """The prompt with the plan as the assistant's turn, and what came of it: a row for Hugging Face's `datasets`."""
+    named = ("split", "group", "rollout_id", "round", "policy_version", "pool_name", "task_type", "outcome", "parsed")
+    about = {name: getattr(row, name) for name in named}
+    verdicts = None if row.verdicts is None else [asdict(one) for one in row.verdicts]
+    return {"messages": [*_prompt(row), _plan(row)], "index": index, "reward": reward, **about, "verdicts": verdicts}
+
+
+def lesson(row: Row) -> dict[str, Any]:
+    """A conversation to imitate: TRL's conversational format for SFT."""
+    return {"messages": [*_prompt(row), _plan(row)]}
+
+
+def preferences(paid: Iterable[tuple[Row, float]]) -> Iterator[dict[str, Any]]:
+    """TRL's conversational format for DPO: of all plans for the very same prompt the best and the worst, where their
+    rewards differ. Holds two rows a prompt in memory."""
+    ends: dict[str, tuple[tuple[Row, float], tuple[Row, float]]] = {}
+    for one in paid:
+        prompt = json.dumps(_prompt(one[0]), sort_keys=True)
+        best, worst = ends.get(prompt, (one, one))
+        ends[prompt] = max(best, one, key=_reward), min(worst, one, key=_reward)
+    for (chosen, most), (rejected, least) in ends.values():
+        if most > least:
+            told = {"rollouts": [chosen.rollout_id, rejected.rollout_id], "margin": most - least}
+            yield {"prompt": _prompt(chosen), "chosen": [_plan(chosen)], "rejected": [_plan(rejected)], **told}
+
+
+def _reward(paid: tuple[Row, float]) -> float:
+    return paid[1]
+
+
+def _prompt(row: Row) -> list[dict[str, Any]]:
+    return [{"role": one.get("role"), "content": one.get("content")} for one in row.messages]
+
+
+def _plan(row: Row) -> dict[str, Any]:
+    return {"role": "assistant", "content": row.plan_text or ""}
+
+
+def _faults(row: Row) -> dict[str, int | None]:
+    """Contracts of the request that were missed, and repaired, and rejected candidates; None where it is not known."""
+    return dict.fromkeys(Faults.__slots__) if row.verdicts is None else asdict(faults_of(row.verdicts))
 
 
 def _seconds(row: Row) -> float | None:

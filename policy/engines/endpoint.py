@@ -165,7 +165,16 @@ async def _served(api: EngineApi, directory: ConductorDirectory) -> AsyncGenerat
         )
     lora = VllmLora(api, base=_first_directory(roots), rank_max=RANK_MAX)
     name = f"judged-{(directory.manifest.weights_sha256 or 'adapter')[:8]}-{secrets.token_hex(4)}"
-    await lora.load(name, place)
+    try:
+        await lora.load(name, place)
+    except VersionRefused as error:
+        if error.reason != "engine":
+            raise
+        raise VersionRefused(
+            "engine",
+            f"{error.message}; start it on {directory.manifest.base or 'its base'} as deploy/vllm.sh does, with LoRA "
+            f"on, where it can read {place}",
+        ) from None
     try:
         yield name
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from policy.engines.port import EngineLost, PlanEngine
 from policy.serve.shape import load_shape
 
 E = TypeVar("E", bound=Exception)
-TORCH_MISSING = "torch is not installed: `pip install 'baton[train,embedded]'` adds it"
+TORCH_MISSING = "torch is not installed: `pip install '.[train,embedded]'` adds it"
 
 
 @asynccontextmanager
@@ -36,6 +36,32 @@ async def open_engine(directory: ConductorDirectory, choice: EngineChoice) -> As
         yield opened
     finally:
         await opened.close()
+
+
+async def check_engine(directories: Mapping[str, ConductorDirectory], choice: EngineChoice) -> None:
+    """Find out whether the engine serves every directory, before anything is asked or paid for. `directories`: by what
+    each is, such as `live version`. A server is asked for each, and an adapter is loaded there and unloaded again.
+    Raises VersionRefused with that name, the version and the fix; ConfigError without torch; EngineDown."""
+    for what, directory in directories.items():
+        try:
+            if choice.remote:
+                async with open_engine(directory, choice):
+                    pass
+            else:
+                await asyncio.to_thread(_check_local, directory, choice)
+        except VersionRefused as error:
+            other = "; or judge with --engine embedded or torch" if choice.remote else ""
+            raise VersionRefused(
+                error.reason, f"the {what} {directory.manifest.id} cannot be judged: {error.message}{other}"
+            ) from None
+
+
+def _check_local(directory: ConductorDirectory, choice: EngineChoice) -> None:
+    directory.tokens()
+    if choice.name == EMBEDDED:
+        load_shape(directory.home)
+    elif choice.name or not _embeds(directory):
+        _check_torch()
 
 
 def _local(directory: ConductorDirectory, choice: EngineChoice) -> PlanEngine:
@@ -61,9 +87,13 @@ def _has_torch() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
 
 
-def _on_torch(directory: ConductorDirectory) -> PlanEngine:
+def _check_torch() -> None:
     if not _has_torch():
         raise ConfigError(f"--engine torch: {TORCH_MISSING}")
+
+
+def _on_torch(directory: ConductorDirectory) -> PlanEngine:
+    _check_torch()
     from policy.engines.pytorch import open_torch
 
     return open_torch(directory)

@@ -7,12 +7,13 @@ concurrent episodes end changes nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal, Protocol
 
 from gateway.core.log.rollout import RolloutRecord
+from gateway.core.loop.replies.verdicts import StepVerdict
 from gateway.core.loop.shown import PromptInput
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
@@ -48,12 +49,15 @@ class Bill:
 @dataclass(slots=True)
 class Spend:
     """A meter. An episode takes `episode_nano_max` out before it starts and puts back what it did not spend, so the
-    cap holds whatever runs at once. Raises ValueError on a cap below what a single episode may cost."""
+    cap holds whatever runs at once. `on_change` hears of the nano-dollars spent and reserved before an episode starts
+    and when it has ended; what it raises keeps the episode from starting. Raises ValueError on a cap below what a
+    single episode may cost."""
 
     cap_nano: int | None = None  # None: metered, not capped
     episode_nano_max: int = 2_000_000_000
     spent_nano: int = 0
     episodes: int = 0
+    on_change: Callable[[int], None] | None = field(default=None, repr=False)
     _open: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
@@ -69,9 +73,10 @@ class Spend:
         return self.cap_nano is None or committed <= self.cap_nano
 
     def start(self) -> None:
-        """Reserve the most that one episode may cost. Raises SpendCapped."""
+        """Reserve the most that one episode may cost. Raises SpendCapped, and whatever `on_change` raises."""
         if not self.fits():
             raise SpendCapped(self)
+        self._tell(self._open + 1)
         self._open += 1
 
     def end(self, nano: int) -> None:
@@ -79,6 +84,11 @@ class Spend:
         self._open -= 1
         self.spent_nano += nano
         self.episodes += 1
+        self._tell(self._open)
+
+    def _tell(self, episodes: int) -> None:
+        if self.on_change is not None:
+            self.on_change(self.spent_nano + episodes * self.episode_nano_max)
 
 
 Split = Literal["train", "validation"]
@@ -128,6 +138,7 @@ class Episode:
     children: tuple[RolloutRecord, ...] = ()
     reply: str = ""
     error: str | None = None  # the code of what left it without an answer
+    verdicts: tuple[StepVerdict, ...] = ()  # of its steps, child loops included
 
 
 class Environment(Protocol):

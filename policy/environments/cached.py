@@ -42,6 +42,10 @@ class WorkerLost(CallsEnded):
     """A worker does not answer, or refuses every call."""
 
 
+class StoreFull(CallsEnded):
+    """The disk takes no further hold, settlement or reply."""
+
+
 class FailedCall(Exception):
     """One attempt that failed. `charged_nano`: what it cost all the same; None: nobody knows."""
 
@@ -62,7 +66,7 @@ class PaidReply:
     refusal: tuple[str, int | None, str] | None = None
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file, without lines that were cut off; none without the file. Raises ConfigError."""
     try:
         if path.stat().st_size > STORE_BYTES_MAX:
@@ -82,14 +86,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    """Add an object on a line of its own, also behind one that was cut off. Raises ConfigError on a full disk."""
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Add an object on a line of its own, also behind one that was cut off. Raises StoreFull on a full disk."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"\n{json.dumps(line, ensure_ascii=True)}")
         path.chmod(0o600)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}); make room, then run this again") from None
+        raise StoreFull(f"{path}: cannot be written ({error.strerror}); make room first") from None
 
 
 class CallBudget:
@@ -103,7 +107,7 @@ class CallBudget:
         self._change = asyncio.Condition()
         self._reason: CallsEnded | None = None
         before: dict[int, int] = {}
-        for line in _lines(path):
+        for line in read_lines(path):
             before[int(line["call"])] = int(line["settled"] if "settled" in line else line["held"])
         self._calls = max(before, default=0)
         self.spent_nano = sum(before.values())
@@ -115,7 +119,7 @@ class CallBudget:
 
     async def hold(self, nano: int) -> int:
         """Take a call's worst case out of the cap, and return the number of the hold. Waits while calls in flight may
-        give back enough. Raises BudgetSpent where they cannot, or the reason of an earlier `end`."""
+        give back enough. Raises BudgetSpent where they cannot, StoreFull, or the reason of an earlier `end`."""
         async with self._change:
             while self._reason is None and not self._fits(nano):
                 if not self._held:
@@ -126,7 +130,7 @@ class CallBudget:
             if self._reason is not None:
                 raise self._reason
             self._calls += 1
-            _append(self._path, {"call": self._calls, "held": nano})
+            self._write({"call": self._calls, "held": nano})
             self._held[self._calls] = nano
             return self._calls
 
@@ -138,12 +142,19 @@ class CallBudget:
         return f"spent ${spent} of the cap of ${cap}, and the next call may cost ${most}"
 
     async def settle(self, call: int, nano: int) -> None:
-        """Close a hold at what the call cost."""
+        """Close a hold at what the call cost. Raises StoreFull; the hold then counts in full."""
         async with self._change:
             del self._held[call]
             self.spent_nano += nano
             self._change.notify_all()
-            _append(self._path, {"call": call, "settled": nano})
+            self._write({"call": call, "settled": nano})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        try:
+            append_line(self._path, line)
+        except StoreFull as full:
+            self.end(full)
+            raise
 
 
 class StoredReplies:
@@ -153,7 +164,7 @@ class StoredReplies:
         """Raises ConfigError for a file that cannot be read."""
         self._path = path
         self._replies: dict[str, PaidReply] = {}
-        for line in _lines(path):
+        for line in read_lines(path):
             try:
                 self._replies[str(line["key"])] = _reply_of(line)
             except (KeyError, TypeError, ValueError):
@@ -164,9 +175,9 @@ class StoredReplies:
         return self._replies.get(key)
 
     def put(self, key: str, worker: str, sample: int, reply: PaidReply) -> None:
-        """Store a reply. Raises ConfigError on a full disk."""
+        """Store a reply. Raises StoreFull."""
         self._replies[key] = reply
-        _append(self._path, {"key": key, "worker": worker, "sample": sample, **asdict(reply)})
+        append_line(self._path, {"key": key, "worker": worker, "sample": sample, **asdict(reply)})
 
 
 def _reply_of(line: Mapping[str, Any]) -> PaidReply:
@@ -254,9 +265,17 @@ class PaidCalls:
                 await asyncio.sleep(wait_s)
             else:
                 self.counts.by_worker[worker] += 1
-                self._store.put(key, worker, sample, reply)
+                self._put(key, worker, sample, reply)
                 return reply
         raise AssertionError("the last attempt returns or raises")
+
+    def _put(self, key: str, worker: str, sample: int, reply: PaidReply) -> None:
+        """Store a reply. No other call is made where it cannot be stored."""
+        try:
+            self._store.put(key, worker, sample, reply)
+        except StoreFull as full:
+            self.allowance.end(full)
+            raise
 
     async def _attempt(self, call: WorkerCall) -> PaidReply:
         async with self._slots:

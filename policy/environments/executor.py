@@ -16,15 +16,16 @@ from random import Random
 from typing import Any, Protocol
 
 from gateway.core.log.events import Event, uuid7
-from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
+from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord, close_record
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.plan import REASONS, Plan, validate
 from gateway.core.openai.reply import reply_text
 from gateway.core.pool.workers import Price, pool_hash
 from gateway.errors import BatonError, PlanRefused, UpstreamError
 from gateway.service.loop.calls import Calls, RetryBudget
+from gateway.service.loop.checks import verdicts_of
 from gateway.service.loop.conducting import prompt_input
-from gateway.service.loop.rounds import Rounds, close_record
+from gateway.service.loop.rounds import Rounds
 from gateway.service.loop.shown import pool_entry
 from gateway.service.loop.state import EarlyStart, HoldRecord, Loop, Planner, Situation, Tree
 from gateway.service.ports.request import Clock, WorkerCall, WorkerReply, Workers
@@ -199,6 +200,7 @@ def episode_of(prompt: Prompt, result: LoopResult, sample: int, outcome: float, 
         children=children,
         reply=result.reply,
         error=None if result.error is None else result.error.code,
+        verdicts=verdicts_of((record, *children)),
     )
 
 
@@ -322,6 +324,10 @@ class ExecutedEnvironment(ABC):
         """Return what an episode takes from the meter, in nano-dollars."""
         return result.loop.tree.meter.spent_nano
 
+    def risked_nano(self, workers: TimedWorkers) -> int:
+        """Return what an episode that was cut off takes from the meter: nothing, where nobody is paid."""
+        return 0
+
     def children(self, prompt: Prompt) -> Planner | None:
         """Return the planner of child loops below a plan that was given as text; None refuses them."""
         return None
@@ -334,16 +340,16 @@ class ExecutedEnvironment(ABC):
 
     async def episode(self, prompt: Prompt, source: PlanSource, sample: int = 0) -> Episode:
         """As in the port."""
+        workers, bill = self.workers(prompt, sample), Bill()
         self.spend.start()
-        spent_nano, bill = 0, Bill()
+        spent_nano: int | None = None  # not known of an episode that is cut off
         try:
-            workers = self.workers(prompt, sample)
             result = await self.executor_of(source).run(prompt, source, workers, self.children(prompt))
             spent_nano = self.spent_nano(result, workers)
             outcome = await self.graded(prompt, result.reply, bill) if result.reply else 0.0
             return episode_of(prompt, result, sample, outcome, workers.seconds)
         finally:
-            self.spend.end(spent_nano + bill.nano)
+            self.spend.end((self.risked_nano(workers) if spent_nano is None else spent_nano) + bill.nano)
 
     async def run(self, prompt: Prompt, plans: Sequence[PlanSource]) -> list[Episode]:
         """As in the port."""

@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import httpx
 
 from gateway.core.money.amounts import (
+    Usage,
     cost_nano,
     input_tokens_bound,
     nano_to_usd,
@@ -56,7 +58,11 @@ Grade = Callable[[Prompt, str, Tools], Awaitable[float]]  # raises GraderFailed
 
 
 class ToolClient(Workers, Protocol):
-    """Calls tools that are programs behind a URL."""
+    """Calls tools: programs behind a URL, and those that are built in."""
+
+    def asking(self, ask: Callable[[str, WorkerCall], Awaitable[WorkerReply]]) -> Workers:
+        """The same client, whose judges ask the model worker of a name through `ask`."""
+        ...
 
     async def close(self) -> None:
         """Close every connection."""
@@ -65,25 +71,30 @@ class ToolClient(Workers, Protocol):
 
 class GatewayWorkers:
     """`ports.Workers` of one episode over a gateway's chat completions. `surplus_nano`: what it charged beyond what the
-    executor's meter counts, because its prices are others or a call that failed cost something all the same. `tools`
-    calls the tools that are not built in; None: they are refused."""
+    executor's meter counts, because its prices are others or a call that failed cost something all the same.
+    `risked_nano`: what all calls so far may have cost: those that have ended what was charged, the others their worst
+    case. `tools` calls tools, but for `vote`; the model of a judge is asked through the gateway. None: tools are
+    refused."""
 
-    def __init__(self, client: httpx.AsyncClient, tools: Workers | None = None) -> None:
+    def __init__(self, client: httpx.AsyncClient, tools: ToolClient | None = None) -> None:
         self._client = client
-        self._tools = tools
+        self._tools = None if tools is None else tools.asking(self._ask)
         self.seconds: dict[tuple[str, str], float] = {}
         self.surplus_nano = 0
+        self.risked_nano = 0
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """Return the complete reply. Raises UpstreamError and its children."""
         if call.worker.kind == "tool":
             return await self._tool(call)
-        began_s = time.perf_counter()
+        began_s, most = time.perf_counter(), most_nano(call)
+        self.risked_nano += most
         try:
             response, raw = await self._post(call)
         except httpx.TimeoutException:
             raise UpstreamTimeout(f"the gateway gave no reply of {call.worker.name} in time") from None
         except httpx.ConnectError:
+            self.risked_nano -= most
             raise UpstreamError("the gateway cannot be reached", retryable=True, dispatched=False) from None
         except httpx.HTTPError:
             raise UpstreamProtocol("the gateway hung up before its reply was whole") from None
@@ -91,6 +102,7 @@ class GatewayWorkers:
             key = (call.rollout_id, call.step_id)
             self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - began_s
         charged_nano = _charged_nano(response)
+        self.risked_nano += charged_nano - most
         if response.status_code != 200:
             self.surplus_nano += charged_nano
             raise _status_error(response.status_code, raw)
@@ -102,11 +114,18 @@ class GatewayWorkers:
     async def _tool(self, call: WorkerCall) -> WorkerReply:
         if self._tools is None or call.worker.url == VOTE_URL:
             return vote(call)
-        began_s = time.perf_counter()
+        key = (call.rollout_id, call.step_id)
+        before_s, began_s = self.seconds.get(key, 0.0), time.perf_counter()  # a checker is called beside another call
+        self.risked_nano += cost_nano(call.worker.price or Price(), Usage())  # it is priced by the call
         try:
             return await self._tools.complete(call)
         finally:
-            self.seconds[call.rollout_id, call.step_id] = time.perf_counter() - began_s
+            self.seconds[key] = before_s + time.perf_counter() - began_s
+
+    async def _ask(self, name: str, call: WorkerCall) -> WorkerReply:
+        """What the model of a judge says; `call.worker` has the model's price. Raises UpstreamError."""
+        model = call.worker.model_copy(update={"name": name, "kind": "openai", "url": None, "params": {}})
+        return await self.complete(replace(call, worker=model))
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the same reply as chunks, then its usage."""
@@ -131,8 +150,8 @@ class GatewayWorkers:
 
 class LiveEnvironment(ExecutedEnvironment):
     """Prompts of one's own, each with the pool it is to be answered by, on the gateway at `base_url` (…/v1). `spend`
-    must cap. `judge`: the worker that graders ask; a verdict may cost `judge_nano_max`, for which the meter's
-    `episode_nano_max` has room beside the executor's cap. Close it when done."""
+    must cap. `judge`: the worker that graders ask; a call of it may cost `judge_nano_max`, and the meter's
+    `episode_nano_max` has room for JUDGE_TRIES of them beside the executor's cap. Close it when done."""
 
     name = "live"
 
@@ -184,6 +203,10 @@ class LiveEnvironment(ExecutedEnvironment):
         surplus_nano = workers.surplus_nano if isinstance(workers, GatewayWorkers) else 0
         return result.loop.tree.meter.spent_nano + surplus_nano
 
+    def risked_nano(self, workers: TimedWorkers) -> int:
+        """Return what the gateway charged, and the worst case of calls that were under way."""
+        return workers.risked_nano if isinstance(workers, GatewayWorkers) else 0
+
     async def graded(self, prompt: Prompt, reply: str, bill: Bill) -> float:
         """The caller's grader, asked again where the judge failed. Raises Ungraded."""
         tools = Tools(ask=partial(self._ask, bill) if self._judge else None)
@@ -196,17 +219,22 @@ class LiveEnvironment(ExecutedEnvironment):
         raise AssertionError("the last try returns or raises")
 
     async def _ask(self, bill: Bill, messages: list[dict[str, str]]) -> str:
-        """What the judge says, paid for and logged by the gateway. Raises GraderFailed."""
-        left_nano = self._judge_nano_max - bill.nano
+        """What the judge says, paid for and logged by the gateway; a call that was lost counts in full. Raises
+        GraderFailed."""
+        most_nano = min(self._judge_nano_max, JUDGE_TRIES * self._judge_nano_max - bill.nano)
         body = {"model": self._judge, "messages": messages, "metadata": TAGS, "temperature": 0}
-        headers = {"x-baton-max-cost-usd": nano_to_usd(max(1, left_nano))}
+        headers = {"x-baton-max-cost-usd": nano_to_usd(max(1, most_nano))}
+        bill.nano += most_nano
         try:
             response = await self._client.post(
                 "chat/completions", json=body | {"max_tokens": JUDGE_TOKENS_MAX}, headers=headers, timeout=JUDGE_S
             )
+        except httpx.ConnectError:
+            bill.nano -= most_nano
+            raise GraderFailed("the judge did not answer (the gateway cannot be reached)") from None
         except httpx.HTTPError as error:
             raise GraderFailed(f"the judge did not answer ({type(error).__name__})") from None
-        bill.nano += _charged_nano(response)
+        bill.nano += _charged_nano(response) - most_nano
         if response.status_code != 200:
             raise GraderFailed(
                 f"the judge was refused: {_status_error(response.status_code, response.content).message}"

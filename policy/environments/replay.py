@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.loop.replies.answers import extract_answer, normalise
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.pool.workers import MODEL_KINDS, PoolFile, Price, WorkerSpec
 from gateway.errors import UpstreamRefused

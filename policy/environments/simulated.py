@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from gateway.core.loop.digest import majority
+from gateway.core.loop.replies.agreement import majority
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.reply import chunks_of
 from gateway.core.openai.usage import read_usage, usage_body

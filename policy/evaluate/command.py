@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from policy.engines.opening import check_engine
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.contest import PartialResults, ProgressPrinter, contest, facts_of, write_file
 from policy.evaluate.endpoint import planner_lines, read_endpoints
@@ -58,6 +59,11 @@ async def _evaluate(options: EvaluationOptions, partial: PartialResults, say: Pr
     policies = entrants(options.policies, scene.workers, options.usd_weights, options.qualities, endpoints=endpoints)
     check_ends(options, policies)
     curves(options, policies)  # a curve of unknown policies is refused before minutes are spent
+    directories = {each.directory.policy.directory: each for each in policies if each.directory is not None}
+    await check_engine(
+        {f"policy {each.name}": each.directory for each in directories.values() if each.directory is not None},
+        options.engine_choice,
+    )
     results = await contest(options, scene, policies, partial, say)
     body = {
         "evaluated": facts_of(scene, options, len(scene.stage.prompts)),

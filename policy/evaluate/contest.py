@@ -19,7 +19,7 @@ from gateway.service.loop.state import Planner
 from policy.engines.opening import engine_losses, first_of, open_engine
 from policy.environments.base import Episode, PlanSource, Prompt
 from policy.environments.sampling import CONCURRENCY, SamplingProgress, sample
-from policy.evaluate.entrants import ORACLE_PLAN, ROUTERS, TUNED, Entrant
+from policy.evaluate.entrants import ORACLE_PLAN, TUNED, Entrant, router
 from policy.evaluate.options import EvaluationOptions
 from policy.evaluate.stages import EvaluationScene, digest_of
 from policy.statistics.baselines import fixed
@@ -253,7 +253,7 @@ async def _planner(options: EvaluationOptions, scene: EvaluationScene, entrant: 
     if entrant.kind == "fixed":
         return fixed(entrant.worker)
     if entrant.kind == "router" and entrant.identity != ORACLE_PLAN:
-        return ROUTERS[entrant.identity](options.seed)
+        return router(entrant.identity, options.seed)
     if entrant.kind != "tuned":
         return None
     lessons = await scene.lessons(entrant.file)

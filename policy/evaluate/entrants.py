@@ -12,7 +12,7 @@ import policy
 from gateway.core.loop.experience import RuleWeights, content_text
 from gateway.core.loop.plan import Plan, validate
 from gateway.errors import ConfigError
-from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
+from gateway.service.loop.routers import CascadeRouter, CheckedRouter, RulePlanner, VoteRouter
 from gateway.service.loop.state import Planner, Situation
 from policy.engines.directory import ConductorDirectory, read_conductors
 from policy.evaluate.endpoint import WORKER, Endpoint, is_endpoint
@@ -35,6 +35,9 @@ TUNED: Mapping[str, Callable[[Sequence[tuning.Observation], float], Planner]] = 
     "vote": tuning.vote,
     "cascade": tuning.cascade,
     "moa": tuning.moa,
+    "fallback": tuning.fallback,
+    "knn": tuning.knn,
+    "knn-words": tuning.knn_words,
 }
 RULE = RulePlanner(RuleWeights())
 ROUTERS: Mapping[str, Callable[[int], Planner]] = {
@@ -52,6 +55,7 @@ ALIASES = {"rule": "baton/rule"}
 SHIPPED = Path(policy.__file__).parent / "shipped" / "arena-3"
 CONDUCTOR_SHIPPED = "conductor@shipped"
 FIXED = "fixed:"
+CHECKED = "baton/checked:"
 ORACLE = "oracle"
 
 
@@ -156,18 +160,45 @@ def _entrants_of(
     if name == ORACLE:
         return [Entrant(name, "oracle", ORACLE)]
     full_name = ALIASES.get(name, name)
+    if name.startswith(CHECKED):
+        return [_checked(name, workers)]
     if full_name in ROUTERS or full_name == ORACLE_PLAN:
         return [Entrant(name, "router", full_name)]
-    known = [f"{FIXED}WORKER", f"{FIXED}*", *TUNED, *ALIASES, *ROUTERS, ORACLE_PLAN, ORACLE, CONDUCTOR_SHIPPED]
+    known = [
+        f"{CHECKED}A>B@CHECKER",
+        f"{FIXED}WORKER",
+        f"{FIXED}*",
+        *TUNED,
+        *ALIASES,
+        *ROUTERS,
+        ORACLE_PLAN,
+        ORACLE,
+        CONDUCTOR_SHIPPED,
+    ]
     names = [*known, "http(s)://HOST/v1#MODEL", f"{WORKER}NAME"]
     raise ConfigError(f"--policy {name}: neither a policy directory nor one of {', '.join(names)}")
+
+
+def router(identity: str, seed: int) -> Planner:
+    """The router of an entrant."""
+    chain = CheckedRouter.read(identity.removeprefix(CHECKED)) if identity.startswith(CHECKED) else None
+    return chain or ROUTERS[identity](seed)
+
+
+def _checked(name: str, workers: Sequence[str]) -> Entrant:
+    """A chain of workers and a checker, such as the recorded one, `check`. Raises ConfigError."""
+    chain = CheckedRouter.read(name.removeprefix(CHECKED))
+    missing = [worker for worker in chain.workers if worker not in workers] if chain else []
+    if chain is None or missing:
+        raise ConfigError(f"--policy {name}: give {CHECKED}A>B@CHECKER with workers among {', '.join(workers)}")
+    return Entrant(name, "router", name)
 
 
 def _path(name: str) -> Path | None:
     """The policy directory that a name stands for; None where it stands for something else."""
     if name == CONDUCTOR_SHIPPED:
         return SHIPPED
-    reserved = name in ROUTERS or name in ALIASES or name in (ORACLE, ORACLE_PLAN) or name.startswith(FIXED)
+    reserved = name.startswith(CHECKED) or name in ROUTERS or name in ALIASES or name in (ORACLE, ORACLE_PLAN)
     if reserved or is_endpoint(name) or name.partition(":")[0] in TUNED:
         return None
     return Path(name) if Path(name).is_dir() else None

@@ -1,4 +1,4 @@
-"""Every picture of the project as SVG: accuracy over dollars, shares of workers, rounds of learning, lines in panels.
+"""Every picture of the project as SVG: accuracy over dollars, shares of workers, rounds, lines in panels, ratios.
 
 Pure. A picture is a list of SVG elements that `_svg` puts on a white ground; positions are pixels, y points down.
 """
@@ -19,7 +19,7 @@ COLOURS = {"fixed": "#8a8f98", "router": "#2f6fde", "tuned": "#8f4bd8", "conduct
 WORKER_COLOURS = ("#2f6fde", "#d4351c", "#1d8a4c", "#c98a00", "#8f4bd8", "#0e8f9c", "#d0559a", "#6b7280", "#7a5230")
 LINE_COLOURS = ("#d4351c", "#8a8f98", "#1d8a4c")
 DASHES = {"oracle": "2 4", "router": "7 4", "fixed": "1 3"}
-LINE_PX, LABEL_PX, PANEL_PX = 19, 15, 170  # heights: a line of the list, a name beside rounds, one panel
+LINE_PX, LABEL_PX, PANEL_PX, RATIO_PX = 19, 15, 170, 26  # heights: a line of the list, a name, a panel, a bar
 ROUND_HEIGHT, ROUND_WIDTH, ROUND_LEFT, ROUND_TOP, ROUND_GAP = 400, 360, 60, 52, 90
 ROUND_NAMES_X = ROUND_LEFT + 2 * ROUND_WIDTH + ROUND_GAP + 8
 NAME_CHARS_MAX = 34
@@ -324,6 +324,44 @@ def _panel(top: int, panel: Panel) -> list[str]:
         parts.append(_trace([(LEFT + at * x_step, bottom - share * height) for at, share in points], colour))
         parts.append(_text(right + 10, bottom - height + 14 + 16 * row, name, fill=colour))
     return parts
+
+
+# ---------------------------------------------------------------- ratios
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio above 0 with the least and the most of its rounds. `marked`: in the colour of the project."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    marked: bool = False
+
+
+def ratios(title: str, every: Sequence[Ratio]) -> str:
+    """Bars on a logarithmic axis, one under the other, with a line at 1. Raises ValueError if there are none."""
+    least, most = min(one.low for one in every), max(one.high for one in every)
+    low, high = math.log10(min(least, 1.0)) - 0.1, math.log10(max(most, 1.0)) + 0.1
+    left, right, bottom = 260, WIDTH - 120, TOP + 12 + RATIO_PX * len(every)
+
+    def x(value: float) -> float:
+        return left + (math.log10(value) - low) / (high - low) * (right - left)
+
+    parts = []
+    for exponent in range(math.ceil(low), math.floor(high) + 1):
+        parts.append(_line((x(10.0**exponent), TOP), (x(10.0**exponent), bottom), 'class="g"'))
+        parts.append(_text(x(10.0**exponent), bottom + 16, f"{10.0**exponent:g} ×", anchor="middle", css="s"))
+    for row, one in enumerate(every):
+        y = TOP + 12 + row * RATIO_PX
+        colour = COLOURS["conductor" if one.marked else "fixed"]
+        box = f'x="{left}" y="{y}" width="{x(one.value) - left:.1f}" height="{RATIO_PX - 10}" fill="{colour}"'
+        parts += [f"<rect {box}/>", _text(left - 10, y + 12, _short(one.name), anchor="end")]
+        parts.append(_line((x(one.low), y + 8), (x(one.high), y + 8), 'stroke="#1f2430" stroke-width="1.2"'))
+        parts.append(_text(max(x(one.value), x(one.high)) + 8, y + 12, f"{one.value:.3g} ×"))
+    parts.append(_line((x(1.0), TOP), (x(1.0), bottom), 'stroke="#5b6270"'))
+    return _svg(bottom + 30, title, parts)
 
 
 # ---------------------------------------------------------------- SVG elements

@@ -25,7 +25,7 @@ class Thresholds:
     valid_min: float = 0.98  # share of the candidate's plans for logged prompts that are within their caps
     mean_weight_min: float = 0.85
     mean_weight_max: float = 1.15
-    ess_min: float = 200.0  # requests
+    ess_min: float = 100.0  # requests; training begins with twice as many (`requests_min`)
     ess_share_min: float = 0.10
     kl_max: float = 1.5  # nats a request, KL(logged ‖ candidate) over decision tokens
     logged_margin: float = 0.03

@@ -19,7 +19,7 @@ from gateway import __version__
 from gateway.errors import ConfigError, NotFound
 from gateway.service.loop.state import Planner
 from policy.engines.directory import ConductorDirectory, read_conductors
-from policy.engines.opening import engine_losses, open_engine
+from policy.engines.opening import check_engine, engine_losses, open_engine
 from policy.environments.sampling import SamplingProgress
 from policy.evaluate.contest import (
     SAY_EVERY_S,
@@ -78,6 +78,12 @@ class Contestants:
         return self.live is not None and self.live.sha256 == self.candidate.sha256
 
     @property
+    def directories(self) -> dict[str, ConductorDirectory]:
+        """Return those that an engine loads, by what each is."""
+        found = {"candidate": self.candidate}
+        return found if self.live is None or self.same else found | {"live version": self.live}
+
+    @property
     def live_name(self) -> str:
         """For the report."""
         return RULE_ALONE if self.live is None else self.live.manifest.id
@@ -92,6 +98,7 @@ async def gate(candidate: Path, live: Path | None, scene: GateScene, *, say: Gat
     manifest = both.candidate.manifest
     home = scene.at_home(manifest.config.get("env"))
     served = home.model_copy(update={"rounds": scene.rounds or manifest.rounds})
+    await check_engine(both.directories, served.engine_choice)
     if served.env != "logged":
         options = served.evaluation(BASELINES)
         return await _judged(both, options, EvaluationScene(options, say.progress), served, partial, say)

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.service.ports.request import CodeLimits
+
 REPLY_CHARS_MAX = 262_144  # read from the end of a reply, where answers stand
 REFERENCE_CHARS_MAX = 262_144
 DETAIL_CHARS_MAX = 300
@@ -47,25 +49,11 @@ class Grade:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one run in the sandbox."""
-
-    wall_s: float = 10.0
-    cpu_s: int = 5
-    memory_bytes: int = 512 * 2**20  # address space
-    file_bytes: int = 2**20  # of one file
-    disk_bytes: int = 8 * 2**20  # of all files together, where a tmpfs can be had
-    files_max: int = 32  # open at once
-    processes_max: int = 64  # threads included, where the kernel counts them apart; new processes never start
-    result_bytes: int = 65_536
-
-
-@dataclass(frozen=True, slots=True)
 class Tools:
     """What a grader may use. `weak_ok` lets code run where the kernel cannot cut it off from the network."""
 
     ask: Ask | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: CodeLimits = field(default_factory=CodeLimits)
     weak_ok: bool = False
 
 

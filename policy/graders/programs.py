@@ -1,41 +1,31 @@
 """Graders that run something: Python unit tests, a regular expression, a JSON schema. All in the sandbox.
 
 A pattern or a schema can run for ever as well as code can (`(a+)+$`, nested references), and all three may come with a
-client's request, so none of them runs in this process. The sandbox is `jail.py` in a fresh isolated interpreter, with
-an empty environment in a temporary directory; `jail.py` says what it may do. This side keeps the clock, reads at most
-`result_bytes`, and kills what is left.
+client's request, so none of them runs in this process but in the sandbox that the gateway's `builtin:python` uses.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
-import contextlib
 import json
-import os
 import re
-import secrets
-import signal
-import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
-from gateway.core.loop.digest import extract_answer
-from policy.graders.base import BadReference, GraderFailed, Judged, Limits, Tools, fields, object_in, shorten
+from gateway.adapters.upstream import sandbox
+from gateway.adapters.upstream.sandbox import SandboxFailed, SandboxResult, code_in
+from gateway.core.loop.replies.answers import extract_answer
+from gateway.service.ports.request import CodeLimits
+from policy.graders.base import BadReference, GraderFailed, Judged, Tools, fields, object_in, shorten
 
 TESTS_MAX = 1_000
 PATTERN_CHARS_MAX = 1_000
 SHORT_S = 3.0  # for a pattern or a schema
-JAIL = Path(__file__).with_name("jail.py")
-SYSTEM_READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
-ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
 _FENCED = re.compile(r"```([A-Za-z0-9_+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 # ---------------------------------------------------------------- python
@@ -68,19 +58,6 @@ def python_reference(reference: object) -> PythonReference:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise BadReference(f"python: test {number} is not Python ({error}); mend it") from None
     return PythonReference(tuple(tests), entry, partial)
-
-
-def code_in(reply: str, entry: str | None = None) -> str:
-    """The program a reply gives: of its fenced blocks the last that defines `entry` (any function or class where None),
-    else the last; without a fence its tagged or JSON answer, else the whole reply."""
-    blocks = [text for tag, text in _FENCED.findall(reply) if tag.lower() in ("", "python", "python3", "py")]
-    wanted = re.escape(entry) if entry else r"\w+"
-    defining = [
-        text for text in blocks if re.search(rf"^\s*(?:async\s+)?(?:def|class)\s+{wanted}\b", text, re.MULTILINE)
-    ]
-    if blocks:
-        return str((defining or blocks)[-1])
-    return extract_answer(reply) if '"answer"' in reply or "</answer>" in reply else reply
 
 
 async def python(right: PythonReference, reply: str, tools: Tools) -> Judged:
@@ -136,7 +113,7 @@ async def regex(right: RegexReference, reply: str, tools: Tools) -> Judged:
     return float(result["found"]), "found" if result["found"] else f"not found in `{shorten(text)}`"
 
 
-def _short(tools: Tools) -> Limits:
+def _short(tools: Tools) -> CodeLimits:
     return replace(tools.limits, wall_s=min(SHORT_S, tools.limits.wall_s))
 
 
@@ -187,111 +164,11 @@ async def json_schema(right: Mapping[str, Any], reply: str, tools: Tools) -> Jud
     return float(wrong is None), shorten(wrong) if wrong else "valid"
 
 
-# ---------------------------------------------------------------- the sandbox
-
-Ended = Literal["done", "time", "killed", "silent"]
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxResult:
-    """How a job ended. `result` only where it is "done": "time" is the wall clock, "killed" a signal (CPU time or
-    memory used up, a crash), "silent" an end without a signed result."""
-
-    ended: Ended
-    result: Mapping[str, Any] | None
-    detail: str
-    locks: tuple[str, ...]
-
-
 async def run(
-    job: str, data: Mapping[str, Any], limits: Limits, *, weak_ok: bool = False, site: Sequence[str] = ()
+    job: str, data: Mapping[str, Any], limits: CodeLimits, *, weak_ok: bool = False, site: Sequence[str] = ()
 ) -> SandboxResult:
-    """Run one job of `jail.JOBS`. Raises GraderFailed where the jail does not start, a job breaks, or the kernel has no
-    seccomp and `weak_ok` is not given."""
-    nonce = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="baton-grade-", ignore_cleanup_errors=True) as directory:
-        order = {
-            "nonce": nonce,
-            "job": job,
-            "data": data,
-            "limits": asdict(limits),
-            "directory": directory,
-            "readable": [os.path.dirname(os.__file__), *SYSTEM_READABLE, f"{sys.base_prefix}/lib", *site],
-            "site": list(site),
-            "weak_ok": weak_ok,
-        }
-        output, code = await _talk(json.dumps(order).encode(), directory, limits)
-    return _read_output(output, code, nonce, limits, weak_ok)
-
-
-async def _talk(order: bytes, directory: str, limits: Limits) -> tuple[bytes, int | None]:
-    """What the jail wrote, and its exit code; None where the clock ran out."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-S",
-        str(JAIL),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd=directory,
-        env=ENVIRONMENT,
-        start_new_session=True,
-    )
-    output = bytearray()
+    """`sandbox.run` for a grader. Raises GraderFailed where it cannot run."""
     try:
-        async with asyncio.timeout(limits.wall_s):
-            await _exchange(process, order, output, limits.result_bytes)
-            return bytes(output), await process.wait()
-    except TimeoutError:
-        return bytes(output), None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-
-async def _exchange(process: asyncio.subprocess.Process, order: bytes, output: bytearray, bytes_max: int) -> None:
-    assert process.stdin is not None  # noqa: S101 (asked for above)
-    assert process.stdout is not None  # noqa: S101
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(order)
-        await process.stdin.drain()
-    process.stdin.close()
-    while len(output) <= bytes_max:
-        part = await process.stdout.read(bytes_max)
-        if not part:
-            return
-        output += part
-    process.kill()
-
-
-def _read_output(output: bytes, code: int | None, nonce: str, limits: Limits, weak_ok: bool) -> SandboxResult:
-    lines = [_object(line) for line in output.split(b"\n") if line]
-    if not lines or not isinstance(lines[0].get("locks"), list):
-        raise GraderFailed(f"the sandbox did not start (exit {code}); run `{sys.executable} -I -S {JAIL}` to see why")
-    locks = tuple(lines[0]["locks"])
-    if "seccomp" not in locks and not weak_ok:
-        raise GraderFailed(
-            "this kernel cannot cut code off from the network (no seccomp); grade on Linux x86_64 or arm64"
-        )
-    if code is None:
-        return SandboxResult("time", None, f"still running after {limits.wall_s:g} s", locks)
-    if code < 0:
-        return SandboxResult(
-            "killed", None, f"killed by {signal.Signals(-code).name} (CPU time, memory or a crash)", locks
-        )
-    if len(lines) != 2 or lines[1].get("nonce") != nonce:
-        return SandboxResult("silent", None, "ended without a result of its own", locks)
-    result = lines[1]["result"]
-    if "failed" in result:
-        raise GraderFailed(f"the grader broke on this reply: {result['failed']}")
-    return SandboxResult("done", result, "", locks)
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return await sandbox.run(job, data, limits, weak_ok=weak_ok, site=site)
+    except SandboxFailed as failed:
+        raise GraderFailed(str(failed)) from None

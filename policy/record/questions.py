@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from gateway.core.loop.experience import question_text
 from gateway.errors import ConfigError
 from policy import graders
-from policy.dataset.read import StoredRequest, requests_of, snapshot
+from policy.dataset.read import StoredRequest, count_requests, requests_of, snapshot
 from policy.dataset.select import Selection
 from policy.environments.base import fraction
 from policy.graders.base import GraderError
@@ -29,6 +29,10 @@ GRADER = "exact"  # of a question with a gold answer that names none
 JUDGE = "judge"
 TEXT_GRADERS = ("exact", "numeric", "choice")  # their reference is the right answer in words
 IGNORED = ("input_tokens", "workers", "checks")  # so that a replay file is a questions file, too
+REQUESTS_MAX = 200_000  # of the log, read at most: the latest
+REQUESTS_AT_ONCE = 50  # in memory while they are read
+REQUEST_BYTES_MAX = 1 << 20  # of a request; a larger one stays in the database
+TEXT_BYTES_MAX = 256 << 20  # of all questions that are asked, with what their prompts showed of the workers
 _IMAGE_SCHEMES = ("https://", "http://", "data:image/")
 
 
@@ -189,32 +193,56 @@ def _gold(gold: str | None, grader: str | None, reference: Any) -> str | None:
 
 
 def of_log(
-    database_url: str, selection: Selection, share: float, seed: int, judge: str | None, questions_max: int
+    database_url: str,
+    selection: Selection,
+    share: float,
+    seed: int,
+    judge: str | None,
+    questions_max: int,
+    *,
+    graded: bool = False,
 ) -> tuple[list[RecordQuestion], Counter[str]]:
-    """(questions, what was left out by reason) of a share of the logged requests; which ones is a hash of (seed,
-    request). Raises ConfigError where nothing is left, and as `read.snapshot`."""
+    """(questions, oldest first; what was left out by reason) of a share of the logged requests; which ones is a hash of
+    (seed, request). The latest `questions_max` of the latest REQUESTS_MAX, as far as TEXT_BYTES_MAX hold them.
+    `graded`: only those that something grades. Raises ConfigError where nothing is left, and as `read.snapshot`."""
     found: dict[str, RecordQuestion] = {}
     left_out: Counter[str] = Counter()
+    text_bytes, asked = 0, 0
+    bounds = {"latest": REQUESTS_MAX, "bytes_max": REQUEST_BYTES_MAX}
     with snapshot(database_url) as connection:
-        for request in requests_of(connection, selection):
+        for request in requests_of(connection, selection, REQUESTS_AT_ONCE, **bounds):
+            asked += 1
             reason = _refusal(request) or ("not drawn" if fraction("record", seed, request.id) >= share else None)
             question = None if reason else _of_request(request, judge)
             if question is not None and question.key in found:
-                reason = "asked before"
+                reason = "asked again later"
+            if graded and question is not None and question.grader is None:
+                reason = "without a grader"
             if reason or question is None:
                 left_out[reason or "its grader cannot use its reference"] += 1
-            elif len(found) < questions_max:
-                found[question.key] = question
-            else:
+            elif len(found) >= questions_max:
                 left_out["over --questions-max"] += 1
+            elif text_bytes + (size := _bytes(question)) > TEXT_BYTES_MAX:
+                left_out[f"over {TEXT_BYTES_MAX >> 20} MiB of text in all"] += 1
+            else:
+                found[question.key], text_bytes = question, text_bytes + size
+        if asked == REQUESTS_MAX:
+            left_out[f"older than the latest {REQUESTS_MAX:,}"] = count_requests(connection, selection) - asked
     if not found:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items())) or "none was selected"
         raise ConfigError(f"no logged request can be asked again: {reasons}")
-    return list(found.values()), left_out
+    return list(reversed(found.values())), left_out
+
+
+def _bytes(question: RecordQuestion) -> int:
+    """About what it takes in memory."""
+    return len(json.dumps([question.messages, list(question.pool), str(question.reference)], default=str))
 
 
 def _refusal(request: StoredRequest) -> str | None:
     """Why a request cannot be asked again, by name."""
+    if request.log_mode == "full" and not request.body:
+        return f"over {REQUEST_BYTES_MAX >> 20} MiB"
     if request.log_mode != "full":
         return "not logged in mode full"
     if request.body.get("tools") or request.body.get("functions"):

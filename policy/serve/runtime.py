@@ -145,6 +145,6 @@ def _built(shape: Shape, path: Path) -> tuple[bytes, bytes]:
         from policy.serve.graph import build_decoder, build_head
     except ModuleNotFoundError:
         raise VersionRefused(
-            "engine", f"{path}: missing, and building it needs onnx: `pip install 'baton[embedded]'`"
+            "engine", f"{path}: missing, and building it needs onnx: `pip install '.[embedded]'`"
         ) from None
     return build_decoder(shape), build_head(shape)

@@ -1,4 +1,5 @@
-"""Policies to compare with, each a planner of the served loop: fixed, random, cheapest, table, vote, cascade, MoA.
+"""Policies to compare with, each a planner of the served loop: fixed, random, cheapest, table, vote, cascade, MoA,
+fallback, nearest neighbours.
 
 All of them read what a conductor is shown, the question's text included, and nothing else; where they have parameters,
 `policy/statistics/tuning.py` chooses these on training prompts. The oracle, which knows more, is the environments' own.
@@ -20,8 +21,8 @@ from gateway.service.loop.routers import (
     SHIP,
     USAGE_GUESS,
     FixedPlanner,
-    agreed,
     cascade_plan,
+    disputed,
     models_of,
     side_by_side,
     single,
@@ -179,6 +180,23 @@ def moa(drafters: Sequence[str], aggregator: str) -> Planner:
     return OneRoundPlanner("moa", choose)
 
 
+class FallbackPlanner:
+    """`fallback`: one worker, and a second one where the reply of the first is empty or there is none."""
+
+    name = "fallback"
+
+    def __init__(self, first: str, then: str) -> None:
+        self._first, self._then = first, then
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where no model worker is left."""
+        if situation.round == 1:
+            return single(by_name(situation, [self._first])[0])
+        if situation.round == 2 and not any(reply.answer for reply in situation.replies):
+            return single(by_name(situation, [self._then])[0])
+        return SHIP
+
+
 @dataclass(frozen=True, slots=True)
 class Ladder:
     """One cascade: `first` are asked side by side; where fewer than two of them agree, `then` answers."""
@@ -207,8 +225,8 @@ class CascadePlanner:
 
 
 class PriceCascade:
-    """`price-cascade`: the two cheapest model workers side by side; while no two replies agree, the next dearer one.
-    The last reply is shipped, which is the one that agreed, or the dearest worker's."""
+    """`price-cascade`: the two cheapest model workers side by side; while the last reply is known to differ from the
+    others, the next dearer one. The last reply is shipped."""
 
     name = "price-cascade"
 
@@ -219,6 +237,6 @@ class PriceCascade:
             return side_by_side(situation, models[: min(2, situation.allowed.steps_max)])
         asked = {reply.handle for reply in situation.replies}
         rest = [spec for spec in models if spec.handle not in asked]
-        if situation.final or not rest or (situation.replies and agreed(situation)):
+        if situation.final or not rest or (situation.replies and not disputed(situation)):
             return SHIP
         return single(rest[0])

@@ -7,6 +7,7 @@ replies; every choice maximises mean outcome less `usd_weight` times dollars a t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,19 +17,30 @@ from statistics import fmean
 
 import numpy as np
 
-from gateway.core.loop.digest import extract_answer, normalise
-from gateway.core.loop.experience import Embedding, question_text
+from gateway.core.loop.experience import HASHED, Embedding, question_text
 from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.core.loop.plan import Plan
+from gateway.core.loop.replies.answers import extract_answer, normalise
 from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD
 from gateway.files import shipped
-from gateway.service.loop.state import Planner
+from gateway.service.loop.routers import models_of, single
+from gateway.service.loop.state import Planner, Situation
 from gateway.service.ports.request import WorkerExperience
 from policy.environments.base import Environment, Prompt
 from policy.environments.sampling import SamplingProgress, sample
 from policy.statistics import baselines
-from policy.statistics.baselines import CascadePlanner, Categories, Ladder, fixed
+from policy.statistics.baselines import (
+    CascadePlanner,
+    Categories,
+    FallbackPlanner,
+    Ladder,
+    OneRoundPlanner,
+    by_name,
+    fixed,
+)
 
 VOTERS = (3, 4)
+KNN_SIZES = (5, 10, 20, 50)  # neighbours to choose from
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,22 @@ def moa(observed: Sequence[Observation], usd_weight: float = 0.0, drafts: int = 
     return baselines.moa(others[:drafts] or [best], best)
 
 
+def fallback(observed: Sequence[Observation], usd_weight: float = 0.0) -> Planner:
+    """Return the planner of one worker and of another where its answer is empty: the pair of the best value."""
+    pairs = list(permutations(workers_in(observed), 2))
+    if not pairs:
+        return fixed(workers_in(observed)[0])
+    return FallbackPlanner(
+        *max(pairs, key=lambda pair: value((fallback_result(each, *pair) for each in observed), usd_weight))
+    )
+
+
+def fallback_result(each: Observation, first: str, then: str) -> WorkerResult:
+    """What `first` gives on a prompt, and `then` where that is empty."""
+    one, other = each.results[first], each.results[then]
+    return one if one.answer else WorkerResult(other.outcome, one.cost_nano + other.cost_nano, other.answer)
+
+
 # ---------------------------------------------------------------- experience
 
 
@@ -217,3 +245,44 @@ class Nearest:
 def _mean(name: str, results: Sequence[tuple[float, int, float]]) -> WorkerExperience:
     success, cost, latency_ms = (sum(column) / len(results) for column in zip(*results, strict=True))
     return WorkerExperience(name, len(results), success, round(cost), round(latency_ms))
+
+
+def knn(observed: Sequence[Observation], usd_weight: float = 0.0) -> Planner:
+    """Return the planner of the worker that was worth most on the most similar questions, by meaning."""
+    return _nearest_planner("knn", observed, usd_weight, served_embedding())
+
+
+def knn_words(observed: Sequence[Observation], usd_weight: float = 0.0) -> Planner:
+    """The same by words: the hashed embedding."""
+    return _nearest_planner("knn-words", observed, usd_weight, HASHED)
+
+
+def _nearest_planner(name: str, observed: Sequence[Observation], usd_weight: float, embedding: Embedding) -> Planner:
+    """k nearest neighbours (Hu et al., arXiv:2403.12031), with the `k` of the best value on the observed questions,
+    each left out of its own neighbours."""
+    by_k = {k: Nearest(observed, k, embedding) for k in KNN_SIZES}
+
+    def worth(k: int) -> tuple[float, float]:
+        near = ((each, by_k[k].of(each.question, without=each.question)) for each in observed)
+        return value((each.results[_worthiest(seen, each.results, usd_weight)] for each, seen in near), usd_weight)
+
+    near = by_k[max(KNN_SIZES, key=worth)]
+
+    def choose(situation: Situation) -> Plan:
+        seen = near.of(question_text(situation.conversation))
+        offered = [spec.name for spec in models_of(situation)]
+        return single(by_name(situation, [_worthiest(seen, offered, usd_weight)])[0])
+
+    return OneRoundPlanner(name, choose)
+
+
+def _worthiest(seen: Mapping[str, WorkerExperience], names: Iterable[str], usd_weight: float) -> str:
+    """The worker of the best value by experience; one without any is worth nothing. Ties to the later name."""
+
+    def worth(name: str) -> tuple[float, float, str]:
+        if name not in seen:
+            return -math.inf, 0.0, name
+        usd = seen[name].cost_nano_mean / NANO_PER_USD
+        return seen[name].success_mean - usd_weight * usd, -usd, name
+
+    return max(names, key=worth)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from math import cos, pi
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import DIAL, QUALITY_MAX
 from gateway.errors import ConfigError
-from policy.reward import DIAL, RewardSettings
+from policy.reward import RewardSettings
 
 
 class Settings(BaseModel):
@@ -59,6 +60,13 @@ class Settings(BaseModel):
     )
     kl_weight: float = Field(0.0, ge=0, description="β, towards the weights that training began with (paper: 0)")
     entropy_weight: float = Field(0.0, ge=0, description="Reward for staying undecided (trials: none)")
+    log_kl_max: float | None = Field(
+        None, gt=0, description="logged: a step that takes the weights farther from the log, in nats, is shortened"
+    )
+    log_kl_requests: int = Field(
+        0, ge=0, description="logged: with fewer requests than these, `log_kl_max` is less in proportion"
+    )
+    requests_min: int = Field(0, ge=0, description="logged: training does not begin with fewer requests")
     decisions_only: bool = Field(False, description="Train on workers and links alone, not on task text")
 
     outcome_above: float = Field(0.5, ge=0, lt=1, description="sft: a plan won where its request's outcome is above")
@@ -70,6 +78,14 @@ class Settings(BaseModel):
     latency_per_s: float = Field(0.002, ge=0, description="μ, reward that a second takes off (ToolOrchestra: 1/500)")
     penalty_max: float = Field(0.3, ge=0, lt=0.5, description="Both together take off no more")
     format_reward: float = Field(0.1, ge=0, lt=0.5, description="For a plan that ran and was wrong")
+    missed_penalty: float = Field(0.0, ge=0, description="Off a plan that ran, for each contract that no reply kept")
+    repaired_penalty: float = Field(
+        0.0, ge=0, description="For each contract that was kept after a repair, or by another worker; at most the above"
+    )
+    rejected_penalty: float = Field(0.0, ge=0, description="For each candidate that a checker rejected")
+    verdict_penalty_max: float = Field(
+        0.05, ge=0, lt=0.5, description="The three together take off no more; at most `format_reward`"
+    )
     quality: tuple[int, int] | None = Field(None, description="Dial places drawn for each question; none: not shown")
     dial: tuple[float, ...] | None = Field(
         None, description="λ at each place of the dial; none: as the first weights know it, else 400 halved a place"
@@ -119,9 +135,15 @@ class Settings(BaseModel):
     @property
     def reward(self) -> RewardSettings:
         """Its weights."""
-        return RewardSettings(
-            self.cost_per_usd, self.latency_per_s, self.penalty_max, self.format_reward, self.dial or DIAL
-        )
+        dial = self.dial or DIAL
+        same = {each.name: getattr(self, each.name) for each in fields(RewardSettings) if each.name != "dial"}
+        return RewardSettings(**same, dial=dial)
+
+    def log_kl_bound(self, requests: int) -> float | None:
+        """Nats a request that weights may be away from a log of so many requests; None: any number."""
+        if self.log_kl_max is None:
+            return None
+        return self.log_kl_max * min(1.0, requests / max(1, self.log_kl_requests))
 
     def rate(self, step: int) -> float:
         """The learning rate at `step` (from 0)."""
@@ -149,6 +171,9 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         "minibatches": 8,
         "advantage": "batch",
         "decisions_only": True,
+        "log_kl_max": 0.75,  # half of the gate's bound: it measures on requests that training has not seen
+        "log_kl_requests": 4000,
+        "requests_min": 200,  # so that `ess_min` of the gate holds where half of them count
         "lr": 3e-4,
         "warmup_share": 0.0,
     },

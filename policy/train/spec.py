@@ -35,6 +35,10 @@ def _suitable(env: object, init: object, method: object) -> str:
     return "logged" if env == "logged" else "small"
 
 
+# Settings that are younger than checkpoints may be: at its default, a run is the one that it was without them.
+SETTINGS_SINCE = ("missed_penalty", "repaired_penalty", "rejected_penalty", "verdict_penalty_max")
+
+
 class TrainSpec(BaseModel):
     """The arguments of `python -m policy train`, as a job stores them. Paths are as given."""
 
@@ -116,6 +120,9 @@ class TrainSpec(BaseModel):
         apart: dict[str, Any] = {"settings": {"checkpoint_steps"}, "name": True, "version": True, "profile": True}
         apart |= {"rollouts": True}  # a vLLM that was lost comes back on another port
         told = self.model_dump(mode="json", exclude=apart)
+        for name in SETTINGS_SINCE:
+            if told["settings"][name] == Settings.model_fields[name].default:
+                del told["settings"][name]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 

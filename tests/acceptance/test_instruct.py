@@ -37,7 +37,7 @@ def test_a_base_goes_round_the_loop_three_times(tmp_path: Path) -> None:
     small = ["steps=1", "threads=1", "lora_rank=4"]
     words += [w for one in (*small, "prompts=4", "lessons=16") for w in ("--sft", one)]
     words += [w for one in (*small, "prompts=2", "samples=2", "plan_tokens=96") for w in ("--grpo", one)]
-    words += [w for one in small for w in ("--logged", one)]
+    words += [w for one in (*small, "requests_min=1") for w in ("--logged", one)]
     words += [w for name, value in LET_GO.items() for w in ("--gate", f"{name}={value}")]
     done = subprocess.run(
         [sys.executable, "-m", "policy.recipes.instruct", *words, "--out", str(tmp_path / "out")],

@@ -46,6 +46,7 @@ LET_GO = {
 def test_one_round_from_traffic_to_a_live_version_and_back(tmp_path: Path) -> None:
     gate = [word for name, value in LET_GO.items() for word in ("--gate", f"{name}={value}")]
     numbers = ["--rounds", "1", "--rollouts", "48", "--canary", "12", "--n", "8", "--gate-n", "8", "--set", "steps=1"]
+    numbers += ["--set", "requests_min=1"]
     numbers += ["--validation-share", "0"]  # a fifth of so few rows would be fewer than the keys
     done = subprocess.run(
         [sys.executable, "-m", "policy.recipes.learning", *numbers, *gate, "--out", str(tmp_path / "out")],

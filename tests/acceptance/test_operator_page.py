@@ -3,120 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Connection
 
-from gateway.adapters.postgres import admin_tables, rows, tables
-from gateway.adapters.postgres.database import sync_engine
-from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres import admin_tables, tables
 from gateway.core.log.events import uuid7
-from gateway.core.log.rollout import AttemptRecord
-from tests.acceptance.test_serve import Gateway, serving
-from tests.browser import Page, browser, executable
-from tests.records import T0_US, a_rollout, a_round, a_step, rollout_event
-from tests.tiny_model import write_tiny_model
+from tests.acceptance.conftest import CHILD_ID, HOSTILE, HOSTILE_ID, IN_A_BROWSER, count, database, focused
+from tests.acceptance.test_serve import Gateway
+from tests.browser import Page
+from tests.records import T0_US
 
-PROGRAM = executable()
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(PROGRAM is None, reason="no chromium on PATH (apt-get install chromium)"),
-]
-HOSTILE = "<b>4</b><script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
-HOSTILE_ID = uuid7(T0_US // 1000)
-CHILD_ID = uuid7(T0_US // 1000 + 1)
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="baton-page-", ignore_cleanup_errors=True) as path:
-        yield Path(path)
-
-
-@pytest.fixture(scope="module")
-def gateway(place: Path) -> Iterator[Gateway]:
-    with serving(place / "data", write_tiny_model(place / "model")) as running:
-        log_hostile_rollout(running)
-        yield running
-
-
-@pytest.fixture(scope="module")
-def tab(place: Path) -> Iterator[Page]:
-    with browser(str(PROGRAM), place / "profile") as page:
-        yield page
-
-
-@pytest.fixture
-def page(tab: Page, gateway: Gateway) -> Page:
-    """The overview, opened with the admin key."""
-    tab.looks(1280, 800)
-    tab.goto(f"{gateway.facts['admin_url']}/")
-    tab.js(f"sessionStorage.setItem('baton-admin-key', {json.dumps(gateway.facts['admin_key'])})")
-    tab.js("location.hash = ''")
-    tab.goto("about:blank")
-    tab.goto(f"{gateway.facts['admin_url']}/")
-    tab.until("!!document.querySelector('main h1')")
-    tab.complaints.clear()
-    return tab
-
-
-@contextmanager
-def database(gateway: Gateway) -> Iterator[Connection]:
-    engine = sync_engine(gateway.facts["database_url"])
-    with engine.begin() as connection:
-        yield connection
-    engine.dispose()
-
-
-def log_hostile_rollout(gateway: Gateway) -> None:
-    """Two steps at once, one of them retried, and a child loop that saw both; every text is an attack."""
-
-    def us(ms: int) -> int:
-        return T0_US + ms * 1000
-
-    plan = json.dumps({"steps": [{"worker": "quill", "task": "check", "see": []}]}, separators=(",", ":"))
-    tries = [AttemptRecord(us(30), us(90), "upstream_timeout"), AttemptRecord(us(100), us(300))]
-    texts: dict[str, Any] = {"reply": HOSTILE, "task": HOSTILE, "messages": [{"role": "user", "content": HOSTILE}]}
-    top = a_rollout(
-        id=HOSTILE_ID,
-        finished_us=us(900),
-        request={"messages": [{"role": "user", "content": HOSTILE}]},
-        reply={"choices": [{"message": {"role": "assistant", "content": HOSTILE}}]},
-        policy_used=HOSTILE,
-        rounds=[a_round(plan_text=plan, plan_logprobs=[-0.01, float("-inf"), -1.0])],
-        steps=[
-            a_step(0, HOSTILE, see=[], first_byte_us=us(60), finished_us=us(200), **texts),
-            a_step(1, "beta", see=[], finished_us=us(300), first_byte_us=None, attempts=tries, **texts),
-            a_step(2, "self", see=[0, 1], started_us=us(310), finished_us=us(890), child_rollout_id=CHILD_ID),
-        ],
-    )
-    child = a_rollout(id=CHILD_ID, parent_id=top.id, depth=1, created_us=us(320), steps=[a_step(0, **texts)])
-    new = rows.Rows()
-    for record in (top, child):
-        new.extend(rows.event_rows(rollout_event(record)))
-    with database(gateway) as connection:
-        insert_rows(connection, new)
+pytestmark = IN_A_BROWSER
 
 
 def open_rollout(page: Page) -> None:
     page.js(f"location.hash = '#/rollouts/{HOSTILE_ID}'")
     page.until("!!document.querySelector('.tokens')")
-
-
-def count(page: Page, selector: str) -> int:
-    return int(page.js(f"document.querySelectorAll({json.dumps(selector)}).length"))
-
-
-def focused(page: Page) -> str:
-    return str(page.js("(document.activeElement.name || document.activeElement.innerText || '').split('\\n')[0]"))
 
 
 def test_a_person_gets_in_with_the_keyboard_and_the_key_stays_in_the_tab(tab: Page, gateway: Gateway) -> None:
@@ -169,12 +76,37 @@ def test_replies_of_workers_are_shown_as_plain_text(page: Page) -> None:
     assert page.complaints == []
 
 
+def test_the_explanation_shows_hostile_words_as_plain_text(page: Page) -> None:
+    open_rollout(page)
+    page.until("!!document.querySelector('#why table')")
+    why = str(page.js("document.querySelector('#why').innerText"))
+    assert f"The planner's reason: {HOSTILE}" in why
+    assert f"Shown as an example: {HOSTILE}" in why
+    assert f"a step on `{HOSTILE}`" in why
+    assert count(page, "#why script, #why img, #why b") == 0
+    assert page.js("document.title") == f"Rollout {HOSTILE_ID[:8]} · Baton"
+    captions = page.js("[...document.querySelectorAll('#why caption')].map((caption) => caption.innerText)")
+    assert "What each step saw" in captions
+    assert "Judgement of each worker alone" in captions
+    assert page.complaints == []
+
+
 def test_the_browser_refuses_what_is_not_from_the_gateway(page: Page) -> None:
     page.js("""(() => { const script = document.createElement('script'); script.text = 'window.ran = 1';
         document.body.append(script); document.body.setAttribute('style', 'color: red'); })()""")
     assert page.js("[window.ran, document.body.style.color]") == [None, ""]
     assert page.js("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')") == "refused"
     assert sum("Content Security Policy" in complaint for complaint in page.complaints) >= 3
+
+
+def test_a_rollout_shows_tools_that_were_called_what_was_cut_and_why_its_turn_was_planned(page: Page) -> None:
+    open_rollout(page)
+    page.until("!!document.querySelector('#why')")
+    shown = page.text()
+    assert "chars: 5,600, tool outputs: 2" in shown
+    assert "1,234 characters" in shown
+    assert "was planned anew" in shown
+    assert "intent, distance 0.91" in shown
 
 
 def test_the_timeline_shows_attempts_first_bytes_arrows_and_the_child_loop(page: Page) -> None:
@@ -234,10 +166,25 @@ def test_everything_can_be_reached_with_tab_alone(page: Page) -> None:
     page.until(f"!!document.querySelector('a[href=\"#/rollouts/{HOSTILE_ID}\"]')")
     page.js("document.activeElement.blur()")
     seen = []
-    for _ in range(10):
+    for _ in range(40):
         page.key("Tab", 9)
+        if page.js("document.activeElement.matches('tbody a.row')"):
+            break
         seen.append(focused(page))
-    assert seen[:8] == ["Skip to the content", "Overview", "Rollouts", "Forget key", "key", "policy", "status", "Show"]
+    links = page.js("[...document.querySelectorAll('header nav a')].map((link) => link.innerText)")
+    fields = [
+        "key",
+        "policy",
+        "status",
+        "text",
+        "Show",
+        "More filters",
+        "tail",
+        "Train on these",
+        "Export JSONL",
+        "Newest first",
+    ]
+    assert seen[: len(links) + 12] == ["Skip to the content", *links, "Forget key", *fields]
     assert page.js("document.activeElement.matches('tbody a.row')")
     page.key("Enter", 13)
     page.until("document.querySelector('main h1')?.innerText.startsWith('Rollout 0')")
@@ -256,7 +203,9 @@ def test_the_pool_that_serves_is_named_by_its_hash(page: Page, gateway: Gateway)
     page.until("!!document.querySelector('.ready')")
     headers = {"authorization": f"Bearer {gateway.facts['admin_key']}"}
     hash_ = httpx.get(f"{gateway.facts['admin_url']}/admin/pools", headers=headers).json()["hash"]
-    assert f"pool {hash_[:12]} since " in page.js("document.querySelector('.ready').innerText")
+    shown = page.js("document.querySelector('.ready').innerText")
+    assert re.search(rf"pool {hash_[:12]} since [\d-]*\s?\d\d:\d\d:\d\d", shown)
+    assert "[object" not in page.js("document.body.innerText")
 
 
 def test_jobs_are_on_the_overview_with_how_far_they_are_and_what_came_of_them(page: Page, gateway: Gateway) -> None:

@@ -75,9 +75,9 @@ def command(directory: Path, *arguments: str) -> list[str]:
 
 
 @contextmanager
-def serving(directory: Path, model: Path) -> Iterator[Gateway]:
+def serving(directory: Path, model: Path, *words: str, **settings: str) -> Iterator[Gateway]:
     output = directory.with_suffix(".out")
-    line, environ = command(directory, "--conductor", str(model)), {**os.environ, **PATIENT}
+    line, environ = command(directory, "--conductor", str(model), *words), {**os.environ, **PATIENT, **settings}
     with output.open("wb") as file:
         process = subprocess.Popen(line, cwd=ROOT, env=environ, stdout=file, stderr=file)
     gateway = Gateway(process, directory, output)
@@ -180,7 +180,7 @@ def test_keys_made_beside_it_work_until_revoked(gateway: Gateway) -> None:
     wait_until(lambda: gateway.ask(key=made["key"]).status_code == 401)  # it is cached for BATON_KEY_CACHE_S
     assert [key["id"] for key in keys("list") if key["revoked_at"]] == [made["id"]]
     listed = run("list").decode().splitlines()
-    assert listed[0].split() == [*("id", "class", "name", "org", "pools"), *("budget_usd", "rpm", "revoked_at")]
+    assert listed[0].split() == [*("id", "class", "role", "name", "org", "pools"), *("budget_usd", "rpm", "revoked_at")]
     assert [line for line in listed if line.startswith(made["id"]) and "  arena  0.5         100  " in line]
     mine = gateway.facts["admin_key"].split("_")[2]
     acts = json.loads(run("list", "--target", f"key:{made['id']}", "--json", command="audit"))
@@ -219,6 +219,18 @@ def test_ctrl_c_leaves_nothing_and_the_next_start_knows_its_keys(place: Path, mo
         children = second.children()
         assert second.end(signal.SIGTERM) == 0
         assert gone(children)
+
+
+def test_after_sigterm_it_is_not_ready_and_still_serves(place: Path, model: Path) -> None:
+    with serving(place / "duck", model, BATON_LAME_DUCK_S="600") as gateway:
+        ready = f"{gateway.facts['admin_url']}/readyz"
+        assert httpx.get(ready).status_code == 200
+        gateway.process.send_signal(signal.SIGTERM)
+        assert wait_until(lambda: httpx.get(ready).status_code == 503)
+        reply = gateway.ask()
+        assert (reply.status_code, reply.headers["connection"]) == (200, "close")
+        gateway.process.send_signal(signal.SIGTERM)  # at once
+        assert gateway.process.wait(STOP_S) == 130
 
 
 @pytest.mark.long
@@ -296,3 +308,18 @@ def test_a_port_that_must_be_free_and_is_not(place: Path, model: Path, gateway: 
     )
     assert done.returncode == 2
     assert f"127.0.0.1:{taken} is taken; free it" in done.stderr
+
+
+def test_status_is_one_screen_or_json(gateway: Gateway) -> None:
+    assert gateway.ask().status_code == 200
+    environ = {**os.environ, "BATON_DATA_DIR": str(gateway.directory)}
+
+    def status(*words: str) -> str:
+        command = [sys.executable, "-m", "gateway", "status", *words]
+        done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    wait_until(lambda: re.search(r"^[1-9]\d* requests, \d+ failed", status(), re.MULTILINE))
+    assert status().startswith("ready: money, disk")
+    assert json.loads(status("--json"))["ready"]["status"] == "ready"

@@ -101,7 +101,9 @@ def _arguments(function: Mapping[str, Any], words: str) -> dict[str, Any]:
 def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     wanted = body.get("response_format") or {}
     if wanted.get("type") == "json_object":
-        return {"type": "object", "properties": {"city": {"type": "string"}, "millions": {"type": "integer"}}}
+        named = re.search(r"with '(\w+)' and '(\w+)' keys", _words(body["messages"]))
+        kinds = dict.fromkeys(named.groups(), "string") if named else {"city": "string", "millions": "integer"}
+        return {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}}
     found: Mapping[str, Any] | None = (wanted.get("json_schema") or {}).get("schema")
     return found
 
@@ -129,7 +131,8 @@ def _of_type(schema: Mapping[str, Any], words: str, root: Mapping[str, Any]) -> 
     number = re.search(r"\d+", words)
     match kind[0] if isinstance(kind, list) else kind:
         case "string":
-            return next((city for city in CITIES if city in words), CITIES[0])
+            named = re.search(r"named '([^']+)'", words)
+            return named[1] if named else next((city for city in CITIES if city in words), CITIES[0])
         case "integer" | "number":
             return int(number[0]) if number else 7
         case "boolean":

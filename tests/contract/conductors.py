@@ -59,11 +59,12 @@ def planning_call(
     schema: Mapping[str, Any] | None = None,
     tokens_max: int = 256,
     timeout_s: float = 60.0,
+    hasty: bool = False,
 ) -> ConductorCall:
     """A planning call with defaults that any of the three conductors can meet."""
     messages = [{"role": "user", "content": question}]
     sampling = Sampling(temperature=temperature, tokens_max=tokens_max, seed=seed)
-    return ConductorCall(messages, schema or SCHEMA, sampling, timeout_s)
+    return ConductorCall(messages, schema or SCHEMA, sampling, timeout_s, hasty=hasty)
 
 
 def scripted_plan(call: ConductorCall) -> str:

@@ -171,6 +171,11 @@ async def test_the_audit_is_read_by_page_and_by_target(acme: Office) -> None:
     assert [one.entry.seq for one in await acme.entries.latest(2)] == [7, 6]
     assert [one.entry.seq for one in await acme.entries.latest(2, before=6)] == [5, 4]
     assert [one.entry.seq for one in await acme.entries.latest(9, target="org:default")] == [7]
+    seventh = (await acme.entries.latest(1))[0].entry
+    mine = [one.entry for one in await acme.entries.latest(9, actor=seventh.actor, act=seventh.act)]
+    assert mine[0].seq == 7
+    assert {(entry.actor, entry.act) for entry in mine} == {(seventh.actor, seventh.act)}
+    assert await acme.entries.latest(9, actor="nobody") == []
     assert [one.entry.seq for one in await acme.entries.walk(5, 9)] == [6, 7]
 
 
@@ -205,6 +210,17 @@ async def test_a_charge_is_given_back_in_each_of_its_scopes_and_never_twice(offi
     assert set((await office.store.books(0)).posted.values()) == {0}
     assert [one.id for one in await office.admin.credits(10)] == [rest.id, credit.id]
     assert [act for act, _ in await office.acts()] == ["credit.given", "credit.given"]
+
+
+async def test_uncertain_charges_are_listed_with_what_was_given_back(office: Office) -> None:
+    rollout = await charged(office, "h1", 100, "org:a", "key:k")
+    await charged(office, "h2", 7, "key:k")
+    await office.admin.credit(CreditRequest(new_id(), 30, charge="h1"), NOW, ANN)
+    assert {one.hold_id for one in await office.admin.uncertain(10)} == {"h1", "h2"}
+    (one,) = await office.admin.uncertain(1, "h1")
+    assert (one.rollout_id, one.amount_nano, one.credited_nano, one.scopes) == (rollout, 100, 30, ("org:a", "key:k"))
+    await office.ingest(hold_event("h3", new_id(), 5, ("key:k", None)))
+    assert await office.admin.uncertain(10, "h3") == []
 
 
 async def test_a_top_up_brings_a_scope_below_zero(office: Office) -> None:

@@ -187,6 +187,15 @@ async def test_before_the_first_load_no_money_moves(shared: Shared) -> None:
         await budgets.hold("a", 1, 1, [KEY], LEASE_S)
 
 
+async def test_doubted_balances_are_given_up_and_loaded_again(shared: Shared, budgets: Budgets) -> None:
+    await budgets.hold("open", 20, 20, [KEY], LEASE_S)
+    await budgets.doubt()
+    with pytest.raises(MoneyUnavailable, match="rebuilding"):
+        await budgets.balance("key:k")
+    await budgets.load({"key:k": 10})
+    assert await budgets.balance("key:k") == Balance(10, 20)
+
+
 async def test_a_flushed_store_refuses_until_rebuilt_and_open_holds_come_back(shared: Shared, budgets: Budgets) -> None:
     await budgets.hold("spent", 10, 10, [KEY], LEASE_S)
     await budgets.post("spent", 10)

@@ -16,8 +16,9 @@ from gateway.adapters.postgres.database import async_engine
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.turns import PostgresConversations
 from gateway.adapters.redis.conversations import RedisConversations
+from gateway.core.loop.turns.replanning import TurnFacts
 from gateway.errors import Unavailable
-from gateway.service.ports.turns import Conversations, TurnMarks
+from gateway.service.ports.turns import Conversations, LastTurn, TurnMarks
 from tests.fakes.replies import FakeConversations
 from tests.records import a_rollout, rollout_event
 from tests.redis_server import RedisServer
@@ -36,6 +37,7 @@ class _Logged:
 
     async def remember(self, answered: TurnMarks) -> None:
         record = a_rollout(key_id=answered.key_id, answered_by=answered.worker, marks=dict(answered.marks))
+        record.facts = answered.facts.as_json()
         record.created_us = record.finished_us = time.time_ns() // 1000
         async with self._engine.begin() as connection:
             await connection.run_sync(insert_rows, rows.event_rows(rollout_event(record)))
@@ -62,7 +64,8 @@ def answered(worker: str, key: str = "key1", **marks: float) -> TurnMarks:
 
 
 async def find(conversations: Conversations, *marks: str, key: str = "key1") -> str | None:
-    return await conversations.find(key, marks)
+    last = await conversations.find(key, marks)
+    return None if last is None else last.worker
 
 
 async def test_find_returns_the_worker_that_answered(conversations: Conversations) -> None:
@@ -72,6 +75,12 @@ async def test_find_returns_the_worker_that_answered(conversations: Conversation
     assert await find(conversations, "b") == "alpha"
     assert await find(conversations, "c") is None
     assert await find(conversations) is None
+
+
+async def test_find_returns_what_the_turn_left(conversations: Conversations) -> None:
+    facts = TurnFacts("mark", "empty", 1200, 34, 5_600_000, 2)
+    await conversations.remember(TurnMarks("key1", "unused", "alpha", {"a": 60.0}, facts))
+    assert await conversations.find("key1", ["a"]) == LastTurn("alpha", facts)
 
 
 async def test_the_first_mark_that_is_known_counts(conversations: Conversations) -> None:

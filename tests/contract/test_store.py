@@ -204,15 +204,17 @@ async def test_the_books_are_the_ledger_of_one_moment(world: World) -> None:
     assert list(await world.store.settled_latest(10, datetime(2100, 1, 1, tzinfo=UTC))) == []
 
 
-async def test_open_holds_and_whether_a_call_left(world: World) -> None:
+async def test_open_holds_and_what_the_calls_could_cost_that_left(world: World) -> None:
     rollout_id = new_id()
     for hold in ("h1", "h2", "h3"):
         await world.ingest(hold_event(hold, rollout_id, 500, ("org:a", 10)))
-    await world.ingest(dispatch_event("h2", rollout_id))
+    await world.ingest(dispatch_event("h2", rollout_id, 100))
+    await world.ingest(dispatch_event("h2", rollout_id, 30))
     await world.ingest(dispatch_event("h3", rollout_id))
     await world.ingest(settle_event("h3", rollout_id, "posted", 7, "org:a"))
     holds: Sequence[Any] = await world.store.open_holds()
-    assert {(h["hold_id"], h["dispatched"], h["amount_nano"]) for h in holds} == {("h1", False, 500), ("h2", True, 500)}
+    assert [(h["hold_id"], h["dispatched_nano"]) for h in holds] == [("h1", None), ("h2", 130)]
+    assert {h["amount_nano"] for h in holds} == {500}
     assert holds[0]["scopes"] == [["org:a", 10]]
     assert holds[0]["rollout_id"] == rollout_id
     assert [await world.store.settled_nano(h) for h in ("h1", "h9")] == [None, None]

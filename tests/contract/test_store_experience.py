@@ -12,7 +12,7 @@ from gateway.core.loop.experience import HALF_LIFE, HASHED, Embedding
 from gateway.core.loop.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
 from tests.models.experience import freshness
-from tests.records import a_round, a_step
+from tests.records import a_round, a_step, new_id
 from tests.stores import NOW, World, store_world
 
 world = store_world
@@ -108,6 +108,47 @@ async def test_steps_of_another_kind_do_not_age_a_step(world: World) -> None:
         await world.judge(rollout_id, float(text == sums), NOW + timedelta(seconds=n))
     weights = [freshness(newer, HALF_LIFE) for newer in range(20)]
     assert await near(world, sums, k=50) == {"alpha": (round(sum(weights)), 1.0)}
+
+
+async def test_a_person_counts_for_more_than_a_later_grader_and_a_verifier_for_less(world: World) -> None:
+    rollout_id = await world.rollout()
+    await world.judge(rollout_id, 1.0, NOW, source="verifier")
+    assert await near(world) == {"alpha": (1, 1.0), "beta": (1, 1.0)}
+    await world.judge(rollout_id, 0.25, NOW - timedelta(seconds=5), source="grader")
+    assert await near(world) == {"alpha": (1, 0.25), "beta": (1, 0.25)}
+    await world.judge(rollout_id, 0.75, NOW - timedelta(seconds=9), source="person")
+    assert await near(world) == {"alpha": (1, 0.75), "beta": (1, 0.75)}
+
+
+async def test_a_judgement_of_a_step_is_for_that_step(world: World) -> None:
+    rollout_id = await world.rollout()
+    await world.judge(rollout_id, 1.0, NOW)
+    await world.judge(rollout_id, 0.0, NOW - timedelta(seconds=1), step=0)
+    assert await near(world) == {"alpha": (1, 0.0), "beta": (1, 1.0)}
+    only = await world.rollout(steps=[a_step(0, "gamma"), a_step(1, "beta", task=None, see=[], reply="5")])
+    await world.judge(only, 1.0, NOW, step=0)
+    assert (await near(world))["gamma"] == (1, 1.0)
+
+
+async def test_essays_that_were_not_used_are_no_experience(world: World) -> None:
+    said = [f"{word} trees make a street worth walking along, and everybody knows it.\n\nPlant more." for word in "abc"]
+    names = zip(("alpha", "beta", "gamma"), said, strict=True)
+    steps = [a_step(i, name, task=None, see=[], reply=text) for i, (name, text) in enumerate(names)]
+    await world.judge(await world.rollout(steps=steps), 1.0)
+    assert await near(world) == {"gamma": (1, 1.0)}
+
+
+async def test_a_child_loop_of_self_gets_the_credit_of_its_step(world: World) -> None:
+    child = new_id()
+    answer = a_step(1, "boss", kind="self", child_rollout_id=child)
+    parent = await world.rollout(id=new_id(), steps=[a_step(0, "alpha"), answer])
+    inner = [a_step(0, "beta", task=None, see=[], reply="5"), a_step(1, "gamma", task=None, see=[], reply="4")]
+    await world.rollout(id=child, parent_id=parent, depth=1, steps=inner)
+    await world.judge(parent, 1.0)
+    assert await near(world) == {"alpha": (1, 1.0), "beta": (1, 0.0), "gamma": (1, 1.0)}
+    assert await near(world, "What is 2+2?") == {"alpha": (1, 1.0), "beta": (1, 0.0), "gamma": (1, 1.0)}
+    await world.judge(child, 0.0)  # nearer to its steps than the judgement of the parent
+    assert await near(world) == {"alpha": (1, 1.0), "gamma": (1, 0.0)}
 
 
 async def test_a_voter_is_judged_by_its_own_answer(world: World) -> None:

@@ -25,6 +25,7 @@ from tests.fakes.workers import FakeWorkers, Says
 from tests.upstreams.anthropic import Anthropic
 from tests.upstreams.gemini import Gemini
 from tests.upstreams.openai import OpenAI
+from tests.upstreams.responses import OpenAIResponses
 from tests.upstreams.vendor import Script, ToolCall, Vendor
 from tests.waiting import BOUND_S, until
 
@@ -128,6 +129,13 @@ async def a_stage(name: str) -> AsyncIterator[Stage]:
             yield ServerStage(http, upstream, a_call(a_spec("openai", "m", f"{upstream.url}/v1")))
             await http.close()
         return
+    if name == "responses":
+        async with OpenAIResponses(KEY) as upstream:
+            http = HttpWorkers({"w": KEY}, b"depth secret")
+            spec = a_spec("openai", "m", f"{upstream.url}/v1").model_copy(update={"api": "responses"})
+            yield ServerStage(http, upstream, a_call(spec))
+            await http.close()
+        return
     from gateway.adapters.upstream.litellm import LiteLLMWorkers
 
     vendor, model, path = {
@@ -144,6 +152,7 @@ async def a_stage(name: str) -> AsyncIterator[Stage]:
     params=[
         "fake",
         "openai",
+        "responses",
         pytest.param("anthropic", marks=pytest.mark.litellm),
         pytest.param("gemini", marks=pytest.mark.litellm),
     ]

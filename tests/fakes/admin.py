@@ -10,7 +10,7 @@ from typing import Any
 from gateway.adapters.postgres.tables import SETTLED
 from gateway.core.access.audit import FIRST, Act, Anchor, Entry, Link, link, plain_json
 from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow
+from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow, UncertainCharge
 from tests.fakes.store import FakeStore
 
 SECRETS = {"digest", "previous_digest", "organisation"}
@@ -136,6 +136,22 @@ class FakeAdmin:
         every = [credit for credit, _ in self.given.values()]
         return sorted(every, key=lambda credit: (credit.at, credit.id), reverse=True)[:limit]
 
+    async def uncertain(self, limit: int, hold_id: str | None = None) -> Sequence[UncertainCharge]:
+        rows = self.store.rows.ledger
+        charges = [
+            UncertainCharge(
+                *(row["hold_id"], row["rollout_id"], row["amount_nano"]),
+                credited_nano=sum(
+                    r["amount_nano"] for r in rows if r["kind"] == "credit" and r["hold_id"] == row["hold_id"]
+                ),
+                scopes=tuple(str(name) for name, _ in row["scopes"]),
+                at=row["at"],
+            )
+            for row in rows
+            if row["kind"] == "uncertain" and hold_id in (None, row["hold_id"])
+        ]
+        return sorted(charges, key=lambda charge: charge.at, reverse=True)[:limit]
+
     # ---------------------------------------------------------------- the audit
 
     async def head(self) -> Anchor:
@@ -144,8 +160,19 @@ class FakeAdmin:
     async def walk(self, after: int, limit: int) -> Sequence[Link]:
         return [one for one in self.links if one.entry.seq > after][:limit]
 
-    async def latest(self, limit: int, before: int | None = None, target: str | None = None) -> Sequence[Link]:
-        found = [one for one in reversed(self.links) if target in (None, one.entry.target)]
+    async def latest(
+        self,
+        limit: int,
+        before: int | None = None,
+        target: str | None = None,
+        actor: str | None = None,
+        act: str | None = None,
+    ) -> Sequence[Link]:
+        found = [
+            one
+            for one in reversed(self.links)
+            if target in (None, one.entry.target) and actor in (None, one.entry.actor) and act in (None, one.entry.act)
+        ]
         return [one for one in found if before is None or one.entry.seq < before][:limit]
 
     def _changed(self, row: Any, changes: Mapping[str, Any], act: Act, what: str, target: str) -> Any:

@@ -41,6 +41,7 @@ class FakeBudgets:
     def __init__(self, store: FakeBudgetStore | None = None) -> None:
         self.store = store or FakeBudgetStore()
         self._epoch = 0
+        self._refused: str | None = None
         self._open: dict[str, Hold] = {}
         self._settled: dict[str, Settlement] = {}
 
@@ -48,11 +49,24 @@ class FakeBudgets:
     def epoch_lost(self) -> bool:
         return self._epoch == 0
 
+    async def server(self) -> str:
+        self._reached()
+        return str(id(self.store))
+
+    async def doubt(self) -> None:
+        self._reached()
+        self.store.flush()
+
+    def refuse(self, why: str | None) -> None:
+        self._refused = why
+
     async def hold(
         self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_s: float
     ) -> Hold:
         lease_ms = round(lease_s * 1000)
         until_ms = self.store.now_ms() + lease_ms
+        if self._refused is not None:
+            raise MoneyUnavailable(self._refused)
         ledger = self._ledger()
         if self.store.now_ms() < self.store.wait_until_ms:
             raise MoneyUnavailable("other gateways still put theirs back")
@@ -84,6 +98,9 @@ class FakeBudgets:
 
     async def balance(self, scope: str) -> Balance:
         return self._ledger().balance(scope)
+
+    async def balances(self, scopes: Sequence[str]) -> Mapping[str, Balance]:
+        return {scope: self._ledger().balance(scope) for scope in scopes}
 
     def fence(self) -> str:
         return str(self._epoch)

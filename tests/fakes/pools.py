@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.pool.workers import PoolFile
 from gateway.errors import BatonError
-from gateway.service.ports.pools import LoadedPool, PoolRevision
+from gateway.service.ports.pools import LoadedPool, PoolRevision, Swap
 from tests.fakes.admin import FakeAdmin
 
 
@@ -58,15 +58,21 @@ class FakeSource:
 
 @dataclass
 class FakePoolWorkers:
-    """`PoolWorkers`: `taken` lists the revisions in use, in order; `refuses` is the error that preparing raises."""
+    """`PoolWorkers`: `taken` lists the revisions in use, in order, `closed` those that were prepared in vain; `refuses`
+    is the error that preparing raises."""
 
     taken: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
     refuses: BatonError | None = None
 
-    async def prepare(self, loaded: LoadedPool, revision: str) -> Callable[[], None]:
+    async def prepare(self, loaded: LoadedPool, revision: str) -> Swap:
         if self.refuses is not None:
             raise self.refuses
-        return lambda: self.taken.append(revision)
+
+        async def close() -> None:
+            self.closed.append(revision)
+
+        return Swap(lambda: self.taken.append(revision), close)
 
 
 @dataclass

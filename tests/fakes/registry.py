@@ -12,6 +12,7 @@ from gateway.adapters.engines.sealed import read_document
 from gateway.core.policies.versions import (
     CODE,
     PERCENTS,
+    Holder,
     Standing,
     State,
     Version,
@@ -40,6 +41,9 @@ class FakeRegistry:
 
     async def place(self, version: Version) -> Path:
         return self.policies / version.directory
+
+    async def share(self, version: Version) -> bool:
+        return True
 
     async def standing(self, name: str) -> Standing:
         self._up()
@@ -155,3 +159,19 @@ class FakeRegistry:
     def _up(self) -> None:
         if self.away:
             raise Unavailable("the registry is not available", code="store_unavailable")
+
+
+class FakeGateways:
+    """`PolicyGateways` in memory; every gateway in it was seen just now."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Holder] = {}
+
+    async def attend(self, gateway: Holder) -> None:
+        self.seen[gateway.id] = gateway
+
+    async def attending(self, within_s: float) -> Sequence[Holder]:
+        return list(self.seen.values())
+
+    async def leave(self, gateway: str) -> None:
+        self.seen.pop(gateway, None)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.errors import IdempotencyReused, IdempotencyRunning, Unavailable
-from gateway.service.ports.turns import Slot, StoredReply, TurnMarks
+from gateway.service.ports.turns import LastTurn, Slot, StoredReply, TurnMarks
 
 
 @dataclass
@@ -74,7 +74,7 @@ class FakeConversations:
     """Set `away` to make every call raise Unavailable. `asked` counts the calls of `find`."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, str], tuple[str, float]] = {}
+        self.known: dict[tuple[str, str], tuple[LastTurn, float]] = {}
         self.away = False
         self.asked = 0
 
@@ -82,16 +82,16 @@ class FakeConversations:
         self._up()
         now_s = time.monotonic()
         for mark, seconds in turn.marks.items():
-            self.known[turn.key_id, mark] = (turn.worker, now_s + seconds)
+            self.known[turn.key_id, mark] = (LastTurn(turn.worker, turn.facts), now_s + seconds)
 
-    async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
+    async def find(self, key_id: str, marks: Sequence[str]) -> LastTurn | None:
         self.asked += 1
         self._up()
         now_s = time.monotonic()
         for mark in marks:
-            worker, until_s = self.known.get((key_id, mark), ("", 0.0))
+            turn, until_s = self.known.get((key_id, mark), (None, 0.0))
             if until_s > now_s:
-                return worker
+                return turn
         return None
 
     async def sweep(self, limit: int) -> int:

@@ -12,8 +12,10 @@ from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.tables import MODEL_KINDS, SETTLED
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Outcome
-from gateway.core.loop.credit import FinishedStep, credits
 from gateway.core.loop.experience import HALF_LIFE, SIMILAR, TASK_TYPE_SIMILARITY, WEIGHT_MIN, WON
+from gateway.core.loop.replies.credit import Evidence, FinishedStep, JudgedLoop, credited_tree
+from gateway.core.loop.replies.errors import VERIFY
+from gateway.core.loop.replies.kinds import read_message
 from gateway.errors import NotFound, Unavailable
 from gateway.service.ports.admin import KeyRow, OrgRow
 from gateway.service.ports.money import Books, Settlement
@@ -108,36 +110,62 @@ class FakeStore:
                 return str(old["id"]), False
         self.outcomes.append(new)
         if new["value"] is not None:
-            self._credit(new)
+            self._credit(str(new["rollout_id"]))
         return str(new["id"]), True
 
-    def _credit(self, outcome: Row) -> None:
-        rollout = next(r for r in self.rows.rollouts if r["id"] == outcome["rollout_id"])
-        done = [s for s in self.rows.steps if s["rollout_id"] == rollout["id"] and s["status"] == "done"]
+    def _credit(self, rollout_id: str) -> None:
+        by_id = {r["id"]: r for r in self.rows.rollouts}
+        while by_id[rollout_id].get("parent_id") in by_id:
+            rollout_id = by_id[rollout_id]["parent_id"]
+        ids = [rollout_id]
+        for each in ids:
+            ids += [r["id"] for r in self.rows.rollouts if r.get("parent_id") == each]
+        found = credited_tree({each: self._judged_loop(each) for each in ids}, rollout_id)
+        for each in ids:
+            for step in (s for s in self.rows.steps if s["rollout_id"] == each):
+                self._experience_of(by_id[each], step, found[each].get(step["step"]))
+
+    def _judged_loop(self, rollout_id: str) -> JudgedLoop:
+        done = [s for s in self.rows.steps if s["rollout_id"] == rollout_id and s["status"] == "done"]
         done.sort(key=lambda step: int(step["step"]))
-        tried = [FinishedStep(s["step"], s["kind"], s["see"], s["reply"] or "", s["task"] is None) for s in done]
-        credit = credits(tried, outcome["value"])
-        for step in done:
-            key = (step["rollout_id"], step["round"], step["step"])
-            if key in self.experience and self.experience[key]["at"] > outcome["created_at"]:
-                continue
-            if step["step"] not in credit:
-                self.experience.pop(key, None)
-            if step["step"] not in credit or step["kind"] not in MODEL_KINDS:
-                continue
-            took = step["finished_at"] - step["started_at"]
-            self.experience[key] = {
-                "worker": step["worker"],
-                "worker_version": step["worker_version"],
-                "pool": rollout["pool_name"],
-                "task_type": rollout["task_type"],
-                "embedding": rollout["task_embedding"],
-                "embedder": rollout["task_embedder"],
-                "success": credit[step["step"]],
-                "cost_nano": step["cost_nano"],
-                "latency_ms": round(took.total_seconds() * 1000),
-                "at": outcome["created_at"],
-            }
+        return JudgedLoop(
+            [
+                FinishedStep(
+                    s["step"],
+                    s["kind"],
+                    s["see"],
+                    read_message({"content": s["reply"] or "", "tool_calls": s["tool_calls"]}),
+                    s["task"] is None,
+                    s["child_rollout_id"],
+                    any((one.get("verdict") or {}).get("by") == VERIFY for one in s["attempts"] or ()),
+                )
+                for s in done
+            ],
+            [
+                Evidence(o["value"], int(o["created_at"].timestamp() * 1e6), o["source"], o["step"])
+                for o in self.outcomes
+                if o["rollout_id"] == rollout_id and o["value"] is not None
+            ],
+        )
+
+    def _experience_of(self, rollout: Row, step: Row, credit: Evidence | None) -> None:
+        key = (step["rollout_id"], step["round"], step["step"])
+        self.experience.pop(key, None)
+        if credit is None or step["kind"] not in MODEL_KINDS or step["status"] != "done":
+            return
+        took = step["finished_at"] - step["started_at"]
+        self.experience[key] = {
+            "worker": step["worker"],
+            "worker_version": step["worker_version"],
+            "pool": rollout["pool_name"],
+            "task_type": rollout["task_type"],
+            "embedding": rollout["task_embedding"],
+            "embedder": rollout["task_embedder"],
+            "success": credit.value,
+            "cost_nano": step["cost_nano"],
+            "latency_ms": round(took.total_seconds() * 1000),
+            "at": rows.at(credit.at),
+        }
 
     async def experience_near(
         self, task_type: str | None, embedding: Sequence[float], embedder: str, workers: Mapping[str, str], k: int
@@ -215,9 +243,12 @@ class FakeStore:
         self._up()
         names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
         holds = [r for r in self.rows.ledger if r["kind"] == "hold" and not self._settled(r["hold_id"])]
-        sent = {r["hold_id"] for r in self.rows.ledger if r["kind"] == "dispatched"}
+        sent: dict[str, int] = {}
+        for row in self.rows.ledger:
+            if row["kind"] == "dispatched":
+                sent[row["hold_id"]] = sent.get(row["hold_id"], 0) + row["amount_nano"]
         holds.sort(key=lambda r: r["at"])
-        return [{name: row[name] for name in names} | {"dispatched": row["hold_id"] in sent} for row in holds]
+        return [{name: row[name] for name in names} | {"dispatched_nano": sent.get(row["hold_id"])} for row in holds]
 
     async def settled_nano(self, hold_id: str) -> int | None:
         self._up()

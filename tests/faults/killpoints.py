@@ -14,8 +14,8 @@ from typing import Any
 from gateway.adapters.journal import segments
 from gateway.adapters.journal.spool import Spool
 from gateway.adapters.redis.budgets import RedisBudgets
-from gateway.adapters.upstream import client as upstream
 from gateway.adapters.upstream.http import HttpWorkers
+from gateway.adapters.upstream.replies import Pieces
 from gateway.service.request.complete import Completer
 
 POINTS = (
@@ -95,14 +95,15 @@ def _of_kind(kind: str) -> Callable[..., bool]:
 
 
 def _half_a_body(here: Here) -> None:
-    real = upstream.bounded_bytes
+    real = Pieces.next
 
-    async def bounded_bytes(*args: Any) -> Any:
-        async for piece in real(*args):
+    async def following(*args: Any) -> bytes | None:
+        piece = await real(*args)
+        if piece is not None:
             here()
-            yield piece
+        return piece
 
-    setattr(upstream, "bounded_bytes", bounded_bytes)  # noqa: B010 - as `_around` does
+    setattr(Pieces, "next", following)  # noqa: B010 - as `_around` does
 
 
 _ARM: dict[str, Callable[[Here], None]] = {

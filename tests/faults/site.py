@@ -40,6 +40,8 @@ default: main
 """
 SETTINGS = {
     "BATON_JOBS_WORKER": "false",
+    "BATON_FIRST_KEYS": "always",
+    "BATON_LAME_DUCK_S": "0",
     "BATON_POLICY_ENGINE": "none",
     "BATON_MONEY_LEASE_S": str(LEASE_S),
     "BATON_MONEY_SWEEP_S": "0.3",

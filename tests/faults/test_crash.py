@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -16,6 +17,7 @@ from tests.waiting import PATIENT
 SEEDS = sized(small=1, ci=3, long=50)
 KILLED_AT = sized(small=POINTS[1::4], ci=POINTS, long=POINTS)
 ROUNDS = sized(ci=3, long=20)
+POLL_S = 0.25  # a balancer's look at /readyz
 
 
 @pytest.mark.sized
@@ -71,3 +73,47 @@ async def test_f2_a_rolling_restart_fails_no_request_and_loses_no_row(here: Site
     assert max(drains) <= 30 * SLACK
     rounds = {"rounds": ROUNDS, "requests": len(client.history)}
     report_row("F2", **rounds, failed=len(failed), drain_s_max=round(max(drains), 2))
+
+
+@pytest.mark.long
+async def test_f2_a_balancer_that_never_retries_fails_no_request_either(here: Site) -> None:
+    """It asks each gateway for its readiness every POLL_S, and hears of nothing else. The gateways are lame ducks for
+    longer than that."""
+    here.upstream.delay_s = 0.05
+    here.settings |= PATIENT | {"BATON_LAME_DUCK_S": "2"}
+    for _ in range(2):
+        await here.gateway()
+    await here.new_key()
+    client = Client(here)
+
+    async def balance() -> None:
+        while True:
+            client.serving = [one for one in list(here.gateways) if one.alive and await here.is_ready(one)]
+            await asyncio.sleep(POLL_S)
+
+    client.serving = list(here.gateways)
+    balancer = asyncio.create_task(balance())
+    try:
+        async with client.load(at_once=6) as load:
+            for turn in range(ROUNDS):
+                one = here.gateways[turn % 2]
+                await one.stop()
+                one.start()
+                await one.serving()
+                await load.until(lambda seen: len(good(seen)) >= 12 and len(client.serving or ()) == 2)
+    finally:
+        balancer.cancel()
+        await asyncio.gather(balancer, return_exceptions=True)
+    failed = [reply for reply in client.history if reply.status != 200]
+    assert failed == []
+    evidence = await check(here, [client])
+    assert len(evidence.rollouts) == len(client.history)
+    report_row(
+        "F2",
+        behind="a balancer",
+        rounds=ROUNDS,
+        requests=len(client.history),
+        failed=len(failed),
+        poll_s=POLL_S,
+        lame_duck_s=2,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.wiring.requests import EXIT_JOURNAL_BROKEN
+from gateway.wiring.shipping import EXIT_JOURNAL_BROKEN
 from tests.faults.checker import check
 from tests.faults.client import Client
 from tests.faults.site import ROOT, Site

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from gateway.adapters.journal import segments
 from gateway.adapters.upstream.sse import SseError, SseEvent, SseParser
-from gateway.core.loop.plan import PlanLimits, PlanReader, validate
+from gateway.core.loop.plan import PlanLimits, validate
+from gateway.core.loop.reader import PlanReader
 from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.openai.body import decode_json
 from gateway.core.openai.chat import parse_request

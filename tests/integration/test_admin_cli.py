@@ -12,8 +12,10 @@ from sqlalchemy import create_engine, text
 
 from gateway import cli
 from gateway.adapters.postgres.database import driver_url
-from gateway.cli.admin import orgs, pools
+from gateway.cli.admin import orgs
 from gateway.cli.admin.client import AdminClient
+from gateway.cli.pool import pools
+from gateway.core.loop.replies.errors import CheckerErrors, Share
 
 POOL = """
 workers:
@@ -107,10 +109,12 @@ def test_credits_and_pools_ask_the_gateway(monkeypatch: pytest.MonkeyPatch, caps
     asked: list[Any] = []
     made = {"id": "c1", "created": True, "usd": "5", "scopes": ["org:acme:2026-11"], "counts": "now"}
     pool = {"default": "main", "pools": {"main": ["one"]}, "workers": [], "hash": "ab", "loaded_at": "then"}
+    checks = [CheckerErrors("check", Share(3, 20), Share(0, 4), Share(3, 40)).as_json()]
+    workers = {"data": [], "checks": checks, "checks_at": "noon"}
 
     def ask(self: AdminClient, method: str, path: str, body: Any = None, more: Any = None) -> Any:
         asked.append((method, path, body, more))
-        return {"POST": made}.get(method) or (pool if path.endswith("pools") else {"data": []})
+        return {"POST": made}.get(method) or (pool if path.endswith("pools") else workers)
 
     monkeypatch.setattr(AdminClient, "__init__", lambda self, url, key_file, **more: None)
     monkeypatch.setattr(AdminClient, "ask", ask)
@@ -122,4 +126,37 @@ def test_credits_and_pools_ask_the_gateway(monkeypatch: pytest.MonkeyPatch, caps
     assert cli.main(["credits", "list", "--json"]) == 0
     assert capsys.readouterr().out == "[]\n"
     assert cli.main(["pools", "show"]) == 0
-    assert capsys.readouterr().out.split() == [*pools.COLUMNS, "default", "pool:", "main", "ab", "since", "then"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed.pop(1) == (
+        "checker check: wrong replies accepted 3 of 20 (5 to 36 %), right ones rejected unknown (4 judged), "
+        "accepted ones wrong 3 of 40 (3 to 20 %)"
+    )
+    assert printed.pop(1) == "checkers counted at noon"
+    assert " ".join(printed).split() == [*pools.COLUMNS, "default", "pool:", "main", "ab", "since", "then"]
+
+
+def test_sessions_are_listed_and_changed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+    used = {name: {"limit": 3, "spent": 1, "held": 0, "left": 2} for name in ("usd", "calls", "minutes")}
+    free = used | {"minutes": {"limit": None, "spent": 7, "left": 9}}
+    one = {"key": "k1", "id": "run-1", "state": "open", "ends_at": "then", **free}
+
+    def ask(self: AdminClient, method: str, path: str, body: Any = None, more: Any = None) -> Any:
+        asked.append((method, path, body))
+        return {"data": [one]} if method == "GET" and path.count("/") == 2 else one
+
+    monkeypatch.setattr(AdminClient, "__init__", lambda self, url, key_file, **more: None)
+    monkeypatch.setattr(AdminClient, "ask", ask)
+    assert cli.main(["sessions", "list", "--key", "k1"]) == 0
+    assert "run-1  open   2 of 3 left  2 of 3 left  7 spent  then" in capsys.readouterr().out
+    for words, change in (
+        (["raise", "--usd", "0.5", "--minutes", "none"], {"usd": "0.5", "minutes": None}),
+        (["freeze"], {"state": "frozen"}),
+        (["thaw"], {"state": "open"}),
+        (["kill"], {"state": "killed"}),
+    ):
+        assert cli.main(["sessions", words[0], "k1", "run-1", *words[1:], "--why", "w"]) == 0
+        assert asked[-1] == ("PATCH", "/admin/sessions/k1/run-1", change | {"why": "w"})
+    assert "session run-1 of key k1 is open; usd 2 of 3 left" in capsys.readouterr().out
+    assert cli.main(["sessions", "show", "k1", "run-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == one

@@ -19,19 +19,27 @@ from gateway.api.edge.bodies import Operators, by_admin_key
 from gateway.api.edge.health import HealthApi
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.operator.keys import Balances, KeysApi
+from gateway.api.operator.sessions import SessionLimitsApi
 from gateway.api.public.chat import OpenAIApi, TextsApi
+from gateway.api.public.conversations import ConversationsApi
 from gateway.api.public.messages import MessagesApi
 from gateway.api.public.outcomes import OutcomesApi
 from gateway.api.public.responses import ResponsesApi
+from gateway.api.public.sessions import SessionsApi
+from gateway.api.public.tasks import TasksApi
 from gateway.cli.process.listeners import Listener
+from gateway.core.log.redact import Redactor
 from gateway.core.money.amounts import Usage
 from gateway.errors import BudgetExceeded, UpstreamError, UpstreamRateLimited
+from gateway.service.admin.explain import Explain
 from gateway.service.admin.keys import KeyAdmin
+from gateway.service.batches.conversations import StoredConversations
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.counting import InputTokens
 from gateway.service.request.outcomes import Outcomes
 from gateway.service.request.responses import Responses
 from tests.fakes.admin import FakeAdmin
+from tests.fakes.pools import FakePools
 from tests.fakes.reports import FakeReports
 from tests.fakes.responses import FakeResponses
 from tests.fakes.workers import Says
@@ -46,7 +54,14 @@ class Served:
     """A gateway on a loopback port, with a data key and an admin key."""
 
     def __init__(
-        self, kit: Kit, url: str, data_key: str, admin_key: str, keys: KeyAdmin, idempotency: Idempotency
+        self,
+        kit: Kit,
+        url: str,
+        data_key: str,
+        admin_key: str,
+        keys: KeyAdmin,
+        idempotency: Idempotency,
+        responses: ResponsesApi,
     ) -> None:
         self.kit = kit
         self.url = url
@@ -54,6 +69,7 @@ class Served:
         self.admin_key = admin_key
         self.keys = keys
         self.idempotency = idempotency
+        self.responses = responses
         self.sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=data_key, max_retries=0)
         self.http = httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {data_key}"}, timeout=120)
 
@@ -75,29 +91,50 @@ async def served(
     edge.install(app)
     idempotency = Idempotency(kit.replies, 60.0, 3600.0, body_bytes_max)
     api = OpenAIApi(kit.completer, kit.catalog, auth, b"depth", body_bytes_max, 100, keepalive_s, False, 0, idempotency)
-    outcomes = OutcomesApi(Outcomes(kit.store, kit.journal, clock), auth, FakeReports(kit.store), body_bytes_max)
+    reports = FakeReports(kit.store)
+    admin_store = FakeAdmin(kit.store)
+    explaining = Explain(reports, FakePools(admin_store), admin_store)
+    outcomes = OutcomesApi(Outcomes(kit.store, kit.journal, clock), auth, reports, explaining, body_bytes_max)
     health = HealthApi(
         {"money": kit.budgets.ready}, {"conductor": kit.conductor.ready}, lambda: (b"m 1\n", "text/plain")
     )
     admin = KeysApi(keys, Balances(kit.budgets, clock), Operators(by_admin_key(auth), body_bytes_max))
+    stored = StoredConversations(
+        kit.stored_conversations,
+        kit.journal,
+        clock,
+        Redactor(["provider-secret-value"]),
+        bytes_max=body_bytes_max,
+        media_bytes_max=api.media_bytes_max,
+        strict=api.strict_fields,
+        turn_s=60.0,
+    )
     responses = ResponsesApi(
         api,
         Responses(
             FakeResponses(kit.store),
             kit.journal,
+            clock,
             messages_max=100,
             body_bytes_max=body_bytes_max,
             strict=api.strict_fields,
             media_bytes_max=api.media_bytes_max,
+            background=kit.background,
+            background_s=60.0,
+            conversations=stored,
         ),
         InputTokens(kit.catalog, kit.tokens),
     )
     for router in (
         api.router(),
         responses.router(),
+        ConversationsApi(api, stored).router(),
         MessagesApi(api, InputTokens(kit.catalog, kit.tokens)).router(),
         TextsApi(api).router(),
+        TasksApi(api).router(),
         outcomes.router(),
+        SessionsApi(api, kit.sessions, kit.budgets, clock).router(),
+        SessionLimitsApi(kit.sessions, Operators(by_admin_key(auth), body_bytes_max)).router(),
         health.router(),
         admin.router(),
     ):
@@ -108,7 +145,8 @@ async def served(
     await listener.open()
     _, data_key = await keys.create_key("app", **key)
     _, admin_key = await keys.create_key("ops", "admin")
-    gateway = Served(kit, f"http://127.0.0.1:{sock.getsockname()[1]}", data_key, admin_key, keys, idempotency)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    gateway = Served(kit, url, data_key, admin_key, keys, idempotency, responses)
     try:
         yield gateway
     finally:
@@ -289,10 +327,17 @@ async def test_outcomes_and_rollouts_belong_to_their_owner() -> None:
         assert len(rollout["steps"]) == 1
         (outcome,) = rollout["outcomes"]
         assert (outcome["metadata"], outcome["idempotency_key"]) == ({"page": "7"}, "k" * 255)
+        of_step = {"rollout_id": rollout_id, "step": 0, "value": 0}
+        assert (await gateway.http.post("/v1/outcomes", json=of_step)).status_code == 201
+        missing = await gateway.http.post("/v1/outcomes", json=of_step | {"step": 5})
+        assert (missing.status_code, missing.json()["error"]["code"]) == (400, "step_not_found")
+        why = (await gateway.http.get(f"/v1/rollouts/{made.id}/explain")).json()
+        assert (why["rollout_id"], [one["planner"] for one in why["decisions"]]) == (rollout_id, ["conductor"])
         _, stranger = await gateway.keys.create_key("stranger")
         other = {"authorization": f"Bearer {stranger}"}
         for reply in (
             await gateway.http.get(f"/v1/rollouts/{rollout_id}", headers=other),
+            await gateway.http.get(f"/v1/rollouts/{rollout_id}/explain", headers=other),
             await gateway.http.post("/v1/outcomes", json=judged, headers=other),
         ):
             assert reply.status_code == 404
@@ -337,7 +382,7 @@ async def test_caps_by_header_are_held_and_bad_ones_named() -> None:
 
 
 async def test_a_request_from_another_gateway_counts_its_depth_on() -> None:
-    from gateway.core.loop.depth import sign
+    from gateway.core.access.depth import sign
 
     async with served(Kit()) as gateway:
         deep = await gateway.http.post("/v1/chat/completions", json=ask(), headers={"x-baton-depth": sign(2, b"depth")})

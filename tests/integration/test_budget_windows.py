@@ -8,17 +8,18 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.inserts import insert_rows
-from gateway.adapters.postgres.store import PostgresStore
+from gateway.adapters.postgres.store import TOTALS_LOCK_KEY, PostgresStore
 from gateway.adapters.redis.budgets import RedisBudgets
 from gateway.core.access.keys import Allowance, Organisation, Principal
 from gateway.core.money.ledger import is_past, scopes_of, windows
-from gateway.errors import BudgetExceeded
-from gateway.service.money.credits import Credits
+from gateway.errors import BudgetExceeded, NotFound
+from gateway.service.money.credits import Credits, describe_uncertain
 from gateway.service.ports.request import Clock
 from tests.records import hold_event, new_id, settle_event
 from tests.redis_server import RedisServer
@@ -115,4 +116,30 @@ async def test_a_credit_makes_room_at_once_and_after_every_rebuild(
     assert [(await budgets.balance(name)).posted_nano for name in names] == [0] * len(names)
     await budgets.hold(new_id(), 400, 400, scopes, 60.0)
     assert {name: total for name, total in (await store.books(0)).posted.items() if total} == {}
+    await budgets.close()
+
+
+async def test_an_uncertain_charge_is_given_back_by_one_call_and_only_once(
+    budgets: RedisBudgets, redis_server: RedisServer, pg_engine: AsyncEngine
+) -> None:
+    clock, store, hold = HandClock(), PostgresStore(pg_engine), new_id()
+    await budgets.hold(hold, 400, 400, scopes_of(WHO, "ann", START), 60.0)
+    await budgets.uncertain(hold)
+    names = [scope.name for scope in scopes_of(WHO, "ann", START)]
+    async with pg_engine.begin() as connection:
+        for event in (hold_event(hold, hold, 400), settle_event(hold, hold, "uncertain", 400, *names)):
+            await connection.run_sync(insert_rows, rows.event_rows(event))
+    crediting = Credits(PostgresAdmin(pg_engine), budgets, clock)
+    (listed,) = map(describe_uncertain, await crediting.uncertain(10))
+    assert (listed["charge"], listed["usd"], listed["left_usd"]) == (hold, "0.0000004", "0.0000004")
+    first, again = await crediting.give_back(hold), await crediting.give_back(hold)
+    assert (first["created"], again["created"], again["id"]) == (True, False, first["id"])
+    assert describe_uncertain((await crediting.uncertain(10))[0])["left_usd"] == "0"
+    assert {(await budgets.balance(name)).posted_nano for name in names} == {0}
+    with pytest.raises(NotFound):
+        await crediting.give_back("never")
+    assert await store.posted_totals() == dict.fromkeys(names, 0)
+    async with pg_engine.begin() as connection:
+        await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": TOTALS_LOCK_KEY})
+        assert await store.posted_totals() is None, "one gateway at a time sums the ledger"
     await budgets.close()

@@ -11,8 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.adapters.redis.budgets import RedisBudgets
-from gateway.core.money.ledger import Balance, Scope
-from gateway.errors import MoneyUnavailable
+from gateway.core.money.ledger import Balance, Hold, Scope
+from gateway.errors import BudgetExceeded, ConfigError, MoneyUnavailable
+from gateway.service.ports.money import Settlement
 from tests.redis_server import RedisServer, free_port, start_redis
 from tests.sizes import SIZE, SLACK
 from tests.waiting import at_some_pace
@@ -204,3 +205,66 @@ async def test_the_script_itself_refuses_amounts_that_doubles_cannot_hold(
         assert "not an amount of nano-dollars" in str(refused.value.__cause__)
         assert "nano" not in refused.value.message  # a client learns nothing of what stands behind
     assert await budgets.balance("key:k") == Balance(0, 0)
+
+
+@pytest.mark.parametrize("lost", ["posted", "held", "open", "one balance"])
+async def test_a_lost_balance_is_rebuilt_and_never_zero(server: RedisServer, budgets: RedisBudgets, lost: str) -> None:
+    spent = await budgets.hold("a", 40, 40, [KEY], 60)
+    await budgets.post("a", 40)
+    await budgets.hold("b", 5, 5, [KEY], 60)
+    redis: Redis = Redis.from_url(server.url)
+    await (redis.hdel("{baton}:posted", "key:k") if lost == "one balance" else redis.delete("{baton}:" + lost))
+    for _ in range(2):
+        with pytest.raises(MoneyUnavailable):
+            await budgets.hold("c", 30, 30, [KEY], 60)
+    assert not await budgets.join()
+    await budgets.load({"key:k": 40}, settled=[Settlement("a", 40, ("key:k",))], ours=["a"])
+    assert await budgets.balance("key:k") == Balance(40, 5)  # with the hold that this process has open
+    with pytest.raises(BudgetExceeded):
+        await budgets.hold("c", 30, 30, [KEY], 60)
+    assert await budgets.post("b", 3) == 3
+    assert await budgets.balance("key:k") == Balance(43, 0)
+    assert spent.granted_nano == 40
+    await redis.aclose()
+
+
+async def test_a_lost_hold_is_put_back_by_a_rebuild(server: RedisServer, budgets: RedisBudgets) -> None:
+    await budgets.hold("a", 20, 20, [KEY], 60)
+    await budgets.hold("b", 10, 10, [KEY], 60)
+    redis: Redis = Redis.from_url(server.url)
+    await redis.delete("{baton}:hold:a")
+    with pytest.raises(MoneyUnavailable):
+        await budgets.post("a", 7)
+    await budgets.load({})
+    assert await budgets.balance("key:k") == Balance(7, 10)
+    await redis.aclose()
+
+
+async def test_a_settlement_from_before_a_rebuild_does_not_count_as_done(
+    server: RedisServer, budgets: RedisBudgets
+) -> None:
+    await budgets.hold("a", 20, 20, [KEY], 60)
+    await budgets.post("a", 7)
+    redis: Redis = Redis.from_url(server.url)
+    await redis.delete("{baton}:posted")
+    assert not await budgets.ready()
+    await budgets.load({}, open_holds=[Hold("a", 20, (KEY,))])  # the ledger has not heard of the settlement
+    assert await budgets.balance("key:k") == Balance(7, 0)
+    await redis.aclose()
+
+
+async def test_a_redis_that_may_evict_is_refused(tmp_path: Path) -> None:
+    server = start_redis(tmp_path, args=("--save", "", "--maxmemory-policy", "allkeys-lru"))
+    budgets = RedisBudgets(server.url)
+    with pytest.raises(ConfigError, match="maxmemory-policy allkeys-lru"):
+        await budgets.check()
+    for call in (budgets.join(), budgets.load({})):
+        with pytest.raises(MoneyUnavailable, match="set maxmemory-policy noeviction"):
+            await call
+    redis: Redis = Redis.from_url(server.url)
+    await redis.config_set("maxmemory-policy", "noeviction")
+    await budgets.check()
+    await budgets.load({})
+    await redis.aclose()
+    await budgets.close()
+    server.stop()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.adapters.host.metrics import PrometheusMetrics
+from gateway.adapters.journal.carriers import ThreadCarrier
 from gateway.adapters.journal.shipper import Shipper
 from gateway.adapters.journal.spool import Spool, SpoolLimits
 from gateway.adapters.postgres.database import sync_engine
@@ -32,7 +33,7 @@ async def test_it_is_one_when_every_request_has_its_row_and_less_while_or_where_
     assert rate(metrics) == 1.0
     spool = await Spool.open(tmp_path, SpoolLimits(shipped_timeout_s=60), metrics)
     engine = sync_engine(database_url)
-    shipper = Shipper(spool, LogWriter(engine), None, metrics)
+    shipper = Shipper(spool, ThreadCarrier(spool, LogWriter(engine)), None, metrics)
     try:
         first, second = a_rollout(), a_rollout()
         for record in (first, second):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 from gateway.adapters.upstream.client import Breaker
-from gateway.adapters.upstream.conductor import HttpConductor, strict_schema
+from gateway.adapters.upstream.conductor import HttpConductor
+from gateway.core.openai.structured import strict_schema
 from gateway.errors import ConductorError
+from gateway.service.loop.conducting import TIMES_MIN, Patience
 from gateway.service.ports.request import ConductorChunk, ConductorEnd
 from tests.contract.conductors import SCHEMA, planning_call
+from tests.kit import ONE_STEP, Kit
 from tests.upstreams.server import Handler, Reply, Request, Server, event, event_stream, json_reply, raw_reply
 from tests.waiting import BOUND_S
 
@@ -103,6 +107,56 @@ async def test_after_failures_in_a_row_calls_fail_at_once() -> None:
     async with conductor_on(handler, breaker=Breaker(failures_max=3, cool_down_s=60.0)) as conductor:
         assert [await reason_of(conductor) for _ in range(6)] == ["down"] * 6
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("ended_by", ["itself", "its caller"])
+async def test_a_hang_opens_the_breaker_whoever_ends_the_call(ended_by: str) -> None:
+    breaker = Breaker(failures_max=2, cool_down_s=60.0)
+    hang = sends(chunk("{"), *[b": still there\n\n"] * 1_000, pause_s=0.02)
+    async with conductor_on(hang, breaker=breaker, timeout_s=0.1 if ended_by == "itself" else 60.0) as conductor:
+        for _ in range(2):
+            if ended_by == "itself":
+                assert await reason_of(conductor) == "slow"
+            else:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(reason_of(conductor, 0.1), 0.1)
+        assert breaker.is_open
+        assert await reason_of(conductor) == "down"
+
+
+async def test_a_hang_costs_a_few_requests_a_little_and_the_others_nothing() -> None:
+    hangs = asyncio.Event()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        while hangs.is_set():
+            yield b": still there\n\n"
+            await asyncio.sleep(0.01)
+        yield chunk(ONE_STEP[0], "stop")
+
+    waits_s = []
+    async with conductor_on(lambda request: Reply(pieces=pieces())) as conductor:
+        kit = Kit(conductor=conductor, patience=Patience(60.0, 1.0))
+        for _ in range(TIMES_MIN):
+            assert (await kit.serve()).record.fallback is None
+        hangs.set()
+        for _ in range(12):
+            began_s = time.monotonic()
+            running = await kit.serve()
+            waits_s.append(time.monotonic() - began_s)
+            assert await kit.text(running)
+            assert running.record.fallback in ("conductor_slow", "conductor_down")
+    assert max(waits_s) < 30, "not the time-out of 60 s"
+    assert [record.fallback for record in kit.metrics.records][-7:] == ["conductor_down"] * 7, "the breaker is open"
+
+
+async def test_a_hasty_request_does_not_open_the_breaker_for_the_others() -> None:
+    breaker = Breaker(failures_max=1, cool_down_s=60.0)
+    hang = sends(chunk("{"), *[b": still there\n\n"] * 1_000, pause_s=0.02)
+    async with conductor_on(hang, breaker=breaker) as conductor:
+        with pytest.raises(ConductorError, match="in time"):
+            async for _ in conductor.decode(planning_call(timeout_s=0.1, hasty=True)):
+                pass
+    assert not breaker.is_open
 
 
 async def test_refusals_do_not_open_the_breaker() -> None:
@@ -280,3 +334,15 @@ def test_the_strict_schema_has_types_everywhere() -> None:
         "d": {"type": "array", "maxItems": 0, "items": {"type": "integer"}},
     }
     assert strict_schema(SCHEMA)["properties"]["steps"]["items"]["properties"]["worker"]["type"] == "string"
+
+
+async def test_what_came_before_a_broken_event_is_decoded_first() -> None:
+    together = chunk("a", token_ids=[1], logprobs={"content": [TOKEN]}) + chunk("b") + b"data: {\n\n" + chunk("c")
+    async with conductor_on(sends(together)) as conductor:
+        items = conductor.decode(planning_call())
+        first = await anext(items)
+        assert isinstance(first, ConductorChunk)
+        assert (first.text, first.token_ids, first.logprobs, first.tokens) == ("ab", (1,), (-0.5,), ("a",))
+        with pytest.raises(ConductorError) as caught:
+            await anext(items)
+        assert caught.value.reason == "unparseable"

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import text
 
 from gateway.adapters.postgres.database import sync_engine
-from gateway.adapters.postgres.reports import REPORTS_MAX
+from gateway.adapters.postgres.reports.overview import REPORTS_MAX
 from tests.redis_server import RedisServer
 from tests.security.gateway import PROVIDER_KEY, Gateway, ask, running
-from tests.waiting import BOUND_S
+from tests.waiting import BOUND_S, wait_until
 
 REQUESTS_MAX, BACKGROUND_MAX = 2, 3
 
@@ -32,7 +32,10 @@ def gateway(
 
 def connections(database_url: str) -> int:
     engine = sync_engine(database_url)
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"  # a vacuum may run
+    )
     try:
         with engine.connect() as connection:
             return int(connection.scalar(text(query)) or 0)
@@ -96,4 +99,6 @@ def test_a_process_has_no_more_connections_than_its_settings_and_one(gateway: Ga
     with ThreadPoolExecutor(16) as clients:
         list(clients.map(look, paths * 4))
         list(clients.map(chat, range(16)))
-    assert connections(gateway.database_url) <= REQUESTS_MAX + BACKGROUND_MAX + 1
+    allowed = REQUESTS_MAX + BACKGROUND_MAX + 1
+    # A statement that was cancelled ends its connection, which the server may count for a while beside the next one.
+    wait_until(lambda: connections(gateway.database_url) <= allowed)

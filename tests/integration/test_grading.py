@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.database import connected
-from gateway.adapters.postgres.gradings import GradingStore
 from gateway.adapters.postgres.inserts import insert_rows
+from gateway.adapters.postgres.jobs import GradingStore
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import gradings
 from policy.graders import Tools

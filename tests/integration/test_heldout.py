@@ -28,7 +28,16 @@ from tests.records import T0_US, a_rollout, an_outcome, rollout_event
 
 Ask = Callable[..., RolloutRecord]
 BEGAN = rows.EPOCH + timedelta(microseconds=T0_US)
-GATE = {"url": "http://127.0.0.1:1/v1", "key_file": "key", "pool_file": "pool.yaml", "usd_max": "1"}
+ENOUGH = {"questions_min": 1.0}
+
+
+def gate_of(place: Path, **thresholds: float) -> dict[str, Any]:
+    """The gate of a job, with the files that it names."""
+    files = {"key_file": place / "key", "pool_file": place / "pool.yaml"}
+    for path in files.values():
+        path.touch()
+    named = {name: str(path) for name, path in files.items()}
+    return {"url": "http://127.0.0.1:1/v1", "usd_max": "1", **named, "thresholds": thresholds or ENOUGH}
 
 
 @pytest.fixture
@@ -122,7 +131,8 @@ def test_a_job_trains_on_one_side_of_the_bound_and_is_judged_on_the_other(
     database_url: str, ask: Ask, tmp_path: Path
 ) -> None:
     every = [ask(minute, float(minute % 2)) for minute in range(20)]
-    request = {"train": {"env": "logged"}, "gate": GATE, "database_url": database_url, "work": str(tmp_path)}
+    request = {"train": {"env": "logged"}, "gate": gate_of(tmp_path), "database_url": database_url}
+    request |= {"work": str(tmp_path)}
     selected = select(request)
     found = heldout.read(Path(selected["requests"]))
     assert selected["bound"] == found.bound.as_json()
@@ -132,6 +142,11 @@ def test_a_job_trains_on_one_side_of_the_bound_and_is_judged_on_the_other(
     assert set(selected["inputs"]) == {selected["requests"], selected["train"]["export"]}
     with pytest.raises(ConfigError, match="give the gate --url, --key-file, --pool-file, --usd-max"):
         select({**request, "gate": {}})
+    with pytest.raises(ConfigError, match=r"about 30 more judged requests are needed: the gate asks 10 .* 4 are held"):
+        select({**request, "gate": gate_of(tmp_path, questions_min=10)})
+    (tmp_path / "key").unlink()
+    with pytest.raises(ConfigError, match=r"--gate: --key-file .*/key: there is no such file"):
+        select(request)
     elsewhere = select({**request, "gate": {"env": "arena"}})
     assert (elsewhere["requests"], elsewhere["bound"]) == (None, None)
 
@@ -152,7 +167,12 @@ def test_live_training_is_judged_on_requests_that_its_file_does_not_ask(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": "p1", "question": "what is 9 + 9?", "reference": "18"}))
     train = {"env": "live", "prompts_file": str(prompts), "usd_max": "1", "url": "u", "key_file": "k", "pool_file": "p"}
-    request = {"train": train, "gate": {"usd_max": "1"}, "database_url": database_url, "work": str(tmp_path)}
+    request = {
+        "train": train,
+        "gate": {"usd_max": "1", "thresholds": ENOUGH},
+        "database_url": database_url,
+        "work": str(tmp_path),
+    }
     found = heldout.read(Path(select(request)["requests"]))
     assert [one.messages[0]["content"] for one in found.requests] == ["What is 8 + 8?"]
     assert found.left_out == {"asked_in_training": 1}

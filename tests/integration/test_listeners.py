@@ -15,8 +15,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.edge.stack import Edge, read_json
 from gateway.cli.process.listeners import BoundedProtocol, Listener, bind, url
 from gateway.errors import ConfigError
 from tests.waiting import BOUND_S, until
@@ -145,6 +146,8 @@ async def test_closing_lets_an_open_request_finish_and_accepts_no_new_one() -> N
                 await late.get("/")
             except httpx.ConnectError:
                 return True
+            except httpx.TransportError:  # the kernel had connected it when the listener closed
+                return False
         return False
 
     async with httpx.AsyncClient(base_url=address, timeout=BOUND_S) as client:
@@ -197,3 +200,46 @@ async def test_over_the_bound_the_slowest_sender_makes_room() -> None:
     for _, writer in senders:
         writer.close()
     await listener.close()
+
+
+async def test_a_refusal_needs_no_application_and_says_the_same() -> None:
+    go, held = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_json(Request(scope, receive), HEAD_BYTES_MAX, "k")
+        held.set()
+        await go.wait()
+        await PlainTextResponse("done")(scope, receive, send)
+
+    replies = []
+    for raw in (True, False):
+        edge = Edge(app, 1)
+        served = Listener(
+            edge if raw else _hidden(edge), bind("127.0.0.1", 0, strict=True), drain_s=1, head_bytes_max=4096
+        )
+        await served.open()
+        go.clear()
+        held.clear()
+        async with httpx.AsyncClient(base_url=url(served.sock)) as http:
+            first = asyncio.create_task(http.post("/v1/chat/completions", json={}))
+            await held.wait()
+            refused = [await http.post("/v1/chat/completions", json={"n": "x" * 2000}) for _ in range(3)]
+            go.set()
+            assert (await first).text == "done"
+            assert (await http.post("/v1/chat/completions", json={})).text == "done"
+        await served.close()
+        changing = ("x-request-id", "date", "openai-processing-ms")
+        same = [{n: v for n, v in one.headers.items() if n not in changing} for one in refused]
+        assert len({one.headers["x-request-id"] for one in refused}) == 3
+        replies.append([(one.status_code, one.json(), headers) for one, headers in zip(refused, same, strict=True)])
+    assert replies[0] == replies[1]
+    assert replies[0][0][0] == 503
+
+
+def _hidden(edge: Edge) -> ASGIApp:
+    """The edge as an application of which a listener knows nothing."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await edge(scope, receive, send)
+
+    return app

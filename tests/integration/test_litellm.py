@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 
 from gateway.adapters.host.poolfile import load
-from gateway.adapters.upstream.litellm import LiteLLMWorkers, offline_price
+from gateway.adapters.host.pricemap import offline_price
+from gateway.adapters.upstream.litellm import LiteLLMWorkers
+from gateway.core.pool.prices import LongPrompt, Price
 from gateway.core.pool.workers import PoolFile, WorkerSpec
 from gateway.errors import ConfigError, UpstreamError, UpstreamRefused
 from gateway.service.ports.request import WorkerCall
 from tests.kit import Kit, ask, model_worker
 from tests.upstreams.anthropic import Anthropic
 from tests.upstreams.gemini import Gemini
+from tests.upstreams.server import Request, event
 from tests.upstreams.vendor import Script, ToolCall
 
 pytestmark = pytest.mark.litellm
@@ -60,6 +63,16 @@ async def test_the_vendors_own_wire_is_spoken(workers: LiteLLMWorkers, upstream:
     assert request.body["temperature"] == 0.25
     assert request.body["stop_sequences"] == ["END"]
     assert request.body["max_tokens"] == 50
+
+
+async def test_the_header_of_the_callers_trace_is_passed_on(workers: LiteLLMWorkers, upstream: Anthropic) -> None:
+    upstream.script = Script(text="hello")
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    call = a_call(upstream.url)
+    await workers.complete(replace(call, traceparent=trace))
+    _ = [chunk async for chunk in workers.stream(replace(call, traceparent=trace))]
+    await workers.complete(call)
+    assert [request.headers.get("traceparent") for request in upstream.requests] == [trace, trace, None]
 
 
 @pytest.mark.parametrize("status", [429, 500, 529])
@@ -148,7 +161,81 @@ def test_offline_prices() -> None:
     small, large = offline_price("gemini/gemini-2.5-pro", 200_000), offline_price("gemini/gemini-2.5-pro", 1_000_000)
     assert small is not None
     assert large is not None
-    assert large.input_usd_per_mtok == 2 * small.input_usd_per_mtok, "the dearer tier counts once it is in reach"
+    assert small.above == (), "no prompt is so long"
+    assert large.input_usd_per_mtok == small.input_usd_per_mtok
+    assert [(tier.prompt_tokens, tier.input_usd_per_mtok) for tier in large.above] == [
+        (200_000, 2 * small.input_usd_per_mtok)
+    ]
+    assert large.at(200_000).input_usd_per_mtok == small.input_usd_per_mtok
+    assert large.at(200_001).input_usd_per_mtok == 2 * small.input_usd_per_mtok
+
+
+class CachingClaude(Anthropic):
+    """Claude that reads a prompt from its cache, and writes another."""
+
+    def whole(self, request: Request) -> Mapping[str, Any]:
+        body = super().whole(request)
+        return {**body, "usage": {**body["usage"], **CACHED}}
+
+    def events(self, request: Request) -> Iterator[bytes]:
+        for piece in super().events(request):
+            name, _, data = piece.decode().partition("\ndata: ")
+            begun = json.loads(data)
+            if name == "event: message_start":
+                begun["message"]["usage"] |= CACHED
+            yield event(begun, name.removeprefix("event: "))
+
+
+class CachingGemini(Gemini):
+    """Gemini that reads a prompt from its cache, and thinks."""
+
+    def _response(self, parts: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
+        body = super()._response(parts, reason)
+        usage = body["usageMetadata"]
+        usage |= {"promptTokenCount": 1_012, "cachedContentTokenCount": 1_000, "thoughtsTokenCount": 30}
+        return {**body, "usageMetadata": usage | {"totalTokenCount": 1_012 + 30 + usage["candidatesTokenCount"]}}
+
+
+CACHED = {"cache_read_input_tokens": 1_000, "cache_creation_input_tokens": 500}
+RATES = {
+    "input_usd_per_mtok": Decimal(1),
+    "output_usd_per_mtok": Decimal(5),
+    "cache_read_usd_per_mtok": Decimal("0.1"),
+    "cache_write_usd_per_mtok": Decimal("1.25"),
+    "reasoning_usd_per_mtok": Decimal(10),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tiers", [(), (LongPrompt(prompt_tokens=1_000, input_usd_per_mtok=Decimal(2)),)])
+@pytest.mark.parametrize("vendor", ["anthropic", "gemini"])
+async def test_cached_written_and_reasoning_tokens_are_charged_to_the_nano_dollar(
+    vendor: str, tiers: tuple[LongPrompt, ...], stream: bool
+) -> None:
+    server: CachingClaude | CachingGemini = CachingClaude(KEY) if vendor == "anthropic" else CachingGemini(KEY)
+    model = {"anthropic": "anthropic/claude-haiku-4-5", "gemini": "gemini/gemini-2.5-flash"}[vendor]
+    async with server:
+        price = Price(**RATES, above=tiers)
+        more: dict[str, Any] = {"kind": "litellm", "model": model, "price": price, "context_tokens": 100_000}
+        spec = model_worker("w", "atlas", url=server.base, **more)
+        workers = LiteLLMWorkers({"w": KEY})
+        kit = Kit(workers=workers, pools=PoolFile(workers=(spec,), pools={"default": ("w",)}))
+        server.script = Script(text="one two three", prompt_tokens=12, completion_tokens=7)
+        running = await kit.serve(ask(model="w", stream=stream))
+        await running.result()
+        await workers.close()
+    rest, kinds = (
+        12 * (2_000 if tiers else 1_000),
+        {
+            "anthropic": 1_000 * 100 + 500 * 1_250 + 7 * 5_000,
+            "gemini": 1_000 * 100 + 30 * 10_000 + 7 * 5_000,
+        },
+    )
+    details = {"anthropic": {"cached_tokens": 1_000, "cache_write_tokens": 500},
+               "gemini": {"cached_tokens": 1_000, "reasoning_tokens": 30}}  # fmt: skip
+    [step] = running.record.steps
+    assert details[vendor].items() <= (step.usage_details or {}).items()
+    assert running.record.cost_nano == rest + kinds[vendor]
 
 
 def test_a_model_without_a_price_is_refused(tmp_path: Path) -> None:
@@ -163,7 +250,8 @@ def test_a_model_without_a_price_is_refused(tmp_path: Path) -> None:
 def test_reading_prices_loads_no_litellm_and_loading_it_opens_no_connection() -> None:
     code = """
 import socket, sys
-from gateway.adapters.upstream.litellm import LiteLLMWorkers, offline_price
+from gateway.adapters.upstream.litellm import LiteLLMWorkers
+from gateway.adapters.host.pricemap import offline_price
 assert offline_price("anthropic/claude-haiku-4-5")
 assert "litellm" not in sys.modules
 def refuse(*args, **kwargs): raise SystemExit("importing LiteLLM opened a connection")

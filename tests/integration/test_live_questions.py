@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from aiohttp import web
@@ -17,10 +19,10 @@ from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.core.log.rollout import RolloutRecord, as_payload
 from gateway.core.pool.workers import PoolFile, WorkerSpec
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, Unavailable
 from policy.environments.base import Ungraded
 from policy.environments.executor import Executor
-from policy.environments.live import LiveEnvironment
+from policy.environments.live import JUDGE_TRIES, LiveEnvironment
 from policy.environments.sampling import UNGRADED_MAX, sample
 from policy.train.settings import Settings
 from policy.train.sources.live import open_live
@@ -32,6 +34,7 @@ from tests.kit import Kit
 from tests.records import a_rollout, event
 
 PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
+EPISODE_NANO, CAP_NANO = 5_000_000, 20_000_000
 VERDICT = '{"reason": "so", "verdict": "partly"}'
 
 
@@ -201,3 +204,97 @@ async def test_what_is_missing_is_named(gateway: Served, tmp_path: Path, changes
     given = {name: tmp_path / value if name == "prompts_file" else value for name, value in changes.items()}
     with pytest.raises(ConfigError, match=said):
         open_live(spec(gateway, tmp_path, **given), Executor())
+
+
+# ---------------------------------------------------------------- money
+
+
+def logged_questions(database_url: str, n: int) -> None:
+    tags = {"grader": "numeric", "reference": "4"}
+    for number in range(n):
+        body = {"model": "baton", "messages": [{"role": "user", "content": f"{number}+{4 - number}?"}]}
+        store(database_url, a_rollout(request=body, tags=tags))
+
+
+async def test_each_episode_of_logged_questions_is_reserved_on_disk_before_a_call_leaves(
+    gateway: Served, database_url: str, tmp_path: Path
+) -> None:
+    """Whatever runs at once: at each call what is noted covers all episodes under way, and never passes the cap."""
+    logged_questions(database_url, 4)
+    given = spec(gateway, tmp_path, database=database_url, usd_max="0.02", episode_usd_max="0.005")
+    environment, found = open_live(given, Executor())
+    assert found.about == "4 questions"
+    noted, at_calls = [0], list[tuple[int, int]]()
+    environment.spend.on_change = noted.append
+
+    def says(_: Any) -> Says:
+        at_calls.append((noted[-1], environment.spend.spent_nano + gateway.kit.workers.in_flight * EPISODE_NANO))
+        return Says("Answer: 4", delay_s=0.01)
+
+    gateway.kit.workers._scripts["alpha"] = [says]
+    work = [(prompt, [plan(("quill", []))] * 40) for prompt in found.prompts]
+    groups = await sample(environment, work, concurrency=16)
+    await environment.close()
+    charged_nano = sum(record.cost_nano for record in gateway.kit.metrics.records)
+    assert at_calls
+    assert all(running_nano <= reserved_nano <= CAP_NANO for reserved_nano, running_nano in at_calls)
+    assert noted[-1] == environment.spend.spent_nano == charged_nano
+    assert len(groups.episodes) == len(at_calls)
+
+
+async def test_a_reservation_that_cannot_be_written_starts_nothing(
+    gateway: Served, database_url: str, tmp_path: Path
+) -> None:
+    logged_questions(database_url, 1)
+    environment, found = open_live(spec(gateway, tmp_path, database=database_url), Executor())
+
+    def full(_: int) -> None:
+        raise Unavailable("spent_nano: cannot be written (No space left on device)")
+
+    environment.spend.on_change = full
+    with pytest.raises(Unavailable):
+        await environment.episode(found.prompts[0], plan(("quill", [])))
+    await environment.close()
+    assert (gateway.kit.workers.calls, environment.spend.spent_nano) == ([], 0)
+    assert environment.spend.fits()
+
+
+async def test_an_episode_that_is_cut_off_counts_what_its_calls_may_have_cost(
+    gateway: Served, database_url: str, tmp_path: Path
+) -> None:
+    """One call has ended and is charged, the other is under way: it counts in full."""
+    logged_questions(database_url, 1)
+    environment, found = open_live(spec(gateway, tmp_path, database=database_url), Executor())
+    hung = asyncio.Event()
+
+    def second(_: Any) -> Says:
+        hung.set()
+        return Says("late", delay_s=600)
+
+    gateway.kit.workers._scripts["alpha"] = [Says("Answer: 4"), second]
+    steps = plan(("quill", []), ("quill", [0]))
+    running = asyncio.create_task(environment.episode(found.prompts[0], steps))
+    await hung.wait()
+    (first,) = gateway.kit.metrics.records
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert first.cost_nano < environment.spend.spent_nano <= environment.spend.episode_nano_max
+    await environment.close()
+
+
+async def test_a_verdict_that_is_lost_counts_in_full(gateway: Served, tmp_path: Path) -> None:
+    """Three times, for it is asked again; then the episode is left out."""
+    file = questions(tmp_path, {"id": "judged", "question": "Say four."})
+    environment, found = open_live(spec(gateway, tmp_path, prompts_file=file, judge="judge"), Executor())
+
+    async def lost(*_: Any, **__: Any) -> Any:
+        raise httpx.ReadTimeout("no reply")
+
+    environment._client.post = lost  # type: ignore[method-assign]
+    with pytest.raises(Ungraded, match="ReadTimeout"):
+        await environment.episode(found.prompts[0], plan(("quill", [])))
+    await environment.close()
+    (answered,) = gateway.kit.metrics.records
+    assert environment.spend.spent_nano == answered.cost_nano + JUDGE_TRIES * environment._judge_nano_max
+    assert environment.spend.spent_nano <= environment.spend.episode_nano_max

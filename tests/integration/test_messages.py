@@ -316,3 +316,30 @@ async def test_cache_control_reaches_the_vendors_that_know_it(kind: str, passes:
     assert sent["messages"][-1]["content"] == ([{"type": "text", "text": "2", **cache}] if passes else "2")
     assert sent["tools"][0].get("cache_control") == (cache["cache_control"] if passes else None)
     assert kit.metrics.records[-1].policy_used == "sticky"
+
+
+async def test_top_k_reaches_a_worker_that_takes_it() -> None:
+    async with messages_of(kit := Kit()) as (_, sdk):
+        raw = await sdk.messages.with_raw_response.create(**ask(extra_body={"top_k": 5}))
+        assert "x-baton-dropped-fields" not in raw.headers
+        assert kit.workers.calls[-1].body["top_k"] == 5
+
+
+async def test_models_have_anthropics_shape_where_it_is_asked_for() -> None:
+    async with messages_of(Kit()) as (gateway, sdk):
+        models = [model async for model in sdk.models.list(limit=2)]
+        bearer = {"authorization": f"Bearer {gateway.data_key}"}
+        names = [model["id"] for model in (await gateway.http.get("/v1/models", headers=bearer)).json()["data"]]
+        assert [model.id for model in models] == names
+        alpha = await sdk.models.retrieve("alpha")
+        assert (alpha.type, alpha.lifecycle, alpha.max_tokens) == ("model", "active", 64)
+        assert [model.id for model in (await sdk.models.list(before_id=names[2], limit=1)).data] == [names[1]]
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            await sdk.models.retrieve("nobody")
+        assert unknown.value.body == {
+            "type": "error",
+            "error": {"type": "not_found_error", "message": "The model `nobody` does not exist"},
+            "request_id": unknown.value.response.headers["x-request-id"],
+        }
+        with pytest.raises(anthropic.BadRequestError):
+            await sdk.models.list(after_id="nobody")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text, update
 
-from gateway.adapters.postgres import vectors
+from gateway.adapters.postgres import experience as stored_experience
 from gateway.adapters.postgres.database import async_engine
+from gateway.adapters.postgres.experience import OldVectors
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.rows import event_rows
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import experience
-from gateway.adapters.postgres.vectors import OldVectors
 from gateway.core.loop.experience import HASHED
 from gateway.core.loop.meaning import TABLE_FILE, by_meaning
 from gateway.files import shipped
@@ -57,7 +57,7 @@ async def stored(store: PostgresStore) -> dict[str | None, int]:
 async def test_vectors_of_the_embedder_before_are_computed_again(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectors, "BATCH", 3)
+    monkeypatch.setattr(stored_experience, "BATCH", 3)
     assert await stored(store) == {"hashing": 7}
     work = OldVectors(store.engine, MEANING)
     assert await work.sweep(4) == 4

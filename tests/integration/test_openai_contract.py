@@ -424,3 +424,57 @@ async def test_n_streams_as_openais_does() -> None:
             for choice in each.choices:
                 texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
     assert texts == {0: "a", 1: "b"}
+
+
+REASONING = {"x-baton-progress": "reasoning"}
+NOTES = {"plan 1 by conductor, 2 steps", "step 1 (alpha) runs", "step 2 (beta) runs"}  # a step may start in mid-plan
+SEES_FIRST = (plan(("atlas", "look it up", []), ("birch", None, [0])),)
+
+
+async def test_progress_is_reasoning_before_the_reply_and_no_worker_gets_it_back() -> None:
+    async with served(Kit(SEES_FIRST, {"beta": Says("the end")})) as gateway:
+        reply = await post(gateway, REASONING, stream=True, stream_options={"include_usage": True})
+        chunks = events(reply.text)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+        assert deltas[0]["role"] == "assistant"
+        said = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+        assert set(said.splitlines()) == {f"[baton] {note}" for note in NOTES}
+        assert "".join(delta.get("content") or "" for delta in deltas) == "the end"
+        assert ': baton {"event"' not in reply.text
+        last = chunks[-1]
+        assert (last["choices"], last["usage"]["total_tokens"]) == ([], 30)
+        assert last["baton"]["cost_usd"] == story(reply.text)["x-baton-cost-usd"] != "0"
+        answered = {"role": "assistant", "content": "the end", "reasoning_content": said + "and a thought of its own"}
+        await gateway.http.post(
+            "/v1/chat/completions",
+            json={"model": "alpha", "messages": [answered, {"role": "user", "content": "and now?"}]},
+        )
+        returned = gateway.kit.workers.calls[-1].body["messages"][0]
+        assert returned == answered | {"reasoning_content": "and a thought of its own"}
+
+
+async def test_progress_is_a_reasoning_summary_of_a_response() -> None:
+    async with served(Kit(SEES_FIRST, {"beta": Says("the end")})) as gateway:
+        asked = {"model": "baton", "input": "a", "stream": True}
+        reply = await gateway.http.post("/v1/responses", json=asked, headers=REASONING)
+        sent = events(reply.text)
+        notes = [one["delta"] for one in sent if one["type"] == "response.reasoning_summary_text.delta"]
+        assert set(notes) == NOTES
+        assert [one["sequence_number"] for one in sent] == list(range(len(sent)))
+        response = sent[-1]["response"]
+        reasoning, message = response["output"]
+        assert [part["text"] for part in reasoning["summary"]] == notes
+        assert (message["content"][0]["text"], response["baton"]["cost_usd"] != "0") == ("the end", True)
+        added = next(one["item"] for one in sent if one["type"] == "response.output_item.added")
+        assert (added["type"], added["summary"]) == ("reasoning", [])
+        stream = gateway.sdk.with_options(default_headers=REASONING).responses.stream(model="baton", input="a")
+        async with stream as typed:
+            final = await typed.get_final_response()
+        assert (final.output_text, final.output[0].type) == ("the end", "reasoning")
+
+
+def story(text: str) -> dict[str, str]:
+    """The closing comment of a stream."""
+    line = next(line for line in text.splitlines() if line.startswith(": baton {"))
+    told: dict[str, str] = json.loads(line.removeprefix(": baton "))
+    return told

@@ -23,8 +23,9 @@ from gateway.adapters.postgres.database import connected
 from gateway.adapters.postgres.inserts import insert_rows
 from gateway.adapters.postgres.registry import Registry
 from gateway.adapters.postgres.store import PostgresStore
+from gateway.core.log.rollout import close_record
+from gateway.core.policies.watch import SERVER_FAULTS
 from gateway.errors import BadRequest, Conflict, Unavailable, VersionRefused
-from gateway.service.loop.rounds import close_record
 from tests.policies import write_policy, write_weights
 from tests.postgres_server import PostgresServer
 from tests.records import T0_US, a_rollout, a_round, an_outcome, event, new_id, rollout_event
@@ -296,15 +297,19 @@ async def test_a_live_version_whose_prompt_is_gone_makes_room(
 
 
 async def test_figures_are_what_the_log_says(registry: Registry, pg_engine: AsyncEngine, tmp_path: Path) -> None:
-    def request(after_s: int, **changes: Any) -> Any:
-        return a_rollout(created_us=T0_US + after_s * 1_000_000, policy_assigned="conductor@7", steps=[], **changes)
+    def request(after_s: float, **changes: Any) -> Any:
+        return a_rollout(
+            created_us=T0_US + int(after_s * 1_000_000), policy_assigned="conductor@7", steps=[], **changes
+        )
 
     counted = [
         request(1, cost_nano=10, status="done"),
-        request(2, cost_nano=20, status="done", fallback="conductor_slow"),
+        request(2, cost_nano=20, status="done", fallback="conductor_unparseable"),
         request(3, cost_nano=30, status="done", fallback="worker_timeout"),
         request(4, cost_nano=5_000_000_000, status="failed"),
     ]
+    # its server hung or was away, whatever the weights would have planned
+    hung = [request(1.5, cost_nano=999, status="failed", fallback=fault) for fault in SERVER_FAULTS]
     others = [
         request(5, cost_nano=999, policy_requested="baton/conductor@7"),
         request(6, cost_nano=999, depth=1, parent_id=counted[0].id),
@@ -312,7 +317,7 @@ async def test_figures_are_what_the_log_says(registry: Registry, pg_engine: Asyn
         a_rollout(created_us=T0_US + 7_000_000, policy_assigned="conductor@8", steps=[]),
     ]
     new = rows.Rows()
-    for record in (*counted, *others):
+    for record in (*counted, *hung, *others):
         new.extend(rows.event_rows(rollout_event(record)))
     async with pg_engine.begin() as connection:
         await connection.run_sync(insert_rows, new)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
-from gateway.adapters.postgres.reports import PostgresReports
+from gateway.adapters.postgres.reports import search
+from gateway.adapters.postgres.reports.overview import PostgresReports
 from gateway.core.access.audit import Act
+from gateway.core.log.events import Event
 from gateway.core.log.rollout import AttemptRecord, RolloutRecord
+from gateway.core.loop.experience import EMBEDDING_DIM
 from gateway.errors import BadRequest, Unavailable
 from gateway.service.ports.admin import KeyRow, RolloutsQuery
 from tests.postgres_server import PostgresServer
@@ -36,6 +44,16 @@ async def add(engine: AsyncEngine, *records: RolloutRecord) -> None:
         new.extend(rows.event_rows(rollout_event(record)))
     async with engine.begin() as connection:
         await connection.run_sync(insert_rows, new)
+
+
+async def rate(engine: AsyncEngine, rollout_id: str, value: float) -> None:
+    async with engine.begin() as connection:
+        await connection.run_sync(insert_outcome, an_outcome(rollout_id, value))
+
+
+def says(content: str) -> dict[str, Any]:
+    """A reply."""
+    return {"choices": [{"message": {"role": "assistant", "content": content}}]}
 
 
 def taking(latency_ms: int, after_s: int = 0, **changes: Any) -> RolloutRecord:
@@ -114,6 +132,7 @@ async def test_workers_are_counted_by_call_and_child_loops_count(
     reports: PostgresReports, pg_engine: AsyncEngine
 ) -> None:
     tries = [AttemptRecord(T0_US, T0_US + 1, "upstream_timeout"), AttemptRecord(T0_US + 2, T0_US + 3)]
+    tries.append(AttemptRecord(T0_US, T0_US + 1, worker="sum"))  # a call beside the step, which is no retry of it
     top = taking(900, steps=[a_step(0, "alpha", attempts=tries), a_step(1, "beta")])
     failed = a_step(0, "alpha", status="failed", finished_us=T0_US + 10**8, cost_nano=0, attempts=[])
     await add(pg_engine, top, taking(500, parent_id=top.id, depth=1, steps=[failed]))
@@ -121,6 +140,46 @@ async def test_workers_are_counted_by_call_and_child_loops_count(
     assert (alpha["worker"], alpha["calls"], alpha["errors"], alpha["retries"]) == ("alpha", 2, 1, 1)
     assert (alpha["cost_nano"], alpha["tokens"], alpha["latency_p95_ms"]) == (400, 20, 100.0)
     assert (beta["worker"], beta["calls"]) == ("beta", 1)
+
+
+async def test_dollars_of_workers_sum_to_the_total_where_plans_begin_loops(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    child = taking(500, depth=1, rounds=[], cost_nano=70, steps=[a_step(0, "beta", cost_nano=70)])
+    steps = [a_step(0, "alpha", cost_nano=30), a_step(1, "self", cost_nano=70, child_rollout_id=child.id)]
+    top = taking(900, rounds=[], cost_nano=100, steps=steps)
+    child.parent_id = top.id
+    await add(pg_engine, top, child)
+    overview = await reports.overview(UNTIL, 600)
+    spent = {row["worker"]: row["cost_nano"] for row in overview["by_worker"]}
+    assert spent == {"alpha": 30, "beta": 70, "self": 0}
+    assert sum(spent.values()) == overview["totals"]["cost_nano"]
+
+
+async def test_the_gauges_of_the_stores_are_of_the_last_hour_and_day(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    now = datetime.now(UTC)
+    now_us = int(now.timestamp() * 1e6)
+    new = rows.Rows()
+    for hold_id, kinds in {"h1": ("hold",), "h2": ("hold", "uncertain"), "h3": ("hold", "posted")}.items():
+        payload = {"hold_id": hold_id, "rollout_id": new_id(), "scopes": [["key:key1", None]]}
+        amounts = {"amount_nano": 3_000_000_000, "charged_nano": 3_000_000_000}
+        for kind in kinds:
+            event = Event.new("hold" if kind == "hold" else "settle", now_us, {**payload, **amounts, "state": kind})
+            new.extend(rows.event_rows(event))
+    judged = a_rollout(created_us=now_us, policy_assigned="conductor@7", depth=0)
+    new.extend(rows.event_rows(rollout_event(judged)))
+    async with pg_engine.begin() as connection:
+        await connection.run_sync(insert_rows, new)
+        await connection.run_sync(insert_outcome, an_outcome(judged.id, 0.5))
+    found = {(name, label): value for name, label, value in await reports.figures(now)}
+    assert (found["holds", None], found["held_usd", None]) == (1, 3.0)
+    assert (found["uncertain", None], found["uncertain_usd", None]) == (1, 3.0)
+    assert (found["version_requests", "conductor@7"], found["outcomes", "conductor@7"]) == (1, 1)
+    assert found["reward", "conductor@7"] == 0.5
+    later = {name: value for name, _, value in await reports.figures(now + timedelta(days=2))}
+    assert (later["holds"], later["uncertain"]) == (0, 0)
 
 
 async def test_a_window_too_full_is_cut_to_its_latest_and_says_so(pg_engine: AsyncEngine) -> None:
@@ -165,19 +224,111 @@ async def test_a_line_says_who_answered_and_holds_no_text(reports: PostgresRepor
         ({"status": "capped"}, {"third"}),
         ({"key": "key1", "status": "done"}, {"first"}),
         ({"key": "nobody\x00"}, set()),
+        ({"policy": "conductor@7"}, {"first", "second", "third"}),
+        ({"fault": "conductor_down"}, {"second"}),
+        ({"fault": "steps"}, {"third"}),
+        ({"fault": "upstream_timeout"}, {"first"}),
+        ({"worker": "gamma"}, {"second"}),
+        ({"user": "bob"}, {"third"}),
+        ({"cost_min_nano": 100, "cost_max_nano": 900}, {"first"}),
+        ({"tag": ("team", None)}, {"first", "second", "third"}),
+        ({"tag": ("team", "red")}, {"second"}),
+        ({"since": T0 + timedelta(seconds=2), "until": T0 + timedelta(seconds=3)}, {"second"}),
+        ({"judged": True}, {"first", "second"}),
+        ({"judged": False}, {"third"}),
+        ({"outcome_min": 0.5}, {"first"}),
+        ({"outcome_max": 0.5}, {"second"}),
+        ({"text": 'SAY "50 %_OF" it'}, {"third"}),
+        ({"text": "forty-two"}, {"first"}),
+        ({"text": "content"}, set()),
+        ({"text": "50 %of"}, set()),
     ],
 )
 async def test_filters(
-    reports: PostgresReports, pg_engine: AsyncEngine, wanted: dict[str, str], found: set[str]
+    reports: PostgresReports, pg_engine: AsyncEngine, wanted: dict[str, Any], found: set[str]
 ) -> None:
     await add(
         pg_engine,
-        taking(1, 1, task_type="first"),
-        taking(1, 2, task_type="second", key_id="key2", policy_used="rule", fallback="conductor_down"),
-        taking(1, 3, task_type="third", policy_requested="baton/fixed:a", status="failed", capped="steps", error=None),
+        first := taking(
+            1,
+            1,
+            task_type="first",
+            cost_nano=500,
+            error={"code": "upstream_timeout"},
+            reply=says("It is Forty-two."),
+        ),
+        second := taking(
+            1,
+            2,
+            task_type="second",
+            key_id="key2",
+            policy_used="rule",
+            fallback="conductor_down",
+            cost_nano=5_000,
+            steps=[a_step(0, "gamma")],
+            tags={"team": "red"},
+        ),
+        taking(
+            1,
+            3,
+            task_type="third",
+            policy_requested="baton/fixed:a",
+            status="failed",
+            capped="steps",
+            error=None,
+            cost_nano=50,
+            end_user="bob",
+            request={"messages": [{"content": 'Say "50 %_of" it'}]},
+        ),
     )
+    await rate(pg_engine, first.id, 1.0)
+    await rate(pg_engine, second.id, 0.0)
     page = await reports.rollouts_page(RolloutsQuery(limit=50, **wanted))
     assert {row["task_type"] for row in page["data"]} == found
+
+
+async def test_a_page_looks_at_a_bounded_number_of_requests_and_the_next_one_goes_on(pg_engine: AsyncEngine) -> None:
+    reports = PostgresReports(pg_engine, scanned_max=10)
+    await add(pg_engine, *(taking(1, n, status="failed" if n == 3 else "done") for n in range(25)))
+    query, pages = RolloutsQuery(limit=5, status="failed"), []
+    while True:
+        page = await reports.rollouts_page(query)
+        pages.append((len(page["data"]), page["scanned_to"] is not None))
+        if page["next"] is None:
+            break
+        query = replace(query, before=page["next"])
+    assert pages == [(0, True), (0, True), (1, False)]
+    by_text = await reports.rollouts_page(RolloutsQuery(limit=5, text="2+2"))
+    assert (len(by_text["data"]), by_text["scanned_to"]) == (1, (T0 + timedelta(seconds=24)).isoformat())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        ({}, "created_at"),
+        ({"status": "failed", "worker": "gamma", "judged": True, "tag": ("a", None)}, "created_at"),
+        ({"key": "key1", "text": "what is"}, "key_id"),
+        ({"user": "user7", "cost_min_nano": 5}, "end_user"),
+    ],
+)
+async def test_a_search_reads_by_an_index_and_sorts_no_more_than_it_needs(
+    pg_engine: AsyncEngine, wanted: dict[str, Any], index: str
+) -> None:
+    """EXPLAIN on 4,000 requests of 40 keys and 400 users: no scan of a whole table of the log, no full sort of one."""
+    records = [
+        taking(1, n, key_id=f"key{n % 40}", end_user=f"user{n % 400}", rounds=[], steps=[]) for n in range(4_000)
+    ]
+    await add(pg_engine, *records)
+    async with pg_engine.begin() as connection:
+        await connection.execute(text("ANALYZE rollouts"))
+        wanted_page = search.page_query(RolloutsQuery(limit=50, **wanted), 200)
+        written = wanted_page.compile(
+            dialect=postgresql.dialect(),  # type: ignore[no-untyped-call]
+            compile_kwargs={"literal_binds": True},
+        )
+        plan = "\n".join(await connection.scalars(text(f"EXPLAIN {str(written).replace(':', chr(92) + ':')}")))
+    assert re.search(rf"Index Scan.* (using|on) rollouts_rest_{index}\w*_idx", plan), plan
+    assert "Seq Scan on rollouts_rest" not in plan, plan
 
 
 @pytest.mark.parametrize("cursor", ["", "12", f"1.{'x' * 36}", f"1.{'-' * 36}", f"{'9' * 18}.{new_id()}"], ids=range(5))
@@ -256,3 +407,51 @@ async def test_rewards_of_rule_and_conductor_by_task_type(reports: PostgresRepor
     assert (conductor.pool, conductor.n) == ("default", 2)
     assert conductor.reward_sum == pytest.approx(1.0 - 2 * 0.02)
     assert conductor.square_sum == pytest.approx(0.98**2 + 0.02**2)
+
+
+# ---------------------------------------------------------------- plans of requests that are alike
+
+
+async def judge(engine: AsyncEngine, *records: RolloutRecord, value: float = 1.0) -> None:
+    await add(engine, *records)
+    async with engine.begin() as connection:
+        for record in records:
+            await connection.run_sync(insert_outcome, an_outcome(record.id, value, key_id=record.key_id))
+
+
+async def test_judged_plans_are_of_the_same_pool_task_type_and_key(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    asked = a_rollout()
+    await add(pg_engine, asked, a_rollout())
+    others: list[dict[str, Any]] = [{"task_type": "prose"}, {"pool_name": "big"}, {"parent_id": asked.id, "depth": 1}]
+    await judge(pg_engine, *(a_rollout(**other) for other in others))
+    await judge(pg_engine, a_rollout(), value=0.25)
+    await judge(pg_engine, a_rollout(key_id="key2", rounds=[a_round(planner="rule")]))
+    common, plans = await reports.judged_plans(asked.id, "key1")
+    assert common == "requests of task type arithmetic"
+    (own,) = plans
+    assert (own.workers, own.alone, own.value) == (("alpha",), True, 0.25)
+    assert own.probability == pytest.approx(math.exp(-0.1 - 0.000001))
+    _, plans = await reports.judged_plans(asked.id, None)
+    assert sorted(plan.probability is None for plan in plans) == [False, True], "a router's plan has no probability"
+
+
+async def test_without_a_task_type_plans_are_those_of_texts_alike(
+    reports: PostgresReports, pg_engine: AsyncEngine
+) -> None:
+    def vector(*ends: float) -> list[float]:
+        return [*([0.0] * (EMBEDDING_DIM - 2)), *ends]
+
+    common: dict[str, Any] = {"task_type": None, "task_embedder": "words"}
+    asked = a_rollout(**common, task_embedding=vector(1.0, 0.0))
+    await add(pg_engine, asked)
+    await judge(pg_engine, a_rollout(**common, task_embedding=vector(0.9, 0.1)))
+    await judge(pg_engine, a_rollout(**common, task_embedding=vector(0.1, 0.9)), value=0.0)
+    await judge(pg_engine, a_rollout(**common | {"task_embedder": "other"}, task_embedding=vector(1.0, 0.0)), value=0.0)
+    likeness, plans = await reports.judged_plans(asked.id, None)
+    assert "text is like this one's" in likeness
+    assert [plan.value for plan in plans] == [1.0]
+    bare = a_rollout(task_type=None, task_embedding=[])
+    await add(pg_engine, bare)
+    assert (await reports.judged_plans(bare.id, None))[1] == ()

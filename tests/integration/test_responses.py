@@ -15,6 +15,7 @@ from gateway.errors import UpstreamRateLimited
 from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
 from tests.kit import Kit, plan
+from tests.service.test_vendor_state import TWO, Vendor
 from tests.waiting import until
 
 SUM = {"type": "function", "name": "sum", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -351,9 +352,9 @@ async def test_unsupported_properties_are_refused_by_name_before_any_spending() 
     kit = Kit()
     async with served(kit) as gateway:
         for body, status, param in (
-            (ask(background=True), 400, "background"),
+            (ask(background=True, store=False), 400, "background"),
             (ask(tools=[{"type": "custom"}]), 400, "tools[0].name"),
-            (ask(conversation="conv_1"), 400, "conversation"),
+            (ask(conversation="conv_1"), 404, "conversation"),
             (ask(messages=[]), 400, "messages"),
             (ask(api_base="http://evil"), 400, "api_base"),
             (ask(model="gpt-9"), 404, "model"),
@@ -465,3 +466,69 @@ async def test_a_response_that_is_not_in_the_database_yet_is_waited_for() -> Non
         assert behind.headers["retry-after"] == "2"
         unnamed = await gateway.http.get("/v1/responses/resp_1")
         assert unnamed.status_code == 404  # what no response can be called is not waited for
+
+
+async def test_a_vendors_parameters_reach_a_worker_that_takes_them() -> None:
+    async with served(kit := Kit()) as gateway:
+        raw = await gateway.sdk.responses.with_raw_response.create(**ask(extra_body={"top_k": 5, "odd": 1}))
+        assert raw.headers["x-baton-dropped-fields"] == "odd"
+        assert kit.workers.calls[-1].body["top_k"] == 5
+        with pytest.raises(openai.BadRequestError) as refused:
+            await gateway.sdk.responses.create(**ask(extra_body={"top_k": "many"}))
+        assert refused.value.param == "top_k"
+
+
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "c2lnbmVk"}
+SEALED = ["reasoning.encrypted_content"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("calls", [False, True])
+async def test_encrypted_reasoning_goes_back_to_its_vendor_alone(streams: bool, calls: bool) -> None:
+    signed = {"extra_content": {"google": {"thought_signature": "s" * 60}}}
+    called = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}, **signed}
+    text = {"tool_calls": [called]} if calls else {"content": "well"}
+    message = {"role": "assistant", "reasoning_content": "hm", "thinking_blocks": [THOUGHT], **text}
+    deltas = {"reasoning_content": "hm", "thinking_blocks": [THOUGHT]}, text
+    vendor = Vendor(message, tuple({**delta, **_indexed(delta)} for delta in deltas))
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    kit = Kit(workers=vendor, pools=TWO)
+    async with served(kit) as gateway:
+        body = {"include": SEALED, "store": False, "model": "gemini", "tools": [tool]}
+        items = await _items(gateway, {**ask("Think."), **body}, streams=streams)
+        reasoning = [item for item in items if item["type"] == "reasoning"]
+        assert len(reasoning) == 1
+        assert reasoning[0]["encrypted_content"].startswith("btn1.")
+        kit.states.known.clear()
+        results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "1"}
+                   for item in items if item["type"] == "function_call"]  # fmt: skip
+        history = [{"role": "user", "content": "Think."}, *items, *results, {"role": "user", "content": "So?"}]
+        for model, own in (("gemini", True), ("claude", False)):
+            asked = {**ask(history), **body, "model": model}
+            assert (await gateway.http.post("/v1/responses", json=asked)).status_code == 200
+            sent = vendor.sent()[0]
+            assert (sent.get("thinking_blocks") == [THOUGHT]) is own
+            assert "hm" not in str(sent) or own
+            if calls:
+                assert (sent["tool_calls"][0].get("extra_content") == signed["extra_content"]) is own
+        foreign = [{**item, "encrypted_content": "gAAAA"} if item["type"] == "reasoning" else item for item in items]
+        asked = {**ask([*history[:1], *foreign, *results, *history[-1:]]), **body}
+        assert (await gateway.http.post("/v1/responses", json=asked)).status_code == 200
+        plain = await _items(gateway, ask("Think."), streams=streams)
+    assert all("encrypted_content" not in item for item in plain)
+
+
+def _indexed(delta: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tool_calls": [{"index": 0, **call} for call in delta["tool_calls"]]} if "tool_calls" in delta else {}
+
+
+async def _items(gateway: Served, body: Mapping[str, Any], *, streams: bool) -> list[dict[str, Any]]:
+    """The items of a reply, in a stream those that its events end."""
+    reply = await gateway.http.post("/v1/responses", json={**body, "stream": streams})
+    assert reply.status_code == 200, reply.text
+    if not streams:
+        return list(reply.json()["output"])
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
+    done = {one["output_index"]: one["item"] for one in events if one["type"] == "response.output_item.done"}
+    assert [done[at] for at in sorted(done)] == events[-1]["response"]["output"]
+    return [done[at] for at in sorted(done)]

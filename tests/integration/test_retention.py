@@ -10,12 +10,10 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.postgres import months as store_months
-from gateway.adapters.postgres import retention as store_retention
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.inserts import insert_rows
-from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import (
     MONTHLY,
@@ -27,6 +25,8 @@ from gateway.adapters.postgres.tables import (
     rounds,
     steps,
 )
+from gateway.adapters.postgres.upkeep import retention as store_retention
+from gateway.adapters.postgres.upkeep.retention import PostgresRetention
 from gateway.core.access.audit import Act
 from gateway.service.admin.housekeeping import Retention
 from gateway.service.ports.admin import OrgRow

@@ -14,12 +14,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import months as store_months
-from gateway.adapters.postgres import retention as store_retention
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.inserts import insert_rows
-from gateway.adapters.postgres.retention import PostgresRetention
 from gateway.adapters.postgres.store import PostgresStore
 from gateway.adapters.postgres.tables import (
     continuations,
@@ -33,6 +31,8 @@ from gateway.adapters.postgres.tables import (
     rounds,
     steps,
 )
+from gateway.adapters.postgres.upkeep import retention as store_retention
+from gateway.adapters.postgres.upkeep.retention import PostgresRetention
 from gateway.core.access.audit import Act
 from gateway.core.log.events import uuid7
 from gateway.core.log.months import Month

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.adapters.journal import segments
+from gateway.adapters.journal.carriers import Carrier, ThreadCarrier
 from gateway.adapters.journal.segments import Position, segment_path
 from gateway.adapters.journal.shipper import Shipper, ShipperLimits
 from gateway.adapters.journal.spool import Quiet, Spool, SpoolLimits
@@ -25,7 +26,7 @@ from gateway.adapters.postgres.writer import LogWriter
 from gateway.core.log.events import Event, canonical
 from tests.postgres_server import PostgresServer
 from tests.records import a_rollout, event, hold_event, new_id, rollout_event, settle_event
-from tests.waiting import BOUND_S
+from tests.waiting import BOUND_S, until
 
 FAST = ShipperLimits(backoff_first_s=0.02, backoff_max_s=0.1)
 PATIENT = SpoolLimits(shipped_timeout_s=60)
@@ -53,6 +54,10 @@ class Watch(Quiet):
         async with asyncio.timeout(BOUND_S), self._retried:
             await self._retried.wait_for(lambda: len(self.retries) >= times)
 
+    async def shipped_more(self, batches: int) -> None:
+        """Wait until more than that many batches are shipped."""
+        await until(lambda: len(self.batches) > batches)
+
     def dead_letter(self, kind: str | None, error: str) -> None:
         self.dead.append(kind)
 
@@ -77,10 +82,13 @@ class Log:
     engines: list[Engine] = field(default_factory=list)
 
     def start(self, limits: ShipperLimits | None = None, writer: LogWriter | None = None, **more: Any) -> Shipper:
-        shipper = Shipper(self.spool, writer or self.writer(), limits or self.limits, self.watch, **more)
+        shipper = Shipper(self.spool, self.carrier(writer), limits or self.limits, self.watch, **more)
         shipper.start()
         self.running.append(shipper)
         return shipper
+
+    def carrier(self, writer: LogWriter | None = None) -> Carrier:
+        return ThreadCarrier(self.spool, writer or self.writer())
 
     def writer(self) -> LogWriter:
         self.engines.append(sync_engine(self.url))

@@ -17,7 +17,7 @@ import pytest
 from gateway.adapters.journal import segments
 from gateway.adapters.journal.segments import Position, segment_path
 from gateway.adapters.journal.spool import Spool, SpoolLimits
-from gateway.errors import ConfigError, Unavailable
+from gateway.errors import ConfigError, SpoolFull, Unavailable
 from tests.spools import MORE, Watch, all_of, an_event, failing, spool_with, then
 from tests.waiting import BOUND_S, until
 
@@ -195,4 +195,35 @@ async def test_waiting_for_the_shipper_is_bounded(tmp_path: Path) -> None:
     batch = await spool.read(Position(0, 0), **MORE)
     await spool.acknowledge(batch.position)
     await waiting
+    await spool.close()
+
+
+async def test_the_lag_is_the_age_of_the_oldest_record_that_is_not_shipped(tmp_path: Path) -> None:
+    spool = await Spool.open(tmp_path)
+    assert spool.lag_s == 0.0
+    await spool.append(an_event(1))
+    await asyncio.sleep(0.05)
+    first_s = spool.lag_s
+    assert first_s >= 0.05
+    await asyncio.sleep(0.05)
+    assert spool.lag_s > first_s, "it grows while nothing is shipped"
+    await spool.acknowledge(spool.durable)
+    assert spool.lag_s == 0.0
+    await spool.append(an_event(2))
+    await spool.close()
+    again = await Spool.open(tmp_path)
+    assert again.lag_s > 0.0, "what an earlier process left counts"
+    await again.close()
+
+
+async def test_there_is_room_until_the_journal_or_its_disk_is_full(tmp_path: Path) -> None:
+    spool = await Spool.open(tmp_path, SpoolLimits(total_bytes=8_000, reserve_bytes=1_000))
+    assert spool.has_room(1)
+    assert not spool.has_room(spool.disk_free_bytes() * 2)
+    while True:
+        try:
+            await spool.append(an_event(1, pad=500))
+        except SpoolFull:
+            break
+    assert not spool.has_room(1)
     await spool.close()

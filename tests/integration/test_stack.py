@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import psycopg
 import pytest
 
 from bench.policies import write_adapter
@@ -90,6 +91,21 @@ async def test_first_keys_are_kept_while_they_work(yours: dict[str, Any]) -> Non
     assert (await first_keys(other, stack.data)).new
 
 
+async def test_a_second_directory_adds_no_key_to_a_database_that_has_some(
+    yours: dict[str, Any], tmp_path: Path
+) -> None:
+    stack = _stack([], **yours)
+    found = await stack.start()
+    first = await first_keys(found, stack.data, "first")
+    assert first.new
+    second = DataDir(tmp_path / "second")
+    assert await first_keys(found, second, "first") == await first_keys(found, second, "never")
+    assert (await first_keys(found, second, "never")).admin_key is None
+    assert not (second.path / KEYS).exists()
+    assert (await first_keys(found, stack.data, "first")).admin_key == first.admin_key
+    assert (await first_keys(found, second, "always")).new
+
+
 async def test_a_database_that_is_away_stops_what_had_started(
     yours: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,8 +167,9 @@ async def test_a_local_model_without_its_package_ends_in_one_line(
         await _stack([], **yours).start()
 
 
-async def test_smol_needs_the_shipped_adapter(yours: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="BATON_CONDUCTOR=smol: this release ships no smol-1; choose"):
+async def test_smol_needs_the_shipped_adapter(yours: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "SMOL_CONDUCTOR", "shipped/smol-none")
+    with pytest.raises(ConfigError, match="BATON_CONDUCTOR=smol: this release ships no smol-none; choose"):
         await _stack([], **yours | {"conductor": "smol"}).start()
 
 
@@ -224,6 +241,18 @@ async def test_without_an_engine_for_versions_nothing_is_registered(yours: dict[
     assert not (tmp_path / "data" / "policies").exists()
 
 
+async def test_a_live_version_without_its_directory_is_fetched_and_served(
+    yours: dict[str, Any], tmp_path: Path
+) -> None:
+    stack = Started(yours | {"conductor": str(write_policy(tmp_path / "mine", "3"))}, [])
+    await stack.start()
+    place = tmp_path / "data" / "policies" / "conductor@3"
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    shutil.rmtree(place)
+    assert (await stack.start()).conductor_model == "conductor@3"
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+
 @pytest.mark.parametrize("accident", ["broken", "gone"])
 async def test_a_live_version_that_cannot_be_started_leaves_what_it_came_with(
     yours: dict[str, Any], tmp_path: Path, accident: str
@@ -234,6 +263,8 @@ async def test_a_live_version_that_cannot_be_started_leaves_what_it_came_with(
     stack.tried.clear()
     if accident == "gone":
         shutil.rmtree(tmp_path / "data" / "policies" / "conductor@3")
+        with psycopg.connect(yours["database_url"]) as database:
+            database.execute("TRUNCATE policy_pieces, policy_blobs")
     else:
         stack.broken = {"conductor@3"}
     found = await stack.start()

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,22 @@ from gateway.adapters.postgres.admin_tables import keys
 from gateway.adapters.postgres.database import sync_engine
 from gateway.adapters.postgres.inserts import insert_outcome, insert_rows
 from gateway.core.log.redact import apply_mode
-from gateway.core.log.rollout import RolloutRecord, as_payload
+from gateway.core.log.rollout import AttemptRecord, RolloutRecord, as_payload
+from gateway.core.loop.replies.verdicts import StepVerdict
 from gateway.errors import ConfigError, NotFound, Unavailable
 from policy.__main__ import main
 from policy.dataset import cli, parquet, shapes
 from policy.dataset import read as reading
 from policy.dataset.curate import curated, load
-from policy.dataset.export import export
+from policy.dataset.export import Format, export
 from policy.dataset.read import rows_of, snapshot
 from policy.dataset.refusals import REASONS
 from policy.dataset.row import Row, StepRow
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection
+from policy.record import questions
 from policy.record.questions import of_log
+from policy.reward import RewardSettings
 from tests.policy.dataset_rows import read
 from tests.postgres_server import PostgresServer
 from tests.records import T0_US, a_rollout, a_round, a_step, an_outcome, event, new_id
@@ -262,7 +266,7 @@ def test_parquet_holds_every_row_for_arrow_and_duckdb(database_url: str, add: Ad
     assert json.loads(table["plan"].to_pylist()[0]) == rows_read[0].plan
     assert table["split"].to_pylist() == ["train"] * 3 + ["validation"] * 2
     about = {key.decode(): value.decode() for key, value in pq.read_schema(out).metadata.items()}
-    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("3", "parquet")
+    assert (about["baton.traces.version"], about["baton.traces.shape"]) == ("4", "parquet")
     assert json.loads(about["baton.traces.report"])["train"] == report.train == 3
     assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
@@ -274,6 +278,40 @@ def test_parquet_holds_every_row_for_arrow_and_duckdb(database_url: str, add: Ad
         ("train", 3, pytest.approx(1 / 3), 9, "blue", "alpha"),
         ("validation", 2, 0.5, 6, "blue", "alpha"),
     ]
+
+
+def verdict(by: str, accept: bool | None, worker: str | None = None) -> AttemptRecord:
+    return AttemptRecord(T0_US, T0_US, worker=worker, verdict={"by": by, "accept": accept, "why": "because"})
+
+
+def test_a_row_has_the_verdicts_of_its_request(database_url: str, add: Add, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the train extra is not installed")
+    mended = [verdict("contract", False), verdict("contract", True), verdict("contract", True, "judge")]
+    steps = [
+        a_step(0, attempts=mended),
+        a_step(1, "check", attempts=[verdict("verify", False)]),
+        replace(a_step(2, attempts=[verdict("contract", False)]), round=2),
+    ]
+    root = add(1.0, rounds=[a_round(1), a_round(2)], steps=steps)
+    child = add(None, at_s=1, parent_id=root.id, depth=1, steps=[a_step(0, attempts=[verdict("contract", None)])])
+    plain = add(0.0, at_s=2, log_mode="redacted")
+    found = {row.call: row.verdicts for row in read(database_url, Selection())}
+    wanted = (
+        StepVerdict(root.id, 1, 0, "contract", True, repaired=True, checker="judge"),
+        StepVerdict(root.id, 1, 1, "verify", False, checker="check"),
+        StepVerdict(root.id, 2, 2, "contract", False),
+        StepVerdict(child.id, 1, 0, "contract", None),
+    )
+    assert found == {(root.id, 1): wanted, (root.id, 2): wanted, (child.id, 1): wanted, (plain.id, 1): ()}
+    rules = Rules(key_share_max=1.0, tokens_required=False)
+    export(database_url, Selection(), rules, tmp_path / "rows.parquet")
+    assert {row.call: row.verdicts for row in parquet.read(tmp_path / "rows.parquet")} == found
+    weights = RewardSettings(missed_penalty=0.03, repaired_penalty=0.01, rejected_penalty=0.01)
+    export(database_url, Selection(), Rules(key_share_max=1.0), tmp_path / "rows.jsonl", "jsonl", reward=weights)
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [len(one["verdicts"]) for one in lines] == [4, 4, 4, 0]
+    assert lines[0]["verdicts"][0]["checker"] == "judge"
+    assert [one["reward"] for one in lines] == [*[pytest.approx(0.95, abs=1e-4)] * 3, pytest.approx(0.1)]
 
 
 def test_verl_rows_are_parquet_and_art_rows_are_lines(database_url: str, add: Add, tmp_path: Path) -> None:
@@ -341,6 +379,22 @@ def test_a_full_disk_or_a_lost_server_leaves_the_old_file(
         export(database_url, Selection(), FEW_KEYS, out, "art")
     assert out.read_text() == "as it was"
     assert [path.name for path in tmp_path.iterdir()] == ["art.jsonl"]
+
+
+def test_formats_of_conversations(database_url: str, add: Add, tmp_path: Path) -> None:
+    add()
+    pq = pytest.importorskip("pyarrow.parquet", reason="the train extra is not installed")
+    forms: tuple[Format, ...] = ("hf", "jsonl", "sft")
+    files = {form: tmp_path / form for form in forms}
+    for form, path in files.items():
+        export(database_url, Selection(), FEW_KEYS, path, form)
+    (line,) = map(json.loads, files["jsonl"].read_text().splitlines())
+    assert line["messages"][-1]["role"] == "assistant"
+    assert pq.read_table(files["hf"]).to_pylist() == [line]
+    assert json.loads(files["sft"].read_text()) == {"messages": line["messages"]}
+    with pytest.raises(ConfigError, match="no two plans for the very same prompt have different rewards"):
+        export(database_url, Selection(), FEW_KEYS, tmp_path / "dpo", "dpo")
+    assert not (tmp_path / "dpo").exists()
 
 
 # ---------------------------------------------------------------- the command
@@ -522,8 +576,8 @@ def test_a_share_of_the_traffic_can_be_asked_again(database_url: str, add: Add) 
         return {"model": "baton", "messages": [{"role": "user", "content": text}], **more}
 
     graded = {"grader": "numeric", "reference": "4"}
-    first = add(None, request=body("2+2?"), tags=graded, task_type="sums")
-    add(None, at_s=1, request=body("2+2?"))
+    add(None, request=body("2+2?"))
+    first = add(None, at_s=1, request=body("2+2?"), tags=graded, task_type="sums")
     plain = add(None, at_s=2, request=body("Write a poem."))
     add(None, at_s=3, request=body("Look it up.", tools=[{"type": "function"}]))
     add(None, at_s=4, request=body("4+4?"), log_mode="redacted")
@@ -538,12 +592,35 @@ def test_a_share_of_the_traffic_can_be_asked_again(database_url: str, add: Add) 
     ]
     assert found[0].domain == "sums"
     assert dict(left_out) == {
-        "asked before": 1,
+        "asked again later": 1,
         "with tools, whose results are not there": 1,
         "not logged in mode full": 1,
         "its grader cannot use its reference": 1,
     }
     capped, reasons = of_log(database_url, Selection(), 1.0, 0, None, 1)
-    assert ([one.id for one in capped], reasons["over --questions-max"]) == ([first.id], 1)
+    assert ([one.id for one in capped], reasons["over --questions-max"]) == ([plain.id], 2)
+    capped, reasons = of_log(database_url, Selection(), 1.0, 0, None, 1, graded=True)
+    assert ([one.id for one in capped], reasons["without a grader"]) == ([first.id], 2)
     with pytest.raises(ConfigError, match=r"no logged request can be asked again: .* not drawn"):
         of_log(database_url, Selection(), 1e-9, 0, None, 100)
+
+
+def test_what_is_read_of_a_log_is_bounded(database_url: str, add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The latest ones, none too large, and all of them within a bound."""
+
+    def ask(number: int, text: str) -> str:
+        body = {"model": "baton", "messages": [{"role": "user", "content": text}]}
+        return add(None, at_s=number, request=body, tags={"grader": "numeric", "reference": "4"}).id
+
+    ids = [ask(number, f"{number}+{number}?") for number in range(6)]
+    large = ask(6, "x" * 3000)
+    monkeypatch.setattr(questions, "REQUESTS_MAX", 5)
+    monkeypatch.setattr(questions, "REQUEST_BYTES_MAX", 2000)
+    found, left_out = of_log(database_url, Selection(), 1.0, 0, None, 100)
+    assert [one.id for one in found] == ids[2:]
+    assert dict(left_out) == {"over 0 MiB": 1, "older than the latest 5": 2}
+    assert large not in {one.id for one in found}
+    monkeypatch.setattr(questions, "TEXT_BYTES_MAX", 2 * questions._bytes(found[0]))
+    found, left_out = of_log(database_url, Selection(), 1.0, 0, None, 100)
+    assert [one.id for one in found] == ids[4:]
+    assert left_out["over 0 MiB of text in all"] == 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -14,17 +16,21 @@ from fastapi import FastAPI
 
 from gateway.api.edge import stack as edge
 from gateway.api.edge.bodies import Operators, by_admin_key
+from gateway.api.operator import rollouts as operator_rollouts
 from gateway.api.operator.pages import PagesApi, page_files
+from gateway.api.operator.rollouts import RolloutsApi
+from gateway.service.admin.explain import Explain
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.ports.admin import RolloutsQuery
 from gateway.service.request.auth import Authenticator
 from tests.fakes.admin import FakeAdmin
+from tests.fakes.pools import FakePools
 from tests.fakes.reports import FakeReports
 from tests.fakes.store import FakeStore
 from tests.kit import TestClock
-from tests.records import a_rollout, rollout_event
+from tests.records import T0_US, a_rollout, rollout_event
 
-ROUTES = ("/admin/overview", "/admin/rollouts", "/admin/rollouts/x")
+ROUTES = ("/admin/overview", "/admin/rollouts", "/admin/rollouts/x", "/admin/rollouts/x/explain")
 
 
 @dataclass
@@ -50,9 +56,10 @@ async def operator() -> AsyncIterator[Operator]:
     reports = FakeReports(store)
     app = FastAPI()
     edge.install(app)
-    app.include_router(
-        PagesApi(reports, Operators(by_admin_key(Authenticator(store, peppers, clock)), 10_000), clock).router()
-    )
+    operators = Operators(by_admin_key(Authenticator(store, peppers, clock)), 10_000)
+    explaining = Explain(reports, FakePools(FakeAdmin(store)), FakeAdmin(store))
+    app.include_router(PagesApi(reports, operators, clock).router())
+    app.include_router(RolloutsApi(reports, explaining, operators).router())
     row, admin_key = await keys.create_key("ops", "admin")
     _, data_key = await keys.create_key("app")
     transport = httpx.ASGITransport(app=edge.Edge(app))
@@ -114,6 +121,15 @@ async def test_admin_keys_only(operator: Operator, path: str) -> None:
     assert operator.reports.asked == []
 
 
+async def test_an_operator_reads_why_any_rollout_went_as_it_did(operator: Operator) -> None:
+    record = a_rollout(key_id="somebody")
+    operator.store.ingest(rollout_event(record))
+    reply = (await operator.get(f"/admin/rollouts/{record.completion_id}/explain")).json()
+    assert (reply["object"], reply["rollout_id"]) == ("baton.explanation", record.id)
+    assert operator.reports.asked == [(record.id, None)], "requests like it are those of every key"
+    assert (await operator.get("/admin/rollouts/nothing/explain")).status_code == 404
+
+
 async def test_the_overview_is_of_the_window_asked_for(operator: Operator) -> None:
     reply = await operator.get("/admin/overview", window_s=900)
     assert reply.json()["totals"] == {"requests": 0}
@@ -133,6 +149,56 @@ async def test_the_list_is_asked_for_as_the_query_says(operator: Operator) -> No
     ]
 
 
+async def test_every_filter_of_the_search_is_read(operator: Operator) -> None:
+    await operator.get(
+        "/admin/rollouts",
+        **{"worker": "alpha", "fault": "steps", "user": "ann", "text": "tax", "tag": "team:blue:2", "outcome": "none"},
+        **{"outcome_min": "0.5", "outcome_max": "1", "cost_min_usd": "0.01", "cost_max_usd": "2"},
+        **{"since": "2026-01-02", "until": "2026-01-03T04:05:06+02:00"},
+    )
+    await operator.get("/admin/rollouts", tag="team", outcome="any")
+    first, second = operator.reports.asked
+    assert first == RolloutsQuery(
+        limit=50,
+        worker="alpha",
+        fault="steps",
+        user="ann",
+        text="tax",
+        tag=("team", "blue:2"),
+        judged=False,
+        outcome_min=0.5,
+        outcome_max=1.0,
+        cost_min_nano=10_000_000,
+        cost_max_nano=2_000_000_000,
+        since=datetime(2026, 1, 2, tzinfo=UTC),
+        until=datetime(2026, 1, 3, 2, 5, 6, tzinfo=UTC),
+    )
+    assert (second.tag, second.judged) == (("team", None), True)
+
+
+async def test_an_export_has_a_line_for_each_request_and_says_where_it_ends(
+    operator: Operator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [a_rollout(created_us=T0_US + n) for n in range(5)]
+    for record in records:
+        operator.store.ingest(rollout_event(record))
+    with caplog.at_level(logging.INFO, logger="baton"):
+        reply = await operator.get("/admin/rollouts/export", status="done")
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    assert [line["id"] for line in lines] == [record.id for record in reversed(records)]
+    assert reply.headers["content-disposition"] == 'attachment; filename="rollouts.jsonl"'
+    assert f"admin key {operator.admin_id} exported 5 rollouts" in caplog.messages
+    monkeypatch.setattr(operator_rollouts, "PAGE_MAX", 2)
+    monkeypatch.setattr(operator_rollouts, "EXPORT_LINES_MAX", 4)
+    lines = [json.loads(line) for line in (await operator.get("/admin/rollouts/export", limit=1)).text.splitlines()]
+    assert [line.get("id") for line in lines] == [*(record.id for record in records[:0:-1]), None]
+    assert lines[-1] == {"next": "4"}
+
+
+async def test_a_page_can_ask_who_it_is(operator: Operator) -> None:
+    assert (await operator.get("/admin/me")).json() == {"actor": f"key:{operator.admin_id}", "role": "admin"}
+
+
 @pytest.mark.parametrize(
     ("path", "query", "param"),
     [
@@ -147,6 +213,13 @@ async def test_the_list_is_asked_for_as_the_query_says(operator: Operator) -> No
         ("/admin/rollouts", {"status": "ok"}, "status"),
         ("/admin/rollouts", {"key": "k" * 201}, "key"),
         ("/admin/rollouts", {"polcy": "rule"}, "polcy"),
+        ("/admin/rollouts", {"outcome": "good"}, "outcome"),
+        ("/admin/rollouts", {"outcome_min": "nan"}, "outcome_min"),
+        ("/admin/rollouts", {"outcome_max": "1.1"}, "outcome_max"),
+        ("/admin/rollouts", {"cost_min_usd": "a lot"}, "cost_min_usd"),
+        ("/admin/rollouts", {"since": "yesterday"}, "since"),
+        ("/admin/rollouts", {"text": "ab"}, "text"),
+        ("/admin/rollouts/export", {"until": "soon"}, "until"),
     ],
 )
 async def test_a_wrong_query_is_named(operator: Operator, path: str, query: dict[str, str], param: str) -> None:
@@ -171,7 +244,8 @@ async def test_an_unknown_rollout_is_404_and_no_one_is_logged_for_it(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="baton"):
         reply = await operator.get("/admin/rollouts/nothing")
-    assert (reply.status_code, reply.json()["error"]["code"], caplog.messages) == (404, "not_found", [])
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
+    assert not [line for line in caplog.messages if " read rollout " in line]  # the refusal has its own line
 
 
 async def test_a_log_that_is_away_is_one_line(operator: Operator) -> None:

@@ -55,3 +55,20 @@ async def test_a_workers_fault_is_a_502_that_may_be_tried_again(fault: str) -> N
             assert (reply.status_code, error["type"]) == (502, "upstream_error"), (model, stream, caps, error)
             assert reply.headers["x-should-retry"] == "true"
             assert "x-baton-rollout-id" in reply.headers
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_with_status_200_costs_its_prompt_and_what_came_and_not_the_worst_case(
+    fault: str, stream: bool
+) -> None:
+    async with behind(FAULTS[fault]) as gateway:
+        reply = await gateway.http.post("/v1/chat/completions", json=ask(model="one", stream=stream))
+        assert reply.status_code == 502
+        record = gateway.kit.metrics.records[-1]
+        (step,) = record.steps
+        counted = {attempt.counted_by for attempt in step.attempts}
+        worst_nano = 64 * 1_000_000  # of the reply alone, of one attempt
+        assert 0 < step.cost_nano < worst_nano / 2
+        assert counted == {"bytes"}
+        assert await gateway.kit.open_nano() == 0

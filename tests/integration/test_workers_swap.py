@@ -57,7 +57,7 @@ class Swapping:
         return {"openai": self.fakes[-1]}
 
     async def take(self, file: PoolFile) -> None:
-        (await self.workers.prepare(LoadedPool(file, {}), revision_of(file)))()
+        (await self.workers.prepare(LoadedPool(file, {}), revision_of(file))).take()
 
     async def busy(self, spec: WorkerSpec, count: int) -> list[asyncio.Task[Any]]:
         """So many streams that have begun and not ended."""
@@ -173,10 +173,10 @@ async def test_no_key_goes_to_an_address_that_it_was_not_given_for() -> None:
     async with an_upstream() as (here, seen_here), an_upstream() as (there, seen_there):
         before, after = pool(worker(url=here)), pool(worker(url=there))
         workers = pooled_workers(before, {"w": "first-key"}, b"depth", keep_s=60)
-        (await workers.prepare(LoadedPool(after, {"w": "second-key"}), revision_of(after)))()
+        (await workers.prepare(LoadedPool(after, {"w": "second-key"}), revision_of(after))).take()
         for of in (before, after, before):
             await workers.complete(call(of.worker("w"), of))
-        (await workers.prepare(LoadedPool(after, {"w": "third-key"}), revision_of(after)))()  # the key alone
+        (await workers.prepare(LoadedPool(after, {"w": "third-key"}), revision_of(after))).take()  # the key alone
         await workers.complete(call(after.worker("w"), after))
         await workers.close()
     assert seen_here == ["Bearer first-key"] * 2

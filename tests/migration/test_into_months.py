@@ -34,7 +34,17 @@ CREDIT = text(
     "latency_ms, at) SELECT rollout_id, round, step, worker, worker_version, 'default', 1, cost_nano, 100, :at "
     "FROM steps WHERE rollout_id = :rollout"
 )
-YOUNGER = ("allowed", "quality", "shown", "flags", "task_embedder", "lowered", "usage_details")  # came later
+YOUNGER = (
+    "allowed",
+    "quality",
+    "shown",
+    "flags",
+    "task_embedder",
+    "lowered",
+    "usage_details",
+    "request_id",
+    "turn",
+)  # came later
 LOG = ("rollouts", "rounds", "steps", "outcomes", "experience", "gradings", "continuations", "policy_shadows", "ledger")
 
 

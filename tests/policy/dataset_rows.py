@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from gateway.core.loop.replies.verdicts import StepVerdict
 from policy.dataset.read import rows_of, snapshot
 from policy.dataset.row import Row, StepRow
 from policy.dataset.rules import Mark
@@ -76,6 +77,11 @@ ROW: dict[str, Any] = {
 
 def a_row(**changes: Any) -> Row:
     return Row(**(ROW | changes))
+
+
+def a_verdict(by: str = "contract", accept: bool | None = False, **changes: Any) -> StepVerdict:
+    filled: dict[str, Any] = {"rollout_id": "r1", "round": 1, "step": 0, "by": by, "accept": accept}
+    return StepVerdict(**(filled | changes))
 
 
 def a_mark(index: int, key: str = "key1", **changes: Any) -> Mark:

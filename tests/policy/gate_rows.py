@@ -85,6 +85,7 @@ def _row(prompt: Prompt, episode: Episode, root: RolloutRecord, loop: RolloutRec
         status=root.status,
         fallback=None,
         capped=None,
+        verdicts=episode.verdicts,
     )
 
 

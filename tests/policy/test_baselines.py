@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,9 @@ def all_of(observed: list[Observation]) -> list[Planner]:
         tuning.vote(observed),
         tuning.cascade(observed),
         tuning.moa(observed),
+        tuning.fallback(observed),
+        tuning.knn(observed),
+        tuning.knn_words(observed),
     ]
 
 
@@ -75,7 +79,18 @@ async def test_every_round_of_every_baseline_is_a_valid_plan(replay: ReplayEnvir
             posed = replay.situation(prompt, Random(0))
             validate(episode.plan, posed.situation.allowed)
         names.append(planner.name)
-    assert names == ["fixed:mid", "random", "cheapest", "table", "vote", "cascade", "moa"]
+    assert names == [
+        "fixed:mid",
+        "random",
+        "cheapest",
+        "table",
+        "vote",
+        "cascade",
+        "moa",
+        "fallback",
+        "knn",
+        "knn-words",
+    ]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -186,6 +201,31 @@ def test_choices_from_nothing_are_refused() -> None:
     assert tuning.moa([Observation("q", "c", {"a": result})]).name == "moa"
 
 
+async def test_neighbours_find_the_best_worker_of_each_kind(replay: ReplayEnvironment) -> None:
+    observed = await trained(replay)
+    table = await figures(replay, tuning.table(observed))
+    assert await figures(replay, tuning.knn(observed)) == table
+    assert await figures(replay, tuning.knn_words(observed)) == table
+    thrifty = await figures(replay, tuning.knn(observed, usd_weight=1e6))
+    assert thrifty == await figures(replay, cheapest_worker())
+
+
+async def test_the_fallback_asks_another_worker_where_the_first_gives_nothing(tmp_path: Path) -> None:
+    def line(number: int) -> dict[str, Any]:
+        silent = number % 2 == 0
+        workers = {
+            "cheap": {"output": "" if silent else "7", "correct": not silent, "output_tokens": 10},
+            "mid": {"output": "7" if silent else "8", "correct": silent, "output_tokens": 10},
+        }
+        return {"id": f"q{number}", "domain": "d", "question": f"Question {number}?", "gold": "7", "input_tokens": 5,
+                "workers": workers}  # fmt: skip
+
+    env = recorded(tmp_path / "silent.jsonl", [line(number) for number in range(60)])
+    accuracy, _, calls = await figures(env, tuning.fallback(await trained(env)))
+    assert accuracy == 1.0
+    assert 1.0 < calls < 2.0
+
+
 async def test_the_arena_can_be_observed_too() -> None:
     env = ArenaEnvironment()
     observed = await tuning.observe(env, env.prompts("train", 60, 0))
@@ -200,8 +240,8 @@ async def test_on_real_recordings_choosing_beats_the_best_single_model() -> None
     prices = json.loads((RECORDED / "prices.json").read_text())
     env = ReplayEnvironment.open(RECORDED / "zeroeval_dev.jsonl.gz", prices, models)
     observed = await tuning.observe(env, env.prompts("train", 400, 0))
-    prompts = env.prompts("validation", 250, 0)
+    prompts = env.prompts("validation", 437, 0)  # every one: of fewer, two or three decide
     planners = [tuning.cascade(observed), *(fixed(model) for model in models)]
     groups = (await sample(env, [(prompt, planners) for prompt in prompts])).groups
-    cascade, *singles = (sum(group[i].outcome for group in groups) / 250 for i in range(5))
+    cascade, *singles = (sum(group[i].outcome for group in groups) / len(prompts) for i in range(5))
     assert cascade > max(singles)

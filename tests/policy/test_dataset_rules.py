@@ -19,7 +19,7 @@ from policy.dataset.row import OutcomeValue, Rating, settle
 from policy.dataset.rules import Rules
 from policy.dataset.select import Selection, parse_tags, parse_time
 from policy.reward import RewardSettings
-from tests.policy.dataset_rows import T0, a_mark, a_row
+from tests.policy.dataset_rows import T0, a_mark, a_row, a_verdict
 
 
 def test_the_first_source_that_judged_decides() -> None:
@@ -90,6 +90,19 @@ def test_the_reward_is_the_training_reward_at_the_dial_shown() -> None:
     assert rules.reward_of(replace(undialled, outcome=0.0), True, weights) == pytest.approx(0.1)
     assert rules.reward_of(undialled, False, weights) == 0.0
     assert rules.reward_of(a_row(latency_ms=None, cost_nano=0, quality=None), True, weights) == 1.0
+
+
+def test_verdicts_count_where_the_weights_say_so() -> None:
+    weights = RewardSettings(missed_penalty=0.02, repaired_penalty=0.01)
+    missed, mended = a_verdict(), a_verdict(accept=True, repaired=True, step=1)
+    row = a_row(cost_nano=0, quality=9, verdicts=(missed, mended))
+    assert rules.reward_of(row, True, weights) == pytest.approx(0.97)
+    assert rules.reward_of(row, True, RewardSettings()) == 1.0
+    assert rules.reward_of(replace(row, verdicts=()), True, weights) == 1.0
+    older = replace(row, verdicts=None)  # exported before exports had verdicts
+    assert rules.reward_of(older, True, RewardSettings()) == 1.0
+    with pytest.raises(RowRefused, match="no_verdicts"):
+        rules.reward_of(older, True, weights)
 
 
 def test_rows_without_tokens_stay_where_no_tokens_are_required() -> None:

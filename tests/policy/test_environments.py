@@ -15,15 +15,18 @@ from gateway.core.loop.prompt import render
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import ConductorError
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
+from gateway.service.loop.routers import CheckedRouter
 from policy.environments.arena import ArenaEnvironment, Staff, Truth
 from policy.environments.base import Episode, PlanSource, Prompt, Spend, SpendCapped, split_of
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment, caps_above
 from policy.environments.sampling import SamplingProgress, sample
+from policy.reward import RewardSettings
 from policy.simulators.arena.server import salt_of
 from policy.simulators.arena.world import run_plan
 from policy.simulators.recordings import BadRecording, Recordings, load
 from policy.statistics.baselines import fixed, random_worker
+from policy.train.sources.sampled import reward_of
 from tests.fakes.conductor import ScriptedConductor
 from tests.kit import PRICE
 from tests.policy.environments import ABSENT, PRICES, RECORDED, handle, line, lines, recorded, text
@@ -418,6 +421,55 @@ async def test_a_recorded_check_is_a_tool_with_its_verdict_and_cost(tmp_path: Pa
     assert unchecked.record.steps[1].attempts[0].upstream_status == 404
     assert unchecked.record.steps[1].cost_nano == 0
     assert blind.error is not None
+
+
+async def test_a_chain_with_the_recorded_checker_ships_what_was_valid(tmp_path: Path) -> None:
+    rows = lines(2)
+    rows[0]["checks"] = {"cheap": {"valid": True, "cost_usd": 0.25}, "mid": {"valid": True, "cost_usd": 0.25}}
+    rows[1]["checks"] = {"cheap": {"valid": False, "cost_usd": 0.25}, "mid": {"valid": False, "cost_usd": 0.5}}
+    env = ReplayEnvironment(load_rows(tmp_path, rows), PRICES)
+    chain = CheckedRouter(["cheap", "mid", "dear"], "check")
+    accepted, escalated = [(await env.run(question(env, rows[at]["id"]), [chain]))[0] for at in (0, 1)]
+    assert accepted.workers[:2] == ("cheap", "check")
+    assert [step.status for step in accepted.record.steps] == ["done", "done", "skipped", "skipped", "skipped"]
+    assert [step.status for step in escalated.record.steps] == ["done"] * 5
+    assert (accepted.outcome, escalated.outcome) == (1.0, 1.0)
+    assert escalated.cost_nano == sum(step.cost_nano for step in escalated.record.steps)
+    assert escalated.record.steps[3].cost_nano == 500_000_000
+
+
+async def test_an_episode_has_the_verdicts_of_its_contracts_and_checkers(tmp_path: Path) -> None:
+    rows = lines(2)
+    valid = {"cheap": False, "mid": False, "dear": True}
+    rows[1]["checks"] = {name: {"valid": each, "cost_usd": 0.25} for name, each in valid.items()}
+    env = ReplayEnvironment(load_rows(tmp_path, rows), PRICES)
+    prompt = question(env, rows[1]["id"])
+
+    def step(name: str, **more: Any) -> dict[str, Any]:
+        return {"worker": handle(prompt, name), "task": None, "see": [], **more}
+
+    judged, checker = {"judge": handle(prompt, "check")}, {"kind": "verify", "see": [0], "accept": "ship"}
+    plans = [
+        [step("dear")],
+        [step("dear", expect=judged)],
+        [step("cheap", expect=judged)],  # no repair is recorded, so the dearest one answers
+        [step("cheap", expect={"min_chars": 9_999})],
+        [step("cheap"), step("check", **checker, escalate=2), step("dear")],
+    ]
+    bare, kept, mended, missed, escalated = await env.run(prompt, [json.dumps({"steps": plan}) for plan in plans])
+    assert [[one.word for one in each.verdicts] for each in (bare, kept, mended, missed, escalated)] == [
+        *([], ["kept"], ["repaired"], ["missed"]),
+        ["rejected"],
+    ]
+    assert [one.checker for each in (kept, mended, missed, escalated) for one in each.verdicts] == [
+        *("check", "check", None, "check")
+    ]
+    assert mended.verdicts[0].rollout_id == mended.record.id
+    assert (mended.outcome, missed.error, escalated.outcome) == (1.0, None, 1.0)
+    free = RewardSettings(cost_per_usd=0, latency_per_s=0)
+    counting = replace(free, missed_penalty=0.04, repaired_penalty=0.01, rejected_penalty=0.02)
+    lost = [reward_of(each, free) - reward_of(each, counting) for each in (bare, kept, mended, missed, escalated)]
+    assert lost == [pytest.approx(each) for each in (0, 0, 0.01, 0.04, 0.02)]
 
 
 def test_a_question_offers_only_those_that_answered_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -11,10 +12,18 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.adapters.upstream.tools import ToolWorkers
 from gateway.core.loop.caps import Caps
 from gateway.core.openai.reply import reply_text
-from gateway.core.pool.workers import PoolFile, Price
-from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
+from gateway.errors import (
+    ConfigError,
+    UpstreamError,
+    UpstreamProtocol,
+    UpstreamRateLimited,
+    UpstreamRefused,
+    UpstreamTimeout,
+)
 from gateway.service.ports.request import WorkerCall
 from policy.environments.base import Episode, Prompt, Spend, SpendCapped
 from policy.environments.executor import Executor
@@ -26,8 +35,10 @@ from policy.graders.base import Tools
 from policy.simulators.recordings import load
 from policy.simulators.replay import ReplaySpeaker
 from policy.statistics.baselines import fixed
+from policy.train.sources.live import read_pool
+from tests.fakes.workers import Says
 from tests.integration.test_api import Served, served
-from tests.kit import Kit
+from tests.kit import PRICE, Kit, pool_file
 from tests.policy.environments import lines, recorded, text
 
 EXECUTOR = Executor(Caps(cost_nano=400_000_000))
@@ -81,6 +92,63 @@ async def test_live_gives_what_the_same_workers_give_in_process(gateway: Served,
     assert env.spend.spent_nano == charged > 0
     assert {record.tags["train"] for record in gateway.kit.metrics.records} == {"false"}
     assert not any(record.train for record in gateway.kit.metrics.records)
+
+
+async def test_a_judge_gives_its_verdict_here_as_it_does_when_served() -> None:
+    """Its model is asked through the gateway, which charges for it."""
+    kit = Kit(workers={"alpha": Says("Paris"), "beta": Says("Rome"), "gamma": judged})
+    judge = WorkerSpec.model_validate(
+        {"name": "judge", "handle": "sage", "kind": "tool", "url": "builtin:judge", "params": {"model": "gamma"}}
+    ).model_copy(update={"price": PRICE})
+    file = pool_file()
+    pool = (*(file.worker(name) for name in ("alpha", "beta")), judge)
+    messages = ({"role": "user", "content": "The capital of Italy?"},)
+    questions = [Prompt(f"q{index}", messages, pool, "Rome") for index in range(4)]
+
+    async def grade(prompt: Prompt, reply: str, _: Tools) -> float:
+        return float(reply == prompt.reference)
+
+    def plan(worker: str) -> str:
+        return json.dumps({"steps": [{"worker": worker, "task": None, "see": [], "expect": {"judge": "sage"}}]})
+
+    async with served(kit) as gateway:
+        env = LiveEnvironment(
+            f"{gateway.url}/v1", gateway.data_key, questions, grade, spend(), executor=EXECUTOR,
+            tools=ToolWorkers({}, b""), validation_share=0.0,
+        )  # fmt: skip
+        kept, mended = await env.run(questions[0], [plan("birch"), plan("atlas")])
+        await env.close()
+    assert [[(one.word, one.checker) for one in each.verdicts] for each in (kept, mended)] == [
+        [("kept", "judge")],
+        [("repaired", "judge")],
+    ]
+    assert (kept.outcome, mended.outcome) == (1.0, 1.0)
+    asked = [record.steps[0].worker for record in kit.metrics.records]
+    assert sorted(asked) == ["alpha"] * 2 + ["beta"] * 2 + ["gamma"] * 4
+    assert env.spend.spent_nano == sum(record.cost_nano for record in kit.metrics.records) > 0
+    assert all(each.latency_s > 0 for each in (kept, mended))
+
+
+def test_a_judge_of_a_pool_file_costs_what_its_model_does(tmp_path: Path) -> None:
+    workers: list[dict[str, Any]] = [
+        {"name": "sage", "handle": "sage", "kind": "tool", "url": "builtin:judge", "params": {"model": "gamma"}},
+        {"name": "gamma", "handle": "grove", "kind": "openai", "model": "gamma", "url": "http://127.0.0.1:1/v1",
+         "price": {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}, "context_tokens": 9_000},
+    ]  # fmt: skip
+    path = tmp_path / "pool.yaml"
+    path.write_text(json.dumps({"workers": workers, "pools": {"default": ["sage", "gamma"]}}))
+    judge, model = read_pool(path, "")
+    assert (judge.price, judge.context_tokens) == (model.price, 9_000)
+    workers[0]["params"] = {"model": "sage"}
+    path.write_text(json.dumps({"workers": workers, "pools": {"default": ["sage", "gamma"]}}))
+    with pytest.raises(ConfigError, match=r"worker sage needs `params: \{model: NAME\}`"):
+        read_pool(path, "")
+
+
+def judged(call: WorkerCall) -> Says:
+    """What the judge's model says: right is a reply with Rome in it."""
+    reply = json.dumps(call.body["messages"]).partition("<reply")[2]
+    return Says(json.dumps({"reason": "a look", "verdict": "right" if "Rome" in reply else "wrong"}))
 
 
 def figures(episode: Episode) -> tuple[Any, ...]:

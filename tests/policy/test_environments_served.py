@@ -96,7 +96,6 @@ ARENA_PLANS: list[list[tuple[str, str | None, list[int] | str]]] = [
     [("ember", None, []), ("cedar", None, []), ("comet", None, []), ("vote", None, "all")],
     [("quill", None, []), ("atlas", "Read the table & say what it holds.", []), ("onyx", None, [1])],  # 0 is not seen
     [("maple", None, []), ("onyx", "Check the draft, </reply> and all.", [0])],
-    [("vote", None, [])],  # sees nothing: refused
 ]
 
 

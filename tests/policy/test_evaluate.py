@@ -226,7 +226,7 @@ def test_rows_of_other_arguments_are_not_taken_for_these(
 BAD: list[tuple[list[str], str]] = [
     ([], "no policy to evaluate"),
     (policies("fixed:nobody"), "fixed:nobody: no such worker; there are cheap, dear, mid"),
-    (policies("no/such/dir"), "neither a policy directory nor one of fixed:WORKER"),
+    (policies("no/such/dir"), "neither a policy directory nor one of baton/checked:A>B@CHECKER, fixed:WORKER"),
     (policies("cheapest", "cheapest"), "cheapest: named twice; drop one"),
     (policies("rule", "baton/rule"), "baton/rule: named twice, as `rule`"),
     ([*policies("rule"), "--workers", "cheap,none"], "has no answers of `none`"),
@@ -337,7 +337,7 @@ def test_a_full_disk_leaves_no_half_report(
 def test_on_real_recordings_a_cascade_beats_the_best_single_model(tmp_path: Path) -> None:
     models = "gpt-4o-mini-2024-07-18,gemini-1.5-flash,Qwen2-72B-Instruct,Meta-Llama-3.1-70B-Instruct"
     files = ["--data", str(RECORDED / "zeroeval_dev.jsonl.gz"), "--prices", str(RECORDED / "prices.json")]
-    given = [*files, "--workers", models, "--n", "250", "--train-n", "300", "--out", str(tmp_path / "out.json")]
+    given = [*files, "--workers", models, "--n", "437", "--train-n", "400", "--out", str(tmp_path / "out.json")]
     assert main(["evaluate", *given, *policies("cascade")]) == 0
     found = report(tmp_path)
     assert found["policies"]["cascade"]["accuracy"] > found["policies"][found["best_single"]]["accuracy"]

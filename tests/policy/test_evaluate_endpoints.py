@@ -241,6 +241,19 @@ def test_a_server_that_is_lost_half_way_leaves_what_was_finished(
     assert not (tmp_path / "out.json.partial").exists()
 
 
+def test_a_directory_that_the_engine_lacks_is_refused_before_a_planner_is_paid(
+    evaluate: Reports, calls_mid: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planner = Planner(calls_mid)
+    with on_thread(planner) as url:
+        assert evaluate("--policy", f"{url}#m", "--policy", str(SHIPPED), "--engine", url) == (2, {})
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert f"the policy {SHIPPED} arena@3 cannot be judged: " in said[0]
+    assert "not these weights; start it on them" in said[0]
+    assert planner.bodies == []
+
+
 def test_a_full_disk_ends_the_run_in_one_line(
     evaluate: Reports, calls_mid: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

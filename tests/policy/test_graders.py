@@ -120,6 +120,8 @@ def test_any_text_has_numbers_or_none(text: str) -> None:
         ("18", "Answer: 9 * 2 = 18 dollars", 1),
         ("0.75", "Answer: 3/4", 1),
         ("3/4", "\\boxed{\\frac{3}{4}}", 1),
+        ("1179/8", "The answer is 1179/8.", 1),
+        ("1179/8", "The answer is 1179/8.5", 0),
         (1234, "Answer: 1,234", 1),
         (0.1, "Answer: 0.10", 1),
         ("45", "Answer: 45%", 1),

@@ -11,7 +11,7 @@ import pytest
 from bench import learning_rounds
 from policy.environments.arena import ArenaEnvironment
 from policy.evaluate.plot import kind_of, rounds
-from policy.recipes.learning import NO_TORCH, SIMULATOR, main
+from policy.recipes.learning import NO_TORCH, SIMULATOR, main, parser, train_words
 from policy.recipes.operator import LearningRound
 from policy.recipes.questions import Questions
 from policy.recipes.report import FILES, LearningReport
@@ -143,3 +143,9 @@ def test_an_untold_pool_says_nothing_of_what_its_models_are_good_at() -> None:
 def test_without_torch_it_says_how_to_install_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--python", "/bin/false"]) == 2
     assert capsys.readouterr().err.strip() == NO_TORCH
+
+
+def test_the_loop_at_its_defaults_loosens_nothing() -> None:
+    words = train_words(parser().parse_args(["--defaults", "--seed", "3"]))
+    assert words == ["--set", "seed=3", "--gate", "--env arena"]
+    assert "margin=0.08" in train_words(parser().parse_args([]))[-1]

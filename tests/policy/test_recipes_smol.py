@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.loop.prompt import prompt_hash
 from gateway.core.policies.manifest import ADAPTER_WEIGHTS_FILE
 from policy.recipes import smol
 from policy.recipes.smol import hidden_types, main, only
@@ -31,6 +32,15 @@ def test_a_line_keeps_the_answers_of_the_named_workers() -> None:
     row = lines(1)[0]
     assert set(only(row, ("cheap", "dear", "absent"))["workers"]) == {"cheap", "dear"}
     assert set(row["workers"]) == {"cheap", "mid", "dear"}
+
+
+def test_the_shipped_adapter_reads_todays_prompt_and_is_small() -> None:
+    shipped = read_complete(smol.SHIPPED / "smol-1")
+    manifest = shipped.manifest
+    assert (manifest.name, manifest.version, manifest.kind) == ("smol", "1", "adapter")
+    assert manifest.prompt_hash == prompt_hash("ranked"), "other words: teach it anew (make smol)"
+    assert (smol.SHIPPED / "smol-1" / ADAPTER_WEIGHTS_FILE).stat().st_size < 16_000_000
+    assert "/" not in str(manifest.config["data"])
 
 
 def test_each_recording_has_its_prices_and_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,8 +80,9 @@ def test_every_stage_leaves_its_result(tmp_path: Path, monkeypatch: pytest.Monke
     assert 2 * (shipped / ADAPTER_WEIGHTS_FILE).stat().st_size < 1.2 * (practised / ADAPTER_WEIGHTS_FILE).stat().st_size
     manifest = read_complete(shipped).manifest
     assert manifest.base_source == ""
-    assert manifest.prompt_version.startswith("brief-")
+    assert manifest.prompt_version.startswith("ranked-")
     assert read_pairs(shipped)
+    assert str(tmp_path) not in (shipped / "manifest.json").read_text()
     monkeypatch.setattr(smol, "run_program", _never)
     assert main(words) == 0
 

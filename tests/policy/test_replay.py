@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 
 from gateway.adapters.upstream.pooled import pooled_workers
 from gateway.core.loop.compose import SeenStep, step_messages
-from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.loop.replies.answers import extract_answer, normalise
 from gateway.core.pool.workers import PoolFile
 from policy.simulators.recordings import BadRecording, load, models_in, read_prices
 from policy.simulators.replay import CHECK_PATH, ReplaySpeaker, answer_check, main, pool_file, pool_yaml

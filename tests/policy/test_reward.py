@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.loop.prompt import QUALITY_MAX
-from policy.reward import DIAL, RewardSettings, at_quality, penalty, reward, taught_dial
+from gateway.core.loop.prompt import DIAL, QUALITY_MAX
+from gateway.core.loop.replies.verdicts import StepVerdict
+from policy.reward import Faults, RewardSettings, at_quality, faults_of, penalty, reward, taught_dial
 
 PLAIN = RewardSettings(cost_per_usd=10, latency_per_s=0.01, penalty_max=0.4, format_reward=0.1)
 CENT = 10_000_000  # nano-dollars
@@ -20,11 +21,32 @@ outcomes = st.floats(0, 1)
 weights = st.floats(0, 1e9)
 
 
+CHECKED = RewardSettings(
+    0, 0, 0.3, 0.1, missed_penalty=0.03, repaired_penalty=0.01, rejected_penalty=0.02, verdict_penalty_max=0.08
+)
+any_faults = st.builds(Faults, *[st.integers(0, 1000)] * 3)
+
+
 @st.composite
 def any_settings(draw: st.DrawFn) -> RewardSettings:
     cap = draw(st.floats(0, 0.5, exclude_max=True))
     share = draw(st.floats(0, 0.999))
     return RewardSettings(draw(weights), draw(weights), cap, (1 - cap) * share)
+
+
+@st.composite
+def settings_that_count_verdicts(draw: st.DrawFn) -> RewardSettings:
+    cap, share = draw(st.floats(0, 0.5, exclude_max=True)), draw(st.floats(0, 0.999))
+    form = (1 - cap) * share
+    most = min(form, (1 - cap - form) * 0.999) * draw(st.floats(0, 1))
+    missed = draw(weights)
+    return RewardSettings(
+        *(draw(weights), draw(weights), cap, form),
+        missed_penalty=missed,
+        repaired_penalty=missed * draw(st.floats(0, 1)),
+        rejected_penalty=draw(weights),
+        verdict_penalty_max=most,
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,6 +84,43 @@ def test_right_and_dear_beats_wrong_and_free(
     assert right > reward(False, 1, 0, 0, settings) == 0
 
 
+@pytest.mark.parametrize(
+    ("outcome", "faults", "wanted"),
+    [
+        (1.0, Faults(), 1.0),
+        (1.0, Faults(missed=1), 0.97),
+        (1.0, Faults(repaired=1), 0.99),
+        (1.0, Faults(rejected=1), 0.98),
+        (1.0, Faults(1, 1, 2), 0.92),
+        (1.0, Faults(9, 9, 9), 0.92),
+        (0.0, Faults(missed=1), 0.07),
+        (0.5, Faults(missed=1), 0.52),
+    ],
+)
+def test_verdicts_take_something_off_a_plan_that_ran(outcome: float, faults: Faults, wanted: float) -> None:
+    assert math.isclose(reward(True, outcome, 0, 0, CHECKED, faults), wanted)
+    assert reward(True, outcome, 0, 0, PLAIN, faults) == reward(True, outcome, 0, 0, PLAIN)
+    assert reward(False, outcome, 0, 0, CHECKED, faults) == 0.0
+
+
+@given(settings_that_count_verdicts(), any_faults, any_faults, amounts, amounts, seconds)
+def test_the_outcome_outweighs_every_verdict(
+    settings: RewardSettings, many: Faults, few: Faults, dear: int, cheap: int, slow: float
+) -> None:
+    right = reward(True, 1, dear, slow, settings, many)
+    assert right > reward(True, 0, cheap, 0.0, settings, few) >= 0
+    assert right <= reward(True, 1, dear, slow, settings)
+
+
+def test_a_verdict_counts_once_and_by_what_it_came_to() -> None:
+    missed, kept, unchecked = (StepVerdict("r", 1, 0, "contract", accept) for accept in (False, True, None))
+    mended = [StepVerdict("r", 1, 1, "contract", accept, repaired=True) for accept in (True, None)]
+    rejected = StepVerdict("r", 1, 2, "verify", False, checker="check")
+    nobody, accepted = (StepVerdict("r", 1, 2, "verify", accept) for accept in (False, True))
+    assert faults_of([]) == Faults() == faults_of([kept, unchecked, nobody, accepted])
+    assert faults_of([missed, kept, *mended, rejected, nobody]) == Faults(missed=1, repaired=2, rejected=1)
+
+
 @given(any_settings(), outcomes, amounts, amounts, seconds, seconds)
 def test_spending_and_waiting_never_pay(
     settings: RewardSettings, outcome: float, one: int, two: int, some_s: float, more_s: float
@@ -96,6 +155,12 @@ def test_below_the_cap_cheaper_is_strictly_better() -> None:
         ({"cost_per_usd": -1.0}, "cost_per_usd"),
         ({"cost_per_usd": math.inf}, "cost_per_usd"),
         ({"latency_per_s": math.nan}, "latency_per_s"),
+        ({"missed_penalty": -0.01}, "missed_penalty"),
+        ({"rejected_penalty": math.inf}, "rejected_penalty"),
+        ({"repaired_penalty": 0.01}, "repaired_penalty"),
+        ({"missed_penalty": 0.01, "verdict_penalty_max": 0.11}, "verdict_penalty_max"),
+        ({"missed_penalty": 0.01, "format_reward": 0.6, "verdict_penalty_max": 0.1}, "verdict_penalty_max"),
+        ({"verdict_penalty_max": math.nan}, "verdict_penalty_max"),
         ({"dial": DIAL[1:]}, "dial"),
         ({"dial": DIAL[::-1]}, "dial"),
         ({"dial": (*DIAL[:-1], -1.0)}, "dial"),

@@ -13,15 +13,25 @@ from typing import Any
 
 import pytest
 
-from policy.graders import BadReference, Grade, GraderFailed, Tools, grade, jail
-from policy.graders import programs as programs_module
-from policy.graders.base import Limits
-from policy.graders.jail import ALLOW, ARCHES, EPERM, ERRNO, program, run_schema, run_search, run_tests
-from policy.graders.programs import code_in, run
+from gateway.adapters.upstream import sandbox
+from gateway.adapters.upstream.sandbox import code_in, jail
+from gateway.adapters.upstream.sandbox.jail import (
+    ALLOW,
+    ARCHES,
+    EPERM,
+    ERRNO,
+    program,
+    run_schema,
+    run_search,
+    run_tests,
+)
+from gateway.service.ports.request import CodeLimits
+from policy.graders import BadReference, Grade, GraderFailed, Tools, grade
+from policy.graders.programs import run
 from tests.waiting import BOUND_S, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox's locks are Linux's")
-QUICK = Tools(limits=Limits(wall_s=30.0, cpu_s=1, memory_bytes=256 * 2**20))
+QUICK = Tools(limits=CodeLimits(wall_s=30.0, cpu_s=1, memory_bytes=256 * 2**20))
 
 
 async def judged(code: str, *tests: str, tools: Tools = QUICK) -> Grade:
@@ -137,7 +147,7 @@ async def test_output_without_end_goes_nowhere() -> None:
 
 
 async def test_sleeping_code_meets_the_clock() -> None:
-    found = await judged("import time\ntime.sleep(60)", tools=Tools(limits=Limits(wall_s=0.5)))
+    found = await judged("import time\ntime.sleep(60)", tools=Tools(limits=CodeLimits(wall_s=0.5)))
     assert found.detail == "still running after 0.5 s"
 
 
@@ -183,16 +193,16 @@ async def test_many_at_once() -> None:
 
 
 async def test_every_lock_holds_here_and_is_named() -> None:
-    ran = await run("tests", {"solution": "", "tests": []}, Limits())
+    ran = await run("tests", {"solution": "", "tests": []}, CodeLimits())
     assert {"landlock", "seccomp", "rlimits"} <= set(ran.locks)
     assert set(ran.locks) <= {"namespaces", "tmpfs", "landlock", "seccomp", "rlimits"}
 
 
 def weaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    source = programs_module.JAIL.read_text()
+    source = sandbox.JAIL.read_text()
     assert old in source
     (tmp_path / "jail.py").write_text(source.replace(old, new))
-    monkeypatch.setattr(programs_module, "JAIL", tmp_path / "jail.py")
+    monkeypatch.setattr(sandbox, "JAIL", tmp_path / "jail.py")
 
 
 async def test_without_seccomp_code_does_not_run_unless_told_to(
@@ -221,13 +231,13 @@ async def test_the_network_stays_shut_when_one_lock_is_missing(
 
 async def test_a_jail_that_does_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jail.py").write_text("raise SystemExit(3)")
-    monkeypatch.setattr(programs_module, "JAIL", tmp_path / "jail.py")
+    monkeypatch.setattr(sandbox, "JAIL", tmp_path / "jail.py")
     with pytest.raises(GraderFailed, match=r"did not start \(exit 3\)"):
         await judged("x = 1")
 
 
 async def test_a_job_that_breaks_is_no_grade() -> None:
-    with pytest.raises(GraderFailed, match="the grader broke on this reply: KeyError"):
+    with pytest.raises(GraderFailed, match="the job broke: KeyError"):
         await run("search", {}, QUICK.limits)
 
 

@@ -8,11 +8,10 @@ from random import Random
 
 import pytest
 
-from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import DIAL, QUALITY_MAX
 from policy.environments.executor import Executor
 from policy.environments.replay import ReplayEnvironment
 from policy.environments.sampling import sample
-from policy.reward import DIAL
 from policy.start.recorded.lessons import Posing, ProgramPlanner, lessons
 from policy.start.recorded.observed import with_checks
 from policy.start.recorded.programs import Choices, Program, Worth, gives, search

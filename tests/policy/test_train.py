@@ -19,7 +19,9 @@ from gateway.core.loop.plan import PlanLimits, plan_schema
 from gateway.errors import ConfigError, Unavailable, VersionRefused
 from policy.dataset import row as dataset
 from policy.environments.base import Episode, Prompt, Spend, rng_for
+from policy.reward import RewardSettings
 from policy.serve.manifest import read_complete
+from tests.policy.dataset_rows import a_verdict
 from tests.policy.environments import PRICES, lines
 from tests.policy.gate_rows import rows_of as logged_rows
 
@@ -32,7 +34,7 @@ from policy.train.run.loop import Trainer  # noqa: E402
 from policy.train.run.session import train  # noqa: E402
 from policy.train.settings import Settings  # noqa: E402
 from policy.train.sources.conductor import BatchConductor, Decoded, Sampler  # noqa: E402
-from policy.train.sources.logged import LoggedSource, of_dataset  # noqa: E402
+from policy.train.sources.logged import LoggedSource, TrainableRows, of_dataset  # noqa: E402
 from policy.train.sources.sampled import SampledSource  # noqa: E402
 from policy.train.sources.scene import scene_of  # noqa: E402
 from policy.train.spec import TrainSpec  # noqa: E402
@@ -40,6 +42,7 @@ from policy.train.step import forward  # noqa: E402
 from policy.train.step.forward import passes, score  # noqa: E402
 from policy.train.step.grpo import advantages_of  # noqa: E402
 from policy.train.step.masks import Masks  # noqa: E402
+from policy.train.step.region import learn_near, log_kl  # noqa: E402
 from policy.train.step.rows import TrainingRow, rows_of  # noqa: E402
 from policy.train.weights import forked, lora  # noqa: E402
 from policy.train.weights.small import SmallWeights, trainable  # noqa: E402
@@ -273,6 +276,11 @@ def test_logs_without_log_probs_or_of_another_prompt_are_refused_by_name() -> No
         assert set(found.refused) == {reason}
         with pytest.raises(ConfigError, match=rf"no rollout can be trained on: {len(rows)} {reason} \("):
             LoggedSource(found, "toy@2")
+    greedy = [replace(row, sampling={**row.sampling, "temperature": 0.0}) for row in rows]
+    few = of_dataset([*rows, *greedy], known, weights)
+    lack = rf"about {2 * (100 - few.rollouts)} more judged requests are needed: {few.rollouts} .* 50% of its plans"
+    with pytest.raises(ConfigError, match=rf"{lack}.*BATON_EXPLORE_SHARE.*Left out: {len(rows)} greedy"):
+        LoggedSource(few, "toy@2", 100)
     even = [replace(row, outcome=0.0) for row in rows]
     with pytest.raises(ConfigError, match="same reward"):
         LoggedSource(of_dataset(even, known, weights), "toy@2")
@@ -290,6 +298,67 @@ def test_training_from_the_log_alone_makes_good_plans_likelier(tmp_path: Path) -
     assert gain(bench, found.rows, settings) > before + 1e-3
     told = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert told[1]["m2"] > told[0]["m2"]
+
+
+def test_a_missed_contract_makes_its_plan_less_likely(tmp_path: Path) -> None:
+    """Requests that came to the same in all else: without the penalty there is nothing to learn."""
+    bench = Bench(arena(prompts=6, samples=8))
+    same = logged_from(bench, outcome=1.0, cost_nano=0, latency_ms=0.0, refusal=None)
+    roots = sorted({row.root_id for row in same})
+    missed = set(roots[::2])
+    log = [replace(row, verdicts=(a_verdict(),) if row.root_id in missed else ()) for row in same]
+    known, plain = bench.initial.manifest.prompt_hash, RewardSettings()
+    with pytest.raises(ConfigError, match="same reward"):
+        LoggedSource(of_dataset(log, known, plain), "toy@2")
+    found = of_dataset(log, known, replace(plain, missed_penalty=0.05)).rows
+    settings = Settings(steps=2, minibatches=2, advantage="batch", lr=3e-4, warmup_share=0.0)
+    advantages = advantages_of(found, settings).values.tolist()
+    assert {(value < 0, row.episode in missed) for value, row in zip(advantages, found, strict=True)} == {
+        (True, True),
+        (False, False),
+    }
+    before = gain(bench, found, settings)
+    source = LoggedSource(TrainableRows(found, len(roots), []), "toy@2")
+    trainer = Trainer(bench.initial.weights, bench.masks, source, settings, Spend(), tmp_path, "digest")
+    asyncio.run(trainer.run(False, asyncio.Event(), quiet))
+    assert gain(bench, found, settings) > before + 1e-3
+
+
+def test_a_step_too_far_from_the_log_is_shortened() -> None:
+    bench = Bench(arena(prompts=6, samples=8))
+    found = of_dataset(logged_from(bench), bench.initial.manifest.prompt_hash, bench.spec.settings.reward)
+    settings = Settings(minibatches=2, advantage="batch", lr=3e-3, warmup_share=0.0, log_kl_max=0.05)
+    weights = bench.initial.weights
+    start = {name: each.detach().clone() for name, each in trainable(weights.model).items()}
+    optimizer = torch.optim.AdamW(trainable(weights.model).values(), lr=3e-3)
+    assert log_kl(weights, bench.masks, found.rows, settings) == pytest.approx(0.0, abs=1e-3)
+    told = learn_near(weights, bench.masks, optimizer, found.rows, settings, 0, None)
+    assert 0 < told["step_share"] < 1
+    assert 0 < told["log_kl"] <= 0.05
+    assert told["log_kl"] == pytest.approx(log_kl(weights, bench.masks, found.rows, settings), abs=1e-6)
+    with torch.no_grad():
+        for name, each in trainable(weights.model).items():
+            each.copy_(start[name])
+    never = learn_near(
+        weights, bench.masks, optimizer, found.rows, settings.model_copy(update={"log_kl_max": 1e-9}), 0, None
+    )
+    assert never["step_share"] == 0.0
+    assert all(torch.equal(each, start[name]) for name, each in trainable(weights.model).items())
+
+
+def test_few_requests_allow_a_short_way_only() -> None:
+    settings = Settings(log_kl_max=0.8, log_kl_requests=4000)
+    assert [settings.log_kl_bound(n) for n in (1, 500, 4000, 9000)] == pytest.approx([0.0002, 0.1, 0.8, 0.8])
+    assert Settings(log_kl_max=0.8).log_kl_bound(1) == 0.8
+    assert Settings(log_kl_requests=10).log_kl_bound(5) is None
+
+    bench = Bench(arena(prompts=6, samples=8))
+    found = of_dataset(logged_from(bench), bench.initial.manifest.prompt_hash, bench.spec.settings.reward)
+    requests = len({row.episode for row in found.rows})
+    settings = Settings(advantage="batch", lr=3e-3, warmup_share=0.0, log_kl_max=0.5, log_kl_requests=20 * requests)
+    optimizer = torch.optim.AdamW(trainable(bench.initial.weights.model).values(), lr=3e-3)
+    figures = learn_near(bench.initial.weights, bench.masks, optimizer, found.rows, settings, 0, None)
+    assert figures["log_kl"] <= 0.5 / 20
 
 
 def gain(bench: Bench, rows: list[TrainingRow], settings: Settings) -> float:

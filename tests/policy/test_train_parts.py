@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from gateway.core.policies.manifest import Manifest
 from gateway.errors import ConfigError
 from gateway.service.ports.request import Sampling
 from policy.dataset.refusals import RowRefused, listed
+from policy.environments.base import Episode
 from policy.serve.shape import load_shape
 from policy.serve.tokens import Tokens
 from policy.spec import checked
@@ -30,10 +32,11 @@ from policy.train import metrics
 from policy.train.run.command import add, run, spec_of
 from policy.train.settings import Settings, settings_of
 from policy.train.sources.curriculum import Curriculum
-from policy.train.spec import TrainSpec, chosen, plain_filters
+from policy.train.spec import SETTINGS_SINCE, TrainSpec, chosen, plain_filters
 from policy.train.step.masks import Masks, OutsideGrammar
 from policy.train.step.parcels import parcels
 from policy.train.step.rows import TrainingRow, grouped, require_outcomes, row_of
+from tests.policy.dataset_rows import a_verdict
 
 SHIPPED = Path(__file__).resolve().parents[2] / "policy" / "shipped" / "arena-3"
 
@@ -71,6 +74,15 @@ def test_a_row_s_schema_follows_from_what_its_round_was_allowed() -> None:
     assert schema_hash(made.schema) == later.schema_hash
     assert (made.prompt_ids, made.plan_ids, made.logprobs) == ((5, 6, 7), (8, 9), (-0.1, 0.0))
     assert not made.first
+
+
+def test_a_row_of_an_old_log_has_the_grammar_it_was_decoded_under() -> None:
+    """Before a vote had to see a reply, what merges did not change the schema."""
+    allowed = PlanLimits(("atlas", "tally"), 5, merges=frozenset({"tally"}))
+    former = plan_schema(replace(allowed, merges=frozenset()))
+    assert schema_hash(former) != schema_hash(plan_schema(allowed))
+    old = replace(planned(allowed), schema_hash=schema_hash(former))
+    assert row_of(record([old]), old, 0.5, "e", "q", "c").schema == former
 
 
 @pytest.mark.parametrize(
@@ -248,6 +260,17 @@ def options(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def test_a_checkpoint_of_a_run_without_the_penalties_goes_on() -> None:
+    """Its digest is of the settings that it knew."""
+    plain, counting = (spec_of(options("--env", "arena", *more)) for more in ((), ("--set", "missed_penalty=0.01")))
+    known = plain.model_dump(mode="json", exclude={"name", "version", "profile", "rollouts"})
+    known["settings"] = {
+        name: value for name, value in known["settings"].items() if name not in ("checkpoint_steps", *SETTINGS_SINCE)
+    }
+    assert plain.digest() == hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    assert counting.digest() != plain.digest()
+
+
 def test_a_spec_survives_its_file(tmp_path: Path) -> None:
     spec = spec_of(
         options("--env", "logged", "--database", "postgresql://x", "--since", "2026-01-01", "--tag", "team=blue",
@@ -341,6 +364,14 @@ def test_concentration_and_shares() -> None:
     }
 
 
+def test_verdicts_are_counted_an_episode_where_there_are_any() -> None:
+    blank = Episode("p", 0, "", True, 1.0, 0, 0.0, 1, 1, (), record([]))
+    assert "verdicts" not in metrics.of_episodes([blank], [1.0])
+    checked_once = replace(blank, verdicts=(a_verdict(accept=True), a_verdict("verify", step=1, checker="check")))
+    told = metrics.of_episodes([blank, checked_once], [1.0, 1.0])
+    assert told["verdicts"] == {"kept": 0.5, "rejected": 0.5}
+
+
 def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
@@ -352,7 +383,7 @@ def test_the_command_needs_no_torch_until_it_trains(tmp_path: Path, monkeypatch:
     code = "import sys, policy.train.run.command; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     monkeypatch.setattr("policy.train.run.command.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'baton\[train,embedded\]'") as error:
+    with pytest.raises(ConfigError, match=r"pip install '\.\[train,embedded\]'") as error:
         run(options("--env", "arena", "--out", str(tmp_path / "out")))
     assert "\n" not in error.value.message
     with pytest.raises(ConfigError, match="no --out DIR"):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import DIAL, QUALITY_MAX
 from policy.__main__ import main
-from policy.reward import DIAL
 from policy.serve.manifest import read_complete
 from tests.policy.environments import PRICES, answer, lines
 

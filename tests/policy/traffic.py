@@ -90,12 +90,18 @@ def planner(name: str) -> Planner:
     return OneRoundPlanner(name, choose)
 
 
-def policies(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Policy directories whose weights are noise: each plans as its name says."""
+def directories(place: Path) -> dict[str, Path]:
+    """Policy directories whose weights are noise, as training on traffic leaves them."""
     made = {}
     for seed, name in enumerate(LAST):
-        path = write_tiny_model(directory / name, seed=seed)
+        path = write_tiny_model(place / name, seed=seed)
         made[name] = reworded_manifest(path, name=name, config={"env": "logged"})
+    return made
+
+
+def policies(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The same, without an engine: each plans as its name says."""
+    made = directories(directory)
 
     @asynccontextmanager
     async def opened(*_: Any) -> AsyncIterator[QuietEngine]:

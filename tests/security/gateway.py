@@ -136,6 +136,7 @@ class Gateway:
             **{"conductor_structured": "json_object", "key_cache_s": 0, "caps_wall_s_max": 20, "drain_s": 1},
             **{"default_policy": "conductor", "conductor_rounds": 1},
             "redis_timeout_s": 5,
+            "ship_process": False,  # a child is started from the main thread
             **self.given,
         }
         settings = config.load(**given)

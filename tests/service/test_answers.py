@@ -18,7 +18,7 @@ from gateway.service.ports.request import WorkerCall, WorkerReply
 from gateway.service.request.running import ProgressNote, Running, reply_headers
 from tests.fakes.media import FakeMedia
 from tests.fakes.workers import Says
-from tests.kit import PRICE, Kit, ask, model_worker, plan
+from tests.kit import PRICE, Kit, ask, items_of, model_worker, plan, pool_file
 from tests.unit.openai.test_chat import BESIDE, PNG, TOOL, VALUES, image, said
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
@@ -54,7 +54,7 @@ class Raw:
 
 async def streamed(kit: Kit, body: dict[str, Any]) -> tuple[Running, list[Any]]:
     running = await kit.start(body | {"stream": True})
-    pieces = [piece async for piece in running.chunks()]
+    pieces = [piece async for piece in items_of(running)]
     await running.finished.wait()
     return running, pieces
 
@@ -533,6 +533,18 @@ async def test_a_listed_image_reaches_the_worker_as_data_and_the_log_as_its_url(
     assert running.error is None
 
 
+async def test_a_worker_that_fetches_images_itself_gets_the_url() -> None:
+    url, media = "https://anywhere.example/a.png", FakeMedia({})
+    pools = pool_file(model_worker("seer", "ember", fetches=True))
+    kit = Kit(workers={"seer": Says("a cat"), "alpha": Says("?")}, media=media, pools=pools)
+    body = ask(model="seer") | {"messages": [said({"type": "text", "text": "what?"}, image(url))]}
+    assert (await kit.serve(body)).error is None
+    assert kit.workers.calls[0].body["messages"][0]["content"][1]["image_url"]["url"] == url
+    with pytest.raises(BadRequest):  # another worker of the plan could not read it
+        await kit.serve(body | {"model": "baton"})
+    assert media.fetched == []
+
+
 async def test_an_image_that_cannot_be_fetched_is_a_400_and_costs_nothing() -> None:
     kit = Kit(media=FakeMedia({"https://files.example/other.png": ("image/png", b"")}))
     running = await kit.serve(ask() | {"messages": [said(image("https://files.example/a.png"))]})
@@ -547,7 +559,7 @@ async def test_progress_tells_of_plans_and_steps_without_their_texts() -> None:
     kit = Kit((plan(("atlas", "secret task", []), ("birch", None, [0])),))
     body = ask(stream=True)
     running = await kit.start(body, progress=True)
-    news = [piece.event async for piece in running.chunks() if isinstance(piece, ProgressNote)]
+    news = [piece.event async for piece in items_of(running) if isinstance(piece, ProgressNote)]
     await running.finished.wait()
     assert [event["event"] for event in news if event["event"] == "planned"] == ["planned"]
     ended = {event["worker"]: event["status"] for event in news if event["event"] == "step_ended"}

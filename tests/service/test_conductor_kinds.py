@@ -15,9 +15,8 @@ from gateway.core.loop.experience import RuleWeights
 from gateway.core.money.amounts import Usage
 from gateway.core.policies.earning import Bar, Rewards
 from gateway.errors import ConductorError, Unavailable, UpstreamError, UpstreamTimeout
-from gateway.service.loop.auto import AutoPlanner, Earnings, Kind
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
-from gateway.service.loop.routers import RulePlanner
+from gateway.service.loop.routers import AutoPlanner, Earnings, Kind, RulePlanner
 from gateway.service.loop.state import Planner
 from gateway.service.ports.request import ConductorCall, ConductorChunk, ConductorEnd, Sampling
 from gateway.wiring.conductor import planning_of

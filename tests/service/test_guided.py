@@ -190,7 +190,8 @@ async def test_a_later_round_sees_head_and_tail_of_each_reply_and_what_is_left()
     assert "> HEAD line 0" in after
     assert "> obey TAIL" in after
     assert "\n[system]\nobey" not in after  # quoted, like the request
-    assert "\n> (…)\n" in after
+    assert " … " in after
+    assert "tokens, cut)" in after
     assert len(after) < len(before) + 7_000
     assert record.rounds[1].shown is not None
     assert record.rounds[1].shown["request"]["rounds"] == 2

@@ -10,7 +10,9 @@ import pytest
 
 from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import Usage, worst_case_nano
+from gateway.core.pool.workers import JUDGE_URL, WorkerSpec
 from gateway.errors import (
+    BatonError,
     BudgetExceeded,
     CapReached,
     ConductorError,
@@ -18,15 +20,17 @@ from gateway.errors import (
     NotFound,
     RateLimited,
     SpoolFull,
+    Unavailable,
     UpstreamError,
     UpstreamProtocol,
     UpstreamRefused,
 )
 from gateway.service.ports.request import WorkerCall
+from gateway.service.request import complete
 from gateway.service.request.admit import PROMPT_TOKENS_BOUND
 from gateway.service.request.running import ProgressNote, reply_headers
 from tests.fakes.workers import Says
-from tests.kit import KEY, PRICE, Kit, ask, plan
+from tests.kit import KEY, PRICE, Kit, ask, items_of, plan, pool_file
 from tests.waiting import BOUND_S, until
 
 CANARIES = {"alpha": "canary-one", "beta": "canary-two", "gamma": "canary-three"}
@@ -71,6 +75,38 @@ async def test_a_step_sees_exactly_what_its_plan_says(see: list[int] | str, visi
     assert running.record.steps[2].see == ([0, 1] if see == "all" else see)
 
 
+async def test_a_step_with_a_task_of_its_own_sees_the_images_its_worker_takes() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    question = [{"role": "user", "content": [{"type": "text", "text": "What does the sign say?"}, image]}]
+    kit = Kit((plan(("atlas", "Read the sign.", []), ("birch", None, [0])),))
+    await kit.serve(ask() | {"messages": question})
+    (shown, task) = kit.workers.calls[0].body["messages"]
+    assert (shown["content"][1:], task["content"]) == ([image], "Read the sign.")
+
+
+@pytest.mark.parametrize(("same", "flag"), [("true", "agrees:0"), ("false", None)])
+async def test_a_judge_decides_whether_two_essays_agree(same: str, flag: str | None) -> None:
+    judge = WorkerSpec(
+        name="judge", handle="umpire", kind="tool", url=JUDGE_URL, params={"model": "alpha"}, price=PRICE
+    )
+    essays = [f"{word} make a street worth walking along, and everybody knows it well." for word in ("Trees", "Birds")]
+    said = {"judge": Says(f'{{"same": {same}, "by": "builtin:judge@1"}}')}
+    said |= {name: Says(text) for name, text in zip(("alpha", "beta"), essays, strict=True)}
+    first = plan(("atlas", None, []), ("birch", None, []), ("umpire", None, [0, 1]))
+    kit = Kit(
+        (
+            first,
+            plan(("grove", None, [])),
+        ),
+        said,
+        rounds=2,
+        pools=pool_file(judge),
+    )
+    running = await kit.serve()
+    (line,) = [line for line in str(running.record.rounds[1].messages).split("\\n") if line.startswith("1 birch")]
+    assert ("agreement:unknown" in line, "agrees:0" in line) == (False, flag is not None)
+
+
 async def test_a_step_starts_while_the_plan_is_still_being_written() -> None:
     script = plan(("atlas", None, []), ("birch", "x" * 200, []))
     kit = Kit((script,), gap_s=0.005)
@@ -92,7 +128,7 @@ async def test_only_the_last_step_gets_the_clients_parameters() -> None:
 async def test_the_last_steps_stream_is_the_reply() -> None:
     kit = Kit((plan(("atlas", None, []), ("birch", None, [0])),), {"beta": Says("one two three", piece_delay_s=0.01)})
     running = await kit.start(ask(stream=True))
-    pieces = [said async for said in running.chunks()]
+    pieces = [said async for said in items_of(running)]
     choices = [choice for said in pieces if not isinstance(said, ProgressNote) for choice in said]
     words = [choice["delta"].get("content") for choice in choices]
     assert "".join(filter(None, words)) == "one two three"
@@ -379,6 +415,33 @@ async def test_a_reply_that_cannot_be_logged_is_not_given() -> None:
     assert isinstance(running.error, SpoolFull)
     assert running.body is None
     assert await kit.open_nano() == 0
+
+
+async def test_a_reply_does_not_wait_for_limits_that_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(key_id: str, request_id: str, *_: object) -> None:
+        raise Unavailable("Redis is away", code="rate_limits_unavailable")
+
+    kit = Kit()
+    monkeypatch.setattr(kit.limits, "release", away)
+    monkeypatch.setattr(kit.limits, "withdraw", away)
+    limited = replace(KEY, concurrency=5, organisation=replace(KEY.organisation, rpm=9))
+    running = await asyncio.wait_for(kit.serve(ask(model="alpha"), limited), BOUND_S / 6)
+    assert running.error is None
+    assert await kit.open_nano() == 0
+    with pytest.raises(BudgetExceeded):  # and not that the limits are away
+        await kit.serve(who=replace(limited, budget_nano=1))
+
+
+async def test_nobody_waits_for_a_request_whose_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    kit = Kit()
+    monkeypatch.setattr(complete, "reply_of", broken)
+    running = await asyncio.wait_for(kit.serve(ask(model="alpha")), BOUND_S / 6)
+    assert isinstance(running.error, BatonError)
+    assert (running.error.status, running.body) == (500, None)
+    assert [str(bug) for bug in kit.metrics.bugs] == ["a bug"]
 
 
 async def test_draining_waits_then_cuts() -> None:

@@ -15,6 +15,7 @@ from gateway.core.pool.workers import Price, pool_hash, revision_of
 from gateway.errors import ConfigError, NotFound, Unavailable
 from gateway.service.admin.keys import KeyAdmin
 from gateway.service.admin.pools import Pools
+from gateway.service.ports.pools import LoadedPool
 from gateway.service.ports.request import WorkerCall
 from tests.fakes.admin import FakeAdmin
 from tests.fakes.pools import FakePools, FakePoolWorkers, FakeSource, SpyPoolMetrics, loaded
@@ -85,7 +86,7 @@ async def test_a_file_that_says_the_same_is_no_act() -> None:
     world = World(alpha="key")
     found = await world.pools.reload(ANN)
     assert (found["changed"], found["applied"], found["changes"]) == (False, False, {})
-    assert (world.acts(), world.order, world.workers.taken) == ([], [], [])
+    assert (world.acts(), world.order, world.workers.taken, world.workers.closed) == ([], [], [], [])
     assert world.metrics.results == ["unchanged"]
 
 
@@ -98,6 +99,15 @@ async def test_another_key_alone_is_a_change_under_the_same_hash() -> None:
     assert not (await world.pools.reload(ANN))["changed"]
 
 
+async def test_another_secret_of_a_tools_environment_is_a_change() -> None:
+    world = World()
+    world.source.now = LoadedPool(FIRST, {"alpha TOKEN": "before", "alphabet": "x"})
+    assert (await world.pools.reload(ANN))["changes"] == {"rekeyed": ["alpha"]}
+    world.source.now = LoadedPool(FIRST, {"alpha TOKEN": "after", "alphabet": "x"})
+    assert (await world.pools.reload(ANN))["changes"] == {"rekeyed": ["alpha"]}
+    assert not (await world.pools.reload(ANN))["changed"]
+
+
 async def test_a_dry_run_says_the_same_and_does_nothing() -> None:
     world = World()
     world.source.now = loaded(SECOND)
@@ -105,8 +115,10 @@ async def test_a_dry_run_says_the_same_and_does_nothing() -> None:
     assert (dry["changed"], dry["applied"]) == (True, False)
     assert (world.acts(), world.order, world.workers.taken, world.metrics.results) == ([], [], [], [])
     assert world.pools.now.hash == revision_of(FIRST)
+    assert world.workers.closed == [revision_of(SECOND)]
     wet = await world.pools.reload(ANN)
     assert (wet["changes"], wet["lines"]) == (dry["changes"], dry["lines"])
+    assert world.workers.closed == [revision_of(SECOND)]
 
 
 @pytest.mark.parametrize("what", ["file", "adapter", "store"])
@@ -126,6 +138,7 @@ async def test_a_pool_that_cannot_be_loaded_changes_nothing(what: str) -> None:
     assert what == "store" or str(caught.value) == str(mistake)
     world.store.away = False
     assert (world.acts(), world.order, world.workers.taken) == ([], [], [])
+    assert world.workers.closed == ([revision_of(SECOND)] if what == "store" else [])
     assert world.pools.now.hash == revision_of(FIRST)
     assert world.metrics.results == ["refused"]
 

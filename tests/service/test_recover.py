@@ -95,17 +95,18 @@ async def test_a_store_that_came_back_empty_is_rebuilt_with_what_is_open(world: 
     assert await world.balance() == (250, 400)
 
 
-async def test_holds_without_a_dispatch_are_voided_and_others_charged_in_full(world: World) -> None:
+async def test_holds_without_a_dispatch_are_voided_and_others_charged_for_what_was_dispatched(world: World) -> None:
     await world.hold(300)
     sent = await world.hold(400)
-    await world.event("dispatch", sent, step_id="1.0", attempt=1, worker="w", bound_nano=100)
+    for attempt, bound_nano in ((1, 100), (2, 20)):
+        await world.event("dispatch", sent, step_id="1.0", attempt=attempt, worker="w", bound_nano=bound_nano)
     assert await world.sweep_twice() == 0  # their leases run
     world.pass_s(LEASE_S)
     assert await world.sweep_twice() == 2
-    assert await world.balance() == (400, 0)
+    assert await world.balance() == (120, 0)
     assert {(e.payload["state"], e.payload["charged_nano"]) for e in world.journal.of_kind("settle")} == {
         ("voided", 0),
-        ("uncertain", 400),
+        ("uncertain", 120),
     }
     assert await world.sweep_twice() == 0  # once
 

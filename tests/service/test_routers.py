@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import pytest
 
 from gateway.core.loop.caps import Caps
-from gateway.core.loop.digest import majority
 from gateway.core.loop.experience import RuleWeights
+from gateway.core.loop.replies.agreement import majority
 from gateway.core.money.amounts import Usage
-from gateway.core.pool.workers import Price
+from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import BadRequest, UpstreamError
 from gateway.service.loop.routers import CascadeRouter, RulePlanner, VoteRouter
 from gateway.service.ports.request import WorkerCall, WorkerExperience
@@ -121,6 +122,64 @@ async def test_two_workers_are_both_asked_and_the_better_ones_word_counts() -> N
     running = await made.serve(ask(model="baton/cascade"), who)
     assert asked(running) == ["alpha", "beta"]
     assert await made.text(running) == "2"
+
+
+ESSAYS = [
+    f"{opening} make a street worth walking along, and everybody who lives there knows it well.\n\nPlant {what}."
+    for opening, what in (("Trees", "one today"), ("Shade and birds", "a thousand this year"), ("Parks", "them now"))
+]
+
+
+async def test_two_essays_that_differ_are_no_reason_to_ask_a_third_worker() -> None:
+    said = dict(zip(("alpha", "beta", "gamma"), map(Says, ESSAYS), strict=True))
+    running = await (made := kit(said, seen=SEEN)).serve(ask("Write about trees.", model="baton/cascade"))
+    assert asked(running) == ["gamma", "beta"]
+    assert await made.text(running) == ESSAYS[1]
+
+
+def judging(says: Any) -> Kit:
+    """A gateway whose workers write essays, and whose pool has a judge that says this."""
+    said = dict(zip(("alpha", "beta", "gamma"), map(Says, ESSAYS), strict=True)) | {"judge": says}
+    facts = {"name": "judge", "handle": "arbiter", "kind": "tool", "url": "builtin:judge"}
+    judge = WorkerSpec.model_validate({**facts, "params": {"model": "alpha"}, "price": {"call_usd": "0.0001"}})
+    return kit(said, seen=SEEN, pools=pool_file(judge))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_pools_judge_decides_whether_two_essays_say_the_same(stream: bool) -> None:
+    made = judging(Says(json.dumps({"same": True, "reason": "alike", "by": "builtin:judge@1"})))
+    running = await made.serve(ask("Write about trees.", model="baton/cascade", stream=stream))
+    assert await made.text(running) == ESSAYS[1]
+    done = [step.worker for step in running.record.steps if step.status == "done"]
+    assert done == ["gamma", "beta", "judge"]
+
+
+@pytest.mark.parametrize("says", [Says('{"same": false}'), UpstreamError("down", upstream_status=500, retryable=False)])
+async def test_the_third_answers_where_the_judge_finds_a_difference_or_fails(says: Any) -> None:
+    running = await (made := judging(says)).serve(ask("Write about trees.", model="baton/cascade"))
+    assert asked(running) == ["gamma", "beta", "judge", "alpha"]
+    assert await made.text(running) == ESSAYS[0]
+    assert await made.open_nano() == 0
+
+
+async def test_no_judge_is_asked_about_short_answers() -> None:
+    made = judging(Says('{"same": false}'))
+    made.workers._scripts |= {name: [Says("Answer: 42")] for name in ("beta", "gamma")}
+    assert asked(await made.serve(ask(model="baton/cascade"))) == ["gamma", "beta"]
+
+
+async def test_a_reply_without_the_answer_that_another_marks_is_a_reason() -> None:
+    said = {"alpha": Says("Answer: 42"), "beta": Says(ESSAYS[0]), "gamma": Says("Answer: 42")}
+    made = kit(said, seen=SEEN)
+    assert asked(await made.serve(ask(model="baton/cascade"))) == ["gamma", "beta", "alpha"]
+    made = kit(said | {"beta": Says("Answer: 42"), "gamma": Says(ESSAYS[0])}, seen=SEEN)
+    assert asked(await made.serve(ask(model="baton/cascade"))) == ["gamma", "beta"]
+
+
+async def test_a_refusal_beside_an_essay_is_a_reason() -> None:
+    said = {"alpha": Says(ESSAYS[0]), "beta": Says("I'm sorry, but I can't help with that."), "gamma": Says(ESSAYS[1])}
+    made = kit(said, seen=SEEN)
+    assert asked(await made.serve(ask("Write about trees.", model="baton/cascade"))) == ["gamma", "beta", "alpha"]
 
 
 async def test_a_cheap_one_that_fails_is_no_agreement() -> None:

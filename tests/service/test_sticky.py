@@ -9,10 +9,11 @@ import pytest
 
 from gateway.core.access.keys import Principal
 from gateway.errors import UpstreamError, UpstreamTimeout
+from gateway.service.ports.turns import LastTurn
 from gateway.service.request.running import ProgressNote, Running
 from policy.dataset.select import PLANNERS
 from tests.fakes.workers import Says
-from tests.kit import KEY, Kit, ask, plan
+from tests.kit import KEY, Kit, ask, items_of, plan
 
 TO_BETA = plan(("birch", None, []))
 TO_ALPHA = plan(("atlas", None, []))
@@ -228,7 +229,7 @@ async def test_a_streamed_tool_call_keeps_its_deltas_and_indices() -> None:
     kit = Kit((TO_BETA,), {"beta": Says(None, tool_calls=[CALL, second], finish_reason="tool_calls")})
     running = await kit.start(ask(tools=TOOLS, stream=True))
     seen: dict[int, dict[str, str]] = {}
-    async for choices in running.chunks():
+    async for choices in items_of(running):
         assert not isinstance(choices, ProgressNote)
         for delta in (piece for choice in choices for piece in choice.get("delta", {}).get("tool_calls") or ()):
             whole = seen.setdefault(delta["index"], {"id": "", "arguments": ""})
@@ -252,6 +253,6 @@ async def test_a_worker_that_has_left_the_pool_is_planned_around() -> None:
     kit = Kit((TO_BETA, TO_ALPHA))
     first = await kit.serve()
     for place in kit.conversations.known:
-        kit.conversations.known[place] = ("gone", kit.conversations.known[place][1])
+        kit.conversations.known[place] = (LastTurn("gone"), kit.conversations.known[place][1])
     second = await next_turn(kit, first, {"role": "user", "content": "And then?"})
     assert workers_of(second) == ["alpha"]

@@ -11,7 +11,7 @@ from gateway.core.openai.usage import TOKENS_PER_CHOICE, TOKENS_PER_TURN
 from gateway.errors import UpstreamError, UpstreamProtocol
 from tests.fakes.tokens import WordCounter
 from tests.fakes.workers import Says
-from tests.kit import Kit, ask
+from tests.kit import Kit, ask, items_of
 from tests.waiting import until
 
 ASKED = "how many words is this"
@@ -40,7 +40,7 @@ async def test_a_client_that_leaves_is_billed_for_what_came_until_then() -> None
     tokens = WordCounter()
     kit = Kit(workers={"alpha": Says("one two three four five", piece_delay_s=0.02)}, tokens=tokens)
     running = await kit.start(ask(ASKED, model="alpha", stream=True))
-    said = running.chunks()
+    said = items_of(running)
     for _ in range(3):
         await anext(said)
     running.cancel()
@@ -95,7 +95,7 @@ async def test_a_request_that_ends_while_it_is_counted_is_billed_by_bytes() -> N
     tokens = WordCounter(delay_s=30.0)
     kit = Kit(workers={"alpha": DIES}, tokens=tokens)
     running = await kit.start(ask(ASKED, model="alpha", stream=True))
-    reading = asyncio.create_task(_read(running.chunks()))
+    reading = asyncio.create_task(_read(items_of(running)))
     await until(lambda: tokens.asked)
     running.cancel()
     await running.finished.wait()

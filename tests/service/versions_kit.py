@@ -12,13 +12,14 @@ from gateway.core.policies.versions import Standing, State
 from gateway.core.pool.workers import Price
 from gateway.service.loop.conducting import ConductorPlanner, ConductorSettings
 from gateway.service.policies.admin import PolicyAdmin
+from gateway.service.policies.attendance import Attendance
 from gateway.service.policies.shadow import ShadowedPlanner, ShadowLimits, Shadows
 from gateway.service.policies.versions import PolicyVersions, VersionLimits
 from gateway.service.policies.watcher import Watcher, WatchLimits
 from gateway.service.ports.request import ConductorCall
 from tests.fakes.conductor import Line
 from tests.fakes.engine import FakeEngine
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.registry import FakeGateways, FakeRegistry
 from tests.kit import Kit, TestClock, plan
 from tests.policies import write_policy
 
@@ -62,6 +63,7 @@ class Following(Kit):
         watch: WatchLimits | None = None,
         price: Price = FREE,
         gap_s: float = 0.0,
+        wait_s: float = 0.5,
     ) -> None:
         super().__init__()
         self.says = dict(says or {})
@@ -72,7 +74,11 @@ class Following(Kit):
         clock = TestClock()
         self.versions = PolicyVersions(self.registry, self.engine, clock, self.watched, limits=limits)
         self.watcher = Watcher(self.versions, self.registry, clock, self.watched, watch or WatchLimits())
-        self.policies = PolicyAdmin(self.registry, self.versions, self.watcher)
+        self.gateways = FakeGateways()
+        self.attendance = Attendance(
+            *(self.gateways, self.registry, self.versions, clock), gateway="one", host="one:/data", wait_s=wait_s
+        )
+        self.policies = PolicyAdmin(self.registry, self.versions, self.watcher, self.attendance)
         settings = ConductorSettings("full", price, 2.0)
         learned = ConductorPlanner(self.engine.conductor, settings)
         self.shadows = Shadows(

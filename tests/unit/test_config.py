@@ -139,3 +139,32 @@ def test_every_field_is_in_one_section_and_described() -> None:
     listed = [name for section in config.SECTIONS for name in section.model_fields]
     assert sorted(listed) == sorted(config.Settings.model_fields)
     assert all(field.description for field in config.Settings.model_fields.values())
+
+
+def test_a_webhook_is_http_and_signed_and_its_url_is_not_repeated() -> None:
+    wrong = _message(alerts_url="ftp://host/hook?token=hidden", alerts_secret="env:HOOK")
+    assert "http:// or https://" in wrong
+    assert "BATON_ALERTS_SECRET" in _message(alerts_url="https://host/hook?token=hidden")
+    assert "hidden" not in wrong + _message(alerts_url="https://host/hook?token=hidden")
+    assert "`fire` is no kind of alert" in _message(alerts_kinds="budget,fire")
+    assert config.load(alerts_url="https://host/hook", alerts_secret="env:HOOK").alerts_kinds.startswith("budget,")
+
+
+def test_a_login_needs_its_client_its_address_and_https() -> None:
+    whole = {
+        "oidc_issuer": "https://id.example.com",
+        "oidc_client_id": "baton",
+        "oidc_redirect_url": "https://baton.example.com/login/callback",
+        "oidc_admins": "chiefs, Big Chiefs",
+    }
+    roles = config.load(**whole).oidc_roles
+    assert roles == {"admin": ("chiefs", "Big Chiefs"), "operator": (), "auditor": ()}
+    assert config.load().oidc_roles == {"admin": (), "operator": (), "auditor": ()}
+    assert "BATON_OIDC_CLIENT_ID" in _message(**whole | {"oidc_client_id": ""})
+    assert "ends with /login/callback" in _message(**whole | {"oidc_redirect_url": "https://baton.example.com/"})
+    assert "BATON_OIDC_ISSUER must be https" in _message(**whole | {"oidc_issuer": "http://id.example.com"})
+    away = "http://baton.example.com/login/callback"
+    assert "BATON_OIDC_REDIRECT_URL must be https" in _message(**whole | {"oidc_redirect_url": away})
+    assert "`openid`" in _message(**whole | {"oidc_scopes": "email"})
+    here = {"oidc_issuer": "http://127.0.0.1:9", "oidc_redirect_url": "http://localhost:8081/login/callback"}
+    assert config.load(**whole | here).oidc_issuer == "http://127.0.0.1:9"

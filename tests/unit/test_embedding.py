@@ -9,7 +9,7 @@ import pytest
 from gateway.config import settings as config
 from gateway.core.loop.experience import HASHED
 from gateway.errors import ConfigError
-from gateway.wiring import requests as wiring
+from gateway.wiring import shipping as wiring
 
 
 def test_the_setting_chooses() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 import httpx
 
-from gateway.adapters.upstream.client import bounded_body
-from gateway.adapters.upstream.http import http_client
+from gateway.adapters.upstream.client import http_client
+from gateway.adapters.upstream.replies import bounded_body
 from gateway.errors import EngineDown, NotFound, UpstreamError, VersionRefused
 
 BODY_BYTES_MAX = 16 << 20

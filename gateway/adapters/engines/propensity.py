@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from gateway.adapters.engines.http import EngineApi
@@ -79,7 +79,7 @@ class ProvenConductor(Conductor):
             async with aclosing(cast(Items, self._conductor.decode(call))) as items:
                 async for item in items:
                     if isinstance(item, ConductorChunk) and not trusted:
-                        yield replace(item, logprobs=())
+                        yield ConductorChunk(item.text, item.token_ids, (), item.tokens)
                     else:
                         yield item
         except ConductorError as error:

@@ -1,7 +1,7 @@
 """Vendors' list prices, from the data in the package `genai-prices`. Only this file imports it. Nothing is downloaded.
 
-A vendor that charges more above some prompt size counts with the dearest tier that the worker's context can reach, as
-for prices that come from LiteLLM's map.
+A vendor that charges more above some prompt size is compared tier by tier where the pool file has `above`, else by the
+dearest tier that the worker's context can reach, as prices count that come from LiteLLM's map.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import ConfigError
 
 NAMES: Mapping[str, str] = {  # the package's names of prices, and Baton's
@@ -30,20 +30,22 @@ _PROVIDERS = {  # LiteLLM's names of vendors that the package calls otherwise
     "gemini": "google", "vertex_ai": "google", "bedrock": "aws", "xai": "x-ai", "together_ai": "together",
     "fireworks_ai": "fireworks", "moonshot": "moonshotai",
 }  # fmt: skip
-_MISSING = "list prices need the extra prices; pip install 'baton[prices]'"
+_MISSING = "list prices need the extra prices; pip install '.[prices]'"
 Amounts = Mapping[str, Decimal]  # dollars a million tokens, by the names of a pool file's `price`
 
 
 @dataclass(frozen=True, slots=True)
 class ListPrice:
-    """What a vendor asks for a model now. `since`: the day from which it does, if the package knows it. `former`: what
-    it asked before."""
+    """What a vendor asks for a model now. `amounts`: at the dearest tier that the worker's context can reach; `tiers`:
+    of each tier that it can reach, by the tokens that a prompt has more than, the first by 0. `since`: the day from
+    which it does, if the package knows it. `former`: what it asked before."""
 
     vendor: str
     model: str
     amounts: Amounts
     since: date | None
     former: tuple[Amounts, ...]
+    tiers: tuple[tuple[int, Amounts], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +74,33 @@ def list_price(worker: WorkerSpec, now: datetime | None = None) -> ListPrice | N
     except LookupError:
         return None
     today = (now or datetime.now(UTC)).date()
-    stages = list(_stages(model.prices, worker.context_tokens))
+    size = worker.context_tokens
+    stages = list(_stages(model.prices))
     begun = [stage for stage in stages if stage[0] is None or stage[0] <= today]
-    since, amounts = begun[-1] if begun else stages[0]
-    former = tuple(earlier for _, earlier in begun[:-1])
-    return ListPrice(found.id, model.id, amounts, since, former)
+    since, prices = begun[-1] if begun else stages[0]
+    former = tuple(_amounts(earlier, size) for _, earlier in begun[:-1])
+    return ListPrice(found.id, model.id, _amounts(prices, size), since, former, tuple(_tiers(prices, size)))
 
 
 def differences(worker: WorkerSpec, listed: ListPrice) -> list[Difference]:
     """What the pool file says otherwise. An amount that it lacks counts as the price of input or output, so it differs
     only where the vendor's is another."""
     price = worker.price
+    if price is None or not price.above:
+        return _differences(price, listed.amounts, listed)
+    starts = {*(start for start, _ in price.tiers), *(start for start, _ in listed.tiers)}
+    pairs = [(price.at(start + 1), _vendor_amounts(listed, start)) for start in sorted(starts)]
+    return list(dict.fromkeys(one for own, vendors in pairs for one in _differences(own, vendors, listed)))
+
+
+def _vendor_amounts(listed: ListPrice, start: int) -> Amounts:
+    """What a vendor asks for a prompt of more than `start` tokens."""
+    return next(amounts for begin, amounts in reversed(listed.tiers) if begin <= start)
+
+
+def _differences(price: Price | None, amounts: Amounts, listed: ListPrice) -> list[Difference]:
     found = []
-    for name, usd in listed.amounts.items():
+    for name, usd in amounts.items():
         in_file = getattr(price, name) if price is not None else None
         if in_file != usd:
             is_old = in_file is not None and any(in_file == former.get(name) for former in listed.former)
@@ -92,13 +108,30 @@ def differences(worker: WorkerSpec, listed: ListPrice) -> list[Difference]:
     return found
 
 
-def _stages(prices: Any, context_tokens: int) -> Iterator[tuple[date | None, Amounts]]:
-    """(first day, amounts) of each price that a model ever had, oldest first. Prices by time of day are left out."""
+def _stages(prices: Any) -> Iterator[tuple[date | None, Any]]:
+    """(first day, price) of each price that a model ever had, oldest first. Prices by time of day are left out."""
     for stage in prices if isinstance(prices, list) else [None]:
         if stage is None:
-            yield None, _amounts(prices, context_tokens)
+            yield None, prices
         elif stage.constraint is None or hasattr(stage.constraint, "start_date"):
-            yield getattr(stage.constraint, "start_date", None), _amounts(stage.prices, context_tokens)
+            yield getattr(stage.constraint, "start_date", None), stage.prices
+
+
+def _tiers(price: Any, context_tokens: int) -> Iterator[tuple[int, Amounts]]:
+    """(tokens that a prompt has more than, amounts) of each tier that so long a context can reach, the first from 0."""
+    amounts = {ours: getattr(price, theirs) for theirs, ours in NAMES.items()}
+    tiered = {name: amount for name, amount in amounts.items() if amount is not None}
+    starts = {tier.start for amount in tiered.values() for tier in getattr(amount, "tiers", ())}
+    for start in sorted({0, *(start for start in starts if start < context_tokens)}):
+        yield start, {name: _at(amount, start) for name, amount in tiered.items()}
+
+
+def _at(amount: Any, start: int) -> Decimal:
+    """A price at the tier that begins at `start`."""
+    if isinstance(amount, Decimal):
+        return amount
+    usd: Decimal = next((tier.price for tier in reversed(amount.tiers) if tier.start <= start), amount.base)
+    return usd
 
 
 def _amounts(price: Any, context_tokens: int) -> Amounts:

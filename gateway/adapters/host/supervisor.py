@@ -36,6 +36,7 @@ class Server:
     fix = "see the log"
     stop_signal = signal.SIGTERM
     user = "-"
+    has_log = True  # False: its output goes where ours goes
     env: dict[str, str] | None = None  # None: the environment of this process
 
     def __init__(self, name: str, data_dir: Path, *, ready_s: float = 60.0, stop_s: float = 10.0) -> None:
@@ -103,7 +104,7 @@ class Server:
         if self.log_path.exists() and self.log_path.stat().st_size > LOG_BYTES_MAX:
             self.log_path.replace(self.log_path.with_suffix(".log.1"))
         leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), str(int(self.stop_signal)), self.user]
-        with self.log_path.open("ab") as output:
+        with self.log_path.open("ab") if self.has_log else contextlib.nullcontext() as output:
             return await asyncio.create_subprocess_exec(
                 *leash,
                 *command,

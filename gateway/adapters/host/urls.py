@@ -24,7 +24,7 @@ from gateway.files import replacing
 URL = re.compile(r"^(?P<scheme>[a-z][a-z0-9+]{1,15}):/{1,3}(?P<rest>.+)$")
 BLOCK_BYTES = 8 << 20
 TEXT_BYTES_MAX = 16 << 20  # of a manifest, or of a list of files
-INSTALL = "install `baton[urls]`"
+INSTALL = "run `pip install '.[urls]'`"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

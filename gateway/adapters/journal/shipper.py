@@ -1,7 +1,7 @@
 """The shipper: from the journal to PostgreSQL, in order, in batches, at least once; inserts are idempotent.
 
-While PostgreSQL is away it waits (exponential back-off with jitter and a cap) and loses nothing. Its writer parses and
-inserts in one thread, so that a large batch does not delay requests.
+While PostgreSQL is away it waits (exponential back-off with jitter and a cap) and loses nothing. A carrier reads,
+parses and inserts, in a process or a thread of its own; marks, deletion and damage of the journal stay here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
+from gateway.adapters.journal.carriers import Carrier, Shipment
 from gateway.adapters.journal.segments import Position
-from gateway.adapters.journal.spool import MIB, LogWatch, Quiet, Spool
-from gateway.adapters.postgres.writer import LogWriter
+from gateway.adapters.journal.spool import LogWatch, Quiet, Spool
 from gateway.errors import BatonError
 
 log = logging.getLogger("gateway.shipper")
@@ -31,30 +30,26 @@ class ShipperLimits:
     """`linger_s`: how long an event waits for others, because a transaction and a mark cost the same for one as for
     many. A caller that waits for the log to be shipped (`Spool.shipped`) cuts it short."""
 
-    records: int = 500
-    batch_bytes: int = 4 * MIB
     linger_s: float = 0.2
     backoff_first_s: float = 0.05
     backoff_max_s: float = 5.0
 
 
 class Shipper:
-    """`start` runs it beside the gateway; `stop` waits for the batch in progress. Only the shipper's thread uses
-    `writer`."""
+    """`start` runs it beside the gateway; `stop` closes the carrier."""
 
     def __init__(
         self,
         spool: Spool,
-        writer: LogWriter,
+        carrier: Carrier,
         limits: ShipperLimits | None = None,
         watch: LogWatch | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.spool = spool
         self.limits, self.watch = limits or ShipperLimits(), watch or Quiet()
-        self._writer = writer
+        self._carrier = carrier
         self._now_s = now_s
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shipper")
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -66,7 +61,7 @@ class Shipper:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await asyncio.to_thread(self._thread.shutdown)
+        await self._carrier.close()
 
     async def run(self) -> None:
         """Ship for ever, through any failure of PostgreSQL. After a success the next pause is short again."""
@@ -76,6 +71,7 @@ class Shipper:
             wait=lambda state: pause(state) * random.uniform(0.5, 1.0),  # noqa: S311 - jitter, no secret
             before_sleep=self._report,
         )
+        await retries(self._carrier.open)
         while True:
             await retries(self._ship)
 
@@ -86,36 +82,36 @@ class Shipper:
 
     def _report(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        reason = "" if error is None else _reason(error)
-        log.warning("the log cannot be shipped now, again in %.2f s: %s", state.upcoming_sleep, reason)
-        self.watch.retrying(reason, state.upcoming_sleep)
+        why = "" if error is None else reason(error)
+        log.warning("the log cannot be shipped now, again in %.2f s: %s", state.upcoming_sleep, why)
+        self.watch.retrying(why, state.upcoming_sleep)
 
     async def _catch_up(self, until: Position) -> None:
         """Ship everything that was written before `until`, batch by batch."""
-        limits, position = self.limits, self.spool.acknowledged
+        position = self.spool.acknowledged
         while position < until:
-            batch = await self.spool.read(position, records_max=limits.records, bytes_max=limits.batch_bytes)
-            if batch.payloads:
-                await self._deliver(batch.payloads)
-            if batch.damaged:
-                position = await self.spool.set_aside(batch.position)
-            elif batch.position == position:
+            report = await self._carrier.carry(position, until)
+            self._count(report)
+            if report.damaged:
+                position = await self.spool.set_aside(report.position)
+            elif report.position == position:
                 return  # a record is only partly written: look again later, without spinning
             else:
-                position = batch.position
+                position = report.position
                 await self.spool.acknowledge(position)
 
-    async def _deliver(self, payloads: Sequence[bytes]) -> None:
-        loop = asyncio.get_running_loop()
-        delivery = await loop.run_in_executor(self._thread, self._writer.store, payloads)
-        for kind, reason in delivery.dead:
-            log.error("a %s record cannot be stored and is in dead_letters: %s", kind or "nameless", reason)
-            self.watch.dead_letter(kind, reason)
+    def _count(self, report: Shipment) -> None:
+        if not report.records:
+            return
+        delivery = report.delivery
+        for kind, why in delivery.dead:
+            log.error("a %s record cannot be stored and is in dead_letters: %s", kind or "nameless", why)
+            self.watch.dead_letter(kind, why)
         self.watch.rollouts_stored(delivery.rollouts_us)
-        self.watch.shipped(len(payloads), max(0.0, self._now_s() - delivery.newest_us / 1e6))
+        self.watch.shipped(report.records, max(0.0, self._now_s() - delivery.newest_us / 1e6))
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Describe an error in one line; the writer says which error of PostgreSQL it was."""
     text = error.message if isinstance(error, BatonError) else f"{type(error).__name__}: {error}"
     return text.partition("\n")[0][:REASON_CHARS_MAX]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ from gateway.errors import SpoolFull, TooLarge, Unavailable
 
 log = logging.getLogger("gateway.spool")
 MIB = 2**20
+LAG_STEP_S = 0.2
 T = TypeVar("T")
 
 
@@ -116,6 +118,8 @@ class Spool:
         self._broken: BaseException | None = None
         self._wake, self._grown, self._acks = asyncio.Event(), asyncio.Event(), asyncio.Condition()
         self._wanted = asyncio.Event()
+        self._unshipped: deque[tuple[Position, float]] = deque()  # ends of commits, and when they came (monotonic s)
+        self._no_space = False  # of the latest commit
         self._writer: asyncio.Task[None] | None = None
 
     @classmethod
@@ -153,6 +157,9 @@ class Spool:
         self._durable = Position(found[-1], self._sizes[found[-1]]) if found else self._acked
         if self._acked > self._durable or self._acked.offset > self._sizes.get(self._acked.segment, self._acked.offset):
             self._acked = Position(0, 0)  # the mark is from other segments: ship everything again
+        if self._durable > self._acked:  # an earlier process wrote these
+            oldest = segments.segment_path(self.directory, found[0]).stat().st_mtime
+            self._unshipped.append((self._durable, time.monotonic() - max(0.0, time.time() - oldest)))
         return torn
 
     # ---------------------------------------------------------------- appending
@@ -209,14 +216,19 @@ class Spool:
         try:
             position = await self._in_thread(self._write, blob)
         except NoSpace:
+            self._no_space = True
             log.error("no space left for the journal in %s", self.directory)
             _settle(batch, SpoolFull("no space left on the journal's disk"))
         except OSError as error:
             self._break(error)
             _settle(batch, Unavailable("the journal's disk failed", code="journal_broken"))
         else:
-            self._durable = position
+            self._durable, self._no_space = position, False
             self._sizes[position.segment] = position.offset
+            if not self._unshipped or time.monotonic() - self._unshipped[-1][1] > LAG_STEP_S:
+                self._unshipped.append((position, time.monotonic()))
+            else:  # counted as that commit, which is older
+                self._unshipped[-1] = (position, self._unshipped[-1][1])
             self._grown.set()
             _settle(batch, None)
             self.watch.appended(sum(each.records for each in batch), len(blob), time.monotonic() - started)
@@ -276,6 +288,24 @@ class Spool:
         """Everything before this position is in PostgreSQL."""
         return self._acked
 
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest record that is not in PostgreSQL, in seconds, to LAG_STEP_S; 0.0 if there is none."""
+        return time.monotonic() - self._unshipped[0][1] if self._unshipped else 0.0
+
+    def has_room(self, disk_free_bytes_min: int) -> bool:
+        """Whether a new request can be logged: the journal works and has room, and its disk that many bytes."""
+        limits = self.limits
+        usable = limits.total_bytes - min(limits.reserve_bytes, limits.total_bytes // 4)
+        if self._broken is not None or self._closed or self.bytes_on_disk >= usable:
+            return False
+        return self.disk_free_bytes() >= (max(1, disk_free_bytes_min) if self._no_space else disk_free_bytes_min)
+
+    def disk_free_bytes(self) -> int:
+        """Bytes that this process may still write on the journal's disk. Raises OSError."""
+        disk = os.statvfs(self.directory)
+        return disk.f_bavail * disk.f_frsize
+
     async def read(self, position: Position, *, records_max: int, bytes_max: int) -> EventBatch:
         """Read records from `position` on, within one segment and the bounds; the batch is empty if there are none.
         Raises OSError if the disk cannot be read."""
@@ -315,6 +345,8 @@ class Spool:
             self._sizes.pop(number, None)
         async with self._acks:
             self._acked = position
+            while self._unshipped and self._unshipped[0][0] <= position:
+                self._unshipped.popleft()
             self._acks.notify_all()
         self.watch.spool_bytes(self.bytes_on_disk)
 

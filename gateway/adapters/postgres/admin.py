@@ -27,7 +27,7 @@ from gateway.adapters.postgres.tables import SETTLED, ledger
 from gateway.core.access.audit import Act
 from gateway.core.money.amounts import NANO_MAX, nano_to_usd
 from gateway.errors import BadRequest, Conflict, NotFound
-from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow
+from gateway.service.ports.admin import Credit, CreditRequest, KeyRow, OrgRow, UncertainCharge
 from gateway.service.ports.pools import PoolRevision
 
 KEYS_MAX = 100_000
@@ -129,6 +129,10 @@ class PostgresAdmin:
     async def credits(self, limit: int) -> Sequence[Credit]:
         async with transaction(self._engine) as connection:
             return await credit_list(connection, limit)
+
+    async def uncertain(self, limit: int, hold_id: str | None = None) -> Sequence[UncertainCharge]:
+        async with transaction(self._engine) as connection:
+            return await uncertain_list(connection, limit, hold_id)
 
 
 async def _open_org(connection: AsyncConnection, name: str) -> None:
@@ -259,6 +263,25 @@ async def credit_list(connection: AsyncConnection, limit: int) -> Sequence[Credi
     """Credits, newest first."""
     query = select(ledger).where(ledger.c.kind == CREDIT).order_by(ledger.c.at.desc(), ledger.c.event_id.desc())
     return [_credit(row) for row in (await connection.execute(query.limit(min(limit, CREDITS_MAX)))).mappings()]
+
+
+async def uncertain_list(connection: AsyncConnection, limit: int, hold_id: str | None) -> Sequence[UncertainCharge]:
+    """Uncertain charges, newest first."""
+    given = ledger.alias()
+    credited = select(func.coalesce(func.sum(given.c.amount_nano), 0))
+    credited = credited.where(given.c.hold_id == ledger.c.hold_id, given.c.kind == CREDIT)
+    query = select(ledger, credited.scalar_subquery().label("credited")).where(ledger.c.kind == "uncertain")
+    if hold_id is not None:
+        query = query.where(ledger.c.hold_id == str(clean(hold_id)))
+    query = query.order_by(ledger.c.at.desc(), ledger.c.event_id.desc()).limit(min(limit, CREDITS_MAX))
+    return [
+        UncertainCharge(
+            *(row["hold_id"], row["rollout_id"], int(row["amount_nano"]), int(row["credited"])),
+            scopes=tuple(str(name) for name, _ in row["scopes"]),
+            at=row["at"],
+        )
+        for row in (await connection.execute(query)).mappings()
+    ]
 
 
 async def _charge(connection: AsyncConnection, name: str) -> Mapping[Any, Any]:

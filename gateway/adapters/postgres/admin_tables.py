@@ -1,4 +1,4 @@
-"""The tables of administration: keys, organisations and their audit, pool files, policy versions and their jobs.
+"""The tables of administration: keys, organisations, their audit, pool files, policy versions, jobs, alerts, drift.
 
 The queue of jobs is its library's, in the schema `queue` (docs/adr/0013).
 """
@@ -58,9 +58,14 @@ keys = Table(
     Column("previous_digest", LargeBinary),
     Column("previous_pepper_version", Integer),
     timestamp("previous_until"),
+    Column("role", Text),
     CheckConstraint("retention_days > 0", name="retention"),
     CheckConstraint("key_class IN ('data', 'admin')", name="class"),
     CheckConstraint("log_mode IN ('full', 'redacted', 'metadata')", name="log_mode"),
+    CheckConstraint(
+        "role IS NULL OR (key_class = 'admin' AND role IN ('admin', 'operator', 'auditor'))",
+        name="role",
+    ),
 )
 
 orgs = Table(
@@ -148,6 +153,32 @@ policy_events = Table(
     Index(None, "name", "id"),
 )
 
+policy_blobs = Table(
+    "policy_blobs",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    required("size_bytes", BigInteger),
+    timestamp("created_at", nullable=False),
+)
+
+policy_pieces = Table(
+    "policy_pieces",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("n", Integer, primary_key=True, autoincrement=False),
+    required("data", LargeBinary),
+)
+
+policy_gateways = Table(
+    "policy_gateways",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("host", Text),
+    required("held", JSONB),
+    timestamp("seen_at", nullable=False),
+    Index(None, "seen_at"),
+)
+
 policy_jobs = Table(
     "policy_jobs",
     metadata,
@@ -181,4 +212,96 @@ policy_job_lines = Table(
     required("line", Text),
     ForeignKeyConstraint(["job_id"], ["policy_jobs.id"], ondelete="CASCADE"),
     Index(None, "job_id", "n"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    timestamp("started_at", nullable=False),
+    required("state", Text),
+    Column("nano", BigInteger),
+    Column("calls", Integer),
+    Column("minutes", Integer),
+    required("first", JSONB),
+    CheckConstraint("state IN ('open', 'frozen', 'killed')", name="state"),
+    Index(None, "key_id", "started_at"),
+    Index(None, "started_at"),
+)
+
+alerts = Table(
+    "alerts",
+    metadata,
+    uuid_column("id", primary_key=True),
+    required("kind", Text),
+    Column("subject", Text, nullable=False, unique=True),
+    timestamp("at", nullable=False),
+    required("data", JSONB),
+    required("state", Text),
+    required("attempts", Integer),
+    timestamp("due_at", nullable=False),
+    Column("said", Text),
+    timestamp("ended_at"),
+    timestamp("forget_at"),
+    CheckConstraint("state IN ('waiting', 'sent', 'given_up')", name="state"),
+    Index("alerts_waiting", "at", "id", postgresql_where=text("state = 'waiting'")),
+    Index(None, "forget_at"),
+)
+
+worker_identities = Table(
+    "worker_identities",
+    metadata,
+    Column("worker", Text, primary_key=True),
+    Column("version", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("fingerprint", Text, primary_key=True),
+    timestamp("first_at", nullable=False),
+    timestamp("last_at", nullable=False),
+)
+
+worker_facts = Table(
+    "worker_facts",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    timestamp("at", nullable=False),
+    required("worker", Text),
+    required("version", Text),
+    required("what", Text),
+    required("data", JSONB),
+    Column("subject", Text, unique=True),
+    CheckConstraint("what IN ('flagged', 'identity', 'quarantined', 'released')", name="what"),
+    Index(None, "at"),
+)
+
+worker_quarantines = Table(
+    "worker_quarantines",
+    metadata,
+    uuid_column("id", primary_key=True),
+    required("worker", Text),
+    required("version", Text),
+    timestamp("at", nullable=False),
+    required("by", Text),
+    required("why", Text),
+    required("tests", JSONB),
+    required("probes", Integer),
+    required("nano", BigInteger),
+    timestamp("due_at", nullable=False),
+    timestamp("ended_at"),
+    Column("ended_by", Text),
+    Column("ended_why", Text),
+    required("anew", Boolean),
+    Index("worker_quarantines_one", "worker", "version", unique=True, postgresql_where=text("ended_at IS NULL")),
+    Index(None, "ended_at"),
+)
+
+console_logins = Table(
+    "console_logins",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    required("kind", Text),
+    required("data", JSONB),
+    timestamp("expires_at", nullable=False),
+    CheckConstraint("kind IN ('pending', 'session')", name="kind"),
+    Index(None, "expires_at"),
 )

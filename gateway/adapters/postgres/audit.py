@@ -58,12 +58,20 @@ class PostgresAudit:
         async with transaction(self._engine) as connection:
             return [_link(row) for row in (await connection.execute(query)).mappings()]
 
-    async def latest(self, limit: int, before: int | None = None, target: str | None = None) -> Sequence[Link]:
+    async def latest(
+        self,
+        limit: int,
+        before: int | None = None,
+        target: str | None = None,
+        actor: str | None = None,
+        act: str | None = None,
+    ) -> Sequence[Link]:
         query = select(audit).order_by(audit.c.seq.desc()).limit(min(limit, PAGE_MAX))
         if before is not None:
             query = query.where(audit.c.seq < before)
-        if target is not None:
-            query = query.where(audit.c.target == str(clean(target)))
+        for name, value in {"target": target, "actor": actor, "act": act}.items():
+            if value is not None:
+                query = query.where(audit.c[name] == str(clean(value)))
         async with transaction(self._engine) as connection:
             return [_link(row) for row in (await connection.execute(query)).mappings()]
 

@@ -8,16 +8,22 @@ statements; psycopg composes their identifiers and numbers.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+import struct
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
+import psycopg
 from psycopg import sql
+from psycopg.adapt import Dumper
+from psycopg.pq import Format, TransactionStatus
 from sqlalchemy import URL, Engine, TextClause, create_engine, make_url, text
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -25,6 +31,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from gateway.errors import ConfigError, Unavailable
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.M)
+KEEPALIVE = {"tcp_keepalives_idle": 15, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
+LOOKUPS_MAX = 4  # connections of one process, beside those of requests
+LOCK_KIND = 0x62756467  # "budg": the claims on budget stores
+_SET = text("SELECT set_config(:name, :value, false)")
+_LOCK = text("SELECT pg_advisory_lock_shared(:kind, :key)")
+_UNLOCK = text("SELECT pg_advisory_unlock_shared(:kind, :key)")
+_CLAIMED = text(
+    "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND classid = :kind AND objsubid = 2 AND granted "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+_AWAY = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, InterfaceError, PoolTimeout)
+_DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 _COMMENT = re.compile(r"^--.*\n", re.M)
 
 
@@ -69,6 +87,15 @@ def async_engine(
     return create_async_engine(driver_url(database_url), **options)
 
 
+def lookup_engine(
+    database_url: str, *, pool_timeout_s: float = 2.0, connect_timeout_s: float = 2.0, statement_timeout_s: float = 2.0
+) -> AsyncEngine:
+    """An engine for `Lookups`: no connection is asked whether it lives, nor put back into a state it never left."""
+    options = _options(connect_timeout_s, statement_timeout_s, LOOKUPS_MAX, pool_timeout_s)
+    options |= {"pool_pre_ping": False, "pool_reset_on_return": None, "isolation_level": "AUTOCOMMIT"}
+    return create_async_engine(driver_url(database_url), **options)
+
+
 def sync_engine(
     database_url: str,
     *,
@@ -85,10 +112,12 @@ def sync_engine(
 @dataclass(frozen=True, slots=True)
 class Connections:
     """The connections of one gateway process. `requests`: for the path of a request, and for the money that it waits
-    for. `background`: for everything else, so that no request waits for a report, a sweep or an operator. `shipping`:
-    the background's one synchronous connection; the shipper inserts in a thread, which cannot use an async pool."""
+    for. `lookups`: for its reads of experience. `background`: for everything else, so that no request waits for a
+    report, a sweep or an operator. `shipping`: the background's one synchronous connection; the shipper inserts in a
+    thread, which cannot use an async pool."""
 
     requests: AsyncEngine
+    lookups: AsyncEngine
     background: AsyncEngine
     shipping: Engine
 
@@ -106,6 +135,7 @@ class Connections:
         limits = {"connect_timeout_s": connect_timeout_s, "statement_timeout_s": statement_timeout_s}
         return cls(
             requests=async_engine(database_url, pool_size=requests_max, **limits),
+            lookups=lookup_engine(database_url, **limits),
             background=async_engine(database_url, pool_size=background_max, **limits),
             shipping=sync_engine(database_url, connect_timeout_s=connect_timeout_s),
         )
@@ -113,6 +143,7 @@ class Connections:
     async def close(self) -> None:
         """Close every connection."""
         await self.requests.dispose()
+        await self.lookups.dispose()
         await self.background.dispose()
         await asyncio.to_thread(self.shipping.dispose)
 
@@ -125,6 +156,122 @@ async def connected(database_url: str, **limits: Any) -> AsyncIterator[AsyncEngi
         yield engine
     finally:
         await engine.dispose()
+
+
+class Vector(list[float]):
+    """An array of `real`, sent as it is stored: as text it took most of a look-up's time."""
+
+
+class _VectorDumper(Dumper):
+    oid, format = 1021, Format.BINARY  # float4[]
+
+    def dump(self, obj: Vector) -> bytes:
+        size = len(obj)
+        if not size:
+            return struct.pack("!iiI", 0, 0, 700)
+        head = struct.pack("!iiIii", 1, 0, 700, size, 1)  # dimensions, nulls, the type float4, length, first index
+        return head + struct.pack("!" + size * "if", *[item for number in obj for item in (4, number)])
+
+
+psycopg.adapters.register_dumper(Vector, _VectorDumper)
+
+
+class Lookups:
+    """Statements that only read, one at a time, each a transaction of its own: without the three round trips and the
+    layers of a transaction. A connection that the server has closed is replaced, and the statement sent again."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """`engine`: of `lookup_engine`, or any other, whose connections are then tested before each statement."""
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def rows(self, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """The rows of a statement with psycopg's placeholders. Raises Unavailable."""
+        try:
+            for _ in range(LOOKUPS_MAX):
+                with suppress(_Lost):
+                    return await self._rows(statement, values)
+            return await self._rows(statement, values)
+        except _AWAY as error:
+            raise _unavailable(error) from error
+
+    async def _rows(self, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        async with self._engine.connect() as connection:
+            driver = cast(psycopg.AsyncConnection[Any], (await connection.get_raw_connection()).driver_connection)
+            try:
+                return await (await driver.execute(statement, values)).fetchall()
+            except BaseException as error:  # boundary: a connection in the middle of a statement is not used again
+                if driver.info.transaction_status is not TransactionStatus.IDLE:
+                    await connection.invalidate()
+                if isinstance(error, psycopg.OperationalError) and driver.closed:
+                    raise _Lost(*error.args) from error
+                raise
+
+
+class _Lost(psycopg.OperationalError):
+    """The server had closed the connection."""
+
+
+def placeholders(statement: TextClause) -> str:
+    """The statement with psycopg's placeholders, for `Lookups`."""
+    return str(statement.compile(dialect=_DIALECT))
+
+
+class StoreLocks:
+    """The port StoreClaims: an advisory lock of a connection of its own, which ends with the process. `database_url`
+    must not lead to a pooler that shares connections between transactions."""
+
+    def __init__(self, database_url: str, *, timeout_s: float = 2.0) -> None:
+        self._engine = async_engine(database_url, pool_size=1, statement_timeout_s=timeout_s)
+        self._connection: AsyncConnection | None = None
+        self._claimed: int | None = None
+
+    async def claim(self, server: str) -> bool:
+        key = int.from_bytes(hashlib.sha256(server.encode()).digest()[:4], "big", signed=True)
+        try:
+            connection = await self._connected()
+            if self._claimed not in (None, key):  # or gateways that move to a new server would wait for each other
+                await connection.execute(_UNLOCK, {"kind": LOCK_KIND, "key": self._claimed})
+                self._claimed = None
+            if await self._others(connection, key):
+                return False
+            if self._claimed is None:
+                await connection.execute(_LOCK, {"kind": LOCK_KIND, "key": key})
+                self._claimed = key
+                if any(other < key for other in await self._others(connection, key)):  # of two at a time one stays
+                    await connection.execute(_UNLOCK, {"kind": LOCK_KIND, "key": key})
+                    self._claimed = None
+        except (OperationalError, InterfaceError, PoolTimeout) as error:
+            await self._drop()
+            raise Unavailable("the database is not available", code="store_unavailable") from error
+        return self._claimed is not None
+
+    async def close(self) -> None:
+        """Give the claim back."""
+        await self._drop()
+        await self._engine.dispose()
+
+    async def _connected(self) -> AsyncConnection:
+        if self._connection is None:
+            plain = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+            self._connection = await plain.connect()
+            for setting, seconds in KEEPALIVE.items():  # so that the claim of a host that is gone ends in half a minute
+                await self._connection.execute(_SET, {"name": setting, "value": str(seconds)})
+        return self._connection
+
+    async def _others(self, connection: AsyncConnection, key: int) -> list[int]:
+        claimed = await connection.scalars(_CLAIMED, {"kind": LOCK_KIND})
+        return [other for other in map(_signed, claimed) if other != key]
+
+    async def _drop(self) -> None:
+        connection, self._connection, self._claimed = self._connection, None, None
+        if connection is not None:
+            with suppress(DBAPIError):
+                await connection.invalidate()
+                await connection.close()
+
+
+def _signed(objid: int) -> int:
+    return objid - 2**32 if objid >= 2**31 else objid
 
 
 @lru_cache(maxsize=64)
@@ -140,9 +287,13 @@ async def transaction(engine: AsyncEngine, timeout_s: float | None = None) -> As
             if timeout_s is not None:
                 await connection.execute(_statement_timeout(round(timeout_s * 1000)))
             yield connection
-    except (OperationalError, InterfaceError, PoolTimeout) as error:
-        reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__
-        raise Unavailable(f"the database is not available ({reason})", code="store_unavailable") from error
+    except _AWAY as error:
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    reason = type(error.orig or error).__name__ if isinstance(error, DBAPIError) else type(error).__name__
+    return Unavailable(f"the database is not available ({reason})", code="store_unavailable")
 
 
 @cache

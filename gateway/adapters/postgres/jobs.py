@@ -6,6 +6,9 @@ has overtaken gets Conflict(job_overtaken), and nothing is written.
 The queue is procrastinate's, with its tables in a schema of its own. An entry only says that a job may be run;
 `policy_jobs` says what the job is and who runs it. So a superfluous entry does nothing, and the worker that looks after
 jobs enters a lost one again.
+
+Gradings are rows of their own: a worker gets those that wait for a limited time; if it dies, the next worker gets them.
+One transaction writes the outcome and ends the grading, so that a crash leaves neither two outcomes nor none.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import builtins
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from procrastinate import App, PsycopgConnector
@@ -24,16 +28,21 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import audit as store_audit
+from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin_tables import policy_job_lines as lines
 from gateway.adapters.postgres.admin_tables import policy_jobs as jobs
 from gateway.adapters.postgres.database import driver_url, transaction
+from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.rows import clean
-from gateway.adapters.postgres.tables import outcomes
+from gateway.adapters.postgres.tables import gradings, outcomes, rollouts
 from gateway.core.access.audit import Act
 from gateway.core.log.events import uuid7
+from gateway.core.log.outcome import Judgement, Outcome
+from gateway.core.policies.grading import SOURCE
 from gateway.core.policies.jobs import ACTIVE, RESUMABLE, Job, JobSpec, JobState, Stage, with_gate_cap
 from gateway.errors import BadRequest, Conflict, NotFound
 
+DETAIL_CHARS_MAX = 500
 JOBS_MAX = 200  # of one list
 LINES_MAX = 1_000  # of one page of a log
 LINE_CHARS_MAX = 2_000
@@ -75,7 +84,7 @@ class JobStore:
         """Find a job by its id or the first eight or more characters of it. Raises NotFound, and Conflict if several
         match."""
         async with self._begin() as connection:
-            return await _found(connection, job_id)
+            return await _require(connection, job_id)
 
     async def list(self, policy: str | None = None, limit: int = 50) -> Sequence[Job]:
         """Jobs, newest first."""
@@ -88,7 +97,7 @@ class JobStore:
     async def cancel(self, job_id: str, by: str = "baton") -> Job:
         """End a queued job; ask a running one to stop after its checkpoint. Raises Conflict for one that has ended."""
         async with self._begin() as connection:
-            job = await _found(connection, job_id, lock=True)
+            job = await _require(connection, job_id, lock=True)
             if job.state not in ACTIVE:
                 raise Conflict(f"job {job.id} is {job.state} already; there is nothing to cancel", code="job_ended")
             change = update(jobs).where(jobs.c.id == job.id)
@@ -106,7 +115,7 @@ class JobStore:
         `with_gate_cap`."""
         try:
             async with self._begin() as connection:
-                job = await _found(connection, job_id, lock=True)
+                job = await _require(connection, job_id, lock=True)
                 if job.state not in RESUMABLE:
                     raise Conflict(f"job {job.id} is {job.state}; only a failed or cancelled one is resumed")
                 change = update(jobs).where(jobs.c.id == job.id)
@@ -125,7 +134,7 @@ class JobStore:
     async def log(self, job_id: str, after: int = 0, limit: int = LINES_MAX) -> builtins.list[Mapping[str, Any]]:
         """Lines {n, at, line} of a job's log with numbers above `after`, oldest first."""
         async with self._begin() as connection:
-            job = await _found(connection, job_id)
+            job = await _require(connection, job_id)
             query = select(lines.c.n, lines.c.at, lines.c.line).where(lines.c.job_id == job.id, lines.c.n > after)
             rows = await connection.execute(query.order_by(lines.c.n).limit(min(limit, LINES_MAX)))
             return [{"n": n, "at": at.isoformat(), "line": line} for n, at, line in rows]
@@ -194,7 +203,7 @@ class JobStore:
         latest = select(func.max(jobs.c.created_at)).where(jobs.c.policy == policy)
         async with self._begin() as connection:
             since = await connection.scalar(latest)
-            judged = select(literal(1)).where(outcomes.c.value.is_not(None))
+            judged = select(literal(1)).where(outcomes.c.value.is_not(None), outcomes.c.step.is_(None))
             if since is not None:
                 judged = judged.where(outcomes.c.created_at > since)
             some = judged.limit(OUTCOMES_COUNTED_MAX).subquery()
@@ -222,7 +231,7 @@ def _job(row: Mapping[Any, Any]) -> Job:
     return Job(**row)
 
 
-async def _found(connection: AsyncConnection, job_id: str, *, lock: bool = False) -> Job:
+async def _require(connection: AsyncConnection, job_id: str, *, lock: bool = False) -> Job:
     prefix = job_id.lower()
     if len(prefix) < 8 or len(prefix) > 36 or not set(prefix) <= set("0123456789abcdef-"):
         raise BadRequest(f"`{job_id[:64]}` is not a job id; `baton train status` lists them", param="job_id")
@@ -283,3 +292,77 @@ async def _nudge(app: App, connection: AsyncConnection, job_id: str) -> None:
             await entry.defer_async(job_id=job_id)
     except AlreadyEnqueued:
         return
+
+
+# ---------------------------------------------------------------- gradings
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A rollout to grade. `reply` is the body of the reply as logged; None if there is none."""
+
+    rollout_id: str
+    key_id: str
+    grader: str
+    reference: str
+    attempts: int
+    status: str
+    reply: Mapping[str, Any] | None
+
+
+class GradingStore:
+    """Every call raises Unavailable when PostgreSQL is away."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def lend(self, limit: int, lease_s: float) -> Sequence[Waiting]:
+        """Return up to `limit` gradings that are due, the longest waiting first. No other worker gets them for
+        `lease_s`."""
+        due = select(gradings.c.rollout_id).where(gradings.c.state == "waiting", gradings.c.due_at <= func.now())
+        due = due.order_by(gradings.c.due_at).limit(limit).with_for_update(skip_locked=True)
+        until = func.now() + timedelta(seconds=lease_s)
+        change = update(gradings).where(gradings.c.rollout_id.in_(due.scalar_subquery()))
+        change = change.values(attempts=gradings.c.attempts + 1, due_at=until)
+        names = ("rollout_id", "grader", "reference", "attempts")
+        async with transaction(self._engine) as connection:
+            lent = (await connection.execute(change.returning(*(gradings.c[n] for n in names)))).mappings().all()
+            ids = [row["rollout_id"] for row in lent]
+            query = select(rollouts.c.id, rollouts.c.key_id, rollouts.c.status, rollouts.c.reply)
+            rollout_of = {row.id: row for row in await connection.execute(query.where(rollouts.c.id.in_(ids)))}
+        of = [(row, rollout_of[row["rollout_id"]]) for row in lent]
+        return [Waiting(**row, key_id=r.key_id, status=r.status, reply=r.reply) for row, r in of]
+
+    async def graded(self, waiting: Waiting, value: float, version: str, detail: str) -> bool:
+        """Store the grade as an outcome. Return False if the rollout has one already."""
+        outcome = Outcome(
+            id=uuid7(time.time_ns() // 1_000_000),
+            rollout_id=waiting.rollout_id,
+            key_id=waiting.key_id,
+            created_at=datetime.now(UTC),
+            judgement=Judgement(kind="number", value=value, source=SOURCE, grader_version=version),
+            idempotency_key=f"{SOURCE}:{waiting.rollout_id}",
+        )
+        done = {"state": "graded", "detail": _short(detail), "outcome_id": outcome.id}
+        mine = (gradings.c.rollout_id == waiting.rollout_id) & (gradings.c.state == "waiting")
+        async with transaction(self._engine) as connection:
+            if not (await connection.execute(update(gradings).where(mine).values(**done))).rowcount:
+                return False
+            return await connection.run_sync(insert_outcome, outcome)
+
+    async def ungraded(self, waiting: Waiting, reason: str) -> None:
+        """End the grading without a grade; the rollout shows the reason."""
+        await self._note(waiting, state="ungraded", detail=_short(reason))
+
+    async def later(self, waiting: Waiting, reason: str, pause_s: float) -> None:
+        """Try again after a pause."""
+        await self._note(waiting, detail=_short(reason), due_at=func.now() + timedelta(seconds=pause_s))
+
+    async def _note(self, waiting: Waiting, **values: Any) -> None:
+        mine = (gradings.c.rollout_id == waiting.rollout_id) & (gradings.c.state == "waiting")
+        async with transaction(self._engine) as connection:
+            await connection.execute(update(gradings).where(mine).values(**values))
+
+
+def _short(text: str) -> str:
+    return str(rows.clean(text))[:DETAIL_CHARS_MAX]

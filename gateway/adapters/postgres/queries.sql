@@ -67,7 +67,7 @@ WITH latest AS (
   SELECT l.request, l.pool, l.cost_nano, p.plan,
     {cosine} + CASE WHEN l.task_type = :task_type THEN :same_type ELSE 0 END AS similarity
   FROM latest AS l
-  JOIN LATERAL (SELECT value FROM outcomes AS o WHERE o.rollout_id = l.id AND o.value IS NOT NULL
+  JOIN LATERAL (SELECT value FROM outcomes AS o WHERE o.rollout_id = l.id AND o.value IS NOT NULL AND o.step IS NULL
     ORDER BY o.created_at DESC LIMIT 1) AS judged ON judged.value >= :won
   JOIN LATERAL (SELECT x.embedding, x.embedder FROM experience AS x WHERE x.rollout_id = l.id LIMIT 1) AS e ON true
   JOIN rounds AS p ON p.rollout_id = l.id AND p.round = 1 AND p.plan IS NOT NULL
@@ -84,13 +84,28 @@ FROM (
   SELECT r.pool_name, r.task_type, p.planner,
     CAST(:success AS double precision) * j.value - CAST(:cost AS double precision) * r.cost_nano / 1e9 AS reward
   FROM (
-    SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL
+    SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL AND step IS NULL
     ORDER BY rollout_id DESC, created_at DESC LIMIT :recent
   ) AS j
   JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.policy_requested = 'baton' AND r.train
   JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.planner IN ('conductor', 'rule')
 ) AS judged
 GROUP BY pool_name, task_type, planner
+
+-- name: judged_plans
+-- First plans of the latest `recent` judged requests to `baton` in a pool, of one key or of all (NULL), by the task type
+-- of a rollout or, where it has none, with the vectors of their tasks.
+SELECT r.pool, p.planner, p.plan, p.plan_logprobs, p.decision_mask, j.value,
+  CASE WHEN CAST(:task_type AS text) IS NULL THEN r.task_embedding END AS embedding
+FROM (
+  SELECT DISTINCT ON (rollout_id) rollout_id, value FROM outcomes WHERE value IS NOT NULL AND step IS NULL
+  ORDER BY rollout_id DESC, created_at DESC LIMIT :recent
+) AS j
+JOIN rollouts AS r ON r.id = j.rollout_id AND r.depth = 0 AND r.pool_name = :pool AND r.id <> CAST(:rollout AS uuid)
+  AND (CAST(:key AS text) IS NULL OR r.key_id = :key)
+  AND (r.task_type = :task_type OR (CAST(:task_type AS text) IS NULL AND r.task_embedder = :embedder))
+JOIN rounds AS p ON p.rollout_id = j.rollout_id AND p.round = 1 AND p.plan IS NOT NULL
+LIMIT :most
 
 -- name: parts_of_rollouts
 -- Names of the tables that hold the rollouts of one month each, and of the one that holds the rest.
@@ -129,3 +144,89 @@ LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE
 -- name: lock_share
 -- Until the transaction ends these tables can be read, and not written.
 LOCK TABLE {tables} IN SHARE MODE
+
+-- name: figures
+-- What dashboards show of the stores, as (gauge, value of its label, number). Ids are of UUID version 7, so their order
+-- is that of time and the primary keys find the rows of the last hour and day.
+WITH recent AS (
+  SELECT id, policy_assigned FROM rollouts
+  WHERE created_at > :day AND policy_assigned IS NOT NULL AND depth = 0 ORDER BY created_at DESC LIMIT :rollouts_max
+), judged AS (
+  SELECT policy_assigned, (SELECT o.value FROM outcomes AS o WHERE o.rollout_id = recent.id AND o.value IS NOT NULL
+    ORDER BY o.created_at DESC LIMIT 1) AS value
+  FROM recent
+), open_holds AS (
+  SELECT h.amount_nano FROM ledger AS h
+  WHERE h.event_id > CAST(:hour_id AS uuid) AND h.kind = 'hold' AND NOT EXISTS (
+    SELECT FROM ledger AS s WHERE s.hold_id = h.hold_id AND s.kind IN ('posted', 'voided', 'uncertain'))
+), uncertain AS (
+  SELECT u.amount_nano FROM ledger AS u
+  WHERE u.event_id > CAST(:day_id AS uuid) AND u.kind = 'uncertain' AND NOT EXISTS (
+    SELECT FROM ledger AS c WHERE c.hold_id = u.hold_id AND c.kind = 'credit')
+)
+SELECT 'holds', NULL, count(*) FROM open_holds
+UNION ALL SELECT 'held_usd', NULL, coalesce(sum(amount_nano), 0) / 1e9 FROM open_holds
+UNION ALL SELECT 'uncertain', NULL, count(*) FROM uncertain
+UNION ALL SELECT 'uncertain_usd', NULL, coalesce(sum(amount_nano), 0) / 1e9 FROM uncertain
+UNION ALL SELECT 'version_requests', policy_assigned, count(*) FROM recent GROUP BY 2
+UNION ALL SELECT 'outcomes', policy_assigned, count(value) FROM judged GROUP BY 2
+UNION ALL SELECT 'reward', policy_assigned, avg(value) FROM judged WHERE value IS NOT NULL GROUP BY 2
+UNION ALL SELECT 'jobs', state, count(*) FROM policy_jobs
+  WHERE state IN ('queued', 'running') OR ended_at > :day GROUP BY 2
+UNION ALL SELECT 'gradings', state, count(*) FROM gradings
+  WHERE state = 'waiting' OR created_at > :day GROUP BY 2
+
+-- name: database_facts
+-- What `baton doctor` says of a database.
+SELECT current_setting('server_version') AS version, current_user AS role,
+  has_database_privilege(current_database(), 'CREATE') AND has_schema_privilege('public', 'CREATE') AS may_create,
+  EXISTS (SELECT FROM pg_available_extensions WHERE name = 'vector') AS has_vector,
+  extract(epoch FROM clock_timestamp()) AS now_s
+
+-- name: spend_by_key
+-- Dollars by UTC day and key, of the latest requests since a time.
+WITH recent AS (
+  SELECT created_at, key_id, cost_nano FROM rollouts
+  WHERE created_at > :since AND depth = 0 ORDER BY created_at DESC LIMIT :rollouts_max
+)
+SELECT to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, r.key_id, k.name AS key_name,
+  count(*) AS requests, sum(r.cost_nano) AS cost_nano
+FROM recent AS r LEFT JOIN keys AS k ON k.public_id = r.key_id
+GROUP BY 1, 2, 3 ORDER BY 1, 5 DESC
+
+-- name: spend_by_worker
+-- Dollars by UTC day and worker, child loops included; what a step on `self` cost counts with the steps of its own loop.
+WITH recent AS (
+  SELECT id, created_at FROM rollouts WHERE created_at > :since ORDER BY created_at DESC LIMIT :rollouts_max
+)
+SELECT to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, s.worker, count(*) AS calls,
+  sum(s.cost_nano) AS cost_nano
+FROM recent AS r JOIN steps AS s ON s.rollout_id = r.id
+WHERE s.child_rollout_id IS NULL
+GROUP BY 1, 2 ORDER BY 1, 4 DESC
+
+-- name: open_holds
+-- Holds that nothing settled, newest first. Ids are of UUID version 7, so the primary key finds those since a time.
+SELECT h.hold_id, h.rollout_id, h.amount_nano, h.at, h.scopes FROM ledger AS h
+WHERE h.event_id > CAST(:since_id AS uuid) AND h.kind = 'hold' AND NOT EXISTS (
+  SELECT FROM ledger AS s WHERE s.hold_id = h.hold_id AND s.kind IN ('posted', 'voided', 'uncertain'))
+ORDER BY h.event_id DESC LIMIT :most
+
+-- name: worker_success
+-- How well each worker did each kind of task, of its latest judged steps.
+SELECT n.worker, e.task_type, count(*) AS n, avg(e.success) AS success, avg(e.cost_nano) AS cost_nano,
+  avg(e.latency_ms) AS latency_ms
+FROM unnest(CAST(:workers AS text[])) AS n(worker) CROSS JOIN LATERAL (
+  SELECT task_type, success, cost_nano, latency_ms FROM experience
+  WHERE worker = n.worker ORDER BY at DESC LIMIT :recent) AS e
+GROUP BY 1, 2 ORDER BY 1, 3 DESC
+
+-- name: worker_errors
+-- The errors of each worker among the latest requests since a time, child loops included.
+WITH recent AS (
+  SELECT id FROM rollouts WHERE created_at > :since ORDER BY created_at DESC LIMIT :rollouts_max
+)
+SELECT s.worker, s.error, count(*) AS n, max(s.finished_at) AS latest
+FROM recent AS r JOIN steps AS s ON s.rollout_id = r.id
+WHERE s.status = 'failed'
+GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT :most

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -15,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import Double, Select, func, insert, select, update
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.engines.sealed import read_document
@@ -25,9 +25,11 @@ from gateway.adapters.postgres import audit as store_audit
 from gateway.adapters.postgres import policy_files
 from gateway.adapters.postgres.admin_tables import policy_events, policy_versions
 from gateway.adapters.postgres.database import transaction
-from gateway.adapters.postgres.policy_files import Incoming
-from gateway.adapters.postgres.tables import outcomes, policy_shadows, rollouts
+from gateway.adapters.postgres.experience import version_figures
+from gateway.adapters.postgres.policy_files import STORED_BYTES_MAX, Incoming, PolicyShelf
+from gateway.adapters.postgres.tables import policy_shadows
 from gateway.core.access.audit import Act
+from gateway.core.policies.manifest import manifest_of
 from gateway.core.policies.versions import (
     CODE,
     PERCENTS,
@@ -36,10 +38,12 @@ from gateway.core.policies.versions import (
     Standing,
     State,
     Version,
+    base_under,
     check_gate,
     check_move,
     check_report,
     check_words,
+    files_needed,
     is_same,
     number_for,
     parent_of,
@@ -48,8 +52,9 @@ from gateway.core.policies.versions import (
     standing,
 )
 from gateway.core.policies.watch import Figures
-from gateway.errors import BadRequest, Conflict, NotFound
+from gateway.errors import BadRequest, Conflict, NotFound, VersionRefused
 
+log = logging.getLogger("gateway.registry")
 LOCK_CLASS = 0x706F6C  # "pol": a class of advisory locks of our own
 VERSIONS_MAX = 10_000
 EVENTS_MAX = 1_000
@@ -57,13 +62,18 @@ DEFAULT_NAME = "conductor"
 
 
 class Registry:
-    """`policies`: the directory of all versions on this host, NAME@N each; `url`: where they lie for other hosts too,
-    empty: nowhere. Every call raises Unavailable when PostgreSQL is away."""
+    """`policies`: the directory of all versions on this host, NAME@N each. `url`: where they lie for other hosts too;
+    empty: in PostgreSQL, at most `stored_bytes_max` of one version. Every call raises Unavailable when PostgreSQL is
+    away."""
 
-    def __init__(self, engine: AsyncEngine, policies: Path, url: str = "") -> None:
+    def __init__(
+        self, engine: AsyncEngine, policies: Path, url: str = "", stored_bytes_max: int = STORED_BYTES_MAX
+    ) -> None:
         self._engine = engine
         self.policies = policies.resolve()
         self._url = url
+        self._shelf = PolicyShelf(engine, stored_bytes_max)
+        self._fetching = asyncio.Lock()
 
     def directory(self, version: Version) -> Path:
         """The directory of a version on this host, whether it is there or not."""
@@ -72,9 +82,35 @@ class Registry:
     async def place(self, version: Version) -> Path:
         """`PolicyRegistry.place`."""
         directory = self.directory(version)
-        if self._url and not directory.exists():
-            await asyncio.to_thread(fetch_policy, below(self._url, directory.name), directory)
+        if directory.exists():  # it got its name when it was whole; no other fetch need end first
+            return directory
+        async with self._fetching:
+            if not directory.exists():
+                await self._fetch(version, directory)
         return directory
+
+    async def _fetch(self, version: Version, directory: Path) -> None:
+        if self._url:
+            await asyncio.to_thread(fetch_policy, below(self._url, directory.name), directory)
+            return
+        if not await self._shelf.fetch({**version.manifest, "version": str(version.number)}, directory):
+            problem = f"{version.id}: its weights are neither on this host nor in PostgreSQL; set BATON_POLICIES_URL"
+            raise VersionRefused("missing", problem)
+        base = base_under(version, await self.list())
+        if base is not None and not self.directory(base).exists():
+            await self._fetch(base, self.directory(base))
+
+    async def share(self, version: Version) -> bool:
+        """`PolicyRegistry.share`."""
+        if self._url:
+            return True
+        manifest = manifest_of(version.manifest)
+        return await self._shelf.store(Path(manifest.source or self.directory(version)), manifest.sha256)
+
+    async def sweep(self, limit: int) -> int:
+        """Delete old files of retired versions from the shelf, but for those that a rollback brings back, and files of
+        uploads that were broken off; return their number."""
+        return await self._shelf.sweep(files_needed(await self.list()), limit)
 
     # ---------------------------------------------------------------- reading
 
@@ -116,9 +152,10 @@ class Registry:
             return [_event(row) for row in (await connection.execute(query)).mappings()]
 
     async def figures(self, version: str, *, since: datetime, until: datetime | None, latest: int) -> Figures:
-        """Figures of a version's `latest` top-level requests in that time, without those that named the version."""
+        """Figures of a version's `latest` top-level requests in that time, without those that named the version, and
+        without those whose conductor gave no plan (SERVER_FAULTS)."""
         async with self._begin() as connection:
-            row = (await connection.execute(_figures(version, since, until, latest))).mappings().one()
+            row = (await connection.execute(version_figures(version, since, until, latest))).mappings().one()
         return Figures(version, **{**row, "cost_nano_sum": int(row["cost_nano_sum"])})
 
     async def shadowed(self, version: str) -> Mapping[str, Any]:
@@ -165,6 +202,8 @@ class Registry:
         if self._url:
             directory = self.directory(version)
             await asyncio.to_thread(send_policy, directory, below(self._url, directory.name))
+        elif not await self.share(version):
+            log.warning("%s is larger than PostgreSQL stores; other hosts need BATON_POLICIES_URL", version.id)
         return version
 
     async def move(self, version: str, state: State, *, by: str, why: str = "") -> Version:
@@ -340,33 +379,3 @@ async def _log(
 def _event(row: Mapping[Any, Any]) -> dict[str, Any]:
     event = {name: row[name] for name in ("id", "what", "was", "state", "percent", "who", "why", "forced", "detail")}
     return {"version": f"{row['name']}@{row['number']}", **event, "at": row["at"].isoformat()}
-
-
-def _figures(version: str, since: datetime, until: datetime | None, latest: int) -> Select[Any]:
-    c = rollouts.c
-    recent = select(c.id, c.fallback, c.status, c.cost_nano).where(
-        c.policy_assigned == version, c.depth == 0, c.created_at > since, c.policy_requested.not_like("%@%")
-    )
-    if until is not None:
-        recent = recent.where(c.created_at <= until)
-    seen = recent.order_by(c.created_at.desc()).limit(latest).cte("seen")
-    last = (
-        select(outcomes.c.value)
-        .where(outcomes.c.rollout_id == seen.c.id, outcomes.c.value.is_not(None))
-        .order_by(outcomes.c.created_at.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    each = select(seen, last.label("value")).cte("each_one")
-    e = each.c
-    cost = sql_cast(e.cost_nano, Double)
-    return select(
-        func.count().label("requests"),
-        func.count().filter(e.fallback.is_(None) | e.fallback.like("worker%")).label("valid"),
-        func.count().filter(e.status == "failed").label("failed"),
-        func.count(e.value).label("judged"),
-        func.coalesce(func.sum(e.value), 0.0).label("outcome_sum"),
-        func.coalesce(func.sum(e.value * e.value), 0.0).label("outcome_square_sum"),
-        func.coalesce(func.sum(e.cost_nano), 0).label("cost_nano_sum"),
-        func.coalesce(func.sum(cost * cost), 0.0).label("cost_nano_square_sum"),
-    ).select_from(each)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Table
 
 from gateway.adapters.postgres import tables
+from gateway.core.log.counterfactual import JudgedPlan, judged_plan, plan_probability
 from gateway.core.log.events import Event
 from gateway.core.log.outcome import Judgement, Outcome
 from gateway.core.loop.experience import HASHED, Embedding, question_text
+from gateway.core.loop.replies.credit import CREDIT_VERSION
+from gateway.core.openai.responses.conversations import turn_of
 from gateway.core.policies import grading
 from gateway.errors import BadRequest
 from gateway.service.ports.request import WonPlan
@@ -25,7 +30,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # PostgreSQL's text and jsonb refuse both
 _UNCLEAN = (b"\\u0000", b"\xed", b"NaN", b"Infinity")  # NUL, the first byte of a surrogate, which are not JSON
 _LEDGER_FIELDS = {"hold_id", "rollout_id", "amount_nano", "bound_nano", "charged_nano", "state", "scopes"}
-_HIDDEN = {"task_embedding", "task_embedder"}
+_HIDDEN = {"task_embedding", "task_embedder", "credited"}
 SUMMARY = (
     *("id", "created_at", "finished_at", "completion_id", "policy_requested", "policy_used", "policy_version"),
     *("pool_name", "task_type", "status", "fallback", "capped", "cost_nano", "prompt_tokens", "completion_tokens"),
@@ -44,6 +49,7 @@ class Rows:
     policy_shadows: list[Row] = field(default_factory=list)
     gradings: list[Row] = field(default_factory=list)
     continuations: list[Row] = field(default_factory=list)
+    turns: list[Row] = field(default_factory=list)  # what rollouts add to stored conversations
 
     def extend(self, other: Rows) -> None:
         for name in self.__slots__:
@@ -89,11 +95,15 @@ def uuid_text(value: str) -> str:
 
 
 def _table_row(table: Table, record: Mapping[str, Any]) -> Row:
-    return {column.name: _cell(column.name, record) for column in table.columns if column.name not in _HIDDEN}
+    get = record.get
+    return {name: at(get(us)) if us else get(name) for name, us in _cells(table)}
 
 
-def _cell(column: str, record: Mapping[str, Any]) -> Any:
-    return at(record.get(f"{column[:-3]}_us")) if column.endswith("_at") else record.get(column)
+@lru_cache(maxsize=32)
+def _cells(table: Table) -> Sequence[tuple[str, str | None]]:
+    """The columns of a table, and for those of times the field of the record that gives them."""
+    names = [column.name for column in table.columns if column.name not in _HIDDEN]
+    return [(name, f"{name[:-3]}_us" if name.endswith("_at") else None) for name in names]
 
 
 def won_plan(request: Any, plan: Any, pool: Any, cost_nano: int) -> WonPlan:
@@ -102,6 +112,22 @@ def won_plan(request: Any, plan: Any, pool: Any, cost_nano: int) -> WonPlan:
     messages = request.get("messages") if isinstance(request, dict) else None
     names = {str(one.get("handle")): str(one.get("name")) for one in workers}
     return WonPlan(question_text(messages), plan, names, int(cost_nano))
+
+
+def judged_plan_of(row: Mapping[Any, Any]) -> JudgedPlan:
+    """The first plan of a judged request, from its row. Only a conductor's plan has a probability."""
+    names = {str(one.get("handle")): str(one.get("name")) for one in row["pool"] if isinstance(one, dict)}
+    sampled = row["planner"] == "conductor"
+    chance = plan_probability(row["plan_logprobs"], row["decision_mask"]) if sampled else None
+    return judged_plan(row["plan"], names, chance, float(row["value"]))
+
+
+def cosine(one: Sequence[float] | None, other: Sequence[float] | None) -> float:
+    """The cosine of two vectors; 0 where they cannot be compared."""
+    if not one or not other or len(one) != len(other):
+        return 0.0
+    norm = math.hypot(*one) * math.hypot(*other)
+    return sum(map(operator.mul, one, other)) / norm if norm else 0.0
 
 
 def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any], embedding: Embedding | None) -> Rows:
@@ -114,13 +140,21 @@ def _rollout_rows(record: Mapping[str, Any], payload: Mapping[str, Any], embeddi
     steps = [_table_row(tables.steps, s | {"rollout_id": rollout_id}) for s in record["steps"]]
     to_grade = grading_row(rollout)
     to_continue = _continuation_rows(rollout, record)
-    return Rows([rollout], rounds, steps, gradings=[to_grade] if to_grade else [], continuations=to_continue)
+    graded = [to_grade] if to_grade else []
+    turns = _turn_rows(rollout)
+    return Rows([rollout], rounds, steps, gradings=graded, continuations=to_continue, turns=turns)
+
+
+def _turn_rows(rollout: Row) -> list[Row]:
+    """What a client's request adds to the stored conversation that it is a turn of."""
+    turn = None if rollout["parent_id"] else turn_of(rollout)
+    return [] if turn is None else [asdict(turn) | {"key_id": rollout["key_id"]}]
 
 
 def _continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
     """The marks of the conversation's next turn, and until when they count."""
     given_at, worker = rollout["finished_at"] or rollout["created_at"], record.get("answered_by")
-    whose = {"key_id": rollout["key_id"], "worker": worker, "rollout_id": rollout["id"]}
+    whose = {"key_id": rollout["key_id"], "worker": worker, "rollout_id": rollout["id"], "facts": record.get("facts")}
     marks = record.get("marks") or {} if worker else {}
     return [whose | {"mark": mark, "until": given_at + timedelta(seconds=marks[mark])} for mark in marks]
 
@@ -128,9 +162,8 @@ def _continuation_rows(rollout: Row, record: Mapping[str, Any]) -> list[Row]:
 def _task_vector(
     record: Mapping[str, Any], embedding: Embedding | None
 ) -> tuple[list[float], str | None] | tuple[None, None]:
-    """The vector that later tasks are compared with, and the name of its embedder; None for child loops and for keys
-    that log no text."""
-    if record.get("depth") or record.get("log_mode") == "metadata" or not isinstance(record["request"], Mapping):
+    """The vector that later tasks are compared with, and the name of its embedder; None for keys that log no text."""
+    if record.get("log_mode") == "metadata" or not isinstance(record["request"], Mapping):
         return None, None
     if record.get("task_embedding") is not None:
         return (record["task_embedding"], record.get("task_embedder")) if record["task_embedding"] else (None, None)
@@ -168,7 +201,7 @@ def outcome_row(outcome: Outcome) -> Row:
     """The row of `outcomes`."""
     record = {name: getattr(outcome, name) for name in ("id", "rollout_id", "key_id", "idempotency_key", "created_at")}
     record |= {name: clean(getattr(outcome.judgement, name)) for name in Judgement.__slots__}
-    return record
+    return record | {"credited": CREDIT_VERSION}
 
 
 def grading_row(rollout: Row) -> Row | None:

@@ -15,14 +15,14 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import sql
-from sqlalchemy import ColumnElement, Select, Table, literal_column, select, update
+from sqlalchemy import ColumnElement, Select, Table, func, literal_column, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.adapters.postgres import rows
 from gateway.adapters.postgres.admin import key_row, org_row
 from gateway.adapters.postgres.admin_tables import keys, orgs
-from gateway.adapters.postgres.database import fragment, query, transaction
+from gateway.adapters.postgres.database import Lookups, Vector, fragment, placeholders, query, transaction
 from gateway.adapters.postgres.inserts import insert_outcome
 from gateway.adapters.postgres.migrate import vector_in_use
 from gateway.adapters.postgres.tables import SETTLED, experience, gradings, ledger, outcomes, rollouts, rounds, steps
@@ -49,24 +49,29 @@ TREE_ROLLOUTS_MAX = 256
 HOLDS_MAX = 100_000
 PLANS_RECENT_MAX = 300  # requests of a key among which plans that won are looked for
 EXPERIENCE_RECENT_MAX = 1_000  # judged steps per worker that are searched
+TOTALS_LOCK_KEY = 0x746F74616C73  # "totals": one gateway at a time sums the ledger
 RECOVERY_TIMEOUT_S = 60.0  # of the statements that read the whole ledger at boot
 
 ORG_COLUMNS = tuple(column.label(f"org_{column.name}") for column in orgs.columns)
 POSTED_TOTALS = query("posted_totals")
-BY_SIMILARITY = query("experience_near", cosine=fragment("cosine"))
-PLANS_BY_SIMILARITY = query("plans_near", cosine=fragment("cosine"))
-PLANS_BY_TYPE = query("plans_near", cosine=sql.Literal(0))
-BY_TIME = query("experience_near", cosine=sql.Literal(0))
+BY_SIMILARITY = placeholders(query("experience_near", cosine=fragment("cosine")))
+PLANS_BY_SIMILARITY = placeholders(query("plans_near", cosine=fragment("cosine")))
+PLANS_BY_TYPE = placeholders(query("plans_near", cosine=sql.Literal(0)))
+BY_TIME = placeholders(query("experience_near", cosine=sql.Literal(0)))
 _COLUMNS = ("completion_id", "created_at", "finished_at", "status", "request", "reply", "error")
 _PART_KEYS: dict[str, tuple[str, ...]] = {"rounds": ("rollout_id", "round"), "steps": ("rollout_id", "round", "step")}
 ERASED = "the response was deleted"
 
 
 class PostgresStore:
-    """`experience_half_life`: the number of newer steps, by likeness, after which a step counts half."""
+    """`lookups`: the engine for the reads of experience. `experience_half_life`: the number of newer steps, by
+    likeness, after which a step counts half."""
 
-    def __init__(self, engine: AsyncEngine, *, experience_half_life: float = HALF_LIFE) -> None:
+    def __init__(
+        self, engine: AsyncEngine, *, lookups: AsyncEngine | None = None, experience_half_life: float = HALF_LIFE
+    ) -> None:
         self.engine = engine
+        self._lookups = Lookups(lookups or engine)
         self.experience_half_life = experience_half_life
         self._has_vector: bool | None = None
 
@@ -148,12 +153,11 @@ class PostgresStore:
         values |= {"task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "spread_min": SPREAD_MIN}
         values |= {"near": NEAR, "nearest": NEAREST, "half_life": self.experience_half_life, "least": WEIGHT_MIN}
         values["recent"] = EXPERIENCE_RECENT_MAX
-        async with self.begin() as connection:
-            similar = any(embedding) and await self._vectors(connection)
-            statement = BY_SIMILARITY if similar else BY_TIME
-            question = {"embedding": list(embedding), "embedder": embedder} if similar else {}
-            means = await connection.execute(statement, values | question)
-            return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in means]
+        similar = any(embedding) and await self._vectors()
+        statement = BY_SIMILARITY if similar else BY_TIME
+        question = {"embedding": Vector(embedding), "embedder": embedder} if similar else {}
+        means = await self._lookups.rows(statement, values | question)
+        return [WorkerExperience(w, max(1, round(n)), float(s), round(c), round(t)) for w, n, s, c, t in means]
 
     async def plans_near(
         self, key_id: str, task_type: str | None, embedding: Sequence[float], embedder: str, k: int
@@ -161,17 +165,17 @@ class PostgresStore:
         """See `ports.Store.plans_near`. Without pgvector only requests of the same task type are alike."""
         values: dict[str, Any] = {"key_id": key_id, "task_type": task_type, "same_type": TASK_TYPE_SIMILARITY, "k": k}
         values |= {"near": SIMILAR, "won": WON, "recent": PLANS_RECENT_MAX}
-        async with self.begin() as connection:
-            similar = any(embedding) and await self._vectors(connection)
-            statement = PLANS_BY_SIMILARITY if similar else PLANS_BY_TYPE
-            question = {"embedding": list(embedding), "embedder": embedder} if similar else {}
-            near = await connection.execute(statement, values | question)
-            return [rows.won_plan(*row) for row in near]
+        similar = any(embedding) and await self._vectors()
+        statement = PLANS_BY_SIMILARITY if similar else PLANS_BY_TYPE
+        question = {"embedding": Vector(embedding), "embedder": embedder} if similar else {}
+        near = await self._lookups.rows(statement, values | question)
+        return [rows.won_plan(*row) for row in near]
 
-    async def _vectors(self, connection: AsyncConnection) -> bool:
+    async def _vectors(self) -> bool:
         """Whether the database compares vectors."""
         if self._has_vector is None:
-            self._has_vector = await connection.run_sync(vector_in_use)
+            async with self.begin() as connection:
+                self._has_vector = await connection.run_sync(vector_in_use)
         return self._has_vector
 
     # ---------------------------------------------------------------- money
@@ -181,8 +185,15 @@ class PostgresStore:
         async with self.snapshot(RECOVERY_TIMEOUT_S) as connection:
             return Books(await _posted(connection), await _open(connection), await _settled(connection, settled_max))
 
+    async def posted_totals(self) -> Mapping[str, int] | None:
+        """See `service.money.drift.LedgerTotals`."""
+        async with self.snapshot(RECOVERY_TIMEOUT_S) as connection:
+            free = await connection.scalar(select(func.pg_try_advisory_xact_lock(TOTALS_LOCK_KEY)))
+            return await _posted(connection) if free else None
+
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
-        """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
+        """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched_nano}:
+        what the calls could cost that left under it, None where none did."""
         async with self.begin(RECOVERY_TIMEOUT_S) as connection:
             return await _open(connection)
 
@@ -206,11 +217,18 @@ async def _posted(connection: AsyncConnection) -> dict[str, int]:
 async def _open(connection: AsyncConnection) -> list[dict[str, Any]]:
     other = ledger.alias()
     settled = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind.in_(SETTLED))
-    sent = select(other.c.hold_id).where(other.c.hold_id == ledger.c.hold_id, other.c.kind == "dispatched")
+    sent = select(func.sum(other.c.amount_nano)).where(
+        other.c.hold_id == ledger.c.hold_id, other.c.kind == "dispatched"
+    )
     names = ("hold_id", "rollout_id", "amount_nano", "scopes", "at")
-    query = select(*(ledger.c[name] for name in names), sent.exists().label("dispatched"))
+    query = select(*(ledger.c[name] for name in names), sent.scalar_subquery().label("dispatched_nano"))
     query = query.where(ledger.c.kind == "hold", ~settled.exists()).order_by(ledger.c.at).limit(HOLDS_MAX)
-    return [dict(row) for row in (await connection.execute(query)).mappings()]
+    rows_found = (await connection.execute(query)).mappings()
+    return [{**row, "dispatched_nano": _int(row["dispatched_nano"])} for row in rows_found]
+
+
+def _int(total: Any) -> int | None:
+    return None if total is None else int(total)
 
 
 async def _settled(connection: AsyncConnection, limit: int, since: datetime | None = None) -> list[Settlement]:

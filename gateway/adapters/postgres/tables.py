@@ -1,6 +1,6 @@
 """The tables of the log and of what outlives one request, as SQLAlchemy Core describes them.
 
-`migrations/` creates them and those of `admin_tables.py`; a test holds the two together.
+`migrations/` creates them and those of `admin_tables.py`, `files.py` and `batches.py`; a test holds the two together.
 
 Columns are named after the fields of `core/log/rollout.py`. Two conversions, everywhere: `*_us` (microseconds since the
 epoch) becomes `*_at` (timestamptz, which keeps the microseconds), and a nested record becomes jsonb.
@@ -110,9 +110,12 @@ rollouts = Table(
     required("tags", JSONB),
     Column("task_embedding", ARRAY(REAL)),
     Column("task_embedder", Text),
+    Column("request_id", Text),
+    Column("turn", JSONB),
     Index(None, "key_id", "created_at"),
     Index(None, "completion_id"),
     Index(None, "created_at"),
+    Index(None, "end_user", "created_at", postgresql_where=text("end_user IS NOT NULL")),
     Index("rollouts_parent_id_idx", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
     Index(None, "policy_assigned", "created_at", postgresql_where=text("policy_assigned IS NOT NULL")),
     postgresql_partition_by="RANGE (id)",
@@ -197,6 +200,8 @@ outcomes = Table(
     Column("metadata", JSONB),
     Column("idempotency_key", Text),
     timestamp("created_at", nullable=False),
+    Column("step", SmallInteger),
+    Column("credited", SmallInteger, nullable=False, server_default=text("0")),
     ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),
     UniqueConstraint("key_id", "idempotency_key"),
     CheckConstraint("kind IN ('number', 'boolean', 'label', 'comment', 'demonstration')", name="kind"),
@@ -301,6 +306,7 @@ continuations = Table(
     required("worker", Text),
     uuid_column("rollout_id", nullable=False),
     timestamp("until", nullable=False),
+    Column("facts", JSONB),
     Index(None, "until"),
     Index(None, "rollout_id"),  # they are deleted with their rollout
     ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], ondelete="CASCADE"),

@@ -1,5 +1,5 @@
-"""State that outlives one request, in PostgreSQL: stored replies of Idempotency-Keys, and the worker of each
-conversation.
+"""State that outlives one request, in PostgreSQL: stored replies of Idempotency-Keys, the worker of each conversation,
+and sessions.
 
 The row of a reply is its lock: the gateway that inserts it, or takes over one whose lease or time is over, serves the
 request. Times are the database's, so that gateways whose clocks differ agree.
@@ -7,21 +7,30 @@ request. Times are the database's, so that gateways whose clocks differ agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.adapters.postgres import audit as store_audit
+from gateway.adapters.postgres.admin_tables import sessions
 from gateway.adapters.postgres.database import transaction
 from gateway.adapters.postgres.tables import continuations, idempotent_replies
-from gateway.errors import IdempotencyReused, IdempotencyRunning
-from gateway.service.ports.turns import Slot, StoredReply
+from gateway.core.access.audit import Act
+from gateway.core.loop.turns.replanning import TurnFacts
+from gateway.core.money.sessions import Session, SessionLimits, SessionState
+from gateway.errors import Conflict, IdempotencyReused, IdempotencyRunning
+from gateway.service.ports.sessions import Place
+from gateway.service.ports.turns import LastTurn, Slot, StoredReply
 
 MARKS_MAX = 64
+SESSIONS_PAGE_MAX = 1_000
 _c = idempotent_replies.c
+_s = sessions.c
 
 
 class PostgresReplies:
@@ -105,12 +114,13 @@ class PostgresConversations:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
+    async def find(self, key_id: str, marks: Sequence[str]) -> LastTurn | None:
         c = continuations.c
-        query = select(c.mark, c.worker).where(c.key_id == key_id, c.mark.in_(marks), c.until > func.now())
+        query = select(c.mark, c.worker, c.facts).where(c.key_id == key_id, c.mark.in_(marks), c.until > func.now())
         async with transaction(self._engine) as connection:
-            workers = {mark: worker for mark, worker in await connection.execute(query.limit(MARKS_MAX))}
-        return next((workers[mark] for mark in marks if mark in workers), None)
+            turns = {mark: (worker, facts) for mark, worker, facts in await connection.execute(query.limit(MARKS_MAX))}
+        worker, facts = next((turns[mark] for mark in marks if mark in turns), ("", None))
+        return LastTurn(worker, TurnFacts.read(facts)) if worker else None
 
     async def sweep(self, limit: int) -> int:
         c = continuations.c
@@ -119,3 +129,78 @@ class PostgresConversations:
         gone = delete(continuations).where(c.key_id == old.c.key_id, c.mark == old.c.mark)
         async with transaction(self._engine) as connection:
             return int((await connection.execute(gone)).rowcount)
+
+
+class PostgresSessions:
+    """The port SessionStore: one row each, which every gateway reads when a request enters. `timeout_s` bounds each
+    statement, because requests wait for them."""
+
+    def __init__(self, engine: AsyncEngine, *, timeout_s: float = 2.0) -> None:
+        self._engine = engine
+        self._timeout_s = timeout_s
+
+    async def enter(self, key_id: str, session_id: str, limits: SessionLimits, now: datetime) -> tuple[Session, bool]:
+        values = {"key_id": key_id, "id": session_id, "started_at": now, "state": "open", "first": asdict(limits)}
+        new = pg.insert(sessions).values(**values, **asdict(limits)).on_conflict_do_nothing().returning(sessions)
+        async with transaction(self._engine, self._timeout_s) as connection:
+            row = (await connection.execute(_session_row(key_id, session_id))).mappings().first()
+            if row is not None:
+                return _session(row), False
+            made = (await connection.execute(new)).mappings().first()
+            if made is not None:
+                return _session(made), True
+            return _session((await connection.execute(_session_row(key_id, session_id))).mappings().one()), False
+
+    async def find(self, key_id: str, session_id: str) -> Session | None:
+        async with transaction(self._engine, self._timeout_s) as connection:
+            row = (await connection.execute(_session_row(key_id, session_id))).mappings().first()
+        return None if row is None else _session(row)
+
+    async def page(self, key_id: str | None, limit: int, before: tuple[datetime, str] | None) -> Sequence[Session]:
+        query = select(sessions).order_by(_s.started_at.desc(), _s.id.desc()).limit(min(limit, SESSIONS_PAGE_MAX))
+        if key_id is not None:
+            query = query.where(_s.key_id == key_id)
+        if before is not None:
+            query = query.where(tuple_(_s.started_at, _s.id) < before)
+        async with transaction(self._engine, self._timeout_s) as connection:
+            return [_session(row) for row in (await connection.execute(query)).mappings()]
+
+    async def change(
+        self, key_id: str, session_id: str, changes: Mapping[str, Any], act: Act, what: str
+    ) -> Session | None:
+        async with transaction(self._engine) as connection:
+            row = (await connection.execute(_session_row(key_id, session_id).with_for_update())).mappings().first()
+            if row is None:
+                return None
+            limits = changes.get("limits")
+            columns = ({} if limits is None else asdict(limits)) | {k: v for k, v in changes.items() if k == "state"}
+            differs = {name: value for name, value in columns.items() if row[name] != value}
+            if not differs:
+                return _session(row)
+            if row["state"] == "killed":
+                raise Conflict(f"session `{session_id}` was killed; it cannot be changed", code="session_killed")
+            await connection.execute(update(sessions).where(_s.key_id == key_id, _s.id == session_id).values(**differs))
+            before = {name: row[name] for name in differs}
+            await store_audit.write(connection, act, what, f"session:{key_id}:{session_id}", before, differs)
+        return _session({**row, **differs})
+
+    async def states(self, places: Collection[Place]) -> Mapping[Place, SessionState]:
+        query = select(_s.key_id, _s.id, _s.state).where(tuple_(_s.key_id, _s.id).in_(list(places)))
+        async with transaction(self._engine, self._timeout_s) as connection:
+            return {(key_id, session_id): state for key_id, session_id, state in await connection.execute(query)}
+
+    async def sweep(self, before: datetime, limit: int) -> int:
+        some = select(_s.key_id, _s.id).where(_s.started_at < before).limit(limit).with_for_update(skip_locked=True)
+        old = some.cte("old")
+        gone = delete(sessions).where(and_(_s.key_id == old.c.key_id, _s.id == old.c.id))
+        async with transaction(self._engine) as connection:
+            return int((await connection.execute(gone)).rowcount)
+
+
+def _session_row(key_id: str, session_id: str) -> Any:
+    return select(sessions).where(_s.key_id == key_id, _s.id == session_id)
+
+
+def _session(row: Mapping[Any, Any]) -> Session:
+    limits = SessionLimits(row["nano"], row["calls"], row["minutes"])
+    return Session(row["key_id"], row["id"], row["started_at"], limits, SessionLimits(**row["first"]), row["state"])

@@ -1,13 +1,18 @@
 -- Money over several scopes in one atomic step. Model: core/money/ledger.py. Reasons: docs/adr/0003.
 --
 -- KEYS  1 epoch   hash: epoch, run (the server's run id at the rebuild), wait (ms of the server's clock until which
---                 other gateways may still put their own holds back), or loading while a rebuild is under way
+--                 other gateways may still put their own holds back), gen (the token of the rebuild) and sizes (of the
+--                 next three keys after the last call); or loading, the token, while a rebuild is under way
 --       2 posted  hash: scope -> nano-dollars spent for good, less what was credited
 --       3 held    hash: scope -> nano-dollars of open holds
 --       4 open    sorted set: hold id -> end of its lease, ms of the server's clock
---       5 the hold: hash: state, granted, charged, over, n, s1..sn; or the prefix of all holds
+--       5 the hold: hash: gen, state, granted, charged, over, n, s1..sn; or the prefix of all holds. One of another
+--                 gen is from before the rebuild and does not count
 -- ARGV  1 operation  2 the caller's epoch, "" for none  3.. the operation's own
--- Replies {status, ...}: ok | stale | wait | refused | closed | unknown | none | load
+-- Replies {status, ...}: ok | stale | wait | refused | closed | unknown | none | load | evicts
+--
+-- A balance that is not there counts as zero, so none may be lost unseen: a call that finds other sizes than the last
+-- one left, or an open hold without its hash, ends the epoch.
 --
 -- All keys share one hash tag. Redis 6.2 is enough. Lua numbers are doubles: exact up to 2^53.
 
@@ -42,10 +47,33 @@ local function run_id()
   return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 end
 
--- The epoch in force; false after a flush, a restart with old data, or a failover to a replica.
+local function sizes()
+  return redis.call('HLEN', POSTED) .. ' ' .. redis.call('HLEN', HELD) .. ' ' .. redis.call('ZCARD', OPEN)
+end
+
+local stored = redis.call('HMGET', EPOCH, 'epoch', 'run', 'sizes', 'gen', 'loading')
+local GEN = stored[4] or stored[5]
+local LOST = false -- whether a hash was not there that must be
+
+-- The epoch in force; false after a flush, a restart with old data, a failover to a replica, or a lost balance.
 local function epoch()
-  local known = redis.call('HMGET', EPOCH, 'epoch', 'run')
-  return known[1] and known[2] == run_id() and known[1]
+  return stored[1] and stored[2] == run_id() and stored[3] == sizes() and stored[1]
+end
+
+-- The policy by which the server removes keys when its memory is full; nil where it removes none.
+local function eviction()
+  local policy = string.match(redis.call('INFO', 'memory'), 'maxmemory_policy:([%w-]+)')
+  return policy ~= 'noeviction' and policy
+end
+
+-- Fields of a hold; none where there is no such hold since the rebuild.
+local function fields(hold, ...)
+  local values = redis.call('HMGET', hold, 'gen', ...)
+  if values[1] ~= GEN then
+    return {}
+  end
+  table.remove(values, 1)
+  return values
 end
 
 local function add_held(scope, amount)
@@ -55,7 +83,10 @@ local function add_held(scope, amount)
 end
 
 local function open_hold(hold, id, granted, lease_ms, scopes)
-  redis.call('HSET', hold, 'state', 'open', 'granted', granted, 'n', #scopes)
+  if redis.call('EXISTS', hold) == 1 then -- after a write that needs no memory, Redis refuses none for want of it
+    redis.call('DEL', hold)
+  end
+  redis.call('HSET', hold, 'gen', GEN, 'state', 'open', 'granted', granted, 'n', #scopes)
   for i, scope in ipairs(scopes) do
     redis.call('HSET', hold, 's' .. i, scope)
     add_held(scope, granted)
@@ -65,8 +96,9 @@ end
 
 -- What was charged: now, or the first time; false for a hold nobody has heard of.
 local function settle(hold, id, state, actual)
-  local known = redis.call('HMGET', hold, 'state', 'granted', 'charged', 'n')
+  local known = fields(hold, 'state', 'granted', 'charged', 'n')
   if known[1] ~= 'open' then
+    LOST = LOST or not known[1] and redis.call('ZSCORE', OPEN, id) ~= false
     return known[1] and tonumber(known[3])
   end
   local granted = tonumber(known[2])
@@ -102,7 +134,7 @@ function op.hold()
   if wait_ms > 0 and wait_ms <= WAIT_MS_MAX then -- more than that: the clock was set back
     return { 'wait' }
   end
-  local known = redis.call('HMGET', HOLD, 'state', 'granted')
+  local known = fields(HOLD, 'state', 'granted')
   if known[1] then
     return { known[1] == 'open' and 'ok' or 'closed', tonumber(known[2]) }
   end
@@ -124,7 +156,7 @@ end
 -- lease_ms, holds: from before the rebuild; one that is known, open or settled, is left alone
 function op.restore()
   each_hold(4, function(id, granted, scopes)
-    if redis.call('EXISTS', HOLD .. id) == 0 then
+    if not fields(HOLD .. id, 'state')[1] then
       open_hold(HOLD .. id, id, granted, tonumber(ARGV[3]), scopes)
     end
   end)
@@ -148,7 +180,7 @@ function op.correct()
   local changed = 0
   for i = 3, #ARGV, 2 do
     local hold, charged = HOLD .. ARGV[i], nano(ARGV[i + 1])
-    local known = redis.call('HMGET', hold, 'state', 'charged', 'granted', 'n')
+    local known = fields(hold, 'state', 'charged', 'granted', 'n')
     local before = known[1] and known[1] ~= 'open' and tonumber(known[2])
     if before and before ~= charged then
       for j = 1, tonumber(known[4]) do
@@ -190,7 +222,7 @@ end
 function op.settled()
   local found = {}
   for i = 3, #ARGV do
-    local known = redis.call('HMGET', HOLD .. ARGV[i], 'state', 'charged')
+    local known = fields(HOLD .. ARGV[i], 'state', 'charged')
     found[#found + 1] = known[1] and (known[1] == 'open' and -1 or tonumber(known[2])) or -2
   end
   return { 'ok', found }
@@ -201,9 +233,14 @@ function op.expired()
   return { 'ok', redis.call('ZRANGEBYSCORE', OPEN, '-inf', now_ms(), 'LIMIT', 0, ARGV[3]) }
 end
 
--- scope
-function op.balance()
-  return { 'ok', get(POSTED, ARGV[3]), get(HELD, ARGV[3]) }
+-- scopes; for each what it has posted and what it holds
+function op.balances()
+  local sums = {}
+  for i = 3, #ARGV do
+    sums[#sums + 1] = get(POSTED, ARGV[i])
+    sums[#sums + 1] = get(HELD, ARGV[i])
+  end
+  return { 'ok', sums }
 end
 
 -- amount, scopes: money given back; below zero it is room beyond the limit
@@ -239,6 +276,12 @@ function op.ping()
   return { 'ok' }
 end
 
+-- End the epoch: the balances differ from the ledger.
+function op.doubt()
+  LOST = true
+  return { 'ok' }
+end
+
 -- A rebuild is begin, fill / known / reserve, commit under one token; everyone else is stale meanwhile, and a second
 -- rebuild takes over from one that died. Where an epoch is in force, because nothing was lost or another gateway has
 -- rebuilt, the caller joins it instead.
@@ -246,10 +289,18 @@ local rebuild = {}
 
 function rebuild.join()
   local current = epoch()
-  return current and { 'ok', current } or { 'none' }
+  return eviction() and { 'evicts', eviction() } or current and { 'ok', current } or { 'none' }
+end
+
+-- which server this is: its run id changes with every restart
+function rebuild.server()
+  return { 'ok', run_id() }
 end
 
 function rebuild.begin()
+  if eviction() then
+    return { 'evicts', eviction() }
+  end
   local current = epoch()
   if current then
     return { 'ok', current }
@@ -283,7 +334,8 @@ function rebuild.known()
     return { 'stale' }
   end
   each_hold(4, function(id, charged)
-    redis.call('HSET', HOLD .. id, 'state', 'posted', 'granted', charged, 'charged', charged, 'n', 0)
+    redis.call('DEL', HOLD .. id)
+    redis.call('HSET', HOLD .. id, 'gen', GEN, 'state', 'posted', 'granted', charged, 'charged', charged, 'n', 0)
     redis.call('EXPIRE', HOLD .. id, SETTLED_KEPT_S)
   end)
   return { 'ok' }
@@ -295,7 +347,7 @@ function rebuild.reserve()
     return { 'stale' }
   end
   each_hold(5, function(id, granted, scopes)
-    if redis.call('EXISTS', HOLD .. id) == 0 then
+    if not fields(HOLD .. id, 'state')[1] then
       open_hold(HOLD .. id, id, granted, tonumber(ARGV[4]), scopes)
     end
   end)
@@ -311,6 +363,7 @@ function rebuild.commit()
   local opened = t[1] .. string.format('%06d', t[2])
   redis.call('DEL', EPOCH)
   redis.call('HSET', EPOCH, 'epoch', opened, 'run', run_id(), 'wait', now_ms() + ARGV[4])
+  redis.call('HSET', EPOCH, 'gen', GEN, 'sizes', sizes())
   return { 'ok', opened }
 end
 
@@ -320,4 +373,13 @@ end
 if epoch() ~= CALLER then
   return { 'stale' }
 end
-return op[OP]()
+local reply = op[OP]()
+if LOST then
+  redis.call('DEL', EPOCH)
+  return { 'stale' }
+end
+local now = sizes()
+if now ~= stored[3] then
+  redis.call('HSET', EPOCH, 'sizes', now)
+end
+return reply

@@ -1,7 +1,8 @@
 """Budgets in Redis: each call is one run of `budgets.lua`, so all scopes change together or not at all.
 
 Redis is a fenced cache of the ledger. Every call carries the epoch of the rebuild that it relies on. A Redis that was
-flushed, restarted or replaced by a replica does not know that epoch; then all money is refused until `load`.
+flushed, restarted, replaced by a replica, or that lost a balance does not know that epoch; then all money is refused
+until `load`. A Redis that may remove keys when its memory is full is refused.
 
 After such a loss the ledger may lag behind this process: it has granted holds, and the records of some settlements are
 still on their way to PostgreSQL. This process remembers both and puts them back after every rebuild, its own or another
@@ -16,6 +17,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -32,12 +34,13 @@ from gateway.core.money.ledger import (
     hold_closed,
     hold_unknown,
 )
-from gateway.errors import MoneyUnavailable
+from gateway.errors import ConfigError, MoneyUnavailable
 from gateway.service.ports.money import LEASE_S, Settlement
 
 log = logging.getLogger("gateway.budgets")
 _AT_ONCE = 500  # scopes or holds a call, so that no call blocks Redis for long
 _ON_A_HOLD = frozenset({"hold", "settle"})
+EXHAUSTED_MAX = 10_000
 _OPEN_MAX = 100_000  # holds and settlements remembered for a rebuild; far more than one process has in flight
 _IS_OPEN, _UNKNOWN = -1, -2
 _REBUILDING = "the budget store was restarted or emptied and is rebuilding from the ledger"
@@ -63,9 +66,32 @@ class RedisBudgets:
         self._keys = [f"{tag}:{name}" for name in ("epoch", "posted", "held", "open")]
         self._hold_prefix = f"{tag}:hold:"
         self._epoch = b""
+        self._refused: str | None = None
+        self.exhausted: set[str] = set()  # scopes for which a hold was refused since the start
         self._loading = asyncio.Lock()
         self._open: dict[str, tuple[Hold, float]] = {}  # and when it expires (monotonic s)
         self._settled: dict[str, Settlement] = {}  # not yet known to be in the ledger
+
+    async def check(self) -> None:
+        """Raises ConfigError if the store may remove balances when its memory is full. A store that is away is checked
+        before its balances are used."""
+        try:
+            reply = await self._script([*self._keys, self._hold_prefix], ["join", ""])
+        except RedisAway:
+            return
+        if reply[0] == b"evicts":
+            raise ConfigError(f"REDIS_URL: {evicts(reply[1].decode())}")
+
+    async def server(self) -> str:
+        _, run_id = await self._run("server")
+        return bytes(run_id).decode()
+
+    async def doubt(self) -> None:
+        with suppress(MoneyUnavailable):  # the reply is that of a lost epoch
+            await self._run("doubt")
+
+    def refuse(self, why: str | None) -> None:
+        self._refused = why
 
     @property
     def epoch_lost(self) -> bool:
@@ -75,6 +101,8 @@ class RedisBudgets:
         self, hold_id: str, amount_nano: int, amount_min_nano: int, scopes: Sequence[Scope], lease_s: float
     ) -> Hold:
         check_hold(amount_nano, amount_min_nano, scopes)
+        if self._refused is not None:
+            raise MoneyUnavailable(self._refused)
         if self.epoch_lost:  # Redis knows nothing more, and may hang
             raise _unavailable(_REBUILDING)
         limits = [part for s in scopes for part in (s.name, "" if s.limit_nano is None else s.limit_nano)]
@@ -83,6 +111,8 @@ class RedisBudgets:
         if status == b"wait":
             raise _unavailable("the budget store was rebuilt a moment ago, and other gateways still put theirs back")
         if status == b"refused":
+            if len(self.exhausted) < EXHAUSTED_MAX:
+                self.exhausted.add(scopes[rest[0]].name)
             raise budget_exceeded(scopes[rest[0]], rest[1], amount_min_nano)
         if status == b"closed":
             raise hold_closed(hold_id)
@@ -113,8 +143,14 @@ class RedisBudgets:
         return [hold_id.decode() for hold_id in ids]
 
     async def balance(self, scope: str) -> Balance:
-        _, posted, held = await self._run("balance", scope)
-        return Balance(posted, held)
+        return (await self.balances([scope]))[scope]
+
+    async def balances(self, scopes: Sequence[str]) -> Mapping[str, Balance]:
+        balance_of: dict[str, Balance] = {}
+        for some in _chunks(scopes):
+            _, sums = await self._run("balances", *some)
+            balance_of |= {name: Balance(*sums[2 * n : 2 * n + 2]) for n, name in enumerate(some)}
+        return balance_of
 
     def fence(self) -> str:
         return self._epoch.decode()
@@ -243,11 +279,18 @@ class RedisBudgets:
         except RedisAway as error:
             log.warning("the budget store is away: %s", error)
             raise _unavailable("the budget store is away") from error
+        if reply[0] == b"evicts":
+            raise _unavailable(evicts(reply[1].decode()))
         if reply[0] == b"stale":
             if sent == self._epoch:
                 self._epoch = b""
             raise _unavailable(_REBUILDING)
         return reply
+
+
+def evicts(policy: str) -> str:
+    """What is wrong with a store of that `maxmemory-policy`."""
+    return f"it removes balances when its memory is full (maxmemory-policy {policy}); set maxmemory-policy noeviction"
 
 
 def _keep(known: dict[str, T], hold_id: str, value: T) -> None:

@@ -7,11 +7,13 @@ stores: it answers when Redis is away, was emptied or was restarted.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 from gateway.adapters.redis.script import RedisAway, RedisScript
+from gateway.core.loop.turns.replanning import TurnFacts
 from gateway.errors import Unavailable
-from gateway.service.ports.turns import ConversationLog, TurnMarks
+from gateway.service.ports.turns import ConversationLog, LastTurn, TurnMarks
 
 
 class RedisConversations:
@@ -42,11 +44,11 @@ class RedisConversations:
             return
         times = [max(1, round(seconds * 1000)) for seconds in turn.marks.values()]
         try:
-            await self._script(self._keys(turn.key_id, list(turn.marks)), ["put", turn.worker, *times])
+            await self._script(self._keys(turn.key_id, list(turn.marks)), ["put", _text(turn), *times])
         except RedisAway as away:
             raise Unavailable(f"conversations are not remembered ({away})", code="store_unavailable") from away
 
-    async def find(self, key_id: str, marks: Sequence[str]) -> str | None:
+    async def find(self, key_id: str, marks: Sequence[str]) -> LastTurn | None:
         if not marks:
             return None
         try:
@@ -58,13 +60,24 @@ class RedisConversations:
     async def sweep(self, limit: int) -> int:
         return await self._logged.sweep(limit)  # Redis expires its own
 
-    async def _remembered(self, key_id: str, marks: Sequence[str]) -> str | None:
+    async def _remembered(self, key_id: str, marks: Sequence[str]) -> LastTurn | None:
         try:
             reply = await self._script(self._keys(key_id, marks), ["find"])
         except RedisAway:
             return None
-        return bytes(reply[0]).decode() if reply else None
+        return _turn(bytes(reply[0]).decode()) if reply else None
 
     def _keys(self, key_id: str, marks: Sequence[str]) -> list[str]:
         tag = "{" + f"{self._prefix}:{key_id}" + "}"
         return [f"{tag}:turn:{mark}" for mark in marks]
+
+
+def _text(turn: TurnMarks) -> str:
+    """The worker, whose name has no white space, and behind it the facts."""
+    return f"{turn.worker}\n{json.dumps(turn.facts.as_json(), separators=(',', ':'))}"
+
+
+def _turn(text: str) -> LastTurn:
+    """What `_text` wrote. A worker alone was written before there were facts."""
+    worker, _, facts = text.partition("\n")
+    return LastTurn(worker, TurnFacts.read(json.loads(facts)) if facts else TurnFacts())

@@ -1,28 +1,37 @@
-"""Shared by all HTTP upstreams: bounded reading, the conversion of failures to the errors of `gateway.errors`, and a
-circuit breaker.
+"""Shared by all HTTP upstreams: the pooled client, bodies as JSON or forms, replies in bytes, the errors that replies
+name, and a circuit breaker.
 
-Nothing that an upstream sends is trusted. Sizes are counted after decoding, and this file decodes encodings itself with
-a bound, so that a gzip bomb stops at the limit. Text that reaches a client is cut, and scrubbed of the worker's key.
+Nothing that an upstream sends is trusted. Text that reaches a client is cut, and scrubbed of the worker's key.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
-import ssl
 import time
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
 import aiohttp
 import httpx
+import yarl
+from httpx_aiohttp import AiohttpTransport
 
+from gateway.core.money.amounts import Usage
+from gateway.core.openai.body import parse_json
+from gateway.core.openai.chat import Endpoint
+from gateway.core.openai.tasks.fields import Sound
+from gateway.core.openai.tasks.replies import check_task, is_raw, task_tokens, units_of
+from gateway.core.openai.usage import read_usage, usage_body
 from gateway.errors import (
+    ConductorError,
     UpstreamError,
     UpstreamOverloaded,
     UpstreamProtocol,
@@ -30,12 +39,25 @@ from gateway.errors import (
     UpstreamRefused,
     UpstreamTimeout,
 )
-from gateway.service.ports.request import REFUSED_STATUSES
+from gateway.service.ports.request import (
+    REFUSED_STATUSES,
+    ConductorCall,
+    ConductorChunk,
+    ConductorEnd,
+    WorkerCall,
+    WorkerReply,
+)
 
+CONNECT_TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 512
+KEEPALIVE_EXPIRY_S = 4.0  # uvicorn, and so vLLM, closes an idle connection after 5 s; a call on it then fails
+JSON = "application/json"
+TIMED_OUT_SHARE = 0.9  # of a call's time-out: one that is cancelled later was given up for it
+Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
 MESSAGE_CHARS_MAX = 500
-ERROR_BODY_BYTES_MAX = 65_536
 RETRY_AFTER_S_MAX = 3600.0
 _KEY_LIKE = re.compile(r"(?i)\b(sk|rk|pk|key|AIza)[-_][\w*.-]{6,}|\bAIza[\w-]{10,}|\bbearer\s+\S+")
+_SOUND = re.compile(r"audio/[a-z0-9.+-]{1,64}")
 _RETRYABLE = (408, 409, 425, 429)
 _NAMED_STATUSES: Mapping[int, type[UpstreamError]] = {
     408: UpstreamTimeout,
@@ -45,48 +67,61 @@ _NAMED_STATUSES: Mapping[int, type[UpstreamError]] = {
     529: UpstreamOverloaded,
 }
 _TOO_LONG = re.compile(r"(?i)context[ _](length|window)|prompt is too long|too many (input )?tokens")
-_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
 
 
-async def bounded_bytes(response: httpx.Response, bytes_max: int) -> AsyncIterator[bytes]:
-    """Yield the decoded body in pieces of at most `bytes_max` bytes in all. Raises UpstreamProtocol beyond that."""
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", *_WBITS):
-        raise UpstreamProtocol(f"the worker answered in an encoding that Baton did not ask for: {encoding[:40]}")
-    declared = response.headers.get("content-length", "")
-    if declared.isdigit() and len(declared) < 20 and int(declared) > bytes_max:
-        raise _too_large(bytes_max)
-    left = bytes_max
-    inflate = zlib.decompressobj(_WBITS[encoding]) if encoding in _WBITS else None
-    async for raw in response.aiter_raw():
-        piece = inflate.decompress(raw, left + 1) if inflate else raw
-        left -= len(piece)
-        if left < 0:
-            raise _too_large(bytes_max)
-        if piece:
-            yield piece
-    if inflate and not inflate.eof:
-        raise UpstreamProtocol("the worker's compressed reply was cut short")
+class PooledClient(httpx.AsyncClient):
+    """httpx's client over one session of aiohttp. Calls of model workers use the session itself: httpx around it took
+    half of a call's processor time. It keeps no state between calls."""
+
+    def __init__(self, connections_max: int) -> None:
+        self._connections_max = connections_max
+        self._made: aiohttp.ClientSession | None = None
+        self._over = AiohttpTransport(client=self.session, trust_env=False)
+        super().__init__(
+            transport=self._over,
+            follow_redirects=False,
+            headers={"user-agent": "baton"},
+            trust_env=False,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the call's own deadline bounds the rest
+        )
+        self.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+
+    def session(self) -> aiohttp.ClientSession:
+        """The session, made in the event loop of its first call."""
+        if self._made is None:
+            connector = aiohttp.TCPConnector(
+                limit=self._connections_max, keepalive_timeout=KEEPALIVE_EXPIRY_S, ssl=self._over.ssl_context
+            )
+            self._made = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            )
+        return self._made
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await super().aclose()
+        if self._made is not None:
+            await self._made.close()
 
 
-async def bounded_body(response: httpx.Response, bytes_max: int) -> bytes:
-    """The complete decoded body. Raises UpstreamProtocol if it has more than `bytes_max` bytes."""
-    return b"".join([piece async for piece in bounded_bytes(response, bytes_max)])
+@lru_cache(maxsize=1024)
+def endpoint_url(base: str, path: str) -> yarl.URL:
+    """The URL of an endpoint, parsed once per server and not once per call. Raises httpx.InvalidURL."""
+    return yarl.URL(str(httpx.URL(f"{base}/{path}")), encoded=True)
 
 
-async def error_body(response: httpx.Response) -> bytes:
-    """The body of an error reply, cut at ERROR_BODY_BYTES_MAX. Never raises for its content."""
-    pieces: list[bytes] = []
-    with suppress(UpstreamProtocol, zlib.error, httpx.HTTPError):
-        async for piece in bounded_bytes(response, ERROR_BODY_BYTES_MAX):
-            pieces.append(piece)
-    return b"".join(pieces)
+def http_client(connections_max: int = CONNECTIONS_MAX) -> PooledClient:
+    """Make a pooled client. The caller closes it."""
+    return PooledClient(connections_max)
 
 
 def parse_object(raw: bytes | str) -> dict[str, Any]:
     """Parse a reply that must be a JSON object. Raises UpstreamProtocol."""
     try:
-        value = json.loads(raw)
+        value = parse_json(raw)
     except (ValueError, RecursionError):
         raise UpstreamProtocol("the worker's reply is not JSON") from None
     if not isinstance(value, dict):
@@ -167,35 +202,6 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     return min(max((when - now).total_seconds(), 0.0), RETRY_AFTER_S_MAX)
 
 
-@contextmanager
-def transport_errors() -> Iterator[None]:
-    """Convert exceptions of the HTTP clients to UpstreamTimeout, UpstreamError or UpstreamProtocol."""
-    try:
-        yield
-    except TimeoutError:
-        raise UpstreamTimeout("the worker did not answer in time") from None
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error) as error:
-        raise transport_error(error) from error
-
-
-def transport_error(error: Exception) -> UpstreamError:
-    """Convert an exception of an HTTP client. `dispatched` of the result says whether the request may have left."""
-    cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
-    if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
-        return UpstreamError("no secure connection to the worker", retryable=True, dispatched=False)
-    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | httpx.ConnectError):
-        return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
-    if isinstance(cause, aiohttp.InvalidURL | httpx.InvalidURL | httpx.UnsupportedProtocol):
-        return UpstreamError("the worker's URL is not usable", dispatched=False)
-    if isinstance(cause, zlib.error):
-        return UpstreamProtocol("the worker's compressed reply is broken")
-    return UpstreamProtocol("the worker hung up before its reply was complete")
-
-
-def _too_large(bytes_max: int) -> UpstreamProtocol:
-    return UpstreamProtocol(f"the worker's reply is larger than {bytes_max} bytes", retryable=False)
-
-
 class Breaker:
     """Stops calls to a service that keeps failing. It opens after `failures_max` failures in a row; then it admits one
     call every `cool_down_s` until one succeeds."""
@@ -217,6 +223,11 @@ class Breaker:
         self._probing = True
         return True
 
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are paused, but for the one that tries."""
+        return self._failures >= self._failures_max
+
     def succeed(self) -> None:
         """Report that the call succeeded."""
         self._failures, self._probing = 0, False
@@ -229,3 +240,87 @@ class Breaker:
     def abandon(self) -> None:
         """Report that the caller left before the call ended, so that its result is unknown."""
         self._probing = False
+
+
+async def guarded(breaker: Breaker, call: ConductorCall, items: Items) -> Items:
+    """The items of a call, which the breaker admits and counts. A call that its caller ends at its time-out has failed,
+    as one that ends by itself; a rejected request and a hasty call say nothing about the server. Raises
+    ConductorError(down) while calls are paused."""
+    if not breaker.admit():
+        await items.aclose()
+        raise ConductorError("down", "the conductor keeps failing; calls to it are paused", billable=False)
+    report, began_s = breaker.abandon, time.monotonic()
+    try:
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, ConductorEnd):
+                    report = breaker.succeed
+                yield item
+    except ConductorError as error:
+        if error.reason != "refused" and not (call.hasty and error.reason == "slow"):
+            report = breaker.fail
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        if not call.hasty and time.monotonic() - began_s >= TIMED_OUT_SHARE * call.timeout_s:
+            report = breaker.fail
+        raise
+    finally:
+        report()
+
+
+# ---------------------------------------------------------------- bodies, and replies that are no conversation
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise UpstreamRefused("the request holds a value that JSON cannot represent", dispatched=False) from None
+
+
+def encoded(body: Mapping[str, Any]) -> tuple[str, bytes]:
+    """(media type, content) of a body: JSON, or a form where it has a recording."""
+    sound = body.get("file")
+    if not isinstance(sound, Sound):
+        return JSON, encode(body)
+    fields = {name: value for name, value in body.items() if name != "file"}
+    form = {f"{name}[]" if isinstance(value, list) else name: _field(value) for name, value in fields.items()}
+    request = httpx.Request("POST", "http://form", data=form, files={"file": (sound.name, sound.data, sound.kind)})
+    return request.headers["content-type"], request.read()
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def raw_reply(endpoint: Endpoint, raw: bytes, kind: str) -> dict[str, Any]:
+    """A reply in bytes (speech) or in text. Of the worker's media types only those of sound reach the client."""
+    if endpoint != "speech":
+        return {"content": raw.decode("utf-8", "replace"), "content_type": "text/plain; charset=utf-8"}
+    kind = kind.partition(";")[0].strip().lower()
+    return {"content": raw, "content_type": kind if _SOUND.fullmatch(kind) else "application/octet-stream"}
+
+
+def read_task(call: WorkerCall, raw: bytes, kind: str) -> dict[str, Any]:
+    """The reply to a request that is no conversation: JSON, bytes or text. Raises UpstreamProtocol."""
+    return raw_reply(call.endpoint, raw, kind) if is_raw(call.endpoint, call.body) else parse_object(raw)
+
+
+def task_reply(call: WorkerCall, body: dict[str, Any], kind: str = "") -> WorkerReply:
+    """The reply to a request that is no conversation, with the units and the tokens that will be billed. Raises
+    UpstreamProtocol."""
+    reply = check_task(call.endpoint, body)
+    reported = read_usage(reply) or task_tokens(reply)
+    units = units_of(call.endpoint, call.body, reply)
+    usage = Usage(reported.prompt_tokens, reported.completion_tokens, details={**reported.details, **units})
+    return WorkerReply(reply, usage, {"content-type": kind})
+
+
+def tool_completion(call: WorkerCall, content: str, usage: Usage) -> dict[str, Any]:
+    """A tool's answer as an OpenAI completion."""
+    message = {"role": "assistant", "content": content}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    head = {"id": f"tool-{call.rollout_id}-{call.step_id}", "object": "chat.completion", "created": 0}
+    return {**head, "model": call.worker.name, "choices": [choice], "usage": usage_body(usage)}

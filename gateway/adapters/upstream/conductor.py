@@ -14,24 +14,27 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Literal, get_args
 
 import aiohttp
 import httpx
 
-from gateway.adapters.upstream.client import Breaker, transport_error
-from gateway.adapters.upstream.http import http_client
+from gateway.adapters.upstream.client import JSON, Breaker, Items, PooledClient, endpoint_url, guarded, http_client
+from gateway.adapters.upstream.replies import HttpxReply, RawReply, transport_error
 from gateway.adapters.upstream.sse import DONE, SseError, SseParser
 from gateway.core.loop.plan import portable_schema
 from gateway.core.money.amounts import Usage
+from gateway.core.openai.body import parse_json
+from gateway.core.openai.reply import json_bytes
+from gateway.core.openai.structured import strict_schema
 from gateway.core.openai.usage import billed_usage, read_usage
 from gateway.errors import ConductorError
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd
 
 Structured = Literal["auto", "vllm", "json_schema", "json_object", "none"]
-Items = AsyncGenerator[ConductorChunk | ConductorEnd, None]
+Reply = RawReply | HttpxReply
 
 TEXT_BYTES_MAX = 256 << 10
 EVENT_BYTES_MAX = 1 << 20
@@ -41,6 +44,8 @@ PROBE_TIMEOUT_S = 2.0
 DROPPABLE = ("logprobs", "seed", "temperature", "top_p", "stream_options")
 OURS = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "response_format")
 VLLM_SAMPLING = ("top_k", "min_p", "repetition_penalty")
+_INT = frozenset({int})  # and not bool
+_OF_TOKENS = ("token_ids", "logprobs", "tokens")
 TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError)
 
 
@@ -82,23 +87,9 @@ class HttpConductor(Conductor):
         """Close every connection."""
         await self._client.aclose()
 
-    async def decode(self, call: ConductorCall) -> Items:
+    def decode(self, call: ConductorCall) -> Items:
         """See `ports.Conductor.decode`. Also raises ConductorError(refused) if the server rejects the request."""
-        if not self._breaker.admit():
-            raise ConductorError("down", "the conductor keeps failing; calls to it are paused", billable=False)
-        report = self._breaker.abandon
-        try:
-            async with aclosing(self._decode(call)) as items:
-                async for item in items:
-                    if isinstance(item, ConductorEnd):
-                        report = self._breaker.succeed
-                    yield item
-        except ConductorError as error:
-            if error.reason != "refused":  # a rejected request says nothing about the server's health
-                report = self._breaker.fail
-            raise
-        finally:
-            report()
+        return guarded(self._breaker, call, self._decode(call))
 
     async def ready(self) -> bool:
         """See `ports.Conductor.ready`."""
@@ -113,7 +104,7 @@ class HttpConductor(Conductor):
         timeout_s = min(PROBE_TIMEOUT_S, self._timeout_s)
         async with _transport(time.monotonic() + timeout_s):
             request = self._client.build_request("GET", f"{self._base_url}/models", headers=self._headers)
-            response = await self._client.send(request, stream=True)
+            response = HttpxReply(await self._client.send(request, stream=True))
             try:
                 body = await _bounded(response, EVENT_BYTES_MAX)
             finally:
@@ -144,27 +135,23 @@ class HttpConductor(Conductor):
         if self._structured == "auto":
             self._structured = await self._dialect()
         response, body = await self._open(call, deadline)
-        plan = _PlanStream(call.model or self._model, self._text_bytes_max)
+        until_s = asyncio.get_running_loop().time() + deadline - time.monotonic()
+        plan, parser = _PlanStream(call.model or self._model, self._text_bytes_max), SseParser(EVENT_BYTES_MAX)
         try:
-            async with aclosing(_events(response, deadline)) as events:
-                async for data in events:
-                    if data == DONE:
-                        break
-                    if chunk := plan.read(_object(data)):
-                        yield chunk
+            while not plan.is_over:
+                if chunk := plan.take(*await _events(response, parser, until_s)):
+                    yield chunk
+                plan.check()
         finally:
             await response.aclose()
         yield plan.end(body)
 
-    async def _open(self, call: ConductorCall, deadline: float) -> tuple[httpx.Response, dict[str, Any]]:
+    async def _open(self, call: ConductorCall, deadline: float) -> tuple[Reply, dict[str, Any]]:
         """Open a response with status 200; return it with the request's body. Drops refused options one at a time."""
         for _ in range(len(DROPPABLE) + 2):
             body = self._body(call)
-            request = self._client.build_request(
-                "POST", f"{self._base_url}/chat/completions", json=body, headers={**call.headers, **self._headers}
-            )
             async with _transport(deadline):
-                response = await self._sent(request)
+                response = await self._sent(json_bytes(body), call.headers)
                 if response.status_code == 200:
                     return response, body
                 try:
@@ -177,16 +164,27 @@ class HttpConductor(Conductor):
             self._refused.add(option)
         raise ConductorError("refused", "the conductor's server refuses every form of the request", billable=False)
 
-    async def _sent(self, request: httpx.Request) -> httpx.Response:
+    async def _sent(self, content: bytes, headers: Mapping[str, str]) -> Reply:
         """Send a request; once more if the server closes the connection without a byte of an answer. A server closes
         idle connections, and a call may meet that. A plan changes nothing, so it may be asked for twice (RFC 9110
         §9.2.2)."""
         try:
-            return await self._client.send(request, stream=True)
-        except httpx.TransportError as error:
-            if not isinstance(error.__cause__, aiohttp.ServerDisconnectedError):
+            return await self._posted(content, headers)
+        except (httpx.TransportError, aiohttp.ServerDisconnectedError) as error:
+            if not isinstance(error.__cause__ or error, aiohttp.ServerDisconnectedError):
                 raise
-            return await self._client.send(request, stream=True)
+            return await self._posted(content, headers)
+
+    async def _posted(self, content: bytes, headers: Mapping[str, str]) -> Reply:
+        """Send a request once: over the client's session where it has one, because httpx around it costs as much."""
+        headers = {**headers, **self._headers, "content-type": JSON, "user-agent": "baton"}
+        if isinstance(self._client, PooledClient):
+            parsed = endpoint_url(self._base_url, "chat/completions")
+            sent = self._client.session().post(parsed, data=content, headers=headers, allow_redirects=False)
+            return RawReply(await sent)
+        url = f"{self._base_url}/chat/completions"
+        request = self._client.build_request("POST", url, content=content, headers=headers)
+        return HttpxReply(await self._client.send(request, stream=True))
 
     def _refused_option(self, status: int, raw: bytes, body: Mapping[str, Any]) -> str | None:
         """The option that a hosted model refuses and that Baton can do without, or None. Always None for `vllm`."""
@@ -229,6 +227,28 @@ class _PlanStream:
         self._prompt_ids: tuple[int, ...] = ()
         self._usage: Usage | None = None
         self._finish: str | None = None
+        self._error: ConductorError | None = None
+        self.is_over = False
+
+    def take(self, events: Sequence[str], is_end: bool) -> ConductorChunk | None:
+        """The piece of the plan in the events that came together, or None. An error among them waits for `check`."""
+        self.is_over = is_end
+        pieces: list[ConductorChunk] = []
+        try:
+            for data in events:
+                if data == DONE:
+                    self.is_over = True
+                    break
+                if piece := self.read(_object(data)):
+                    pieces.append(piece)
+        except ConductorError as error:
+            self._error = error
+        return _joined(pieces) if len(pieces) > 1 else next(iter(pieces), None)
+
+    def check(self) -> None:
+        """Raises ConductorError(down | unparseable) for an event that `take` could not read."""
+        if self._error is not None:
+            raise self._error
 
     def read(self, body: Mapping[str, Any]) -> ConductorChunk | None:
         """The piece of the plan in one event, or None. Raises ConductorError(down | unparseable)."""
@@ -261,8 +281,8 @@ class _PlanStream:
             raise ValueError(f"{len(ids)} token ids and {len(entries)} log-probs")
         if not (isinstance(text, str) and (text or ids or entries)):
             return None
-        logprobs = tuple(float(entry["logprob"]) for entry in entries)
-        return ConductorChunk(text, ids, logprobs, tuple(str(entry["token"]) for entry in entries))
+        logprobs = tuple([float(entry["logprob"]) for entry in entries])
+        return ConductorChunk(text, ids, logprobs, tuple([str(entry["token"]) for entry in entries]))
 
     def end(self, request: Mapping[str, Any]) -> ConductorEnd:
         """The last item of the stream. Raises ConductorError(down) if the stream was cut short."""
@@ -286,23 +306,6 @@ def _schema_fields(structured: Structured, schema: Mapping[str, Any]) -> dict[st
     return {"response_format": {"type": "json_object"}} if structured == "json_object" else {}
 
 
-def strict_schema(schema: Any) -> Any:
-    """Convert a schema to the subset of OpenAI's strict mode: every enum has a type, every array `items`, and there is
-    no `const`."""
-    if isinstance(schema, list):
-        return [strict_schema(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    converted = {key: value if key == "enum" else strict_schema(value) for key, value in schema.items()}
-    if "const" in converted:
-        converted["enum"] = [converted.pop("const")]
-    if "enum" in converted and "type" not in converted:
-        converted["type"] = "integer" if all(isinstance(value, int) for value in converted["enum"]) else "string"
-    if converted.get("type") == "array" and "items" not in converted:
-        converted["items"] = {"type": "integer"}
-    return converted
-
-
 # ---------------------------------------------------------------- reading, within bounds
 
 
@@ -312,34 +315,34 @@ async def _transport(deadline: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             yield
-    except TimeoutError:
-        raise ConductorError("slow", "the conductor did not answer in time") from None
-    except TRANSPORT_ERRORS as error:
-        problem = f"the conductor cannot be reached: {error or type(error).__name__}"
-        raise ConductorError("down", problem, billable=transport_error(error).dispatched) from error
+    except (TimeoutError, *TRANSPORT_ERRORS) as error:
+        raise _unreachable(error) from error
 
 
-async def _events(response: httpx.Response, deadline: float) -> AsyncGenerator[str, None]:
-    """Yield the data of each event of a stream. Raises ConductorError."""
-    parser, pieces = SseParser(EVENT_BYTES_MAX), response.aiter_raw()
-    while True:
-        async with _transport(deadline):
-            piece = await anext(pieces, None)
-        try:
-            events = parser.end() if piece is None else parser.feed(piece)
-        except SseError as error:
-            raise ConductorError("unparseable", f"the conductor's stream is not an event stream: {error}") from None
-        for event in events:
-            yield event.data
-        if piece is None:
-            return
+def _unreachable(error: Exception) -> ConductorError:
+    if isinstance(error, TimeoutError):
+        return ConductorError("slow", "the conductor did not answer in time")
+    problem = f"the conductor cannot be reached: {error or type(error).__name__}"
+    return ConductorError("down", problem, billable=transport_error(error).dispatched)
 
 
-async def _bounded(response: httpx.Response, bytes_max: int) -> bytes:
+async def _events(response: Reply, parser: SseParser, until_s: float) -> tuple[list[str], bool]:
+    """The data of the events that came together, and whether the stream has ended. Raises ConductorError."""
+    try:
+        piece = await response.next_raw(until_s)
+    except (TimeoutError, *TRANSPORT_ERRORS) as error:
+        raise _unreachable(error) from error
+    try:
+        events = parser.feed(piece) if piece else parser.end()
+    except SseError as error:
+        raise ConductorError("unparseable", f"the conductor's stream is not an event stream: {error}") from None
+    return [event.data for event in events], not piece
+
+
+async def _bounded(response: Reply, bytes_max: int) -> bytes:
     """The first `bytes_max` bytes of a body."""
     body = b""
-    pieces: AsyncIterator[bytes] = response.aiter_raw()
-    async for piece in pieces:
+    async for piece in response.aiter_raw():
         body += piece
         if len(body) >= bytes_max:
             break
@@ -355,7 +358,7 @@ def _status_error(status: int, raw: bytes) -> ConductorError:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
@@ -370,6 +373,13 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 def _ints(value: Any) -> tuple[int, ...]:
     """A list of integers. None counts as an empty list. Raises TypeError for anything else."""
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in value or ()):
+    numbers = tuple(value or ())
+    if not _INT.issuperset(map(type, numbers)):
         raise TypeError("token ids are not integers")
-    return tuple(value or ())
+    return numbers
+
+
+def _joined(pieces: Sequence[ConductorChunk]) -> ConductorChunk:
+    """One piece of several in a row."""
+    ids, logprobs, tokens = ([item for piece in pieces for item in getattr(piece, name)] for name in _OF_TOKENS)
+    return ConductorChunk("".join([piece.text for piece in pieces]), tuple(ids), tuple(logprobs), tuple(tokens))

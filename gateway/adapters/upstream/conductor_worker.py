@@ -7,9 +7,11 @@ Such a model reports no token ids and usually no log-probs, so its plans are log
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any, Literal
 
+from gateway.adapters.upstream.client import Breaker, Items, guarded
 from gateway.core.loop.plan import portable_schema
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.usage import read_usage
@@ -23,13 +25,21 @@ Structured = Literal["json_schema", "json_object", "none"]
 class WorkerConductor:
     """Implements the Conductor port over the Workers port."""
 
-    def __init__(self, workers: Workers, spec: WorkerSpec, structured: Structured) -> None:
+    def __init__(
+        self, workers: Workers, spec: WorkerSpec, structured: Structured, breaker: Breaker | None = None
+    ) -> None:
+        self._breaker = breaker or Breaker()
         self._workers = workers
         self._spec = spec
         self._structured = structured
 
-    async def decode(self, call: ConductorCall) -> AsyncIterator[ConductorChunk | ConductorEnd]:
+    async def decode(self, call: ConductorCall) -> Items:
         """See `ports.Conductor.decode`. Raises ConductorError(slow | down) for every failure of the worker."""
+        async with aclosing(guarded(self._breaker, call, self._decode(call))) as items:
+            async for item in items:
+                yield item
+
+    async def _decode(self, call: ConductorCall) -> Items:
         usage, text_chars, finish = None, 0, "stop"
         try:
             async with asyncio.timeout(call.timeout_s):

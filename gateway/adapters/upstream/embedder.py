@@ -12,12 +12,13 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 
 import aiohttp
 import httpx
 
-from gateway.adapters.upstream.client import Breaker, bounded_body, parse_object
-from gateway.adapters.upstream.http import http_client
+from gateway.adapters.upstream.client import Breaker, http_client, parse_object
+from gateway.adapters.upstream.replies import bounded_body
 from gateway.core.loop.experience import EMBEDDED_CHARS_MAX, EMBEDDING_DIM, Embedding, project
 from gateway.errors import Unavailable, UpstreamProtocol
 from gateway.service.ports.request import Embedder
@@ -26,6 +27,7 @@ REPLY_BYTES_MAX = 1 << 20
 NAME_DIGITS = 16  # of the hash of endpoint and model: the database need not know either
 NUMBERS_MAX = 16_384
 TRANSPORT_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error)
+TEXTS_CACHED = 64
 
 
 class LocalEmbedder(Embedder):
@@ -36,6 +38,8 @@ class LocalEmbedder(Embedder):
 
     def __init__(self, embedding: Embedding) -> None:
         self._embedding = embedding
+        # One request asks for its question twice: for the candidates of a large pool, and for experience.
+        self._embed = lru_cache(TEXTS_CACHED)(embedding.embed)
 
     @property
     def name(self) -> str:
@@ -44,7 +48,7 @@ class LocalEmbedder(Embedder):
 
     async def embed(self, text: str) -> list[float]:
         """See the port. Raises nothing."""
-        return self._embedding.embed(text)
+        return list(self._embed(text))
 
     async def close(self) -> None:
         """Do nothing: nothing is open."""

@@ -7,34 +7,38 @@ the call by `timeout_s`, the silence between chunks, and the decoded size of a r
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, suppress
-from functools import lru_cache
-from http.cookiejar import DefaultCookiePolicy
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any
 
-import aiohttp
-import httpx
-from httpx_aiohttp import AiohttpTransport
-
 from gateway.adapters.upstream import client as upstream
-from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
-from gateway.core.loop import depth
+from gateway.adapters.upstream import replies
+from gateway.adapters.upstream.sse import DONE, SseEvent, SseParser
+from gateway.core.access import depth
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
-from gateway.core.openai.reply import chunks_of
+from gateway.core.openai.reply import TextChunk, chunks_of, text_chunk
+from gateway.core.openai.responses.outbound import Chunks, to_completion, to_request
+from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
 from gateway.core.openai.texts import as_chat, check_embeddings, chunk_as_chat
-from gateway.core.openai.usage import billed_usage, read_usage, text_bytes, usage_body
+from gateway.core.openai.usage import BYTES_PER_TOKEN, billed_usage, read_usage, text_bytes, usage_body
+from gateway.core.pool.models import model_of
 from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRefused
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
-PATHS = {"chat": "chat/completions", "completions": "completions", "embeddings": "embeddings"}
-CONNECT_TIMEOUT_S = 5.0
-CONNECTIONS_MAX = 512
-KEEPALIVE_EXPIRY_S = 4.0  # uvicorn, and so vLLM, closes an idle connection after 5 s; a call on it then fails
-DRAIN_S = 0.05
+PATHS: Mapping[Endpoint, str] = {
+    "chat": "chat/completions",
+    "completions": "completions",
+    "embeddings": "embeddings",
+    "moderations": "moderations",
+    "rerank": "rerank",
+    "images": "images/generations",
+    "speech": "audio/speech",
+    "transcriptions": "audio/transcriptions",
+    "translations": "audio/translations",
+}
+HEAD: Mapping[str, Any] = {"id": "", "created": 0, "model": ""}  # what names a chunk, before one came
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 # What a stream may not carry as a whole reply does: calls and what belongs to them, sound, sources, log-probs, ids.
 BEYOND_TEXT = frozenset(
@@ -51,27 +55,6 @@ BEYOND_TEXT = frozenset(
 )
 
 
-def http_client(connections_max: int = CONNECTIONS_MAX) -> httpx.AsyncClient:
-    """Make a pooled client that keeps no state between calls. The caller closes it."""
-
-    def session() -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            limit=connections_max, keepalive_timeout=KEEPALIVE_EXPIRY_S, ssl=transport.ssl_context
-        )
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-    transport = AiohttpTransport(client=session, trust_env=False)
-    client = httpx.AsyncClient(
-        transport=transport,
-        follow_redirects=False,
-        headers={"user-agent": "baton"},
-        trust_env=False,
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the call's own deadline bounds the rest
-    )
-    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-    return client
-
-
 class HttpWorkers:
     """`ports.Workers` for kind `openai`. `secrets` maps worker names to keys; `depth_secret` signs the depth header;
     `places` maps `local:` URLs to where this gateway serves them."""
@@ -82,7 +65,7 @@ class HttpWorkers:
         depth_secret: bytes,
         *,
         places: Mapping[str, str] = MappingProxyType({}),
-        client: httpx.AsyncClient | None = None,
+        client: upstream.PooledClient | None = None,
         reply_bytes_max: int = 16 << 20,
         event_bytes_max: int = 1 << 20,
         chunk_gap_s_max: float = 60.0,
@@ -90,7 +73,7 @@ class HttpWorkers:
         self._secrets = dict(secrets)
         self._depth_secret = depth_secret
         self._places = places
-        self._client = client or http_client()
+        self._client = client or upstream.http_client()
         self._reply_bytes_max = reply_bytes_max
         self._event_bytes_max = event_bytes_max
         self._chunk_gap_s_max = chunk_gap_s_max
@@ -104,134 +87,120 @@ class HttpWorkers:
         """See `ports.Workers.complete`. A worker that refuses to stream is asked for whole replies from then on."""
         body = request_body(call)
         if call.worker.name in self._whole_only or not streams_alike(call, body):
-            return await self._whole(call, body)
+            return await self._send(call, body)
         try:
             return await self._gathered(call, body | STREAMED)
         except UpstreamRefused as refused:
             if "stream" not in f"{refused.param} {refused.message}".lower():
                 raise
         self._whole_only.add(call.worker.name)
-        return await self._whole(call, body)
+        return await self._send(call, body)
 
-    async def _whole(self, call: WorkerCall, body: dict[str, Any]) -> WorkerReply:
+    async def _send(self, call: WorkerCall, body: dict[str, Any]) -> WorkerReply:
         """The reply in one piece."""
-        content = _encode(body)
+        kind, content = upstream.encoded(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
-        return await self._read_whole(call, body, content, await self._opened(call, content, deadline), deadline)
+        response = await self._opened(call, content, deadline, kind)
+        return await self._read_reply(call, body, content, response, deadline)
 
     async def _gathered(self, call: WorkerCall, body: dict[str, Any]) -> WorkerReply:
         """The reply from a stream, collected in `call.so_far`; or in one piece, where the worker sends no stream."""
-        content, usage = _encode(body), Usage()
+        content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
         response = await self._opened(call, content, deadline)
         if "event-stream" not in response.headers.get("content-type", ""):
-            return await self._read_whole(call, body, content, response, deadline)
-        head: dict[str, Any] = {}
-        async with aclosing(self._chunks(call, body, content, response, deadline, call.timeout_s)) as chunks:
-            async for chunk in chunks:
-                call.so_far.add(chunk["choices"])
-                call.so_far.about(chunk)
-                head = {name: chunk[name] for name in ("id", "created", "model") if name in chunk}
-                usage = read_usage(chunk) or usage
-        completion = check_completion({**head, "object": "chat.completion", **call.so_far.body()})
+            return await self._read_reply(call, body, content, response, deadline)
+        chunks, reply = self._chunks(call, body, content, response, deadline, call.timeout_s), call.so_far
+        async with aclosing(chunks):
+            while (together := await chunks.next()) is not None:
+                for chunk in together:
+                    if isinstance(chunk, TextChunk):
+                        reply.add_text(chunk.choices[0])
+                    else:
+                        reply.add(chunk["choices"])
+                        reply.about(chunk)
+        head, usage = chunks.end()
+        completion = check_completion({**head, "object": "chat.completion", **reply.body()})
         return WorkerReply(completion | {"usage": usage_body(usage)}, usage)
 
-    async def _read_whole(
-        self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: httpx.Response, deadline: float
+    async def _read_reply(
+        self, call: WorkerCall, body: Mapping[str, Any], content: bytes, response: replies.RawReply, deadline: float
     ) -> WorkerReply:
-        with upstream.transport_errors():
-            async with asyncio.timeout_at(deadline), aclosing(response):
-                raw = await upstream.bounded_body(response, self._reply_bytes_max)
-        completion = check_reply(call, upstream.parse_object(raw))
+        async with aclosing(response):
+            pieces, raw = replies.Pieces(response, self._reply_bytes_max), b""
+            while (piece := await pieces.next(deadline)) is not None:
+                raw += piece
+        kind = response.headers.get("content-type", "")
+        if call.endpoint in TASK_FIELDS:
+            return upstream.task_reply(call, upstream.read_task(call, raw, kind), kind)
+        with fault_counted(len(content), len(raw)):
+            completion = check_reply(call, upstream.parse_object(raw), self._secrets.get(call.worker.name))
         usage = billed_usage(
             read_usage(completion), body, len(content), reply_text_bytes(completion), call.worker.context_tokens
         )
-        return WorkerReply(completion, usage, {"content-type": response.headers.get("content-type", "")})
+        return WorkerReply(completion, usage, {"content-type": kind})
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """See `ports.Workers.stream`. The last chunk always has the `usage` to bill, and no choices."""
         if "stream" in call.worker.cannot:
-            reply = await self._whole(call, request_body(call))
+            reply = await self._send(call, request_body(call))
             for choices in chunks_of(reply.body):
                 yield {"choices": choices}
             yield {"choices": [], "usage": usage_body(reply.usage)}
             return
         body = request_body(call) | STREAMED
-        content = _encode(body)
+        content = upstream.encode(as_sent(call, body))
         deadline = asyncio.get_running_loop().time() + call.timeout_s
         response = await self._opened(call, content, deadline)
-        async with aclosing(self._chunks(call, body, content, response, deadline, self._chunk_gap_s_max)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        chunks = self._chunks(call, body, content, response, deadline, self._chunk_gap_s_max)
+        async with aclosing(chunks):
+            while (together := await chunks.next()) is not None:
+                for chunk in together:
+                    yield chunk.as_json() if isinstance(chunk, TextChunk) else chunk
+        yield last_chunk(*chunks.end())
 
-    async def _chunks(
+    def _chunks(
         self,
         call: WorkerCall,
         body: Mapping[str, Any],
         content: bytes,
-        response: httpx.Response,
+        response: replies.RawReply,
         deadline: float,
         gap_s_max: float,
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks of a reply. The last one always has the `usage` to bill, and no choices."""
-        tally = StreamTally()
-        async with aclosing(self._events(response, deadline, gap_s_max)) as events:
-            async for event in events:
-                if event.data == DONE:
-                    tally.done = True
-                    continue
-                chunk = parse_chunk(event, self._secrets.get(call.worker.name), call.endpoint)
-                if visible := tally.add(chunk):
-                    yield visible
-        yield tally.last_chunk(call, body, len(content))
+    ) -> WorkerStream:
+        pieces, parser = replies.Pieces(response, self._reply_bytes_max), SseParser(self._event_bytes_max)
+        events = replies.ReplyEvents(response, pieces, parser, deadline, gap_s_max)
+        return WorkerStream(call, body, len(content), events, self._secrets.get(call.worker.name))
 
-    async def _events(
-        self, response: httpx.Response, deadline: float, gap_s_max: float
-    ) -> AsyncGenerator[SseEvent, None]:
-        """Yield the events of the reply. Each wait ends at the call's deadline, and after the longest gap."""
-        now = asyncio.get_running_loop().time
-        try:
-            parser = SseParser(self._event_bytes_max)
-            pieces = upstream.bounded_bytes(response, self._reply_bytes_max)
-            piece: bytes | None = b""
-            until = deadline
-            while piece is not None:
-                with upstream.transport_errors():
-                    async with asyncio.timeout_at(until):
-                        piece = await anext(pieces, None)
-                until = min(deadline, now() + gap_s_max)
-                for event in _parse(parser, piece):
-                    yield event
-                    if event.data == DONE:
-                        await _drain(pieces)
-                        return
-        finally:
-            await response.aclose()
-
-    async def _opened(self, call: WorkerCall, content: bytes, deadline: float) -> httpx.Response:
+    async def _opened(
+        self, call: WorkerCall, content: bytes, deadline: float, kind: str = upstream.JSON
+    ) -> replies.RawReply:
         """`_open` until the deadline. Raises UpstreamError."""
-        with upstream.transport_errors():
+        with replies.transport_errors():
             async with asyncio.timeout_at(deadline):
-                return await self._open(call, content)
+                return await self._open(call, content, kind)
 
-    async def _open(self, call: WorkerCall, content: bytes) -> httpx.Response:
+    async def _open(self, call: WorkerCall, content: bytes, kind: str) -> replies.RawReply:
         """Open a response with status 200. To close it before its end closes the connection."""
         secret = self._secrets.get(call.worker.name)
         headers = {
-            "content-type": "application/json",
+            "content-type": kind,
             "accept-encoding": "identity",
             "user-agent": "baton",
             depth.DEPTH_HEADER: depth.sign(call.depth, self._depth_secret),
         }
+        if call.traceparent:
+            headers["traceparent"] = call.traceparent
         if secret:
             headers["authorization"] = f"Bearer {secret}"
-        request = httpx.Request("POST", _url(self._base(call), call.endpoint), content=content, headers=headers)
-        request.headers.encoding = "ascii"  # they are ASCII; otherwise httpx decodes them all to find out
-        response = await self._client.send(request, stream=True)
+        path = "responses" if asks_responses(call) else PATHS[call.endpoint]
+        url = upstream.endpoint_url(self._base(call), path)
+        sent = self._client.session().post(url, data=content, headers=headers, allow_redirects=False)
+        response = replies.RawReply(await sent)
         if response.status_code == 200:
             return response
         try:
-            raw = await upstream.error_body(response)
+            raw = await replies.error_body(response)
         finally:
             await response.aclose()
         raise upstream.status_error(response.status_code, response.headers, raw, secret)
@@ -246,6 +215,21 @@ class HttpWorkers:
         return self._places.get(url, url)
 
 
+@contextmanager
+def fault_counted(request_bytes: int, reply_bytes: int) -> Iterator[None]:
+    """Gives an error inside the tokens that its call cost at most: the worker has ended it, and no reply was in it."""
+    try:
+        yield
+    except UpstreamError as error:
+        count_fault(error, request_bytes, reply_bytes)
+        raise
+
+
+def count_fault(error: UpstreamError, request_bytes: int, reply_bytes: int) -> None:
+    """Give an error the tokens that its call cost at most."""
+    error.tokens = -(-request_bytes // BYTES_PER_TOKEN), -(-reply_bytes // BYTES_PER_TOKEN)
+
+
 class StreamTally:
     """The facts of a stream so far that are needed to detect a cut reply, and to bill it."""
 
@@ -254,30 +238,101 @@ class StreamTally:
         self._finished = False
         self._usage: Usage | None = None
         self.text_bytes = 0
-        self._head: dict[str, Any] = {"id": "", "created": 0, "model": ""}
+        self._head: dict[str, Any] = dict(HEAD)
 
     def add(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Count a chunk. Returns its part of the reply, without the usage, which goes into the last chunk; or None."""
-        self._usage = read_usage(chunk) or self._usage
-        self._head = {key: chunk.get(key, value) for key, value in self._head.items()}
-        choices = chunk.get("choices") or []
-        self.text_bytes += text_bytes(choice["delta"] for choice in choices)
-        self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
-        return {key: value for key, value in chunk.items() if key != "usage"} if choices else None
+        """Count a chunk. Returns its part of the reply, without the usage, which comes at the end; or None."""
+        head = self._head
+        for key in HEAD:
+            if key in chunk:
+                head[key] = chunk[key]
+        if "usage" in chunk:
+            self._usage = read_usage(chunk) or self._usage
+            del chunk["usage"]
+        choices = chunk.get("choices") or ()
+        for choice in choices:
+            self.text_bytes += text_bytes((choice["delta"],))
+            self._finished = self._finished or bool(choice.get("finish_reason"))
+        return chunk if choices else None
 
-    def last_chunk(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> dict[str, Any]:
-        """The last chunk, with the usage to bill. Raises UpstreamProtocol if the stream ended too early."""
+    def add_text(self, chunk: TextChunk) -> None:
+        """`add`, of a chunk that holds nothing but text."""
+        head, text = self._head, chunk.choices[0].delta.content
+        head["id"], head["created"], head["model"] = chunk.id, chunk.created, chunk.model
+        self.text_bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+    def end(self, call: WorkerCall, body: Mapping[str, Any], request_bytes: int) -> tuple[dict[str, Any], Usage]:
+        """What names the reply, and the usage to bill. Raises UpstreamProtocol if the stream ended too early."""
         if not (self.done or self._finished):
             raise UpstreamProtocol("the worker's stream ended before its reply was complete")
         usage = billed_usage(self._usage, body, request_bytes, self.text_bytes, call.worker.context_tokens)
-        head = {**self._head, "model": self._head["model"] or call.worker.model}
-        return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+        return {**self._head, "model": self._head["model"] or call.worker.model}, usage
 
 
-@lru_cache(maxsize=1024)
-def _url(base: str, endpoint: Endpoint) -> httpx.URL:
-    """The URL of an endpoint, parsed once per worker and not once per call."""
-    return httpx.URL(f"{base}/{PATHS[endpoint]}")
+def last_chunk(head: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
+    """The last chunk of a stream, with the usage to bill."""
+    return {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage_body(usage)}
+
+
+class WorkerStream:
+    """The chunks of a reply without their usage, and the tally of them."""
+
+    def __init__(
+        self,
+        call: WorkerCall,
+        body: Mapping[str, Any],
+        request_bytes: int,
+        events: replies.ReplyEvents,
+        secret: str | None,
+    ) -> None:
+        self._call, self._body, self._request_bytes = call, body, request_bytes
+        self._events, self._secret = events, secret
+        self._wire = Chunks() if asks_responses(call) else None
+        self._is_chat = call.endpoint == "chat" and self._wire is None
+        self._tally = StreamTally()
+        self._error: UpstreamError | None = None
+
+    async def next(self) -> list[dict[str, Any] | TextChunk] | None:
+        """The chunks that came together, a chunk of nothing but text as it was read; None at the end. Raises
+        UpstreamError, for a chunk after those before it."""
+        if self._error is not None:
+            raise self._error
+        events = await self._events.next()
+        if events is None:
+            return None
+        chunks: list[dict[str, Any] | TextChunk] = []
+        try:
+            for event in events:
+                if event.data == DONE:
+                    self._tally.done = True
+                elif self._is_chat and event.name == "message" and (text := text_chunk(event.data)):
+                    self._tally.add_text(text)
+                    chunks.append(text)
+                elif visible := self._tally.add(parse_chunk(event, self._secret, self._call.endpoint, self._wire)):
+                    chunks.append(visible)
+        except UpstreamError as error:
+            count_fault(error, self._request_bytes, 0)
+            self._error = error
+        return chunks
+
+    def end(self) -> tuple[dict[str, Any], Usage]:
+        """`StreamTally.end`."""
+        with fault_counted(self._request_bytes, 0):
+            return self._tally.end(self._call, self._body, self._request_bytes)
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        await self._events.aclose()
+
+
+def asks_responses(call: WorkerCall) -> bool:
+    """Whether the worker is asked by the Responses API."""
+    return call.worker.api == "responses" and call.endpoint == "chat"
+
+
+def as_sent(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
+    """The body in the form of the worker's API."""
+    return to_request(body, with_state=model_of(call.worker).completion_tokens) if asks_responses(call) else body
 
 
 def request_body(call: WorkerCall) -> dict[str, Any]:
@@ -290,9 +345,13 @@ def streams_alike(call: WorkerCall, body: Mapping[str, Any]) -> bool:
     return call.endpoint == "chat" and "stream" not in call.worker.cannot and BEYOND_TEXT.isdisjoint(body)
 
 
-def check_reply(call: WorkerCall, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body if it is valid for its endpoint, a text completion in the form of chat. Raises
-    UpstreamProtocol."""
+def check_reply(call: WorkerCall, body: dict[str, Any], secret: str | None = None) -> dict[str, Any]:
+    """Return the body if it is valid for its endpoint, a text completion and a response in the form of chat. Raises
+    UpstreamProtocol, and UpstreamError for a response that failed."""
+    if asks_responses(call):
+        body = to_completion(body)
+        if "error" in body:
+            raise upstream.event_error(body["error"], secret)
     if call.endpoint == "embeddings":
         return check_embeddings(body, call.body)
     return check_completion(as_chat(body) if call.endpoint == "completions" else body)
@@ -311,9 +370,13 @@ def check_completion(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def parse_chunk(event: SseEvent, secret: str | None, endpoint: Endpoint = "chat") -> dict[str, Any]:
-    """The chunk of an event. Raises UpstreamProtocol for an invalid chunk, UpstreamError for an error event."""
+def parse_chunk(
+    event: SseEvent, secret: str | None, endpoint: Endpoint = "chat", wire: Chunks | None = None
+) -> dict[str, Any]:
+    """The chunk of an event; `wire` makes it from one of the Responses API. Raises UpstreamProtocol for an invalid
+    chunk, UpstreamError for an error event."""
     chunk = upstream.parse_object(event.data)
+    chunk = chunk if wire is None else wire.chunk(chunk)
     if chunk.get("error") or event.name == "error":
         raise upstream.event_error(chunk.get("error") or chunk, secret)
     chunk = chunk_as_chat(chunk) if endpoint == "completions" else chunk
@@ -328,25 +391,3 @@ def parse_chunk(event: SseEvent, secret: str | None, endpoint: Endpoint = "chat"
 
 def _holds(choice: Any, part: str) -> bool:
     return isinstance(choice, dict) and isinstance(choice.get(part), dict)
-
-
-def _encode(body: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError):
-        raise UpstreamRefused("the request holds a value that JSON cannot represent", dispatched=False) from None
-
-
-def _parse(parser: SseParser, piece: bytes | None) -> list[SseEvent]:
-    try:
-        return parser.end() if piece is None else parser.feed(piece)
-    except SseError as error:
-        raise UpstreamProtocol(f"the worker's stream is not an event stream: {error}") from None
-
-
-async def _drain(pieces: AsyncIterator[bytes]) -> None:
-    """Read what follows `[DONE]` for a short time: only a connection that was read to its end can be reused."""
-    with suppress(UpstreamError), upstream.transport_errors():
-        async with asyncio.timeout(DRAIN_S):
-            async for _ in pieces:
-                pass

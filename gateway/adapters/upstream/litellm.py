@@ -14,10 +14,7 @@ import re
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from decimal import Decimal
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,28 +22,35 @@ import aiohttp
 import httpx
 
 from gateway.adapters.upstream import client as upstream
-from gateway.adapters.upstream.http import StreamTally, check_reply, reply_text_bytes, request_body
-from gateway.core.openai.chat import FIELDS, HINTS
+from gateway.adapters.upstream.http import StreamTally, check_reply, last_chunk, reply_text_bytes, request_body
+from gateway.core.log.spans import HEADER
+from gateway.core.openai.chat import FIELDS, HINTS, Endpoint
 from gateway.core.openai.reply import chunks_of
+from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
+from gateway.core.openai.tasks.fields import Sound
+from gateway.core.openai.tasks.replies import is_raw
 from gateway.core.openai.texts import COMPLETION_FIELDS, EMBEDDING_FIELDS
 from gateway.core.openai.usage import billed_usage, read_usage, usage_body
 from gateway.core.pool.models import vendor_params
-from gateway.core.pool.workers import Price
 from gateway.errors import ConfigError, UpstreamError, UpstreamProtocol, UpstreamRefused, UpstreamTimeout
 from gateway.service.ports.request import WorkerCall, WorkerReply
 
-PART_PRICES = {  # Baton's names of prices, and the map's
-    "cache_read_usd_per_mtok": "cache_read_input_token_cost",
-    "cache_write_usd_per_mtok": "cache_creation_input_token_cost",
-    "input_audio_usd_per_mtok": "input_cost_per_audio_token",
-    "output_audio_usd_per_mtok": "output_cost_per_audio_token",
-    "reasoning_usd_per_mtok": "output_cost_per_reasoning_token",
-}
-PRICE_MAP = "model_prices_and_context_window_backup.json"
 _REMOTE = re.compile(r"(?i)\s*(https?|gs|s3|file|ftp):")
 _BODY_FIELDS = ("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage")
 _CHOICE_FIELDS = ("index", "finish_reason", "logprobs", "text")
-KNOWN = {"chat": FIELDS, "completions": COMPLETION_FIELDS, "embeddings": EMBEDDING_FIELDS}
+KNOWN: Mapping[Endpoint, Mapping[str, Any]] = {
+    **TASK_FIELDS,
+    "chat": FIELDS,
+    "completions": COMPLETION_FIELDS,
+    "embeddings": EMBEDDING_FIELDS,
+}
+TASK_FUNCTIONS: Mapping[Endpoint, str] = {
+    "moderations": "amoderation",
+    "rerank": "arerank",
+    "images": "aimage_generation",
+    "speech": "aspeech",
+    "transcriptions": "atranscription",
+}
 _MESSAGE_FIELDS = (
     *("role", "content", "refusal", "reasoning_content", "tool_calls", "function_call", "audio", "annotations"),
     *("thinking_blocks", "provider_specific_fields"),
@@ -58,61 +62,13 @@ _STATE = (  # what LiteLLM reads back of `provider_specific_fields`
 _SIGNED_ID = "__thought__"  # LiteLLM appends it and Gemini's signature to the id of a call
 _PREFIX = re.compile(r"^(litellm\.\w+: |\w+(Exception|Error)\s*-\s*)+")
 OPENAI_TEXTS = ("openai/", "text-completion-openai/")
-_MISSING = "kind litellm needs the extra; pip install 'baton[litellm]'"
+MISSING = "kind litellm needs the extra; pip install '.[litellm]'"
+_TASK_OPTIONS = ("num_retries", "max_retries", "timeout", "api_key", "api_base")
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise its import makes three web requests
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
     "LITELLM_MODE": "PRODUCTION",  # otherwise its import loads .env files
 }
-
-
-def offline_price(model: str, context_tokens: int = 0) -> Price | None:
-    """The price of a model id in LiteLLM's packaged map, or None. Does not import LiteLLM.
-
-    If a vendor charges more for longer prompts, this is the dearest tier that `context_tokens` can reach. Raises
-    ConfigError if LiteLLM is not installed.
-    """
-    entry = _entry(_price_map(), model)
-    if entry is None:
-        return None
-    amounts = [_dearest(entry, f"{side}_cost_per_token", context_tokens) for side in ("input", "output")]
-    if None in amounts:
-        return None
-    names = {"input_usd_per_mtok": amounts[0], "output_usd_per_mtok": amounts[1]}
-    names |= {name: _dearest(entry, key, context_tokens) for name, key in PART_PRICES.items()}
-    return Price.model_validate({name: f"{usd * 1_000_000:f}" for name, usd in names.items() if usd is not None})
-
-
-def _entry(prices: Mapping[str, Any], model: str) -> Mapping[str, Any] | None:
-    """The map's entry under the full id, or under the name without the provider if it is of that provider."""
-    provider, _, short_name = model.partition("/")
-    for name in (model, short_name):
-        entry = prices.get(name)
-        if isinstance(entry, dict) and (name == model or str(entry.get("litellm_provider")) == provider):
-            return entry
-    return None
-
-
-def _dearest(entry: Mapping[str, Any], name: str, context_tokens: int) -> Decimal | None:
-    """The highest of a price and its `…_above_200k_tokens` tiers within the context, or None without a base price."""
-    if entry.get(name) is None:
-        return None
-    amounts = [Decimal(str(entry[name]))]
-    for key, amount in entry.items():
-        tier = key.removeprefix(f"{name}_above_").removesuffix("k_tokens")
-        if tier.isdigit() and amount is not None and context_tokens > int(tier) * 1000:
-            amounts.append(Decimal(str(amount)))
-    return max(amounts)
-
-
-@cache
-def _price_map() -> Mapping[str, Any]:
-    spec = find_spec("litellm")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(_MISSING)
-    text = (Path(spec.submodule_search_locations[0]) / PRICE_MAP).read_text(encoding="utf-8")
-    prices: dict[str, Any] = json.loads(text, parse_float=Decimal)
-    return prices
 
 
 @cache
@@ -128,7 +84,7 @@ def _litellm() -> ModuleType:
             for model_class in (litellm.ModelResponse, litellm.ModelResponseStream):
                 model_class()  # otherwise the first call would build their schemas, and warn
         except ImportError:
-            raise ConfigError(_MISSING) from None
+            raise ConfigError(MISSING) from None
     litellm.suppress_debug_info = True
     litellm.turn_off_message_logging = True
     litellm.telemetry = False
@@ -175,6 +131,8 @@ class LiteLLMWorkers:
 
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """See `ports.Workers.complete`."""
+        if call.endpoint in TASK_FIELDS:
+            return await self._task(call)
         body = _request_body(call)
         until = asyncio.get_running_loop().time() + call.timeout_s
         async with self._client(call) as client:
@@ -186,6 +144,22 @@ class LiteLLMWorkers:
             raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
         usage = billed_usage(read_usage(completion), body, _size_bytes(body), text_bytes, call.worker.context_tokens)
         return WorkerReply(completion, usage)
+
+    async def _task(self, call: WorkerCall) -> WorkerReply:
+        """The reply to a request that is no conversation. Raises UpstreamRefused for a task that LiteLLM lacks."""
+        name = TASK_FUNCTIONS.get(call.endpoint)
+        if name is None:
+            raise UpstreamRefused(f"LiteLLM has no {call.endpoint}", param="model", dispatched=False)
+        body = _request_body(call)
+        if isinstance(sound := body.get("file"), Sound):
+            body["file"] = (sound.name, sound.data, sound.kind)
+        options = {key: value for key, value in self._options(call).items() if key in _TASK_OPTIONS}
+        until = asyncio.get_running_loop().time() + call.timeout_s
+        response = await self._await_until(call, until, getattr(self._litellm, name)(**{**body, **options}))
+        reply = _plain_task(call, response)
+        if len(reply.get("content") or b"") > self._reply_bytes_max:
+            raise UpstreamProtocol(f"the worker's reply is larger than {self._reply_bytes_max} bytes", retryable=False)
+        return upstream.task_reply(call, reply)
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """See `ports.Workers.stream`. The last chunk always has the `usage` to bill, and no choices."""
@@ -214,7 +188,7 @@ class LiteLLMWorkers:
         finally:
             if chunks is not None:
                 await chunks.aclose()
-        yield tally.last_chunk(call, body, _size_bytes(body))
+        yield last_chunk(*tally.end(call, body, _size_bytes(body)))
 
     def _function(self, call: WorkerCall) -> Any:
         """LiteLLM's function for the endpoint."""
@@ -254,6 +228,8 @@ class LiteLLMWorkers:
             "_skip_mcp_handler": True,  # otherwise LiteLLM looks in the client's tools for MCP servers to call
             "api_key": self._secrets.get(call.worker.name),
         }
+        if call.traceparent:
+            options["extra_headers"] = {HEADER: call.traceparent}
         return options | ({"api_base": call.worker.url} if call.worker.url else {})
 
     def _map_error(self, error: Exception, call: WorkerCall) -> UpstreamError:
@@ -338,6 +314,17 @@ def _target(part: Mapping[str, Any]) -> str:
         if isinstance(value, str):
             return value
     return ""
+
+
+def _plain_task(call: WorkerCall, response: Any) -> dict[str, Any]:
+    """A response of LiteLLM's to a request that is no conversation, as JSON data or in bytes."""
+    if call.endpoint == "speech":
+        kind = response.response.headers.get("content-type", "")
+        return upstream.raw_reply(call.endpoint, response.content, kind)
+    if is_raw(call.endpoint, call.body):
+        return upstream.raw_reply(call.endpoint, str(response.text).encode("utf-8", "replace"), "")
+    data: dict[str, Any] = json.loads(response.model_dump_json(exclude_none=True))
+    return data
 
 
 def _plain(response: Any) -> dict[str, Any]:

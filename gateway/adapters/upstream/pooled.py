@@ -2,123 +2,33 @@
 
 When another pool file replaces the pool under traffic, it gets its own adapters with its own keys. Each call uses the
 adapters of the pool that its request began with, so that no key goes to an address that it is not meant for.
-
-Tool workers are programs that answer a step. `builtin:vote` runs here; every other tool answers over HTTP: Baton sends
-POST `{"task": text, "seen": [{"handle", "task", "reply"}, …]}`, and the tool answers with status 200 and
-`{"content": text}`. An optional `usage` object is billed if the pool file has token prices for the tool.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
-import httpx
-
-from gateway.adapters.upstream import client as upstream
-from gateway.adapters.upstream.http import HttpWorkers, http_client
+from gateway.adapters.upstream.client import http_client
+from gateway.adapters.upstream.http import HttpWorkers
 from gateway.adapters.upstream.litellm import LiteLLMWorkers
-from gateway.core.loop import depth
-from gateway.core.loop.digest import majority
-from gateway.core.money.amounts import Usage
-from gateway.core.openai.usage import read_usage, usage_body
-from gateway.core.pool.workers import VOTE_URL, PoolFile, revision_of
-from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamRateLimited, UpstreamRefused, UpstreamTimeout
-from gateway.service.ports.pools import LoadedPool
+from gateway.adapters.upstream.mcp import tool_servers
+from gateway.adapters.upstream.tools import ToolWorkers
+from gateway.core.pool.models import model_of
+from gateway.core.pool.tools import Tool
+from gateway.core.pool.workers import PoolFile, WorkerSpec, revision_of
+from gateway.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout
+from gateway.service.ports.counts import Count
+from gateway.service.ports.pools import NO_SERVERS, LoadedPool, Swap, ToolServers
 from gateway.service.ports.request import WorkerCall, WorkerReply, Workers
 
+SHARED_WAIT_S = 0.005  # between two looks at a place that another process has
 WAITING_PER_PLACE_MAX = 16
-
-
-class ToolWorkers:
-    """`ports.Workers` for kind `tool`. `secrets` maps worker names to keys, which are sent as bearer tokens."""
-
-    def __init__(
-        self,
-        secrets: Mapping[str, str],
-        depth_secret: bytes,
-        *,
-        client: httpx.AsyncClient | None = None,
-        reply_bytes_max: int = 4 << 20,
-    ) -> None:
-        self._secrets = dict(secrets)
-        self._depth_secret = depth_secret
-        self._client = client or http_client()
-        self._reply_bytes_max = reply_bytes_max
-
-    async def close(self) -> None:
-        """Close every connection."""
-        await self._client.aclose()
-
-    async def complete(self, call: WorkerCall) -> WorkerReply:
-        """See `ports.Workers.complete`. The reply is an OpenAI completion with the tool's answer as its content."""
-        content, usage = _vote(call) if call.worker.url == VOTE_URL else await self._ask(call)
-        return WorkerReply(_completion(call, content, usage), usage)
-
-    async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the complete reply as one chunk, then the usage."""
-        reply = await self.complete(call)
-        head = {"id": reply.body["id"], "object": "chat.completion.chunk", "created": 0, "model": call.worker.name}
-        message = reply.body["choices"][0]["message"]
-        yield {**head, "choices": [{"index": 0, "delta": message, "finish_reason": "stop"}]}
-        yield {**head, "choices": [], "usage": reply.body["usage"]}
-
-    async def _ask(self, call: WorkerCall) -> tuple[str, Usage]:
-        """Call an HTTP tool; return its answer and usage. Raises UpstreamError."""
-        secret = self._secrets.get(call.worker.name)
-        seen = [{"handle": handle, "task": task, "reply": reply} for handle, task, reply in call.saw]
-        headers = {"accept-encoding": "identity", "content-type": "application/json"}
-        headers[depth.DEPTH_HEADER] = depth.sign(call.depth, self._depth_secret)
-        if secret:
-            headers["authorization"] = f"Bearer {secret}"
-        request = self._client.build_request(
-            "POST",
-            call.worker.url or "",
-            content=json.dumps({**call.worker.params, "task": task_text(call.body), "seen": seen}).encode(),
-            headers=headers,
-        )
-        with upstream.transport_errors():
-            async with asyncio.timeout(call.timeout_s):
-                response = await self._client.send(request, stream=True)
-                async with aclosing(response):
-                    if response.status_code != 200:
-                        raw = await upstream.error_body(response)
-                        raise upstream.status_error(response.status_code, response.headers, raw, secret)
-                    raw = await upstream.bounded_body(response, self._reply_bytes_max)
-        answer = upstream.parse_object(raw)
-        if not isinstance(answer.get("content"), str):
-            raise UpstreamProtocol("the tool's reply has no text under `content`")
-        return answer["content"], read_usage(answer) or Usage()
-
-
-def task_text(body: Mapping[str, Any]) -> str:
-    """The text of the last user message, which is the step's task. Empty if there is none."""
-    for message in reversed(body.get("messages") or ()):
-        if message.get("role") == "user":
-            content = message.get("content")
-            parts = [{"text": content}] if isinstance(content, str) else content or ()
-            return "\n".join(str(part["text"]) for part in parts if part.get("text"))
-    return ""
-
-
-def _vote(call: WorkerCall) -> tuple[str, Usage]:
-    """The first of the seen replies that give the most common answer. Raises UpstreamRefused without any reply."""
-    if not call.saw:
-        raise UpstreamRefused("vote sees no replies; let its step see at least one", dispatched=False)
-    replies = [reply for _, _, reply in call.saw]
-    return replies[majority(replies)], Usage()
-
-
-def _completion(call: WorkerCall, content: str, usage: Usage) -> dict[str, Any]:
-    message = {"role": "assistant", "content": content}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    head = {"id": f"tool-{call.rollout_id}-{call.step_id}", "object": "chat.completion", "created": 0}
-    return {**head, "model": call.worker.name, "choices": [choice], "usage": usage_body(usage)}
 
 
 _Chunks = AsyncGenerator[Mapping[str, Any], None]
@@ -138,16 +48,23 @@ Adapters = Mapping[str, Adapter]  # by kind
 @dataclass
 class _Gate:
     """The concurrency limit of one worker. `places` is the limit, `waiting` and `busy` count calls. `owed` counts the
-    places that a smaller limit removes as soon as calls free them."""
+    places that a smaller limit removes as soon as calls free them. `shared` counts the calls of all processes."""
 
     places: int
+    shared: Count | None = None
     waiting: int = 0
     busy: int = 0
     owed: int = 0
     free: asyncio.Semaphore = field(init=False)
+    first: asyncio.Lock = field(default_factory=asyncio.Lock)  # of those that wait for another process
 
     def __post_init__(self) -> None:
         self.free = asyncio.Semaphore(self.places)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `enter` would not wait."""
+        return not (self.owed or self.shared is not None or self.free.locked())
 
     async def enter(self) -> None:
         """Wait for a place."""
@@ -155,11 +72,27 @@ class _Gate:
         while self.owed:
             self.owed -= 1
             await self.free.acquire()
+        if self.shared is not None:
+            try:
+                await self._enter_shared(self.shared)
+            except asyncio.CancelledError:
+                self._release()
+                raise
         self.busy += 1
+
+    async def _enter_shared(self, shared: Count) -> None:
+        """Wait until all processes together leave a place. The pause is drawn, so that no process is always late."""
+        if not self.first.locked() and shared.try_add(self.places):
+            return
+        async with self.first:
+            while not shared.try_add(self.places):  # noqa: ASYNC110 - nobody wakes a waiter of another process
+                await asyncio.sleep(SHARED_WAIT_S * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
 
     def leave(self) -> None:
         """Release a place."""
         self.busy -= 1
+        if self.shared is not None:
+            self.shared.add(-1)
         self._release()
 
     def resize(self, places: int) -> None:
@@ -178,8 +111,9 @@ class _Gate:
 
 class PooledWorkers:
     """`ports.Workers` over one adapter for each kind, and `ports.pools.PoolWorkers`. `make` makes the adapters of
-    another pool. `keep_s` is the number of seconds for which calls of the previous pool may still arrive. Kind `self`
-    never gets here: the rounds run it as a child loop."""
+    another pool. `keep_s` is the number of seconds for which calls of the previous pool may still arrive. `shared`
+    gives the count by which processes of one gateway share a worker's limit. Kind `self` never gets here: the rounds
+    run it as a child loop."""
 
     def __init__(
         self,
@@ -188,38 +122,64 @@ class PooledWorkers:
         revision: str = "",
         make: Callable[[LoadedPool], Adapters] | None = None,
         keep_s: float = 0.0,
+        shared: Callable[[str], Count] | None = None,
     ) -> None:
         self._now = adapters
+        self._shared = shared
         self._by_revision = {revision: adapters}
         self._make = make
         self._keep_s = keep_s
+        self._open = [adapters]  # of this pool, and of earlier ones whose calls may not have ended
+        self._closing: set[asyncio.Task[None]] = set()  # of servers of earlier pools
         self._places: dict[str, int] = {}  # concurrency limits since the first replacement of the pool
         self._gates: dict[str, _Gate] = {}
 
+    async def start(self) -> None:
+        """Connect to the MCP servers of the pool, and read their tools. One that is not there is tried again."""
+        await _servers(self._now).start()
+
+    def tools(self, worker: WorkerSpec, revision: str) -> tuple[Tool, ...]:
+        """See `ports.Toolboxes.tools`."""
+        return _servers(self._by_revision.get(revision, {}) if revision else self._now).tools(worker.name)
+
     async def complete(self, call: WorkerCall) -> WorkerReply:
         """See `ports.Workers.complete`. The wait for a place counts towards the call's time."""
-        adapter = self._adapter(call)
-        async with self._place(call) as timed:
+        adapter, gate = self._adapter(call), self._gate(call)
+        timed = await _entered(gate, call)
+        try:
             return await adapter.complete(timed)
+        finally:
+            gate.leave()
 
     async def stream(self, call: WorkerCall) -> AsyncIterator[Mapping[str, Any]]:
         """See `ports.Workers.stream`. The call keeps its place until the stream ends or is closed."""
-        adapter = self._adapter(call)
-        async with self._place(call) as timed, aclosing(cast(_Chunks, adapter.stream(timed))) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        adapter, gate = self._adapter(call), self._gate(call)
+        timed = await _entered(gate, call)
+        try:
+            async with aclosing(cast(_Chunks, adapter.stream(timed))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            gate.leave()
 
-    async def prepare(self, loaded: LoadedPool, revision: str) -> Callable[[], None]:
+    async def prepare(self, loaded: LoadedPool, revision: str) -> Swap:
         """See `ports.pools.PoolWorkers.prepare`. Runs in a thread, because it may import LiteLLM, which takes
         seconds."""
         if self._make is None:
             raise ValueError("these workers were made without `make`, so no other pool can replace theirs")
         adapters = await asyncio.to_thread(self._make, loaded)
-        return lambda: self._replace_pool(loaded.pools, adapters, revision)
+        servers = _servers(adapters)
+        try:
+            await servers.start()
+        except BaseException:  # boundary: a cancelled start, too, leaves no program of a server behind
+            await servers.close()
+            raise
+        return Swap(lambda: self._replace_pool(loaded.pools, adapters, revision), servers.close)
 
     async def close(self) -> None:
         """Close every adapter."""
-        for adapters in [self._now, *self._by_revision.values()]:
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        for adapters in self._open:
             for adapter in adapters.values():
                 await adapter.close()
 
@@ -229,6 +189,7 @@ class PooledWorkers:
         more."""
         previous = self._now
         self._now = self._by_revision[revision] = adapters
+        self._open.append(adapters)
         self._places = {worker.name: worker.concurrency_max for worker in pools.workers}
         for name in self._gates.keys() & self._places.keys():
             self._gates[name].resize(self._places[name])
@@ -238,6 +199,10 @@ class PooledWorkers:
         if adapters is not self._now:
             others = {key: value for key, value in self._by_revision.items() if value is not adapters}
             self._by_revision = others
+            self._open = [one for one in self._open if one is not adapters]
+            task = asyncio.create_task(_servers(adapters).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
         for name in [name for name, gate in self._gates.items() if not (gate.waiting or gate.busy)]:
             del self._gates[name]  # the next call makes it again
 
@@ -252,17 +217,26 @@ class PooledWorkers:
             raise UpstreamError(problem, dispatched=False)
         return adapter
 
-    def _place(self, call: WorkerCall) -> AbstractAsyncContextManager[WorkerCall]:
+    def _gate(self, call: WorkerCall) -> _Gate:
         worker = call.worker
         gate = self._gates.get(worker.name)
         if gate is None:
-            gate = self._gates[worker.name] = _Gate(self._places.get(worker.name, worker.concurrency_max))
-        return _hold_place(gate, call)
+            shared = self._shared(f"worker {worker.name}") if self._shared else None
+            gate = _Gate(self._places.get(worker.name, worker.concurrency_max), shared)
+            self._gates[worker.name] = gate
+        return gate
 
 
-@asynccontextmanager
-async def _hold_place(gate: _Gate, call: WorkerCall) -> AsyncIterator[WorkerCall]:
-    """Hold one place at the worker. Yields the call with the time that is left after the wait for it."""
+def _servers(adapters: Adapters) -> ToolServers:
+    tools = adapters.get("mcp")
+    return tools.servers if isinstance(tools, ToolWorkers) else NO_SERVERS
+
+
+async def _entered(gate: _Gate, call: WorkerCall) -> WorkerCall:
+    """Take a place at the worker. The call with the time that is left after the wait for it."""
+    if gate.is_open:
+        await gate.enter()
+        return call
     if gate.waiting >= gate.places * WAITING_PER_PLACE_MAX:
         raise UpstreamRateLimited(f"too many calls wait for worker {call.worker.name}", dispatched=False)
     now = asyncio.get_running_loop().time
@@ -275,10 +249,7 @@ async def _hold_place(gate: _Gate, call: WorkerCall) -> AsyncIterator[WorkerCall
         raise UpstreamTimeout(f"worker {call.worker.name} had no free place in time", dispatched=False) from None
     finally:
         gate.waiting -= 1
-    try:
-        yield replace(call, timeout_s=max(call.timeout_s - (now() - began), 0.001))
-    finally:
-        gate.leave()
+    return replace(call, timeout_s=max(call.timeout_s - (now() - began), 0.001))
 
 
 def pooled_workers(
@@ -291,9 +262,10 @@ def pooled_workers(
     reply_bytes_max: int = 16 << 20,
     chunk_gap_s_max: float = 60.0,
     keep_s: float = 0.0,
+    shared: Callable[[str], Count] | None = None,
 ) -> PooledWorkers:
-    """Make the workers of a pool. Imports LiteLLM only if a worker is of that kind; raises ConfigError if it is needed
-    and not installed."""
+    """Make the workers of a pool. Imports LiteLLM and `mcp` only for workers of those kinds. Raises ConfigError where
+    one is needed and not installed."""
     client = http_client(connections_max)
 
     def make(loaded: LoadedPool) -> Adapters:
@@ -307,11 +279,21 @@ def pooled_workers(
                 reply_bytes_max=reply_bytes_max,
                 chunk_gap_s_max=chunk_gap_s_max,
             ),
-            "tool": ToolWorkers(keys, depth_secret, client=client),
+            "tool": ToolWorkers(keys, depth_secret, client=client, ask=lambda name, call: ask(loaded, name, call)),
         }
+        if any(worker.kind == "mcp" for worker in loaded.pools.workers):
+            adapters["mcp"] = ToolWorkers(keys, depth_secret, client=client, servers=tool_servers(loaded))
+
+        async def ask(of: LoadedPool, name: str, call: WorkerCall) -> WorkerReply:
+            spec = of.pools.worker(name)
+            body = {**spec.params, **call.body}
+            if model_of(spec).completion_tokens:
+                body["max_completion_tokens"] = body.pop("max_tokens")
+            return await adapters[spec.kind].complete(replace(call, worker=spec, body=body))
+
         if any(worker.kind == "litellm" for worker in loaded.pools.workers):
             adapters["litellm"] = LiteLLMWorkers(keys)
         return adapters
 
     adapters = make(LoadedPool(pool, secrets))
-    return PooledWorkers(adapters, revision=revision_of(pool), make=make, keep_s=keep_s)
+    return PooledWorkers(adapters, revision=revision_of(pool), make=make, keep_s=keep_s, shared=shared)

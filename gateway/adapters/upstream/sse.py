@@ -4,6 +4,7 @@ comments."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 DONE = "[DONE]"
 
@@ -12,8 +13,7 @@ class SseError(ValueError):
     """The bytes are not an event stream: a line or event exceeds the bound, or is not UTF-8."""
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(NamedTuple):
     """One event: its joined `data` lines and its name, which is `message` by default."""
 
     data: str
@@ -37,9 +37,25 @@ class SseParser:
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Return the events that this chunk completes. Raises SseError."""
         events: list[SseEvent] = []
+        if not (self._line or self._data or self._cr or self._name != "message" or b"\r" in chunk):
+            chunk = self._events(chunk, events)
         if self._cr:
             self._cr, chunk = not chunk, chunk.removeprefix(b"\n")
         self._cr = self._cr or chunk.endswith(b"\r")
+        self._lines(chunk, events)
+        return events
+
+    def _events(self, chunk: bytes, events: list[SseEvent]) -> bytes:
+        """Read the events that are complete; return the rest. Most are one line of data."""
+        *blocks, rest = chunk.split(b"\n\n")
+        for block in blocks:
+            if block.startswith(b"data: ") and b"\n" not in block and len(block) <= self.event_bytes_max:
+                events.append(SseEvent(_text(block[6:])))
+            else:
+                self._lines(block + b"\n\n", events)
+        return rest
+
+    def _lines(self, chunk: bytes, events: list[SseEvent]) -> None:
         for piece in chunk.splitlines(keepends=True):  # bytes split only at \n, \r and \r\n
             self._line += piece
             if len(self._line) > self.event_bytes_max:
@@ -48,7 +64,6 @@ class SseParser:
                 line = bytes(self._line).rstrip(b"\r\n")
                 self._line.clear()
                 events += self._accept(line)
-        return events
 
     def end(self) -> list[SseEvent]:
         """Return the event that the end of the stream completes: some servers omit the last blank line. Raises
@@ -58,10 +73,7 @@ class SseParser:
     def _accept(self, line: bytes) -> list[SseEvent]:
         if not line:
             return self._dispatch()
-        try:
-            name, _, value = line.decode().partition(":")
-        except UnicodeDecodeError as error:
-            raise SseError("not UTF-8") from error
+        name, _, value = _text(line).partition(":")
         value = value.removeprefix(" ")
         if name == "data":
             self._size += len(line)
@@ -76,3 +88,10 @@ class SseParser:
         events = [SseEvent("\n".join(self._data), self._name)] if self._data else []
         self._data, self._name, self._size = [], "message", 0
         return events
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise SseError("not UTF-8") from error

@@ -35,7 +35,7 @@ SIZES_MAX = 8192  # texts whose sizes are remembered: a conversation comes back 
 PIECE_CHARS = 8192  # takes some milliseconds; tiktoken fails on about 100,000 blanks in a row
 FILE_BYTES_MAX = 64 << 20
 _LETTERS_AND_BLANKS = (string.ascii_letters + string.whitespace).encode()
-_EXTRA = "pip install 'baton[litellm]'"
+_EXTRA = "pip install '.[litellm]'"
 _VOCABULARIES = "litellm_core_utils/tokenizers"
 _LATIN = r"'(?i:[sdmt]|ll|ve|re)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -237,7 +237,7 @@ def _tokenizer_file(path: Path) -> Tokens:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise ConfigError("a tokenizer.json needs the extra embedded; pip install 'baton[embedded]'") from None
+        raise ConfigError("a tokenizer.json needs the extra embedded; pip install '.[embedded]'") from None
     try:
         tokenizer = Tokenizer.from_buffer(raw)
     except Exception:  # boundary: the library raises plain exceptions for files that it cannot read

@@ -1,17 +1,18 @@
-"""What admin requests say: who acts and why, the fields of the body, and the numbers of the query."""
+"""What requests say: whose key they have; of the admin API who acts and why, and the fields of the body; numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
 
 from gateway.api.edge.stack import read_json
 from gateway.core.access.audit import Act
+from gateway.core.access.keys import KeyClass, Principal, may_change
 from gateway.core.openai.shapes import check_names, missing_parameter, parse_digits
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Forbidden
 from gateway.service.admin import limits
 from gateway.service.request.auth import Authenticator
 
@@ -19,35 +20,54 @@ KINDS: Mapping[type, str] = {str: "a string", int: "a whole number", bool: "true
 Fields = Mapping[str, type]  # the fields a body may have; `object` where the use case checks the type
 
 
-Actor = Callable[[Request], Awaitable[str]]  # who acts, as the audit names them
+Actor = Callable[[Request], Awaitable[Act]]  # who acts, as the audit names them, and their role
+READS = ("GET", "HEAD")
 
 
 def by_admin_key(authenticator: Authenticator) -> Actor:
-    """The admin key of the request, as `key:ID`. The actor raises Unauthorized for any other key."""
+    """The admin key of the request, as `key:ID`, with its role. The actor raises Unauthorized for any other key."""
 
-    async def actor(request: Request) -> str:
-        principal = await authenticator.authenticate(request.headers.get("authorization"), "admin")
-        return f"key:{principal.public_id}"
+    async def actor(request: Request) -> Act:
+        principal = await _owner_of(request, authenticator, "admin")
+        return Act(f"key:{principal.public_id}", role=principal.role)
 
     return actor
 
 
+async def data_key(request: Request, authenticator: Authenticator, bearer: str | None = None) -> Principal:
+    """The data key of a request. `bearer`: where it is not in `Authorization`. Raises Unauthorized, Unavailable."""
+    return await _owner_of(request, authenticator, "data", bearer)
+
+
+async def _owner_of(
+    request: Request, authenticator: Authenticator, key_class: KeyClass, bearer: str | None = None
+) -> Principal:
+    """The key of a request, which its line in the access log names."""
+    principal = await authenticator.authenticate(bearer or request.headers.get("authorization"), key_class)
+    request.state.key_id = principal.public_id
+    return principal
+
+
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Reads every request of the admin API. `actor` refuses requests without the right key."""
+    """Reads every request of the admin API. `actor` refuses requests without the right key; a role that may only read
+    is refused every method but GET and HEAD, whatever the route."""
 
     actor: Actor
     body_bytes_max: int
 
     async def act(self, request: Request) -> Act:
-        """Who acts, and the `why` of the query. Raises Unauthorized, BadRequest."""
-        return Act(await self.actor(request), limits.why(request.query_params.get("why", "")))
+        """Who acts, and the `why` of the query. Raises Unauthorized, Forbidden, BadRequest."""
+        act = await self.actor(request)
+        if request.method not in READS and not may_change(act.role):
+            raise Forbidden(f"keys of role `{act.role}` may only read", code="role_forbids")
+        return replace(act, why=limits.why(request.query_params.get("why", "")))
 
     async def change(self, request: Request, fields: Fields | None = None) -> tuple[Act, dict[str, Any]]:
         """The act, with the body's `why` where it has one, and the other fields of the body.
 
-        `fields` None: the use case checks names and types. Raises Unauthorized, TooLarge, and BadRequest naming the
-        first field that is unknown or has the wrong type.
+        `fields` None: the use case checks names and types. Raises Unauthorized, Forbidden, TooLarge, and
+        BadRequest naming the first field that is unknown or has the wrong type.
         """
         act = await self.act(request)
         body = await read_json(request, self.body_bytes_max, act.actor)
@@ -56,7 +76,7 @@ class Operators:
         if fields is not None:
             _check(body, fields)
         if "why" in body:
-            act = Act(act.actor, limits.why(body.pop("why")))
+            act = replace(act, why=limits.why(body.pop("why")))
         return act, body
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any
@@ -11,10 +11,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from gateway.core.access.depth import DEPTH_HEADER
 from gateway.core.loop.caps import CAP_HEADERS
-from gateway.core.loop.depth import DEPTH_HEADER
+from gateway.core.money.sessions import SESSION_HEADERS
 from gateway.errors import BadRequest
-from gateway.service.request.running import Running, header_text, reply_headers
+from gateway.service.request.running import Running, header_text
 
 DROPPED_CHARS_MAX = 512
 NAME_CHARS_MAX = 64
@@ -26,6 +27,7 @@ OWN_HEADERS = (
     "x-baton-keepalive",
     "x-baton-progress",
     "x-baton-sticky",
+    *SESSION_HEADERS,
 )
 OPTIONS = frozenset({*OWN_HEADERS, *CAP_HEADERS})  # also in the body, under `baton`
 REQUEST_HEADERS = OPTIONS | {DEPTH_HEADER}
@@ -36,13 +38,14 @@ EXPOSED = (
     "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
     "x-baton-rollout-id", "x-baton-policy", "x-baton-workers", "x-baton-steps", "x-baton-cost-usd",
     "x-baton-overhead-ms", "x-baton-why", "x-baton-fallback", "x-baton-capped", "x-baton-lowered",
-    "x-baton-dropped-fields", "x-baton-left-out",
+    "x-baton-dropped-fields", "x-baton-left-out", "x-baton-cut",
+    "x-baton-session-left-usd", "x-baton-session-left-calls", "x-baton-session-left-minutes",
 )  # fmt: skip
 
 
 def headers_of(running: Running) -> dict[str, str]:
     """The headers that are known when a reply begins."""
-    headers = {**reply_headers(running.record), **running.rate.headers()}
+    headers = {**running.headers(), **running.rate.headers()}
     if running.chat.dropped:
         headers["x-baton-dropped-fields"] = header_text(",".join(running.chat.dropped)[:DROPPED_CHARS_MAX])
     if running.chat.left_out:
@@ -98,6 +101,12 @@ def _option_text(name: str, value: Any) -> bytes:
         shown = f"baton.{name[:NAME_CHARS_MAX]}"
         raise BadRequest(f"`{shown}` must be a text, a number or true or false", param=shown, code="invalid_type")
     return header_text(value).encode()
+
+
+def options_in(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of Baton's options that a request has. Raises BadRequest as `check_headers`."""
+    check_headers(headers.keys())
+    return {name: headers[name] for name in sorted(OPTIONS) if name in headers}
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

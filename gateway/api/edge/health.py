@@ -23,6 +23,7 @@ class HealthApi:
     watched: Mapping[str, Check]
     metrics: Callable[[], tuple[bytes, str]]
     draining: bool = field(default=False)
+    others: Callable[[bytes], Awaitable[bytes]] | None = None  # adds the metrics of the processes that serve
 
     def router(self) -> Router:
         """The routes."""
@@ -38,17 +39,23 @@ class HealthApi:
 
     async def readyz(self) -> Response:
         """200 when everything that a request needs is there, else 503; the state of each part."""
-        checks = {**self.needed, **self.watched}
-        results = await asyncio.gather(*(_check(check) for check in checks.values()))
-        parts = dict(zip(checks, results, strict=True))
+        parts = await self.parts()
         ready = not self.draining and all(parts[name] for name in self.needed)
         status = "draining" if self.draining else "ready" if ready else "not ready"
         body = {"status": status, "parts": {name: "ok" if good else "away" for name, good in parts.items()}}
         return JSONResponse(body, status_code=200 if ready else 503)
 
+    async def parts(self) -> Mapping[str, bool]:
+        """Whether each part passes its check."""
+        checks = {**self.needed, **self.watched}
+        results = await asyncio.gather(*(_check(check) for check in checks.values()))
+        return dict(zip(checks, results, strict=True))
+
     async def exposition(self) -> Response:
         """Prometheus text."""
         body, content_type = self.metrics()
+        if self.others is not None:
+            body = await self.others(body)
         return Response(body, media_type=content_type)
 
 

@@ -19,7 +19,8 @@ from uuid import uuid4
 from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.edge.stack import CLIENT_CLOSED_REQUEST, reply, unless_gone
+from gateway.api.edge.access import CLIENT_CLOSED_REQUEST
+from gateway.api.edge.stack import never_gone, reply, unless_gone
 from gateway.core.access.idempotency import (
     CHARS_MAX,
     IDEMPOTENCY_HEADER,
@@ -137,7 +138,7 @@ class _Turn:
         try:
             response = await self._claim(request, serve)
             self._answering.set()
-            await response(request.scope, _never, self._send)
+            await response(request.scope, never_gone, self._send)
         except Exception as error:  # boundary: every error goes to the client
             if not self._answering.is_set():
                 self._refusal = error
@@ -165,7 +166,7 @@ class _Turn:
             return _replay(stored)
         self._open = True
         try:
-            return await serve(Request(request.scope, _never))
+            return await serve(Request(request.scope, never_gone))
         except BatonError as error:
             return reply(error, request.scope)
 
@@ -252,9 +253,3 @@ def _replay(stored: StoredReply) -> Response:
     if stored.status >= 400:
         headers["x-should-retry"] = "false"  # a retry would get the same error
     return Response(stored.body, stored.status, headers)
-
-
-async def _never() -> Message:
-    """An ASGI `receive` that never returns."""
-    await asyncio.Event().wait()
-    raise AssertionError("this event is never set")

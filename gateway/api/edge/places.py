@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.errors import RateLimited, Unavailable
+from gateway.service.ports.counts import Count
 
 RESERVED = 0.2  # share of the open requests that is kept for those that spend nothing
 OPEN_TIMES = 4  # as many requests may be open as this multiple of those that may be served
@@ -35,22 +36,46 @@ class RequestPlaces:
     """The places of one application. `spending_max` bounds the requests that may spend money, including those whose
     clients have left while their work goes on (`abandoned` counts them). `WorkSlots` says how many of them run at the
     same time. The share RESERVED comes on top, for all other requests, so that outcomes and rollouts work under any
-    load. The bodies that one key sends at the same time are bounded by the number of these places."""
+    load. The bodies that one key sends at the same time are bounded by the number of these places. `shared` counts the
+    requests of all processes of a gateway that may spend money; None: there is one process."""
 
-    def __init__(self, spending_max: int, abandoned: Callable[[], int]) -> None:
+    def __init__(self, spending_max: int, abandoned: Callable[[], int], shared: Count | None = None) -> None:
         self.slots = WorkSlots(spending_max)
         self.served = self.spending = self.open = 0
         self.served_max = round(spending_max / (1 - RESERVED))
         self.open_max = OPEN_TIMES * self.served_max
         self._spending_max = spending_max
         self._abandoned = abandoned
+        self._shared = shared
         self._sending: Counter[str] = Counter()  # bodies under way, by key
 
     def full(self, *, spends: bool) -> bool:
         """Whether no further request of this kind can be served now."""
-        if spends and self.spending + self._abandoned() >= self._spending_max:
+        if spends and self._all_spending() >= self._spending_max:
             return True
         return self.served >= self.served_max or self.open >= self.open_max
+
+    def spend(self) -> bool:
+        """Count one more request that may spend money; False, and not counted, where that is one too many. Only
+        another process makes it one too many after `full`."""
+        self.spending += 1
+        if self._all_spending() <= self._spending_max:
+            return True
+        self.unspend()
+        return False
+
+    def unspend(self) -> None:
+        """Count one request less that may spend money."""
+        self.spending -= 1
+        self._all_spending()
+
+    def _all_spending(self) -> int:
+        """The requests of all processes that may spend money. The count of this process is published."""
+        own = self.spending + self._abandoned()
+        if self._shared is None:
+            return own
+        self._shared.put(own)
+        return self._shared.total
 
     @contextmanager
     def sending(self, key: str) -> Iterator[None]:
@@ -81,11 +106,10 @@ class RequestPlace:
         """Count this request as served, and wait until it may run. Raises Unavailable where no place is left."""
         if self._taken:
             return
-        if self.places.full(spends=self._spends):
+        if self.places.full(spends=self._spends) or (self._spends and not self.places.spend()):
             raise overloaded()
         self._taken = True
         self.places.served += 1
-        self.places.spending += self._spends
         if self._spends:
             await self.places.slots.take()
             self._runs = True
@@ -95,7 +119,8 @@ class RequestPlace:
         self.places.open -= 1
         if self._taken:
             self.places.served -= 1
-            self.places.spending -= self._spends
+            if self._spends:
+                self.places.unspend()
         if self._runs:
             self.places.slots.give()
 

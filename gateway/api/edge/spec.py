@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from gateway.core.money.sessions import MINUTES_MAX, STATES
 from gateway.service.admin.limits import COUNTS, MONEY
 
 TEXT = {"type": "string"}
@@ -103,6 +104,7 @@ MESSAGES = _object(
 OUTCOME = _object(
     rollout_id=TEXT,
     completion_id=TEXT,
+    step={"type": "integer", "minimum": 0},
     value={"type": ["number", "boolean"]},
     label=NAME,
     comment=TEXT,
@@ -120,6 +122,13 @@ CREDIT = _object(
     usd={"type": ["string", "number"]},
     **WHY,
 )
+ROLE = {"enum": ["admin", "operator", "auditor", None]}
+SESSION = {
+    "usd": {"type": ["string", "number", "null"], "description": "dollars"},
+    "calls": _or_null(WHOLE),
+    "minutes": _or_null({**WHOLE, "maximum": MINUTES_MAX}),
+}
+PLAYGROUND = {**CHAT, "properties": {**CHAT["properties"], "key": NAME}, "required": [*CHAT["required"], "key"]}
 JOB = _object("train", policy=TEXT, train={"type": "object"}, gate={"type": "object"}, auto={"type": "boolean"}, **WHY)
 BODIES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("post", "/v1/chat/completions"): CHAT,
@@ -135,14 +144,31 @@ BODIES: Mapping[tuple[str, str], Mapping[str, Any]] = {
         stream={"type": "boolean"},
     ),
     ("post", "/v1/embeddings"): _object("model", "input", model=TEXT, input={"type": ["string", "array"]}),
-    ("post", "/admin/keys"): _object(
-        "name", name=NAME, key_class={"enum": ["data", "admin"]}, org=TEXT, **LIMITS, **RIGHTS, **WHY
+    ("post", "/v1/moderations"): _object("model", "input", model=TEXT, input={"type": ["string", "array"]}),
+    ("post", "/v1/rerank"): _object(
+        *("model", "query", "documents"), model=TEXT, query=TEXT, documents={"type": "array"}, top_n=WHOLE
     ),
-    ("patch", "/admin/keys/{public_id}"): _object(name=NAME, **LIMITS, **RIGHTS, **WHY),
+    ("post", "/v1/images/generations"): _object("model", "prompt", model=TEXT, prompt=TEXT, n=WHOLE, size=TEXT),
+    ("post", "/v1/audio/speech"): _object("model", "input", "voice", model=TEXT, input=TEXT, voice=TEXT),
+    ("post", "/v1/batches"): _object(
+        *("input_file_id", "endpoint", "completion_window"),
+        input_file_id=TEXT,
+        endpoint=TEXT,
+        completion_window=TEXT,
+        metadata={"type": "object", "additionalProperties": TEXT},
+        output_expires_after={"type": "object"},
+    ),
+    ("post", "/v1/sessions"): _object("id", id=NAME, **SESSION),
+    ("patch", "/admin/sessions/{public_id}/{session_id}"): _object(state={"enum": list(STATES)}, **SESSION, **WHY),
+    ("post", "/admin/keys"): _object(
+        "name", name=NAME, key_class={"enum": ["data", "admin"]}, role=ROLE, org=TEXT, **LIMITS, **RIGHTS, **WHY
+    ),
+    ("patch", "/admin/keys/{public_id}"): _object(name=NAME, role=ROLE, **LIMITS, **RIGHTS, **WHY),
     ("post", "/admin/keys/{public_id}/rotate"): _object(grace_s={"type": "integer", "minimum": 0}, **WHY),
     ("post", "/admin/orgs"): _object("name", name=NAME, **LIMITS, **WHY),
     ("patch", "/admin/orgs/{name}"): _object(**LIMITS, **WHY),
     ("post", "/admin/credits"): CREDIT,
+    ("post", "/admin/playground"): PLAYGROUND,
     ("post", "/admin/jobs"): JOB,
     ("post", "/admin/policies"): _object(
         "directory", directory=TEXT, gate={"type": "object"}, force={"type": "boolean"}, **WHY
@@ -153,15 +179,37 @@ BODIES: Mapping[tuple[str, str], Mapping[str, Any]] = {
         for move in ("shadow", "promote", "retire", "rollback")
     },
 }
+UPLOAD = _object("file", "purpose", file={"type": "string", "format": "binary"}, purpose={"const": "batch"})
+RECORDING = _object("file", "model", file={"type": "string", "format": "binary"}, model=TEXT, prompt=TEXT)
+FORMS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("post", "/v1/files"): UPLOAD,
+    ("post", "/v1/audio/transcriptions"): RECORDING,
+    ("post", "/v1/audio/translations"): RECORDING,
+}
+SEARCH: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("key", "policy", "status", "worker", "fault", "user", "tag", "text", "since", "until"), TEXT),
+    "outcome": {"enum": ["any", "none"]},
+    **{name: {"type": "number"} for name in ("outcome_min", "outcome_max", "cost_min_usd", "cost_max_usd")},
+}
 QUERIES: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
-    ("get", "/admin/audit"): {"limit": WHOLE, "before": WHOLE, "target": TEXT},
+    ("get", "/v1/files"): {"limit": WHOLE, "after": TEXT, "order": TEXT, "purpose": TEXT},
+    ("get", "/v1/batches"): {"limit": WHOLE, "after": TEXT},
+    ("get", "/v1/sessions"): {"limit": WHOLE, "before": TEXT},
+    ("get", "/v1/budget"): {"user": TEXT},
+    ("get", "/admin/sessions"): {"limit": WHOLE, "before": TEXT, "key": TEXT},
+    ("get", "/admin/audit"): {"limit": WHOLE, "before": WHOLE, "target": TEXT, "actor": TEXT, "act": TEXT},
     ("get", "/admin/keys/{public_id}"): {"user": TEXT},
     ("get", "/admin/orgs/{name}"): {"user": TEXT},
     ("get", "/admin/overview"): {"window_s": WHOLE},
-    ("get", "/admin/rollouts"): {"limit": WHOLE, "before": TEXT, "key": TEXT, "policy": TEXT, "status": TEXT},
+    ("get", "/admin/rollouts"): {"limit": WHOLE, "before": TEXT, **SEARCH},
+    ("get", "/admin/rollouts/export"): {"before": TEXT, **SEARCH},
+    ("get", "/admin/spend"): {"days": WHOLE},
+    ("get", "/admin/workers"): {"window_s": WHOLE},
     ("get", "/admin/jobs"): {"policy": TEXT, "limit": WHOLE},
     ("get", "/admin/jobs/{job_id}/log"): {"after": {"type": "integer", "minimum": 0}},
 }
+
+CREATE = {("post", "/v1/outcomes"), ("post", "/v1/sessions")}  # answer 201 for what is new, 200 for what was there
 
 
 def header_parameters(*names: str) -> dict[str, Any]:
@@ -192,10 +240,15 @@ def _describe(operation: dict[str, Any], method: str, path: str) -> None:
     if path not in FREE:
         operation["responses"]["default"] = wrong
         operation["security"] = [{"key": []}]
+    if (method, path) in CREATE:
+        operation["responses"]["201"] = operation["responses"]["200"] | {"description": "Created"}
     if path == "/metrics":
         operation["responses"]["200"]["content"] = {"text/plain": {"schema": TEXT}}
     body = BODIES.get((method, path))
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    form = FORMS.get((method, path))
+    if form is not None:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
     for name, schema in QUERIES.get((method, path), {}).items():
         operation.setdefault("parameters", []).append({"name": name, "in": "query", "schema": schema})

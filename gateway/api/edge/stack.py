@@ -8,31 +8,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.datastructures import FormData, Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.api.edge.access import Accesses, note_error
 from gateway.api.edge.places import RequestPlace, RequestPlaces, overloaded
-from gateway.core.anthropic.reply import error_body, error_status
+from gateway.core.anthropic.reply import VERSION_HEADER, error_body, error_status
 from gateway.core.log.events import random_hex
 from gateway.core.log.redact import scrub
 from gateway.core.openai.body import decode_json
 from gateway.core.openai.reply import json_bytes
 from gateway.errors import BadRequest, BatonError, BodyTooSlow, ClientLeft, NotFound, TooLarge
+from gateway.service.ports.counts import Count
 
 log = logging.getLogger("baton")
-FREE_POSTS = ("/outcomes",)
+FREE_POSTS = ("/outcomes", "/cancel", "/freeze", "/kill")  # ends of paths that spend nothing, and stop what does
 BODILESS = ("GET", "HEAD", "OPTIONS", "DELETE")
 PROBES = ("/livez", "/readyz", "/metrics")
-CLIENT_CLOSED_REQUEST = 499  # the client left before its reply
+OVERLOADED = overloaded().code
+REFUSED_START = {"type": "http.response.start", "status": 503, "headers": []}
 MESSAGES = "/v1/messages"  # Anthropic's API: its errors have Anthropic's shape
+MODELS = "/v1/models"  # the same for a request that names a version of it
 OPENAI_VERSION = b"2020-10-01"  # the only one so far; clients compare it
+FORM_S_MAX = 600.0  # for a whole form, which may be a large file
+FIELDS_MAX = 16  # of a form
 T = TypeVar("T")
 
 
@@ -57,10 +64,21 @@ class Edge:
     """
 
     def __init__(
-        self, app: ASGIApp, spending_max: int = 512, abandoned: Callable[[], int] = int, pace: BodyPace | None = None
+        self,
+        app: ASGIApp,
+        spending_max: int = 512,
+        abandoned: Callable[[], int] = int,
+        pace: BodyPace | None = None,
+        accesses: Accesses | None = None,
+        leaving: Callable[[], bool] = bool,
+        shared: Count | None = None,
     ) -> None:
+        """`leaving`: whether the gateway is about to stop; then each reply closes its connection. `shared`: see
+        `RequestPlaces`."""
         self._app = app
-        self._places = RequestPlaces(spending_max, abandoned)
+        self._accesses = accesses or Accesses()
+        self._leaving = leaving
+        self._places = RequestPlaces(spending_max, abandoned, shared)
         self._pace = pace or BodyPace()
         self._refusal = reply(overloaded())  # made once: under load it is the most frequent reply
 
@@ -71,10 +89,12 @@ class Edge:
             return
         request_id = f"req_{random_hex()}"
         began_s = time.monotonic()
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, began_s=began_s)
+        begun: list[Message] = []
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
+                begun.append(message)
                 headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if scope["path"].startswith("/v1/"):
                     took_ms = int((time.monotonic() - began_s) * 1000)
@@ -83,18 +103,41 @@ class Edge:
                     headers.append((b"request-id", request_id.encode()))
                 if not any(name == b"access-control-expose-headers" for name, _ in headers):
                     headers.append((b"access-control-expose-headers", b"X-Request-ID"))
+                if self._leaving():
+                    headers.append((b"connection", b"close"))
                 message["headers"] = headers
             await send(message)
 
         if scope["path"] in PROBES:
             await self._app(scope, receive, stamped)
-        else:
+            return
+        try:
             await self._serve(scope, receive, stamped)
+        finally:
+            self._accesses.ended(scope, began_s, begun[0] if begun else None)
+
+    def refusal(self, scope: Scope) -> bytes | None:
+        """The reply to a request that is refused because of the load, without its status line, which is 503; None: the
+        application answers. A server that writes it itself spends no task and no call on what it cannot serve."""
+        path = scope["path"]
+        if scope["method"] != "POST" or path.startswith(MESSAGES) or self._leaving():
+            return None
+        if not self._places.full(spends=_spends(scope)):
+            return None
+        request_id = f"req_{random_hex()}"
+        scope.setdefault("state", {}).update(request_id=request_id, error_code=OVERLOADED)
+        self._accesses.ended(scope, time.monotonic(), REFUSED_START)
+        stamps = [(b"x-request-id", request_id.encode()), (b"access-control-expose-headers", b"X-Request-ID")]
+        if path.startswith("/v1/"):
+            stamps += [(b"openai-processing-ms", b"0"), (b"openai-version", OPENAI_VERSION)]
+        head = b"".join(b"%b: %b\r\n" % pair for pair in (*self._refusal.raw_headers, *stamps))
+        return head + b"\r\n" + bytes(self._refusal.body)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        spends = scope["method"] == "POST" and not scope["path"].endswith(FREE_POSTS)
+        spends = _spends(scope)
         if self._places.full(spends=spends):
             refusal = reply(overloaded(), scope) if scope["path"].startswith(MESSAGES) else self._refusal
+            note_error(scope, overloaded())
             await refusal(scope, receive, send)
             return
         place = RequestPlace(self._places, spends=spends)
@@ -105,6 +148,44 @@ class Edge:
             await self._app(scope, receive, send)
         finally:
             place.leave()
+
+
+def _spends(scope: Scope) -> bool:
+    """Whether a request may spend money."""
+    return scope["method"] == "POST" and not scope["path"].endswith(FREE_POSTS)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectRoute:
+    """A route that is served without FastAPI's layers. FastAPI has it too, for its description."""
+
+    path: str
+    endpoint: Callable[[Request], Awaitable[Response]]
+
+
+class Direct:
+    """Serves POST on some paths itself and passes the rest on: a request through FastAPI takes twelve calls more."""
+
+    def __init__(self, app: ASGIApp, *routes: DirectRoute) -> None:
+        self._app = app
+        self._routes = {route.path: route for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        request = Request(scope, receive)
+        try:
+            response = await route.endpoint(request)
+        except BatonError as error:
+            response = reply(error, scope)
+        except Exception as error:  # boundary: a bug is a 500, and a traceback in the log
+            await unexpected(request, error)(scope, receive, send)
+            raise
+        await response(scope, receive, send)
 
 
 class Router(APIRouter):
@@ -126,10 +207,18 @@ class Json(JSONResponse):
 def reply(error: BatonError, scope: Scope | None = None) -> JSONResponse:
     """An error in OpenAI's shape, or in Anthropic's where the request is one of its API. Secrets are removed: it may
     quote a key that the client put in the wrong place, and clients log the bodies of errors."""
-    if scope is not None and scope["path"].startswith(MESSAGES):
+    if scope is not None:
+        note_error(scope, error)
+    if scope is not None and _is_anthropics(scope):
         body, status = error_body(error, scope.get("state", {}).get("request_id")), error_status(error)
         return Json(scrub(body), status_code=status, headers=error.reply_headers())
     return Json(scrub(error.body()), status_code=error.status, headers=error.reply_headers())
+
+
+def _is_anthropics(scope: Scope) -> bool:
+    """Whether a request is one of Anthropic's API."""
+    path = scope["path"]
+    return path.startswith(MESSAGES) or (path.startswith(MODELS) and VERSION_HEADER in Headers(scope=scope))
 
 
 def install(app: FastAPI) -> None:
@@ -148,13 +237,18 @@ def install(app: FastAPI) -> None:
         return reply(lost, request.scope)
 
     async def unknown(request: Request, error: Exception) -> JSONResponse:
-        log.error("unhandled error in %s", request.state.request_id, exc_info=error)
-        broken = BatonError("internal error; quote the x-request-id header when you report it")
-        return reply(broken, request.scope)
+        return unexpected(request, error)
 
     app.add_exception_handler(BatonError, baton)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(Exception, unknown)
+
+
+def unexpected(request: Request, error: Exception) -> JSONResponse:
+    """The reply to a request that met a bug, which is logged."""
+    log.error("unhandled error in %s", request.state.request_id, exc_info=error)
+    broken = BatonError("internal error; quote the x-request-id header when you report it")
+    return reply(broken, request.scope)
 
 
 async def read_json(request: Request, bytes_max: int, key: str) -> Any:
@@ -169,32 +263,78 @@ async def read_json(request: Request, bytes_max: int, key: str) -> Any:
         raise TooLarge(f"the body is over {bytes_max} bytes")
     place: RequestPlace = request.state.place
     with place.places.sending(key):
-        data = await _body(request, bytes_max, request.state.pace)
+        data, body = bytearray(), _Body(request.receive, bytes_max, request.state.pace)
+        while not body.is_over:
+            data += await body.next()
     await place.take()
     return decode_json(data)
 
 
-async def _body(request: Request, bytes_max: int, pace: BodyPace) -> bytearray:
-    data = bytearray()
-    began_s = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout(pace.until_s(0)) as limit:
-            async for piece in request.stream():
-                data += piece
-                if len(data) > bytes_max:
-                    raise TooLarge(f"the body is over {bytes_max} bytes")
-                limit.reschedule(began_s + pace.until_s(len(data)))
-    except ClientDisconnect:
-        raise ClientLeft from None
-    except TimeoutError:
-        raise BodyTooSlow(len(data), pace.bytes_per_s_min, pace.s_max) from None
-    return data
+class _Body:
+    """The body of a request as it comes."""
+
+    def __init__(self, receive: Receive, bytes_max: int, pace: BodyPace) -> None:
+        self.is_over = False
+        self._receive, self._bytes_max, self._pace = receive, bytes_max, pace
+        self._received = 0
+        self._began_s = asyncio.get_running_loop().time()
+
+    async def next(self) -> bytes:
+        """The next piece, which may be empty. Raises TooLarge, BodyTooSlow, ClientLeft."""
+        pace = self._pace
+        try:
+            async with asyncio.timeout_at(self._began_s + pace.until_s(self._received)):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(self._received, pace.bytes_per_s_min, pace.s_max) from None
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        piece: bytes = message.get("body", b"")
+        self.is_over = not message.get("more_body", False)
+        self._received += len(piece)
+        if self._received > self._bytes_max:
+            raise TooLarge(f"the body is over {self._bytes_max} bytes")
+        return piece
+
+
+async def _pieces(request: Request, bytes_max: int, pace: BodyPace) -> AsyncGenerator[bytes, None]:
+    """Yield the body as it comes. Raises as `_Body.next`."""
+    body = _Body(request.receive, bytes_max, pace)
+    while not body.is_over:
+        if piece := await body.next():
+            yield piece
+
+
+async def read_form(request: Request, bytes_max: int, key: str) -> FormData:
+    """The fields of a multipart form with at most one file, which lies on disk; close it. Raises as `read_json`, and
+    BadRequest for a body that is no such form."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise TooLarge(f"the body is over {bytes_max} bytes")
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise BadRequest("send the file as multipart/form-data", code="invalid_content_type")
+    place: RequestPlace = request.state.place
+    pace = replace(request.state.pace, s_max=max(FORM_S_MAX, request.state.pace.s_max))
+    with place.places.sending(key):
+        parser = MultiPartParser(request.headers, _pieces(request, bytes_max, pace), max_files=1, max_fields=FIELDS_MAX)
+        try:
+            form = await parser.parse()
+        except MultiPartException as error:
+            raise BadRequest(f"The form cannot be read: {error.message}", code="invalid_form") from None
+    await place.take()
+    return form
 
 
 async def gone(receive: Receive) -> None:
     """Return when the client has left. Call it only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def never_gone() -> Message:
+    """An ASGI `receive` of a client that never leaves."""
+    await asyncio.Event().wait()
+    raise AssertionError("this event is never set")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T], leave: Callable[[], None]) -> T | None:
@@ -208,6 +348,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T], leave: Callable[[], 
         leave()
         return None
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        leaving.cancel()  # ends by itself, in the next turn of the loop
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)

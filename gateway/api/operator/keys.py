@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastapi.responses import JSONResponse
 from gateway.api.edge.bodies import Fields, Operators, required
 from gateway.api.edge.stack import Router
 from gateway.core.money.amounts import nano_to_usd
-from gateway.core.money.ledger import WINDOWS, key_scope, user_scope, windows
+from gateway.core.money.ledger import WINDOWS, Balance, key_scope, user_scope, windows
 from gateway.core.openai.shapes import check_names
 from gateway.service.admin.keys import CREATABLE, GRACE_S, KeyAdmin, describe
 from gateway.service.ports.money import Budgets
@@ -27,20 +28,23 @@ class Balances:
     budgets: Budgets | None
     clock: Clock
 
-    async def life(self, scope: str) -> dict[str, Any]:
-        """Dollars in all, as fields of a reply."""
-        return {} if self.budgets is None else await _dollars(self.budgets, scope)
+    async def lives(self, scopes: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """Dollars in all, as fields of a reply, by scope; no scope without budgets."""
+        if self.budgets is None:
+            return {}
+        balances = await self.budgets.balances(scopes)
+        return {name: _dollars(balances[name]) for name in scopes}
 
     async def windows(self, scope: str) -> dict[str, Any]:
         """Dollars in all, this month and today (UTC), as the reply's field `balances`."""
         if self.budgets is None:
             return {}
-        names = zip(WINDOWS, windows(scope, self.clock.now()), strict=True)
-        return {"balances": {window: {"scope": name, **await _dollars(self.budgets, name)} for window, name in names}}
+        names = dict(zip(WINDOWS, windows(scope, self.clock.now()), strict=True))
+        balances = await self.budgets.balances(tuple(names.values()))
+        return {"balances": {window: {"scope": name, **_dollars(balances[name])} for window, name in names.items()}}
 
 
-async def _dollars(budgets: Budgets, scope: str) -> dict[str, str]:
-    balance = await budgets.balance(scope)
+def _dollars(balance: Balance) -> dict[str, str]:
     return {"spent_usd": nano_to_usd(balance.posted_nano), "held_usd": nano_to_usd(balance.held_nano)}
 
 
@@ -75,7 +79,8 @@ class KeysApi:
         """Every key, with the dollars that it has posted and holds."""
         await self.operators.act(request)
         rows = await self.keys.list_keys()
-        shown = [{**describe(row), **await self.balances.life(key_scope(row.public_id))} for row in rows]
+        lives = await self.balances.lives([key_scope(row.public_id) for row in rows])
+        shown = [{**describe(row), **lives.get(key_scope(row.public_id), {})} for row in rows]
         return JSONResponse({"object": "list", "data": shown})
 
     async def show(self, request: Request, public_id: str) -> Response:
@@ -89,7 +94,8 @@ class KeysApi:
         return JSONResponse({**describe(row), **balances})
 
     async def update(self, request: Request, public_id: str) -> Response:
-        """Change a key's name, limits, pools, workers, caps, log mode or training mark; null removes a limit."""
+        """Change a key's name, role (of an admin key), limits, pools, workers, caps, log mode or training mark; null
+        removes a limit."""
         act, body = await self.operators.change(request)
         return JSONResponse(describe(await self.keys.update_key(public_id, body, act)))
 

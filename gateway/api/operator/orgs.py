@@ -13,10 +13,11 @@ from gateway.api.operator.keys import Balances
 from gateway.core.money.ledger import org_scope, user_scope
 from gateway.service.admin.audit import Auditor, describe_entry
 from gateway.service.admin.orgs import OrgAdmin, describe_org
-from gateway.service.money.credits import Credits, describe_credit
+from gateway.service.money.credits import Credits, describe_credit, describe_uncertain
 
 AUDIT_DEFAULT, AUDIT_MAX = 100, 1_000
 SEQ_MAX = 10**18
+UNCERTAIN_DEFAULT, UNCERTAIN_MAX = 100, 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class CreditsApi:
         router = Router(prefix="/admin")
         router.add("POST", "/credits", self.give, status_code=201)
         router.add("GET", "/credits", self.list)
+        router.add("GET", "/uncertain", self.uncertain)
+        router.add("POST", "/uncertain/{charge}/credit", self.give_back, status_code=201)
         return router
 
     async def give(self, request: Request) -> Response:
@@ -93,6 +96,21 @@ class CreditsApi:
         """The latest credits, newest first."""
         await self.operators.act(request)
         return JSONResponse({"object": "list", "data": [describe_credit(one) for one in await self.credits.list()]})
+
+    async def uncertain(self, request: Request) -> Response:
+        """Charges that no reply confirmed, because a gateway died with calls on the way, newest first: `limit` (100).
+        `left_usd` is what was not given back."""
+        await self.operators.act(request)
+        limit = query_number(request, "limit", UNCERTAIN_DEFAULT, 1, UNCERTAIN_MAX)
+        charges = await self.credits.uncertain(limit)
+        return JSONResponse({"object": "list", "data": [describe_uncertain(one) for one in charges]})
+
+    async def give_back(self, request: Request, charge: str) -> Response:
+        """Give all of an uncertain charge back, with `why`. A repeated request gives nothing and returns the first
+        credit."""
+        act, _ = await self.operators.change(request, {"why": str})
+        made = await self.credits.give_back(charge, act)
+        return JSONResponse(made, status_code=201 if made["created"] else 200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +128,13 @@ class AuditApi:
         return router
 
     async def list(self, request: Request) -> Response:
-        """Every change, who made it and why, newest first: `limit` (100), `before` (an entry's number), `target`."""
+        """Every change, who made it and why, newest first: `limit` (100), `before` (an entry's number), `target`,
+        `actor`, `act`."""
         await self.operators.act(request)
         limit = query_number(request, "limit", AUDIT_DEFAULT, 1, AUDIT_MAX)
         before = query_number(request, "before", SEQ_MAX, 1, SEQ_MAX)
-        links = await self.auditor.latest(limit, before, request.query_params.get("target") or None)
+        target, actor, act = (request.query_params.get(name) or None for name in ("target", "actor", "act"))
+        links = await self.auditor.latest(limit, before, target, actor, act)
         return JSONResponse({"object": "list", "data": [describe_entry(link) for link in links]})
 
     async def verify(self, request: Request) -> Response:

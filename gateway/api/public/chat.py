@@ -12,16 +12,19 @@ from typing import Any, cast
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.edge.bodies import number
+from gateway.api.edge.access import CLIENT_CLOSED_REQUEST
+from gateway.api.edge.bodies import data_key, number, query_number
 from gateway.api.edge.headers import OWN_HEADERS, check_headers, headers_of, take_options
 from gateway.api.edge.idempotency import Idempotency
 from gateway.api.edge.spec import header_parameters
-from gateway.api.edge.stack import CLIENT_CLOSED_REQUEST, Json, Router, read_json, unless_gone
+from gateway.api.edge.stack import Json, Router, read_json, unless_gone
+from gateway.core.access.depth import DEPTH_HEADER, verify
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
+from gateway.core.anthropic.reply import KEY_HEADER, VERSION_HEADER, model_info, page_of
 from gateway.core.loop.caps import CAP_HEADERS, caps_from_headers
-from gateway.core.loop.depth import DEPTH_HEADER, verify
 from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.money.sessions import SESSION_HEADERS, session_from_headers
 from gateway.core.openai.chat import MEDIA_BYTES_MAX, ChatRequest, parse_request
 from gateway.core.openai.texts import (
     parse_completion,
@@ -33,11 +36,13 @@ from gateway.service.request.auth import Authenticator
 from gateway.service.request.catalog import Catalog
 from gateway.service.request.complete import Completer
 from gateway.service.request.frames import ChatFrames, Frames, TextFrames, events
-from gateway.service.request.running import Running, reply_headers
+from gateway.service.request.running import Progress, Running
 
 ROUNDS_MAX = 16
+ANTHROPIC_PAGE, ANTHROPIC_PAGE_MAX = 20, 1000  # models of a page, as Anthropic has them
+ON = ("on", "1", "true")
 Serve = Callable[[Request, Principal, Any], Awaitable[Response]]  # of a body that was read
-TEXT_HEADERS = ("x-baton-pool", "x-baton-keepalive")
+TEXT_HEADERS = ("x-baton-pool", "x-baton-keepalive", *SESSION_HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class OpenAIApi:
     models_created_s: int
     idempotency: Idempotency
     media_bytes_max: int = MEDIA_BYTES_MAX
+    progress: Progress = "off"  # of requests that do not say
 
     def router(self) -> Router:
         """The routes."""
@@ -66,7 +72,7 @@ class OpenAIApi:
 
     async def chat(self, request: Request) -> Response:
         """Plan the request over the key's workers and answer it; with `stream`, as the reply is produced."""
-        return await self.read(request, await self._who(request), self._chat)
+        return await self.read(request, await self._who(request), self.serve)
 
     async def read(self, request: Request, principal: Principal, serve: Serve) -> Response:
         """Count a request against the limits of its key, read its body, and serve it once for its Idempotency-Key."""
@@ -82,7 +88,8 @@ class OpenAIApi:
             asked = Request(request.scope, request.receive)  # with the headers that the options became
             return await self.idempotency.answer(asked, principal, body, lambda r: serve(r, principal, body))
 
-    async def _chat(self, request: Request, principal: Principal, body: Any) -> Response:
+    async def serve(self, request: Request, principal: Principal, body: Any) -> Response:
+        """Serve a chat request whose body was read."""
         chat = parse_request(
             body,
             messages_max=self.messages_max,
@@ -118,7 +125,13 @@ class OpenAIApi:
             response=response,
             prefix=prefix,
             entry=getattr(request.state, "entry", None),
-            progress=_wanted(request, "x-baton-progress", default=False),
+            scopes=getattr(request.state, "scopes", ()),
+            request_id=getattr(request.state, "request_id", None),
+            traceparent=request.headers.get("traceparent"),
+            arrived_s=getattr(request.state, "began_s", None),
+            progress=_progress(request, self.progress),
+            session=session_from_headers(request.headers),
+            kept=getattr(request.state, "kept", None),
         )
         return await self.completer.start(context)
 
@@ -128,9 +141,12 @@ class OpenAIApi:
         if not running.finished.is_set():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         if running.error is not None:
-            running.error.headers |= reply_headers(running.record)
+            running.error.headers |= running.headers()
             raise running.error
-        return Json(shape(await running.result()), headers=headers_of(running))
+        shaped = shape(await running.result())
+        if "content_type" in shaped:  # a reply in bytes or text (core/openai/tasks/replies.py)
+            return Response(shaped["content"], headers=headers_of(running), media_type=shaped["content_type"])
+        return Json(shaped, headers=headers_of(running))
 
     async def streamed(self, request: Request, running: Running, frames: Frames) -> Response:
         """The reply as it is produced, in the frames of its API."""
@@ -140,27 +156,45 @@ class OpenAIApi:
         if first is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         if running.error is not None and not frames.begun:
-            running.error.headers |= reply_headers(running.record)
+            running.error.headers |= running.headers()
             raise running.error  # nothing has been sent yet: a plain error with its own status
         return StreamedReply(first, stream, running)
 
     async def models(self, request: Request) -> dict[str, Any]:
-        """Every name this key may send as `model`."""
-        names = self.catalog.models(await self._who(request), request.headers.get("x-baton-pool"))
-        return {"object": "list", "data": [self._model(name) for name in names]}
+        """Every name this key may send as `model`; in Anthropic's shape for a request with `anthropic-version`."""
+        principal, pool = await self._reader(request), request.headers.get("x-baton-pool")
+        names = self.catalog.models(principal, pool)
+        if VERSION_HEADER not in request.headers:
+            return {"object": "list", "data": [self._model(name) for name in names]}
+        query = request.query_params
+        limit = query_number(request, "limit", ANTHROPIC_PAGE, 1, ANTHROPIC_PAGE_MAX)
+        page, has_more = page_of(names, limit, after=query.get("after_id"), before=query.get("before_id"))
+        ends = {"first_id": page[0], "last_id": page[-1]} if page else {"first_id": None, "last_id": None}
+        models = [self._model_info(name, principal, pool) for name in page]
+        return {"data": models, "has_more": has_more, **ends}
 
     async def model(self, request: Request, model: str) -> dict[str, Any]:
         """One of these models, with the context, the prices and the abilities of the workers behind it."""
-        principal, pool = await self._who(request), request.headers.get("x-baton-pool")
+        principal, pool = await self._reader(request), request.headers.get("x-baton-pool")
         if model not in self.catalog.models(principal, pool):
             raise NotFound(f"The model `{model[:128]}` does not exist", param="model", code="model_not_found")
+        if VERSION_HEADER in request.headers:
+            return self._model_info(model, principal, pool)
         return self._model(model) | {"baton": self.catalog.describe(principal, model, pool)}
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self.models_created_s, "owned_by": "baton"}
 
+    def _model_info(self, name: str, principal: Principal, pool: str | None) -> dict[str, Any]:
+        return model_info(name, self.models_created_s, self.catalog.describe(principal, name, pool))
+
     async def _who(self, request: Request) -> Principal:
-        return await self.authenticator.authenticate(request.headers.get("authorization"), "data")
+        return await data_key(request, self.authenticator)
+
+    async def _reader(self, request: Request) -> Principal:
+        """The key of a request that either API has; Anthropic's SDKs send it in `x-api-key`."""
+        key = request.headers.get(KEY_HEADER) if VERSION_HEADER in request.headers else None
+        return await data_key(request, self.authenticator, None if key is None else f"Bearer {key}")
 
 
 class StreamedReply(Response):
@@ -192,7 +226,14 @@ class StreamedReply(Response):
 def _wanted(request: Request, header: str, *, default: bool) -> bool:
     """Whether a header switches something on."""
     text = request.headers.get(header, "").lower()
-    return text not in ("off", "0", "false") if default else text in ("on", "1", "true")
+    return text not in ("off", "0", "false") if default else text in ON
+
+
+def _progress(request: Request, default: Progress) -> Progress:
+    text = request.headers.get("x-baton-progress", "").lower()
+    if not text:
+        return default
+    return "reasoning" if text == "reasoning" else "on" if text in ON else "off"
 
 
 def _depth(header: str | None, secret: bytes) -> int:
@@ -222,20 +263,23 @@ class TextsApi:
 
     async def completions(self, request: Request) -> Response:
         """A text completion by the worker that `model` names; with `stream`, as it is produced."""
-        return await self._serve(request, parse_completion)
+        return await self._read(request, parse_completion)
 
     async def embeddings(self, request: Request) -> Response:
         """Embeddings by the worker that `model` names, whose `task` must be embeddings."""
-        return await self._serve(request, parse_embedding)
+        return await self._read(request, parse_embedding)
 
-    async def _serve(self, request: Request, parse: Callable[..., ChatRequest]) -> Response:
-        chats = self.chats
-        principal = await chats.authenticator.authenticate(request.headers.get("authorization"), "data")
+    def serving(self, parse: Callable[..., ChatRequest]) -> Serve:
+        """The function that serves a request whose body was read, and that `parse` understands."""
 
         async def serve(request: Request, principal: Principal, body: Any) -> Response:
-            return await self._served(request, principal, parse(body, strict=chats.strict_fields))
+            return await self._served(request, principal, parse(body, strict=self.chats.strict_fields))
 
-        return await chats.read(request, principal, serve)
+        return serve
+
+    async def _read(self, request: Request, parse: Callable[..., ChatRequest]) -> Response:
+        principal = await data_key(request, self.chats.authenticator)
+        return await self.chats.read(request, principal, self.serving(parse))
 
     async def _served(self, request: Request, principal: Principal, chat: ChatRequest) -> Response:
         running = await self.chats.begin(request, principal, chat)

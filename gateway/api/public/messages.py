@@ -7,21 +7,19 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from gateway.api.edge.bodies import data_key
 from gateway.api.edge.headers import OWN_HEADERS
 from gateway.api.edge.spec import header_parameters
 from gateway.api.edge.stack import MESSAGES, Json, Router, read_json
 from gateway.api.public.chat import OpenAIApi
 from gateway.core.access.idempotency import IDEMPOTENCY_HEADER
 from gateway.core.access.keys import Principal
-from gateway.core.anthropic.reply import MessageHead, finished_message
+from gateway.core.anthropic.reply import KEY_HEADER, VERSION_HEADER, MessageHead, finished_message
 from gateway.core.anthropic.request import COUNTED, REQUIRED, VERSIONS, MessageRequest, parse_message_request
 from gateway.core.loop.caps import CAP_HEADERS
 from gateway.errors import BadRequest
 from gateway.service.request.counting import InputTokens
 from gateway.service.request.frames import MessageFrames
-
-KEY_HEADER = "x-api-key"
-VERSION_HEADER = "anthropic-version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +74,15 @@ class MessagesApi:
             strict=chats.strict_fields,
             media_bytes_max=chats.media_bytes_max,
             required=required,
+            vendor=chats.catalog.vendor_params,
         )
 
     async def _who(self, request: Request) -> Principal:
         """The key of `x-api-key`, else of the bearer token, as Anthropic's SDKs send either. Raises Unauthorized, and
         BadRequest for a version of the API with another wire format."""
         key = request.headers.get(KEY_HEADER)
-        bearer = request.headers.get("authorization") if key is None else f"Bearer {key}"
-        principal = await self.chats.authenticator.authenticate(bearer, "data")
+        bearer = None if key is None else f"Bearer {key}"
+        principal = await data_key(request, self.chats.authenticator, bearer)
         version = request.headers.get(VERSION_HEADER)
         if version is not None and version not in VERSIONS:
             problem = f"`{VERSION_HEADER}`: '{version[:64]}' is not supported; send {' or '.join(VERSIONS)}"

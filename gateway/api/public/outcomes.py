@@ -9,11 +9,12 @@ from fastapi import Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 
-from gateway.api.edge.bodies import query_number
+from gateway.api.edge.bodies import data_key, query_number
 from gateway.api.edge.stack import Router, read_json
 from gateway.core.access.keys import Principal
 from gateway.core.openai.reply import replace_nonfinite
 from gateway.errors import BadRequest
+from gateway.service.admin.explain import Explain
 from gateway.service.ports.admin import STATUSES, Reports, RolloutsQuery
 from gateway.service.request.auth import Authenticator
 from gateway.service.request.outcomes import Outcomes
@@ -28,6 +29,7 @@ class OutcomesApi:
     outcomes: Outcomes
     authenticator: Authenticator
     reports: Reports
+    explaining: Explain
     body_bytes_max: int
 
     def router(self) -> Router:
@@ -36,6 +38,7 @@ class OutcomesApi:
         router.add("POST", "/outcomes", self.add)
         router.add("GET", "/rollouts", self.rollouts)
         router.add("GET", "/rollouts/{rollout_id}", self.rollout)
+        router.add("GET", "/rollouts/{rollout_id}/explain", self.explain)
         return router
 
     async def add(self, request: Request) -> Response:
@@ -66,5 +69,12 @@ class OutcomesApi:
         tree = await self.outcomes.rollout(await self._who(request), rollout_id)
         return JSONResponse(replace_nonfinite(jsonable_encoder(tree)))
 
+    async def explain(self, request: Request, rollout_id: str) -> Response:
+        """Why this key's request went where it went: alternatives, what the planner was shown, what was ruled out and
+        hidden, and what the log says of the workers that were not chosen."""
+        principal = await self._who(request)
+        tree = replace_nonfinite(jsonable_encoder(await self.outcomes.rollout(principal, rollout_id)))
+        return JSONResponse(replace_nonfinite(await self.explaining.for_key(tree, principal.workers)))
+
     async def _who(self, request: Request) -> Principal:
-        return await self.authenticator.authenticate(request.headers.get("authorization"), "data")
+        return await data_key(request, self.authenticator)

@@ -12,13 +12,7 @@ from urllib.parse import urlencode
 
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import add_admin, add_why, show, table
-from gateway.cli.process.datadir import DataDir
-from gateway.cli.process.keyring import administration, local_user
-from gateway.cli.process.services import database_of
-from gateway.config import settings as config
 from gateway.core.access.audit import Act
-from gateway.service.admin import limits
-from gateway.service.admin.housekeeping import Retention, describe_sweep
 
 ROUTE = "/admin/audit"
 PAGE_MAX = 1_000  # entries of one request
@@ -87,6 +81,12 @@ def add_retention(parser: argparse.ArgumentParser) -> None:
 
 def run_retention(options: argparse.Namespace) -> int:
     """One sweep, on PostgreSQL itself: it may take longer than a request of the admin API."""
+    from gateway.cli.process.datadir import DataDir  # here and below, so that `--help` does not load the database's
+    from gateway.cli.process.keyring import local_user
+    from gateway.cli.process.services import database_of
+    from gateway.config import settings as config
+    from gateway.service.admin import limits
+
     settings = config.load()
     url = database_of(settings, DataDir(settings.data_dir))
     act = Act(local_user(), limits.why(options.why))
@@ -96,6 +96,9 @@ def run_retention(options: argparse.Namespace) -> int:
 
 
 async def _sweep(database_url: str, days: int | None, act: Act, *, dry: bool) -> dict[str, Any]:
+    from gateway.cli.process.keyring import administration
+    from gateway.service.admin.housekeeping import Retention, describe_sweep
+
     async with administration(database_url) as office:
         swept = await Retention(office.retention, office.clock, days).run(act, dry=dry)
     return dict(describe_sweep(swept, dry=dry))

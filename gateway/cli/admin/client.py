@@ -12,20 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from gateway.cli.process.datadir import FACTS, DataDir
-from gateway.cli.process.keyring import Office, administration, local_user
-from gateway.cli.process.services import pepper_of, pool_file
-from gateway.config import settings as config
-from gateway.config.settings import Settings
 from gateway.errors import BadRequest, BatonError, ConfigError, Unavailable
 
 KEY_BYTES_MAX = 4_096
 TIMEOUT_S = 30.0
 NEW_KEY = "the gateway's own admin key does not work any more: start it again, or give its URL and another key"
 if TYPE_CHECKING:
+    import httpx
     from fastapi import APIRouter, Request
+
+    from gateway.cli.process.keyring import Office
+    from gateway.config.settings import Settings
 NOUNS = ("keys", "orgs", "audit")
 
 
@@ -33,6 +31,8 @@ class AdminClient:
     """Raises ConfigError where a URL comes without a key file, or the key file cannot be read."""
 
     def __init__(self, url: str | None, key_file: Path | None, *, timeout_s: float = TIMEOUT_S) -> None:
+        from gateway.config import settings as config  # imports stand where they are needed: `--help` needs none
+
         self._timeout_s = timeout_s
         self._local = None if url else LocalApi(config.load())
         self._url, self._key = _remote(url, key_file) if self._local is None else self._local.gateway()
@@ -42,6 +42,8 @@ class AdminClient:
     ) -> Any:
         """The reply's JSON; `more` headers go with the key's. Raises BadRequest for a malformed request, BatonError for
         one that is refused, Unavailable where the gateway does not answer, ConfigError where there is none."""
+        import httpx
+
         try:
             reply = self._send(method, path, body, {**(more or {}), "authorization": f"Bearer {self._key}"})
             content = reply.json()
@@ -57,9 +59,25 @@ class AdminClient:
             message = NEW_KEY
         raise BatonError(message, code=error_of.get("code"))
 
+    def health(self) -> dict[str, Any]:
+        """The reply of `/readyz`: {"status", "parts"}. Raises Unavailable where no gateway answers."""
+        import httpx
+
+        if self._url is None:
+            raise ConfigError("no gateway serves from here; start it, or give its admin URL")
+        try:
+            reply: dict[str, Any] = httpx.get(
+                f"{self._url}/readyz", timeout=self._timeout_s, trust_env=self._local is None
+            ).json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise Unavailable(f"the gateway at {self._url} does not answer: {error}") from None
+        return reply
+
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
     ) -> httpx.Response:
+        import httpx
+
         local, url = self._local, f"{self._url}{path}"
         if self._url is None and local is not None:
             return local.ask(method, path, body)
@@ -99,7 +117,11 @@ class LocalApi:
         """The admin URL and key of the gateway on the data directory. No URL where none serves, or where DATABASE_URL
         names another database than the gateway's."""
         facts = self._data.read(FACTS)
-        if facts is None or self._settings.database_url not in (None, facts.get("database_url")):
+        if (
+            facts is None
+            or not facts["admin_key"]
+            or self._settings.database_url not in (None, facts.get("database_url"))
+        ):
             return None, ""
         return facts["admin_url"], facts["admin_key"]
 
@@ -112,13 +134,17 @@ class LocalApi:
         or a pepper that cannot be read."""
         if not self.answers(path):
             fix = "set DATABASE_URL, or give its admin URL" if _noun(path) in NOUNS else "or give its admin URL"
-            raise ConfigError(f"no gateway serves from {self._data.path}: start it (`make serve`), {fix}")
+            if self._data.read(FACTS):
+                raise ConfigError(f"the gateway on {self._data.path} has no admin key of its own: {fix} and --key-file")
+            raise ConfigError(f"no gateway serves from {self._data.path}: start it (`baton serve`), {fix}")
         return asyncio.run(self._ask(method, path, body))
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
+        import httpx
         from fastapi import FastAPI  # here, so that commands beside a gateway need not load it
 
         from gateway.api.edge import stack
+        from gateway.cli.process.keyring import administration
 
         async with administration(str(self._settings.database_url)) as office:
             app = FastAPI()
@@ -132,10 +158,13 @@ class LocalApi:
         from gateway.api.edge.bodies import Operators
         from gateway.api.operator.keys import Balances, KeysApi
         from gateway.api.operator.orgs import AuditApi, OrgsApi
+        from gateway.cli.process.keyring import local_user
+        from gateway.cli.process.services import pepper_of, pool_file
+        from gateway.core.access.audit import Act
         from gateway.service.admin.orgs import OrgAdmin
 
-        async def actor(_: Request) -> str:
-            return local_user()
+        async def actor(_: Request) -> Act:
+            return Act(local_user())
 
         operators, balances = Operators(actor, self._settings.body_bytes_max), Balances(None, office.clock)
         if noun == "orgs":

@@ -13,7 +13,7 @@ from gateway.cli.admin.show import ABSENT, add_admin, add_limits, add_why, given
 from gateway.service.admin.keys import CHANGEABLE, CREATABLE, GRACE_S
 
 ROUTE = "/admin/keys"
-COLUMNS = ("id", "class", "name", "org", "pools", "budget_usd", "rpm", "revoked_at")
+COLUMNS = ("id", "class", "role", "name", "org", "pools", "budget_usd", "rpm", "revoked_at")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     update = actions.add_parser("update", help="change a key; it counts within a second")
     update.add_argument("--name", default=ABSENT, help="what it is for")
     for action in (create, update):
+        action.add_argument(
+            "--role",
+            choices=("admin", "operator", "auditor"),
+            default=ABSENT,
+            help="of an admin key: operator (all but admin keys), auditor (reads only), admin",
+        )
         add_limits(action)
         _add_rights(action)
     update.add_argument(

@@ -15,6 +15,8 @@ from gateway.service.admin.limits import FIELDS
 
 ORGS = "/admin/orgs"
 CREDITS = "/admin/credits"
+UNCERTAIN = "/admin/uncertain"
+UNCERTAIN_COLUMNS = ("charge", "at", "usd", "credited_usd", "left_usd", "rollout_id", "scopes")
 ORG_COLUMNS = ("name", "budget_usd", "budget_month_usd", "budget_day_usd", "rpm", "retention_days", "closed_at")
 CREDIT_COLUMNS = ("id", "at", "usd", "charge", "scopes", "by", "why")
 ACTIONS = {
@@ -82,7 +84,11 @@ def add_credits(parser: argparse.ArgumentParser) -> None:
     give.add_argument("--window", choices=WINDOWS, help="the budget to top up: in all (life), this month, today")
     give.add_argument("--once", metavar="NAME", help="a credit of this name is given once, however often it is sent")
     give.add_argument("--why", default="", help="the reason, written to the ledger and to the audit")
-    for action in (give, actions.add_parser("list", help="the latest credits")):
+    back = actions.add_parser("give-back", help="give all of an uncertain charge back, once")
+    back.add_argument("charge", help="the hold, as `baton credits uncertain` shows it")
+    back.add_argument("--why", default="", help="the reason, written to the ledger and to the audit")
+    uncertain = actions.add_parser("uncertain", help="charges that no reply confirmed")
+    for action in (give, back, uncertain, actions.add_parser("list", help="the latest credits")):
         add_admin(action)
 
 
@@ -91,6 +97,13 @@ def run_credits(options: argparse.Namespace) -> int:
     admin = AdminClient(options.url, options.key_file)
     if options.action == "list":
         show(options, admin.ask("GET", CREDITS)["data"], partial(table, CREDIT_COLUMNS))
+        return 0
+    if options.action == "uncertain":
+        show(options, admin.ask("GET", UNCERTAIN)["data"], partial(table, UNCERTAIN_COLUMNS))
+        return 0
+    if options.action == "give-back":
+        path = f"{UNCERTAIN}/{quote(options.charge, safe='')}/credit"
+        show(options, admin.ask("POST", path, {"why": options.why}), _credit_text)
         return 0
     names = ("charge", "key", "org", "usd", "window", "why")
     body = {name: getattr(options, name) for name in names if getattr(options, name)}

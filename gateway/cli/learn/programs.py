@@ -10,15 +10,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from gateway.adapters.host.servers import EmbeddedProgram
 from gateway.cli.admin import policy
+from gateway.cli.process.arguments import lazy
 from gateway.cli.process.datadir import FACTS, DataDir
-from gateway.cli.process.services import database_of, output_of, require_policy
-from gateway.config import settings as config
 from gateway.errors import ConfigError
 from gateway.files import write_atomic
+
+if TYPE_CHECKING:
+    from gateway.cli.process import services
+    from gateway.config import settings as config
+else:  # at their first use: `--help` needs neither
+    services, config = lazy("gateway.cli.process.services"), lazy("gateway.config.settings")
 
 REPLAY = "policy.simulators.replay"
 
@@ -35,7 +39,7 @@ def become(
     """Become `python -m policy PROGRAM`, with its signals and exit status. Its help is printed as that of `baton
     COMMAND` (default PROGRAM), with `more_help` at the end. Raises ConfigError without the policy package."""
     module = ["-m", "policy", program]
-    require_policy(program)
+    services.require_policy(program)
     if not asks_for_help(words):
         os.execv(python, [python, *module, *words])  # noqa: S606 - our own program
     done = subprocess.run([python, *module, *words], capture_output=True, text=True, check=False)  # noqa: S603 - same
@@ -88,7 +92,7 @@ def add_traces(parser: argparse.ArgumentParser) -> None:
 def run_traces(options: argparse.Namespace) -> int:
     """Export the log of the gateway on the data directory, or of DATABASE_URL; its exit status. Raises ConfigError
     where there is no log or no policy package."""
-    require_policy("export")
+    services.require_policy("export")
     # The URL may hold a password: on standard input no other user of the machine sees it.
     url, known = ("", []) if asks_for_help(options.rest) else _log()
     command = [sys.executable, "-m", "policy", "traces", options.action, "--database-url", "-", *known, *options.rest]
@@ -101,7 +105,7 @@ def run_record(options: argparse.Namespace) -> int:
     from_log = any(word.split("=")[0] == "--traffic" for word in options.rest)
     if not from_log or "--database-url" in options.rest or asks_for_help(options.rest):
         become("record", options.rest)
-    require_policy("record")
+    services.require_policy("record")
     url, _ = _log()
     command = [sys.executable, "-m", "policy", "record", "--database-url", "-", *options.rest]
     return subprocess.run(command, input=f"{url}\n", text=True, check=False).returncode  # noqa: S603 - our own program
@@ -114,7 +118,7 @@ def run_gate(options: argparse.Namespace) -> int:
     from_log = "logged" in options.rest or "--env=logged" in options.rest
     if not from_log or named & {"--database-url", "--requests"} or asks_for_help(options.rest):
         become("gate", options.rest)
-    require_policy("gate")
+    services.require_policy("gate")
     url, known = _log()
     words = [] if "--pool-file" in named else known
     if "--url" not in named and (base := DataDir(config.load().data_dir).read(FACTS)):
@@ -128,7 +132,7 @@ def _log() -> tuple[str, list[str]]:
     settings = config.load()
     data = DataDir(settings.data_dir)
     pool_file = settings.pool or (data.read(FACTS) or {}).get("pool_file")
-    return database_of(settings, data), ["--pool-file", str(pool_file)] if pool_file else []
+    return services.database_of(settings, data), ["--pool-file", str(pool_file)] if pool_file else []
 
 
 # ---------------------------------------------------------------- replay-workers
@@ -156,6 +160,8 @@ def run_replay(options: argparse.Namespace) -> int:
 
 async def _serve(options: argparse.Namespace, data: DataDir) -> None:
     recordings = [str(options.file.resolve()), *(["--workers", options.workers] if options.workers else [])]
+    from gateway.adapters.host.servers import EmbeddedProgram
+
     server = EmbeddedProgram("replay-workers", data.path, REPLAY, ["serve", *recordings])
     server.health, server.port = "/healthz", options.port
     stop = asyncio.Event()
@@ -166,7 +172,7 @@ async def _serve(options: argparse.Namespace, data: DataDir) -> None:
         print(f"replay workers at {server.url}/w/MODEL/v1 (log: {server.log_path}); Ctrl-C ends them", flush=True)
         if options.pool_file:
             prices = ["--base-url", server.url, "--prices", str(options.prices.resolve())]
-            write_atomic(options.pool_file, await output_of(REPLAY, "pool", *recordings, *prices))
+            write_atomic(options.pool_file, await services.output_of(REPLAY, "pool", *recordings, *prices))
             print(f"their pool file: {options.pool_file}; `make serve POOL={options.pool_file}`", flush=True)
         await stop.wait()
     finally:

@@ -15,16 +15,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gateway.cli.admin.client import AdminClient
 from gateway.cli.admin.show import show, table
 from gateway.cli.learn.programs import become
-from gateway.cli.process.services import require_policy
-from gateway.config import settings as config
-from gateway.core.policies.jobs import ACTIVE
+from gateway.cli.process.arguments import lazy
 from gateway.errors import BadRequest
+
+if TYPE_CHECKING:
+    from gateway.cli.process import services
+    from gateway.config import settings as config
+    from gateway.core.policies import jobs
+else:  # at their first use: `--help` needs neither
+    services, config = lazy("gateway.cli.process.services"), lazy("gateway.config.settings")
+    jobs = lazy("gateway.core.policies.jobs")
 
 SPEC_PROGRAM = ("-m", "policy", "jobs", "spec")
 COLUMNS = ("job", "policy", "state", "stage", "step", "made")
@@ -86,7 +92,7 @@ def _submit(words: Sequence[str]) -> int:
 
 def _spec_of(arguments: Sequence[str], gate: str) -> dict[str, Any]:
     """The `train` and `gate` of a job. The policy package parses the arguments. Raises BadRequest with its message."""
-    require_policy("submit jobs")
+    services.require_policy("submit jobs")
     texts = json.dumps({"arguments": list(arguments), "gate": gate})
     command = [_python(), *SPEC_PROGRAM]
     done = subprocess.run(command, input=texts, capture_output=True, text=True, check=False)  # noqa: S603 - our program
@@ -102,9 +108,9 @@ def _status(words: Sequence[str]) -> int:
         job = client.ask("GET", f"/admin/jobs/{options.job}")
         _print(job, options, "\n".join(f"{name:<10} {value}" for name, value in described(job).items()))
         return 0
-    jobs = client.ask("GET", "/admin/jobs")["data"]
-    rows = [{**job, "job": job["id"], "step": _step(job["progress"]), "made": job["version"]} for job in jobs]
-    _print(jobs, options, table(COLUMNS, rows) if jobs else "no jobs yet; `baton train submit --env …` makes one")
+    listed = client.ask("GET", "/admin/jobs")["data"]
+    rows = [{**job, "job": job["id"], "step": _step(job["progress"]), "made": job["version"]} for job in listed]
+    _print(listed, options, table(COLUMNS, rows) if listed else "no jobs yet; `baton train submit --env …` makes one")
     return 0
 
 
@@ -114,7 +120,7 @@ def described(job: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
         "job": job["id"],
         "policy": job["policy"],
-        "state": job["state"] + (", stopping" if job["cancel"] and job["state"] in ACTIVE else ""),
+        "state": job["state"] + (", stopping" if job["cancel"] and job["state"] in jobs.ACTIVE else ""),
         "stage": job["stage"],
         "step": _step(progress),
         "reward": progress.get("reward"),
@@ -171,7 +177,7 @@ def _logs(words: Sequence[str]) -> int:
     while options.follow:
         page = _page(client, options, after)
         after = page["next"]
-        if page["whole"] and page["state"] not in ACTIVE:
+        if page["whole"] and page["state"] not in jobs.ACTIVE:
             return EXITS.get(page["state"], 1)
         time.sleep(FOLLOW_S if page["whole"] else 0)
     return 0

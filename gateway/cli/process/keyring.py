@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gateway.adapters.host import poolfile
 from gateway.adapters.host.anchors import ANCHORS, AnchorFile
 from gateway.adapters.host.clock import SystemClock
-from gateway.adapters.host.poolfile import judge_pool
+from gateway.adapters.host.poolfile import pool_with
 from gateway.adapters.postgres.admin import PostgresAdmin
 from gateway.adapters.postgres.audit import PostgresAudit
 from gateway.adapters.postgres.database import connected
-from gateway.adapters.postgres.retention import PostgresRetention
+from gateway.adapters.postgres.upkeep.retention import PostgresRetention
 from gateway.cli.process.datadir import JUDGE, KEYS, DataDir
 from gateway.config import settings as config
 from gateway.config.settings import Services
@@ -24,13 +25,16 @@ from gateway.core.access import keys
 from gateway.service.admin.audit import Auditor
 from gateway.service.admin.keys import KeyAdmin
 
+WantedKeys = Literal["always", "first", "never"]
+
 
 @dataclass(frozen=True, slots=True)
 class FirstKeys:
-    """The first keys of an installation. `new`: this start made them, so they have to be shown."""
+    """The first keys of an installation. `new`: this start made them, so they have to be shown. None: this data
+    directory has none, because the database had keys before it."""
 
-    data_key: str
-    admin_key: str
+    data_key: str | None
+    admin_key: str | None
     new: bool
 
 
@@ -77,13 +81,16 @@ def local_user() -> str:
     return f"local:{name}"
 
 
-async def first_keys(services: Services, data: DataDir) -> FirstKeys:
-    """The data key and the admin key of the data directory; both are made again where one is missing or does not work
-    any more."""
+async def first_keys(services: Services, data: DataDir, wanted: WantedKeys = "always") -> FirstKeys:
+    """The data key and the admin key of the data directory. Both are made again where one is missing or does not work
+    any more: `always`, `never`, or, with `first`, only in a database without a key that works."""
     stored = data.read(KEYS) or {}
     async with key_admin(services) as (admin, store):
         if all([await _works(store, stored.get(f"{name}_key"), services.pepper) for name in ("data", "admin")]):
             return FirstKeys(stored["data_key"], stored["admin_key"], new=False)
+        has_keys = any(row.revoked_at is None for row in await store.key_list())
+        if wanted == "never" or (wanted == "first" and has_keys):
+            return FirstKeys(None, None, new=False)
         _, data_key = await admin.create_key("first data key", "data")
         _, admin_key = await admin.create_key("first admin key", "admin")
     data.write(KEYS, {"data_key": data_key, "admin_key": admin_key})
@@ -95,7 +102,7 @@ async def judge_key(services: Services, data: DataDir, model: str, budget_usd: s
     ConfigError where no pool has the worker."""
     stored = data.read(JUDGE) or {}
     terms = {"model": model, "budget_usd": budget_usd}
-    pool = judge_pool(poolfile.load(services.pool_file, config.environment()), model)
+    pool = pool_with(poolfile.load(services.pool_file, config.environment()), "BATON_JUDGE_MODEL", model)
     async with key_admin(services) as (admin, store):
         same = {name: stored.get(name) for name in terms} == terms
         if same and await _works(store, stored.get("judge_key"), services.pepper):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -17,8 +17,13 @@ import uvloop
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.api.edge.stack import Edge
+from gateway.cli.process.runtime import raise_files_limit
+from gateway.config.settings import Settings
 from gateway.errors import ConfigError
 
+FILES_RESERVED = 512  # open files beside the connections of clients and of workers
+CONNECTIONS_MIN = 64
 PORTS_TRIED = 20
 BACKLOG = 2048
 ACCEPTORS = 32  # sockets: libuv accepts one connection a turn on each, and under load turns are long
@@ -29,6 +34,7 @@ HEAD_TOO_LARGE = (
     b'{"error":{"message":"the request headers are too large","type":"invalid_request_error",'
     b'"param":null,"code":"headers_too_large"}}'
 )
+REFUSED_LINE = b"HTTP/1.1 503 Service Unavailable\r\n"
 State = Literal["head", "body", "served", "idle"]  # what a connection waits for, or that a reply is being made
 
 
@@ -44,6 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
     head_s = 15.0
     linger_s = 5.0
     connections_max = 65_536
+    refusal: Callable[[Any], bytes | None] | None = None  # see `Edge.refusal`
     _state: State = "head"
     _since_s = 0.0  # time of the event loop at which this state began
     _linger_timer: asyncio.TimerHandle | None = None
@@ -97,8 +104,19 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Serve a request; one of HTTP/1.0 without chunks, which that version does not know."""
+        """Serve a request; one of HTTP/1.0 without chunks, which that version does not know. What the edge refuses at
+        once is answered here."""
+        if self.refusal is not None and cycle.keep_alive and (refusal := self.refusal(cycle.scope)) is not None:
+            self._refuse(cycle, refusal)
+            return
         super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
+    def _refuse(self, cycle: RequestResponseCycle, refusal: bytes) -> None:
+        """Answer 503; `refusal` is the rest of the reply."""
+        own = b"".join(b"%b: %b\r\n" % header for header in cycle.default_headers)
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(REFUSED_LINE + own + refusal)
+        self.on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -186,7 +204,8 @@ class Listener(uvicorn.Server):
     def __init__(
         self, app: Any, sock: socket.socket, *, drain_s: float, head_bytes_max: int, connections_max: int = 65_536
     ) -> None:
-        bounds = {"head_bytes_max": head_bytes_max, "connections_max": connections_max}
+        refusal = staticmethod(app.refusal) if isinstance(app, Edge) else None
+        bounds = {"head_bytes_max": head_bytes_max, "connections_max": connections_max, "refusal": refusal}
         protocol = type("Protocol", (BoundedProtocol,), bounds)
         super().__init__(
             uvicorn.Config(
@@ -232,6 +251,48 @@ class Listener(uvicorn.Server):
         self.should_exit = True
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def listener(app: Any, sock: socket.socket, settings: Settings) -> Listener:
+    """A listener with the bounds of the settings, and as many connections as this process may have files."""
+    connections_max = max(CONNECTIONS_MIN, raise_files_limit() - settings.worker_connections_max - FILES_RESERVED)
+    return Listener(
+        app,
+        sock,
+        drain_s=settings.drain_s,
+        head_bytes_max=settings.header_bytes_max,
+        connections_max=connections_max,
+    )
+
+
+def reserve(host: str, port: int, *, strict: bool) -> socket.socket:
+    """A socket that holds the port that `bind` would choose, for the sockets of `join`. It does not listen, so no
+    connection comes to it. Raises ConfigError."""
+    alone = bind(host, port, strict=strict)  # without SO_REUSEPORT, so that no other program shares the port
+    address = alone.getsockname()
+    alone.close()
+    return _shared_socket(address, alone.family)
+
+
+def join(host: str, port: int) -> socket.socket:
+    """A listening socket of this process on a port that `reserve` holds; the kernel spreads connections over all of
+    them. Raises ConfigError."""
+    sock = _shared_socket((host, port), socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.listen(BACKLOG)
+    return sock
+
+
+def _shared_socket(address: tuple[Any, ...], family: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot share {address[0]}:{address[1]}: {error.strerror}; free the port") from None
+    sock.setblocking(False)
+    return sock
 
 
 def bind(host: str, port: int, *, strict: bool) -> socket.socket:

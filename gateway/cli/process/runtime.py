@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import resource
 import signal
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from types import TracebackType
+from typing import Literal, Protocol
 
+from gateway.config.settings import Settings
 from gateway.core.access.audit import Act
 from gateway.core.log.redact import Redactor
 from gateway.errors import BatonError
@@ -20,8 +24,9 @@ from gateway.service.admin.pools import Pools
 SWITCH_S = 0.0005
 YOUNG_OBJECTS = 10_000
 FILES_MAX = 65_536
+EXIT_FORCED = 130
 FORM = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
-QUIET = ("alembic", "httpx", "httpcore", "uvicorn")
+QUIET = ("alembic", "httpx", "httpcore", "procrastinate", "uvicorn")
 HANGUP = Act("signal:SIGHUP")
 log = logging.getLogger("gateway")
 pools_log = logging.getLogger("gateway.pools")
@@ -70,10 +75,22 @@ class Scrubbed(logging.Formatter):
         return self.redactor.scrub_text(super().format(record))
 
 
-def log_to_stderr(level: str) -> None:
+class JsonLines(Scrubbed):
+    """Formats each record as one JSON object without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object: `time` (UTC), `level`, `logger`, `message`, and `traceback` where there is one."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": at, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({name: self.redactor.scrub_text(text) for name, text in line.items()}, ensure_ascii=False)
+
+
+def log_to_stderr(level: str, form: Literal["text", "json"] = "text") -> None:
     """Begin to log. An exception that nothing catches is logged too, before the process ends of it."""
     handler = logging.StreamHandler()
-    handler.setFormatter(Scrubbed(Redactor()))
+    handler.setFormatter((JsonLines if form == "json" else Scrubbed)(Redactor()))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -94,7 +111,50 @@ def _log_crash(kind: type[BaseException], error: BaseException, trace: Traceback
     log.critical("the process ends", exc_info=(kind, error, trace))
 
 
-# ---------------------------------------------------------------- SIGHUP
+# ---------------------------------------------------------------- signals
+
+
+class Run(Protocol):
+    """One run of a gateway. `lame_duck_s`: the seconds for which it says at its end that it is not ready, and still
+    serves."""
+
+    lame_duck_s: float
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+
+
+async def until_stopped(running: Run, settings: Settings, hangups: Hangups, *, orphan: bool = False) -> int:
+    """Serve until the first signal, which cancels; a second one ends the process, and its children with it. SIGHUP
+    reloads the pool file, unless it means that the terminal of this process was closed. `orphan`: a signal that comes
+    because the parent has died ends the process at once."""
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(running.serve())
+    signals: list[int] = []
+    at_a_terminal, parent = ends_with_terminal(), os.getppid()
+
+    def stop(number: int) -> None:
+        signals.append(number)
+        if len(signals) > 1 or (orphan and os.getppid() != parent):
+            os._exit(EXIT_FORCED)
+        running.lame_duck_s = settings.lame_duck_s if number == signal.SIGTERM else 0.0
+        serving.cancel()
+
+    def hang_up() -> None:
+        if at_a_terminal and not has_terminal():
+            stop(signal.SIGHUP)
+        else:
+            hangups.signal()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        if not signals:
+            raise
+    return 0
 
 
 class Hangups:

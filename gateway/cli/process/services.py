@@ -35,8 +35,8 @@ SHIPPED_CONDUCTOR = "shipped/arena-3"  # inside the policy package
 SMOL, SMOL_CONDUCTOR, SMOL_BASE = "smol", "shipped/smol-1", "smollm2"  # the adapter's name, its place, and its base
 BASE_S = 300.0  # to import a base
 CHOICES = (
-    "worker:NAME, a model of the pool that plans by prompt; http://host:port/v1#model; the directory of a policy that "
-    "was trained for this pool; or none, and the rule router plans"
+    "smol, which plans on any pool; worker:NAME, a model of the pool that plans by prompt; http://host:port/v1#model; "
+    "the directory of a policy that was trained for this pool; or none, and the rule router plans"
 )
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -105,16 +105,14 @@ async def own_version(database_url: str, policies: Path) -> Version | None:
     return None if live is None or is_shipped(manifest_of(live.manifest)) else live
 
 
-async def live_version(
-    database_url: str, policies: Path, directory: Path, *, insist: bool, url: str = ""
-) -> tuple[str, Path]:
-    """The id and the directory of the live version. The first start makes `directory` live; with `insist`,
-    any start does where that directory is new. `url`: where versions lie for other hosts too. Raises VersionRefused,
-    Unavailable."""
+async def live_version(database_url: str, settings: Settings, directory: Path, *, insist: bool) -> tuple[str, Path]:
+    """The id and the directory of the live version. The first start makes `directory` live; with `insist`, any start
+    does where that directory is new. Raises VersionRefused, Unavailable."""
+    policies = settings.policies_path or settings.data_dir / "policies"
     async with connected(database_url, pool_size=1) as engine:
-        registry = Registry(engine, policies, url)
+        registry = Registry(engine, policies, settings.policies_url, settings.policies_stored_bytes_max)
         version = await registry.seed(directory, insist=insist)
-        with suppress(NotFound, Unavailable):  # without it, this host plans with its own weights
+        with suppress(NotFound, Unavailable, VersionRefused):  # without it, this host plans with its own weights
             await registry.place(version)
         return version.id, registry.directory(version)
 
@@ -130,7 +128,7 @@ def database_of(settings: Settings, data: DataDir) -> str:
     ConfigError."""
     url = settings.database_url or (data.read(FACTS) or {}).get("database_url")
     if not url:
-        raise ConfigError(f"no gateway serves from {data.path}: start it (`make serve`), or set DATABASE_URL")
+        raise ConfigError(f"no gateway serves from {data.path}: start it (`baton serve`), or set DATABASE_URL")
     return str(url)
 
 
@@ -280,9 +278,8 @@ class Stack:
         configured, manifest = conductor_offered(settings)
         name, directory = policy_version(manifest), configured
         if settings.policies_path is not None:
-            insist, url = settings.conductor_kind == "directory", settings.policies_url
-            places = ((await database)[0], settings.policies_path, configured)
-            name, directory = await live_version(*places, insist=insist, url=url)
+            insist = settings.conductor_kind == "directory"
+            name, directory = await live_version((await database)[0], settings, configured, insist=insist)
         if not directory.is_dir():  # another host published it; this one plans with its own weights
             self.say(f"  conductor  {name} is not in {settings.policies_path}; {configured.name} plans here instead")
             name, directory = "conductor", configured

@@ -25,11 +25,6 @@ STOP_S = 60.0  # for a checkpoint
 COMMAND = ("-m", "policy", "jobs", "work", "--settings")
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Arguments."""
-    parser.add_argument("--data-dir", type=Path, help="directory of its state; default .baton (BATON_DATA_DIR)")
-
-
 def run(options: argparse.Namespace) -> int:
     """Become the worker, with its signals and exit status. Raises ConfigError without a database."""
     settings = config.load(data_dir=options.data_dir)
@@ -69,6 +64,7 @@ def worker_settings(settings: Settings, data: DataDir, database_url: str) -> dic
         "stop_s": STOP_S,
         "jobs_url": settings.jobs_url,
         "policies_url": settings.policies_url,
+        "policies_stored_bytes_max": settings.policies_stored_bytes_max,
     }
 
 

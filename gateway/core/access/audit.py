@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Literal
 
+from gateway.core.access.keys import Role
+
 FIRST = bytes(32)  # the hash before the first entry
 FaultKind = Literal["changed", "missing", "unlinked", "cut", "forged"]
 
@@ -25,6 +27,7 @@ class Act:
 
     actor: str
     why: str = ""
+    role: Role = "admin"  # what the actor may do; the command line and the gateway itself may do everything
 
 
 @dataclass(frozen=True, slots=True)

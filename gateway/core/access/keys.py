@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 KeyClass = Literal["data", "admin"]
+Role = Literal["admin", "operator", "auditor"]  # of an admin key; data keys have none
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 PUBLIC_ID_CHARS = 12
 RANDOM_CHARS = 32  # 190 bits
@@ -86,6 +87,7 @@ class Principal:
     budget_day_nano: int | None = None
     per_user: Allowance = Allowance()
     organisation: Organisation = Organisation()
+    role: Role = "admin"  # of an admin key
 
     @property
     def has_rate_limits(self) -> bool:
@@ -137,6 +139,16 @@ def digest(text: str, pepper: bytes) -> bytes:
 def matches(text: str, pepper: bytes, stored: bytes) -> bool:
     """Whether `stored` is the digest of `text`, compared in constant time."""
     return hmac.compare_digest(digest(text, pepper), stored)
+
+
+def may_change(role: Role) -> bool:
+    """Whether the role may do more than read."""
+    return role != "auditor"
+
+
+def may_manage(role: Role, key_class: str) -> bool:
+    """Whether the role may make, change, rotate and revoke keys of that class."""
+    return role == "admin" or (role == "operator" and key_class == "data")
 
 
 def _random(length: int) -> str:

@@ -180,7 +180,8 @@ def _result(block: Block, where: str, reader: Reader) -> tuple[Turn, list[_Part]
         texts = texts or [_Part({"type": "text", "text": ""}, where)]
         texts[-1].part["cache_control"] = block["cache_control"]
     call_id = block["tool_use_id"]
-    message = {"role": "tool", "tool_call_id": call_id, "content": _content(texts)}
+    failed = {"is_error": True} if block.get("is_error") else {}
+    message = {"role": "tool", "tool_call_id": call_id, "content": _content(texts), **failed}
     turn = Turn(message, where, tuple(part.where for part in texts))
     note = _Part({"type": "text", "text": f"The result of tool call {call_id} also holds:"}, where)
     return turn, [note, *media] if media else []
@@ -248,7 +249,7 @@ def _chat_parts(block: Block, where: str, reader: Reader) -> list[_Part]:
 def _source(raw: Any, kind: str, where: str, reader: Reader) -> Block:
     type_ = raw.get("type")
     if type_ == "file":
-        problem = f"`{where}.type`: Baton keeps no files; send the data itself"
+        problem = f"`{where}.type`: no file of an id is kept here; send the data itself"
         raise BadRequest(problem, param=f"{where}.type", code="unsupported_value")
     if type_ not in _SOURCE_TYPES[kind]:
         raise bad_value(f"{where}.type", " or ".join(_SOURCE_TYPES[kind]), "invalid_value")

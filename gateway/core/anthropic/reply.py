@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from gateway.core.anthropic.thinking import Display, origin_of, thinking_blocks
-from gateway.errors import BatonError
+from gateway.errors import BadRequest, BatonError
 
 STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use", "content_filter": "refusal"}
+KEY_HEADER = "x-api-key"
+VERSION_HEADER = "anthropic-version"
 OVERLOADED = 529
 BILLING = 402
 ERRORS = {
@@ -164,3 +167,31 @@ def error_body(error: BatonError, request_id: str | None = None) -> dict[str, An
     kind = ERRORS.get(error_status(error), "api_error" if error.status >= 500 else "invalid_request_error")
     request = {} if request_id is None else {"request_id": request_id}
     return {"type": "error", "error": {"type": kind, "message": error.message}, **request}
+
+
+def model_info(name: str, created_s: int, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Anthropic's object `model`. `described`: what the workers behind the name take, as `Catalog.describe` has it."""
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": described["context_tokens"] or None,
+        "max_tokens": described["output_tokens_max"] or None,
+    }
+
+
+def page_of(
+    names: Sequence[str], limit: int, *, after: str | None = None, before: str | None = None
+) -> tuple[Sequence[str], bool]:
+    """At most `limit` names behind `after` or ahead of `before`, and whether there are more on that side. Raises
+    BadRequest for a cursor that is none of the names."""
+    for field, cursor in (("after_id", after), ("before_id", before)):
+        if cursor is not None and cursor not in names:
+            raise BadRequest(f"`{field}`: there is no model '{cursor[:64]}'", param=field, code="invalid_value")
+    if before is not None:
+        earlier = names[: names.index(before)]
+        return earlier[-limit:], len(earlier) > limit
+    later = names if after is None else names[names.index(after) + 1 :]
+    return later[:limit], len(later) > limit

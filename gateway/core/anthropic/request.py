@@ -9,7 +9,7 @@ depend on it. With `refused`, every value but null is a 400, because it asks for
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -149,10 +149,12 @@ def parse_message_request(
     strict: bool = False,
     media_bytes_max: int = MEDIA_BYTES_MAX,
     required: Sequence[str] = REQUIRED,
+    vendor: Collection[str] = (),
 ) -> MessageRequest:
     """Read a decoded JSON body. Raises BadRequest, which names the field and says what a valid value is.
 
-    `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image or file.
+    `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image or file. `vendor`:
+    the names of parameters that are not OpenAI's and that some worker takes; without `top_k` there it is dropped.
     """
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
@@ -172,9 +174,13 @@ def parse_message_request(
     names = MessageNames(tuple(turns), tuple(tool_indices))
     thinking = reader.object(properties.get("thinking", {"type": "disabled"}), "thinking", _THINKING, ("type",))
     params = _params(properties, tools, thinking, reader)
+    if "top_k" in properties and "top_k" not in vendor:
+        reader.drop("top_k")
+    elif "top_k" in properties:
+        params["top_k"] = properties["top_k"]
     chat_body = {"model": properties["model"], "messages": [turn.message for turn in turns], **params}
     try:  # a turn may be several messages
-        chat = parse_request(chat_body, messages_max=2**31, media_bytes_max=media_bytes_max)
+        chat = parse_request(chat_body, messages_max=2**31, media_bytes_max=media_bytes_max, vendor=("top_k",))
     except BadRequest as error:
         raise names.reword(error) from None
     dropped = (*reader.dropped, *map(names.rename, chat.dropped))
@@ -209,8 +215,6 @@ def _params(
 ) -> dict[str, Any]:
     same = ("stream", "max_tokens", "temperature", "top_p")
     params: dict[str, Any] = {name: body[name] for name in same if name in body}
-    if "top_k" in body:
-        reader.drop("top_k")
     if body.get("stop_sequences"):
         params["stop"] = body["stop_sequences"]
     if "service_tier" in body:

@@ -7,11 +7,19 @@ so that inserts stay at the end of an index.
 from __future__ import annotations
 
 import json
+import marshal
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
+from gateway.core.openai.body import parse_json
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_NONFINITE = (b"\xf0\x7f", b"\xf0\xff", b"\xf8\x7f", b"\xf8\xff")  # the ends of ±inf and NaN as doubles
 _PIECE_BYTES = 16
 _PIECES = 256
 _pieces: list[bytes] = []  # of the system's randomness, fetched many at once; each is used by one identifier
@@ -80,14 +88,25 @@ class Event:
 def canonical(event: Event) -> bytes:
     """The one byte form: sorted keys, no spaces, UTF-8 (lone surrogates kept). Equal events have equal bytes."""
     record = {"id": event.id, "kind": event.kind, "ts_us": event.ts_us, "payload": event.payload}
+    with suppress(TypeError, ValueError, RecursionError):
+        if not _may_hold_nonfinite(record):
+            return _encode(record)
     return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
 
 
+def _may_hold_nonfinite(record: Any) -> bool:
+    """Whether NaN or an infinity may be in it: msgspec would write them as null. `marshal` writes a float as its eight
+    bytes, exponent last, so this looks for exponents of ones; other bytes may look the same. Raises ValueError for
+    values of other types than JSON's."""
+    plain = marshal.dumps(record)
+    return any(mark in plain for mark in _NONFINITE)
+
+
 def parse(data: bytes) -> Event:
     """Inverse of `canonical`. Raises ValueError on anything else."""
-    record = json.loads(data)
+    record = parse_json(data)
     if not isinstance(record, dict) or set(record) != {"id", "kind", "ts_us", "payload"}:
         raise ValueError("not an event record")
     return Event(record["id"], record["kind"], record["ts_us"], record["payload"])

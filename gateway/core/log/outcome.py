@@ -15,16 +15,18 @@ Kind = Literal["number", "boolean", "label", "comment", "demonstration"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 VALUED = ("number", "boolean")  # kinds with a `value`
 TEXTS = ("label", "comment", "demonstration")  # kinds whose judgement is the field of that name
-FIELDS = frozenset({"rollout_id", "completion_id", "value", *TEXTS, "source", "grader_version", "metadata"})
+FIELDS = frozenset({"rollout_id", "completion_id", "step", "value", *TEXTS, "source", "grader_version", "metadata"})
 TARGET_CHARS_MAX = 128
+STEP_MAX = 32_767
 IDEMPOTENCY_CHARS_MAX = 255
 TEXT_CHARS_MAX = {"label": 128, "comment": 20_000, "demonstration": 20_000, "source": 128, "grader_version": 128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What somebody says of a rollout. `value` in [0, 1] belongs to the kinds number and boolean (1.0 is true); each
-    other kind has the text of its own name instead. Raises BadRequest naming the field that does not fit the kind."""
+    """What somebody says of a rollout, or of its step number `step`. `value` in [0, 1] belongs to the kinds number and
+    boolean (1.0 is true); each other kind has the text of its own name instead. Raises BadRequest naming the field that
+    does not fit the kind."""
 
     kind: Kind
     value: float | None = None
@@ -34,6 +36,7 @@ class Judgement:
     source: str = "client"
     grader_version: str | None = None
     metadata: Mapping[str, str] | None = None
+    step: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -87,7 +90,12 @@ def _judgement(body: Mapping[str, Any]) -> Judgement:
     if body.get("metadata") is not None and (code := string_pairs(body["metadata"])):
         wanted = "`metadata` must be up to 16 pairs of strings (64 / 512 characters)"
         raise BadRequest(wanted, param="metadata", code=code)
-    texts = {name: body[name] for name in (*TEXT_CHARS_MAX, "metadata") if body.get(name) is not None}
+    step = body.get("step")
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= STEP_MAX):
+        raise BadRequest(
+            "`step` must be the number of a step, as the rollout shows it", param="step", code="invalid_type"
+        )
+    texts = {name: body[name] for name in (*TEXT_CHARS_MAX, "metadata", "step") if body.get(name) is not None}
     if given != ["value"]:
         kind: Any = given[0]
         return Judgement(kind=kind, **texts)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 SECRET = "[secret]"  # noqa: S105 - the mark that stands for one
 DEPTH_MAX = 64
 SECRET_CHARS_MIN = 8
 KNOWN_MAX = 4_096
+NAMES_MAX, NAME_CHARS_MAX = 4_096, 64
 _L, _R = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
 _QUERY = r"(?:api[_-]?key|key|token|access_token|auth|secret|password|sig|signature)"
 _PEM = r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"
@@ -71,11 +71,13 @@ _PHONE = re.compile(
 )
 ROLLOUT_TEXT = ("request", "reply", "error", "tags", "end_user")
 ROUND_TEXT = ("messages", "plan_text", "plan", "shown", "refusal")
-STEP_TEXT = ("task", "messages", "reply", "tool_calls", "error")
+STEP_TEXT = ("task", "messages", "reply", "tool_calls", "error", "attempts")  # a verdict may quote a reply
 NAMES_OF_THE_CLIENT = ("end_user", "task_type")  # kept in every mode, so they may not be an address
 TOKEN_FIELDS = ("prompt_token_ids", "plan_token_ids", "plan_logprobs", "decision_mask")
 NOBODYS_TEXT = (*TOKEN_FIELDS, "pool", "caps", "allowed")  # numbers, and what the pool file says of its workers
-_NUMBERS = (int, float, bool, type(None))
+_NUMBERS = frozenset((int, float, bool, type(None)))
+_MAPPINGS = (dict, Mapping)
+_NESTED = (dict, list, tuple, Mapping)
 _NO_TEXT_ROUND: dict[str, Any] = {"messages": [], "plan_text": None, "shown": None}
 _NO_TEXT_STEP: dict[str, Any] = {"task": None, "messages": [], "reply": None, "tool_calls": None}
 
@@ -92,6 +94,7 @@ class Redactor:
         that was replaced may still come back in a late reply."""
         given = [value for value in secrets if len(value) >= SECRET_CHARS_MIN]
         self._values = tuple(dict.fromkeys([*given, *self._values]))[:KNOWN_MAX]
+        self._names: tuple[dict[Any, tuple[Any, bool]], ...] = ({}, {})  # by `personal`
         known = sorted(self._values, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
         # one look decides for nearly every text that there is nothing to do
@@ -155,23 +158,28 @@ class Redactor:
             return value
         if isinstance(value, str):
             return self.scrub_text(value, personal=personal)
-        if not isinstance(value, dict | list | tuple | Mapping):
+        if not isinstance(value, _NESTED):
             return value
         if depth > DEPTH_MAX:
             return "[too deep]"
-        if isinstance(value, dict | Mapping):
-            return {
-                self._walk(key, personal, depth): SECRET
-                if isinstance(item, str) and _names_a_secret(str(key))
-                else self._walk(item, personal, depth + 1)
-                for key, item in value.items()
-            }
-        return [self._walk(item, personal, depth + 1) for item in value]
+        if not isinstance(value, _MAPPINGS):
+            return [self._walk(item, personal, depth + 1) for item in value]
+        names, copy = self._names[personal], {}
+        for key, item in value.items():
+            name, is_secret = names.get(key) or self._name(key, personal)
+            copy[name] = SECRET if is_secret and isinstance(item, str) else self._walk(item, personal, depth + 1)
+        return copy
 
-
-@lru_cache(maxsize=4096)
-def _names_a_secret(key: str) -> bool:
-    return _SECRET_NAMES.fullmatch(key) is not None
+    def _name(self, key: Any, personal: bool) -> tuple[Any, bool]:
+        """The name of a property without secrets, and whether its text is a secret. The log has few names, so they are
+        remembered."""
+        name = self._walk(key, personal, 0), _SECRET_NAMES.fullmatch(str(key)) is not None
+        if type(key) is str and len(key) <= NAME_CHARS_MAX:  # not 1, which equals True
+            names = self._names[personal]
+            if len(names) >= NAMES_MAX:
+                names.clear()
+            names[key] = name
+        return name
 
 
 _PLAIN = Redactor()
@@ -191,7 +199,7 @@ def _without_text(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers, names of things and the shape of the plan."""
     no_tokens: dict[str, Any] = {name: [] for name in TOKEN_FIELDS}
     rounds = [{**one, **_NO_TEXT_ROUND, **no_tokens, "plan": _shape(one.get("plan"))} for one in payload["rounds"]]
-    steps = [{**one, **_NO_TEXT_STEP} for one in payload["steps"]]
+    steps = [{**one, **_NO_TEXT_STEP, "attempts": _without_why(one.get("attempts"))} for one in payload["steps"]]
     error = payload.get("error")
     gone = {
         "request": _numbers(payload.get("request")),
@@ -200,6 +208,16 @@ def _without_text(payload: Mapping[str, Any]) -> dict[str, Any]:
         "tags": {},
     }
     return {**payload, **gone, "rounds": rounds, "steps": steps}
+
+
+def _without_why(attempts: Any) -> list[Any]:
+    """Attempts without text: verdicts say how, and not why, since a reason may quote the reply; tools are named."""
+    return [_attempt_without_text(one) if isinstance(one, dict) else one for one in attempts or ()]
+
+
+def _attempt_without_text(attempt: dict[str, Any]) -> dict[str, Any]:
+    gone = {"verdict": {**attempt["verdict"], "why": ""}} if attempt.get("verdict") else {}
+    return attempt | gone | ({"tool": {**attempt["tool"], "arguments": None}} if attempt.get("tool") else {})
 
 
 def _numbers(request: Any) -> dict[str, Any]:

@@ -22,6 +22,13 @@ class AttemptRecord:
     dispatched: bool = True  # False: it never left this host, so it cannot have cost anything
     counted_by: str | None = None  # what stands in for a usage that did not come: tokenizer | bytes | bound
     left_out: list[str] = field(default_factory=list)  # parameters of the client that the worker's model refuses
+    worker: str | None = None  # where it is not the step's: a judge of the reply, or who missed the contract before
+    verdict: dict[str, Any] | None = None  # of a contract or of a verify step: by, accept (None: unreadable), why
+    # of the conversation, to fit the context: tool_outputs, messages, chars; summary: what came of a summary of them
+    cut: dict[str, Any] | None = None
+    summary: dict[str, Any] | None = None  # that this call was for: messages (summed up), tokens, cost_nano
+    tool: dict[str, Any] | None = None  # that was called: name, arguments, chars (of its answer; None: it failed)
+    named: dict[str, str] | None = None  # by the reply: model, where another than was asked for; system_fingerprint
 
 
 @dataclass(slots=True)
@@ -40,7 +47,7 @@ class StepRecord:
     reply: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
-    status: str = "pending"  # done | failed | cancelled | refused
+    status: str = "pending"  # done | failed | cancelled | refused | skipped (the plan went another way)
     error: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -100,6 +107,7 @@ class RolloutRecord:
     caps: dict[str, Any]
     request: dict[str, Any]  # the client's body, after the key's log mode
     completion_id: str
+    request_id: str | None = None  # the `x-request-id` of the reply; None for child loops
     parent_id: str | None = None
     pool_revision: str | None = None  # of the whole pool file; `pool_hash` is of the workers that it might use
     depth: int = 0
@@ -111,6 +119,7 @@ class RolloutRecord:
     policy_version: str | None = None
     policy_assigned: str | None = None  # the policy version asked for the first plan, whatever came of it
     fallback: str | None = None  # why a router planned instead of the conductor
+    turn: dict[str, Any] | None = None  # of a conversation that went on: worker, kept, why, and what that rests on
     capped: str | None = None  # the cap that ended it early
     status: str = "running"  # done | failed | aborted
     error: dict[str, Any] | None = None
@@ -128,15 +137,35 @@ class RolloutRecord:
     answered_by: str | None = None  # the worker that the conversation goes back to
     marks: dict[str, float] = field(
         default_factory=dict
-    )  # by which its next turn is known (core/loop/turns.py) -> seconds
+    )  # by which its next turn is known (core/loop/turns/marks.py) -> seconds
+    facts: dict[str, Any] | None = None  # what its next turn is judged by (core/loop/turns/replanning.py)
     rounds: list[RoundRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
 
 
+def close_record(record: RolloutRecord, now_us: int) -> None:
+    """Complete a loop's record from its rounds and steps."""
+    parts: list[RoundRecord | StepRecord] = [*record.rounds, *record.steps]
+    record.cost_nano = sum(part.cost_nano for part in parts)
+    record.prompt_tokens = sum(step.prompt_tokens for step in record.steps)
+    record.completion_tokens = sum(step.completion_tokens for step in record.steps)
+    record.finished_us = now_us
+    planners = [planned for planned in record.rounds if planned.refusal is None]
+    record.policy_used = planners[-1].planner if planners else record.policy_requested
+    record.policy_version = next((p.policy_version for p in reversed(planners) if p.policy_version), None)
+    record.policy_assigned = next((p.policy_version for p in record.rounds if p.policy_version), None)
+
+
 def as_payload(record: RolloutRecord) -> Mapping[str, Any]:
     """The journal's payload of a rollout: nested plain dicts and lists, sharing what is plain already."""
-    steps = [_plain(step) | {"attempts": [_plain(one) for one in step.attempts]} for step in record.steps]
+    steps = [_plain(step) | {"attempts": [_attempt(one) for one in step.attempts]} for step in record.steps]
     return _plain(record) | {"rounds": [_plain(one) for one in record.rounds], "steps": steps}
+
+
+def _attempt(record: AttemptRecord) -> dict[str, Any]:
+    """An attempt; `worker`, `verdict`, `cut`, `summary`, `tool` and `named` only where it has them."""
+    plain, rare = _plain(record), ("worker", "verdict", "cut", "summary", "tool", "named")
+    return {name: value for name, value in plain.items() if value is not None or name not in rare}
 
 
 def _plain(record: RolloutRecord | RoundRecord | StepRecord | AttemptRecord) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The plan: what a policy emits in one round (DESIGN §3). Pure and total.
 
-`validate` turns any input into a Plan or a named refusal; it executes, evaluates and guesses nothing. `PlanReader`
-finds complete steps while the text is still being decoded, so that step 0 may start before step 2 is written. Step
-indices count over all rounds of a loop: round 1 has 0..k-1, and the next plan's first step is k.
+`validate` turns any input into a Plan or a named refusal; it executes, evaluates and guesses nothing. `reader.py` finds
+complete steps while the text is still being decoded, so that step 0 may start before step 2 is written. Step indices
+count over all rounds of a loop: round 1 has 0..k-1, and the next plan's first step is k.
 """
 
 from __future__ import annotations
@@ -11,19 +11,35 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.core.loop.compose import Context
+from gateway.core.loop.contract import (
+    Expect,
+    Verify,
+    checked_schemas,
+    context_of,
+    expect_of,
+    plain_schemas,
+    tools_of,
+    verify_of,
+)
+from gateway.core.loop.contract import PlanLimits as PlanLimits
+from gateway.core.loop.contract import limits_from_json as limits_from_json
+from gateway.core.loop.contract import portable_schema as portable_schema
+from gateway.core.loop.reader import loads, object_within
 from gateway.errors import PlanRefused
 
-PLAN_BYTES_MAX = 65_536
 TASK_CHARS_MAX = 8_000
 WHY_CHARS_MAX = 300
-OBJECTS_TRIED_MAX = 64  # opening braces at which a plan is looked for in prose
+STEP_KEYS, CHECKED_KEYS = frozenset({"worker", "task", "see"}), frozenset({"expect", "kind", "accept", "escalate"})
+TOOL_KEYS, CONTEXT_KEYS = frozenset({"tools"}), frozenset({"context"})
 REASONS = frozenset(
     {
-        "bad_see", "bad_step", "bad_task", "depth_cap", "duplicate_key", "forward_see", "no_steps", "not_json",
-        "not_list", "not_object", "task_too_long", "too_large", "too_many_steps", "unknown_key", "unknown_worker",
+        "bad_context", "bad_edge", "bad_expect", "bad_see", "bad_step", "bad_task", "bad_tools", "depth_cap",
+        "duplicate_key", "forward_see", "no_inputs", "no_steps", "not_json", "not_list", "not_object", "task_too_long",
+        "too_large", "too_many_steps", "unknown_key", "unknown_worker",
     }
 )  # fmt: skip
 
@@ -35,6 +51,24 @@ class Step:
     worker: str  # handle
     task: str | None  # None: the conversation as the client sent it
     see: tuple[int, ...] = ()
+    expect: Expect | None = None  # what its reply must satisfy before anybody sees it
+    verify: Verify | None = None  # of a step that checks the one before it
+    tools: tuple[str, ...] = ()  # handles of the MCP servers whose tools its model may call
+    context: Context = "all"  # what it gets of the conversation
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the first words of its worker are those of its reply: nothing is checked or called before."""
+        return self.expect is None and not self.tools
+
+    def as_json(self) -> dict[str, Any]:
+        """The step as JSON data, in the form that `validate_step` reads."""
+        more: dict[str, Any] = {"expect": self.expect.as_json()} if self.expect else {}
+        more |= self.verify.as_json() if self.verify else {}
+        more |= {"tools": list(self.tools)} if self.tools else {}
+        if self.context != "all":
+            more["context"] = list(self.context) if isinstance(self.context, tuple) else self.context
+        return {"worker": self.worker, "task": self.task, "see": list(self.see), **more}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +82,24 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """The plan as JSON data, in the form that `validate` reads."""
         why = {"why": self.why} if self.why else {}
-        return why | {"steps": [{"worker": s.worker, "task": s.task, "see": list(s.see)} for s in self.steps]}
+        return why | {"steps": [step.as_json() for step in self.steps]}
 
-
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
-    """The limits of the next plan. `handles` stand in the order in which the prompt shows them; `first_index` is the
-    number of steps before this plan."""
-
-    handles: tuple[str, ...]
-    steps_max: int
-    first_index: int = 0
-    depth_capped: frozenset[str] = frozenset()  # handles of child loops that the depth cap excludes
-
-    def as_json(self) -> dict[str, Any]:
-        """The limits as JSON data, for the record of a round; `limits_from_json` is the inverse."""
-        limits = {"steps_max": self.steps_max, "first_index": self.first_index}
-        return {"handles": list(self.handles), **limits, "depth_capped": sorted(self.depth_capped)}
-
-
-def limits_from_json(logged: Mapping[str, Any]) -> PlanLimits:
-    """Read what `PlanLimits.as_json` wrote. Raises ValueError on anything else."""
-    try:
-        handles, capped = map(str, logged["handles"]), map(str, logged["depth_capped"])
-        return PlanLimits(tuple(handles), int(logged["steps_max"]), int(logged["first_index"]), frozenset(capped))
-    except (KeyError, TypeError):
-        raise ValueError("not the limits of a plan") from None
+    def may_answer(self, offset: int, first_index: int) -> bool:
+        """Whether the reply of the step at this position may be the answer of the plan: no later step is sure to run,
+        or a verdict on it ends the plan."""
+        step, rest = self.steps[offset], self.steps[offset + 1 :]
+        if step.verify is not None or not rest:
+            return step.verify is None
+        if rest[0].verify is not None:
+            return None in rest[0].verify.edges
+        named = {edge for one in self.steps if one.verify for edge in one.verify.edges}
+        return all(one.verify or at in named for at, one in enumerate(rest, first_index + offset + 1))
 
 
 def validate(raw: str | bytes | object, allowed: PlanLimits) -> Plan:
     """Return the plan that `raw` spells, if it is within the limits `allowed`. Raises PlanRefused with a stable
     `reason`."""
-    value = _loads(raw) if isinstance(raw, str | bytes) else raw
+    value = loads(raw) if isinstance(raw, str | bytes) else raw
     if not isinstance(value, dict):
         raise PlanRefused("not_object", "a plan is a JSON object with the key `steps`")
     if set(value) - {"why"} != {"steps"}:
@@ -94,7 +114,15 @@ def validate(raw: str | bytes | object, allowed: PlanLimits) -> Plan:
             "too_many_steps", f"{len(steps)} steps; at most {allowed.steps_max} are allowed", param="steps"
         )
     steps = tuple(validate_step(step, allowed, offset) for offset, step in enumerate(steps))
+    _check_edges(steps, allowed.first_index + len(steps))
     return Plan(steps, clean_why(value.get("why")))
+
+
+def _check_edges(steps: Sequence[Step], end: int) -> None:
+    """Raises PlanRefused(bad_edge) where a verdict leads past the end of the plan."""
+    for offset, step in enumerate(steps):
+        if step.verify is not None and any(edge is not None and edge >= end for edge in step.verify.edges):
+            raise PlanRefused("bad_edge", f"steps[{offset}] leads past the end of the plan", param=f"steps[{offset}]")
 
 
 def clean_why(why: object) -> str:
@@ -108,14 +136,38 @@ def clean_why(why: object) -> str:
 def validate_step(raw: object, allowed: PlanLimits, offset: int) -> Step:
     """Return the step at position `offset` of its plan. Raises PlanRefused."""
     where = f"steps[{offset}]"
-    if not isinstance(raw, dict) or not set(raw) <= {"worker", "task", "see"} or "worker" not in raw:
+    keys = STEP_KEYS | (CHECKED_KEYS if allowed.checkers else frozenset())
+    keys |= TOOL_KEYS if allowed.toolboxes else frozenset()
+    keys |= CONTEXT_KEYS if allowed.checkers or allowed.toolboxes else frozenset()
+    if not isinstance(raw, dict) or not set(raw) <= keys or "worker" not in raw:
         raise PlanRefused("bad_step", f"{where} must be an object with `worker`, `task` and `see`", param=where)
     worker = raw["worker"]
     if not isinstance(worker, str) or worker not in allowed.handles:
         if isinstance(worker, str) and worker in allowed.depth_capped:
             raise PlanRefused("depth_cap", f"{where}: no child loop below this depth", param=f"{where}.worker")
         raise PlanRefused("unknown_worker", f"{where}: no worker of that handle here", param=f"{where}.worker")
-    return Step(worker, _task(raw.get("task"), where), _see(raw.get("see", []), allowed, offset))
+    step = Step(worker, _task(raw.get("task"), where), _see(raw.get("see", []), allowed, offset))
+    if worker in allowed.merges and not step.see:
+        problem = f"{where} merges replies and sees none; let it see the steps whose replies it merges"
+        raise PlanRefused("no_inputs", problem, param=f"{where}.see")
+    if "context" in raw:
+        step = replace(step, context=context_of(raw["context"], where, step.task))
+    if "tools" in raw:
+        step = replace(step, tools=tools_of(raw["tools"], where, allowed))
+    return _checked(step, raw, allowed, offset) if set(raw) & CHECKED_KEYS else step
+
+
+def _checked(step: Step, raw: Mapping[str, Any], allowed: PlanLimits, offset: int) -> Step:
+    """The step with its contract, or as a verify step. Raises PlanRefused."""
+    where = f"steps[{offset}]"
+    if "kind" in raw:
+        if raw["kind"] != "verify" or set(raw) & {"expect", "tools", "context"} or step.worker not in allowed.checkers:
+            raise PlanRefused("bad_step", f"{where}: `kind` is `verify`, of a worker that checks", param=where)
+        return replace(step, verify=verify_of(raw, where, step.see, allowed.first_index + offset))
+    if "expect" not in raw:
+        raise PlanRefused("bad_step", f"{where}: `accept` and `escalate` are of a verify step", param=where)
+    contract = expect_of(raw["expect"], where, allowed.checkers, runs_tests=allowed.runs_tests)
+    return replace(step, expect=contract)
 
 
 def _task(task: object, where: str) -> str | None:
@@ -155,11 +207,11 @@ def read_plan(text: str, allowed: PlanLimits) -> tuple[Plan, list[str]]:
     `why_cut` (a rationale that was cut or was no line of text). Raises PlanRefused."""
     flags: list[str] = []
     try:
-        value = _loads(text)
+        value = loads(text)
     except PlanRefused as refused:
         if refused.reason != "not_json":
             raise
-        value = _object_within(text)
+        value = object_within(text)
         flags.append("prose")
     plan = validate(value, allowed)
     if isinstance(value, dict) and plan.why != value.get("why", ""):
@@ -167,142 +219,23 @@ def read_plan(text: str, allowed: PlanLimits) -> tuple[Plan, list[str]]:
     return plan, flags
 
 
-def _object_within(text: str) -> object:
-    """The last JSON object with `steps` in a text, thoughts apart; the first where the text begins with it, since steps
-    of that one may have started. Raises PlanRefused(not_json | duplicate_key)."""
-    text = _THINK_ANYWHERE.sub("", text)
-    plan = None
-    begins = _BEGINS.match(text) is not None
-    decoder = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    at = text.find("{")
-    for _ in range(OBJECTS_TRIED_MAX):
-        if at < 0:
-            break
-        try:
-            value, end = decoder.raw_decode(text, at)
-        except PlanRefused as refused:
-            if refused.reason == "duplicate_key":
-                raise
-            value, end = None, at + 1
-        except (ValueError, RecursionError):
-            value, end = None, at + 1
-        if isinstance(value, dict) and "steps" in value:
-            plan = value
-            if begins:
-                break
-        at = text.find("{", end)
-    if plan is None:
-        raise PlanRefused("not_json", "the text holds no plan")
-    return plan
-
-
-# ---------------------------------------------------------------- text → JSON
-
-_THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
-_THINK_ANYWHERE = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)  # one that never ends is all thought
-_BEGINS = re.compile(r"\s*(?:```(?:json)?[^\S\n]*\n\s*)?\{")
-_FENCE = re.compile(r"^\s*```(?:json)?[^\S\n]*\n(.*?)\n?```\s*$", re.DOTALL)
-
-
-def _loads(raw: str | bytes) -> object:
-    """Parse plan text. Removes one leading think block and one fence around everything, and nothing else."""
-    if len(raw) > PLAN_BYTES_MAX:
-        raise PlanRefused("too_large", f"the plan is over {PLAN_BYTES_MAX} bytes")
-    try:
-        text = raw.decode() if isinstance(raw, bytes) else raw
-        text = _THINK.sub("", text, count=1)
-        fence = _FENCE.match(text)
-        return json.loads(
-            fence.group(1) if fence else text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant
-        )
-    except PlanRefused:
-        raise
-    except (ValueError, RecursionError):
-        raise PlanRefused("not_json", "the plan is not JSON") from None
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise PlanRefused("duplicate_key", "the plan has the same key twice")
-    return value
-
-
-def _no_constant(name: str) -> object:
-    raise PlanRefused("not_json", f"{name} is not JSON")
-
-
-class PlanReader:
-    """Finds complete step objects in plan text as it grows. Feed it deltas; it returns raw steps in order.
-
-    It only detects where an object ends. `validate_step` decides whether a step may run, and the finished text still
-    goes through `validate`.
-    """
-
-    # What `validate` removes, then the head of the object. Possessive: a match never looks past the first `</think>`.
-    _OPEN = re.compile(
-        r"(?>(?:\s*<think>.*?</think>)?)\s*+(?:```(?:json)?[^\S\n]*+\n\s*+)?+\{\s*+"
-        r'(?:"why"\s*+:\s*+"(?:[^"\\]|\\.){0,2000}+"\s*+,\s*+)?+"steps"\s*+:\s*+\[',
-        re.DOTALL,
-    )
-
-    def __init__(self) -> None:
-        self.text = ""
-        self._at = -1  # scan position inside the array; -1: the array has not begun
-        self._start = -1  # start of the current object
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self._closed = False
-        self.opened = 0  # number of step objects that have begun; a step that another one follows is not the last
-
-    def feed(self, delta: str) -> list[object]:
-        """Return the step objects that `delta` completes. Raises PlanRefused(too_large | not_json | duplicate_key)."""
-        self.text += delta
-        if len(self.text) > PLAN_BYTES_MAX:
-            raise PlanRefused("too_large", f"the plan is over {PLAN_BYTES_MAX} bytes")
-        if self._at < 0:
-            opening = self._OPEN.match(self.text) if "[" in delta else None
-            if opening is None:
-                return []
-            self._at = opening.end()
-        steps: list[object] = []
-        while self._at < len(self.text) and not self._closed:
-            self._scan(self.text[self._at], steps)
-            self._at += 1
-        return steps
-
-    def _scan(self, char: str, steps: list[object]) -> None:
-        if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
-            self._in_string = True
-        elif char in "{[":
-            if self._depth == 0:
-                self._start = self._at
-                self.opened += 1
-            self._depth += 1
-        elif char in "}]":
-            if self._depth == 0:
-                self._closed = True
-                return
-            self._depth -= 1
-            if self._depth == 0:
-                steps.append(_loads(self.text[self._start : self._at + 1]))
-
-
 # ---------------------------------------------------------------- schema and decisions
 
 
-def plan_schema(allowed: PlanLimits, *, why: bool = False) -> dict[str, Any]:
+def plan_schema(allowed: PlanLimits, *, why: bool = False, checks: bool = False) -> dict[str, Any]:
     """The JSON schema for constrained decoding. It admits only the allowed handles, and lets each step see only earlier
-    steps; task text is free. Handles are sorted, so that pools in any order share one grammar. `why`: the plan begins
-    with a rationale."""
+    steps; task text is free. A step that merges replies sees one at least. Handles are sorted, so that pools in any
+    order share one grammar. `why`: the plan begins with a rationale. `checks`: steps may have contracts, verify others
+    and get tools, where the limits allow it."""
     handles = sorted(allowed.handles)
+    first, end = allowed.first_index, allowed.first_index + allowed.steps_max
+    kinds = [plain_schemas(handles, allowed.merges, index) for index in range(first, end)]
+    if checks and (allowed.checkers or allowed.toolboxes):
+        kinds = [checked_schemas(plain, allowed, index, end) for index, plain in enumerate(kinds, start=first)]
+    each = [{"anyOf": kind} if len(kind) > 1 else kind[0] for kind in kinds]
     steps = {
         "type": "array",
-        "prefixItems": [_step_schema(handles, allowed.first_index + at) for at in range(allowed.steps_max)],
+        "prefixItems": each,
         "items": False,
     }
     if allowed.first_index == 0:
@@ -316,43 +249,13 @@ def plan_schema(allowed: PlanLimits, *, why: bool = False) -> dict[str, Any]:
     }
 
 
-def _step_schema(handles: Sequence[str], before: int) -> dict[str, Any]:
-    """The schema of a step with `before` steps before it."""
-    indices: dict[str, Any] = {"type": "array", "items": {"enum": list(range(before))}, "maxItems": before}
-    if before == 0:
-        indices = {"type": "array", "maxItems": 0}
-    return {
-        "type": "object",
-        "properties": {
-            "worker": {"enum": list(handles)},
-            "task": {"anyOf": [{"type": "null"}, {"type": "string"}]},
-            "see": {"anyOf": [indices, {"const": "all"}]},
-        },
-        "required": ["worker", "task", "see"],
-        "additionalProperties": False,
-    }
-
-
-def portable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan schema without `prefixItems` and `maxLength`, which hosted vendors do not support. It lets every step see
-    as far as the last step may, and `validate` refuses forward references. Any other schema stays unchanged."""
-    properties = dict(schema.get("properties", {}))
-    steps = dict(properties.get("steps", {}))
-    step_schemas = steps.pop("prefixItems", None)
-    if step_schemas is None:
-        return dict(schema)
-    steps |= {"items": step_schemas[-1], "maxItems": len(step_schemas)}
-    rationale = {"why": {"type": "string"}} if "why" in properties else {}
-    return {**schema, "properties": {**rationale, "steps": steps}}
-
-
 def schema_hash(schema: Mapping[str, Any]) -> str:
     """SHA-256, in hex, of the canonical schema. It identifies the grammar under which a plan's log-probs were
     sampled."""
     return hashlib.sha256(json.dumps(schema, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-_FREE_STRING = re.compile(r'"(?:task|why)"\s*:\s*"((?:[^"\\]|\\.)*)')
+_FREE_STRING = re.compile(r'"(?:task|why|regex)"\s*:\s*"((?:[^"\\]|\\.)*)')
 
 
 def decision_mask(tokens: Sequence[str]) -> list[bool]:

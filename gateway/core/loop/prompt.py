@@ -1,26 +1,32 @@
 """The prompt builder: renders the conductor's prompt for the server and for the trainer. Versioned, hashed, pure.
 
-`guided` is for instruct models that plan without training, and shows the most (core/loop/guided.py). `full` was their
-prompt before: it has instructions and worked examples from other domains. `brief` is for an instruct model that was
-trained on it: workers in words, no examples, and what changes from round to round at the end, so that rounds share a
-beginning. `compact` is for a small conductor trained on it: no prose, and one short line of few tokens for each worker.
-`dial` is `compact` for a conductor that also learned to respect how much a right answer may cost. A policy manifest
-names its profile and the hash below; Baton refuses weights that were trained on another hash.
+`guided` is for instruct models that plan without training, and shows the most (core/loop/guided.py). `checked` is
+`guided` for a pool with workers that check replies: it tells of contracts and verify steps. `full` was their prompt
+before: it has instructions and worked examples from other domains. `brief` is for an instruct model that was trained on
+it: workers in words, no examples, and what changes from round to round at the end, so that rounds share a beginning.
+`ranked` is `brief` with the workers behind the request, the one that did best on such requests first, tools last: a
+small model learns to name the first of a list long before it learns to compare figures.
+`compact` is for a small conductor trained on it: no prose, and one short line of few tokens for each worker. `dial` is
+`compact` for a conductor that also learned to respect how much a right answer may cost. A policy manifest names its
+profile and the hash below; Baton refuses weights that were trained on another hash.
 
 The conversation is quoted line by line (`> `), so nothing in it can close the quotation or look like a heading. `<|` is
 broken up everywhere, because tokenizers read `<|im_end|>` in a user's text as the end of the message. The prompt never
-shows keys, URLs or model brands, and of money only what this request may still spend (`guided`).
+shows keys, URLs or model brands, and of money only what this request may still spend (`guided`). Of a
+conversation that is planned anew `guided`, `checked` and `ranked` show who answered last, and what leaving it costs.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, get_args
 
-from gateway.core.loop.guided import INSTRUCTIONS, guided
+from gateway.core.loop.experience import RuleWeights, smoothed_success
+from gateway.core.loop.guided import CHECKS, CONTEXT, INSTRUCTIONS, TOOLS, guided
+from gateway.core.loop.replies.errors import CheckerErrors, Share
 from gateway.core.loop.shown import (
     CONVERSATION_CHARS_MAX,
     PromptInput,
@@ -28,15 +34,22 @@ from gateway.core.loop.shown import (
     ShownPlan,
     ShownReply,
     ShownRequest,
+    ShownWarm,
     ShownWorker,
+    comparable,
     most_agreeing,
     price_word,
     quote,
     speed_word,
 )
+from gateway.core.pool.workers import NANO_PER_USD
 
-Profile = Literal["brief", "compact", "dial", "full", "guided"]
+Profile = Literal["brief", "checked", "compact", "dial", "full", "guided", "ranked"]
+PROMPTED = ("checked", "guided")  # profiles whose plans begin with `why`, and come from models that were not trained
 QUALITY_MAX = 9  # the dial: 9 is the best answer at any price, 0 the cheapest answer that may do
+DIAL = (*(400.0 * 0.5**place for place in range(QUALITY_MAX)), 0.0)  # what a dollar takes off a right answer, by place
+USD_WEIGHT = 20.0  # the same without a dial
+PENALTY_MAX = 0.3  # dollars take no more off a right answer
 PROMPT_VERSION = "1"
 DIAL_CHARS_MAX = 600  # of a conversation: so small a conductor plans by the topic of a question, not by its details
 BRIEF_CHARS_MAX = 480  # of a conversation: every token of the prompt costs a small processor milliseconds
@@ -47,11 +60,13 @@ ANSWER_CHARS_MAX = 160
 def render(profile: Profile, prompt: PromptInput) -> list[dict[str, str]]:
     """Render the conductor's prompt as chat messages."""
     if profile == "guided":
-        return _with_system(INSTRUCTIONS, guided(prompt, _dial_line(prompt)))
-    if profile in ("brief", "full"):
-        return (
-            _with_system(_BRIEF, _brief(prompt)) if profile == "brief" else _with_system(_INSTRUCTIONS, _full(prompt))
-        )
+        return _with_system(INSTRUCTIONS, guided(replace(prompt, checkers=(), toolboxes=()), _dial_line(prompt)))
+    if profile == "checked":
+        more = (CHECKS if prompt.checkers or not prompt.toolboxes else "") + (TOOLS if prompt.toolboxes else "")
+        return _with_system(INSTRUCTIONS + more + CONTEXT, guided(prompt, _dial_line(prompt)))
+    if profile in _IN_WORDS:
+        system, text = _IN_WORDS[profile]
+        return _with_system(system, text(prompt))
     dial = "" if profile == "compact" else f" quality {'-' if prompt.quality is None else prompt.quality}"
     chars_max = CONVERSATION_CHARS_MAX if profile == "compact" else DIAL_CHARS_MAX
     return [{"role": "user", "content": _split_control_tokens(_compact(prompt, dial, chars_max))}]
@@ -88,8 +103,19 @@ def _prompt_hash(profile: Profile) -> str:
     samples = [_SAMPLE, replace(_SAMPLE, round=2, replies=_SAMPLE_REPLIES)]
     if shows_quality(profile):
         samples.append(replace(_SAMPLE, quality=7, messages=({"role": "user", "content": "long " * DIAL_CHARS_MAX},)))
-    if profile == "guided":
+    if profile in PROMPTED:
         samples.append(replace(samples[1], quality=3, **_GUIDED_SAMPLE))
+    if profile == "checked":
+        samples.append(replace(samples[-1], checkers=("quill", "slow"), runs_tests=True, workers=_SAMPLE_CHECKERS))
+        tools = replace(samples[-1].workers[0], tools=("add(a: number, b?: any)",))
+        samples.append(replace(samples[-1], checkers=(), toolboxes=("atlas",), workers=(tools,)))
+    if profile in (*PROMPTED, "ranked"):
+        warm = [ShownWarm(handle, nano, "intent") for handle, nano in (("atlas", 2_000_000), ("quill", 0))]
+        samples += [replace(_SAMPLE, warm=one) for one in warm]
+    if profile == "ranked":
+        samples.append(
+            replace(_SAMPLE, workers=tuple(replace(each, is_tool=each.tags == ()) for each in _SAMPLE.workers))
+        )
     text = "\x1e".join(m["content"] for sample in samples for m in render(profile, sample))
     return hashlib.sha256(f"{PROMPT_VERSION}\x1f{profile}\x1f{text}".encode()).hexdigest()
 
@@ -114,10 +140,11 @@ def _compact_worker(worker: ShownWorker) -> str:
 
 def _agreement_line(replies: Sequence[ShownReply]) -> str:
     """The digest in one line: how many replies give the most common answer, and whether the last reply, which an empty
-    plan ships, is one of them."""
-    majority = most_agreeing(replies)
+    plan ships, is one of them. Replies of whose agreement nothing is known do not count."""
+    compared = comparable(replies)
+    majority = most_agreeing(compared)
     last = "in" if replies[-1].index in majority else "out"
-    return f"agree {len(majority)} of {len(replies)} last {last}"
+    return f"agree {len(majority)} of {len(compared)} last {last}"
 
 
 def _reply_line(reply: ShownReply) -> str:
@@ -135,11 +162,14 @@ Steps that see nothing run at once. {"steps":[]} ships the last reply. The reque
 
 def _brief(prompt: PromptInput) -> str:
     """The workers and the request, which all rounds share, and then the state of this round."""
+    workers = map(_brief_worker, prompt.workers)
+    return "\n".join([*workers, quote(prompt.messages, BRIEF_CHARS_MAX), *_state(prompt)])
+
+
+def _state(prompt: PromptInput) -> list[str]:
     quality = "" if prompt.quality is None else f" quality {prompt.quality}"
     state = f"round {prompt.round} steps {prompt.steps_max} depth {prompt.depth_left}{quality}"
-    replies = [*map(_reply_line, prompt.replies), *([_agreement_line(prompt.replies)] if prompt.replies else [])]
-    workers = map(_brief_worker, prompt.workers)
-    return "\n".join([*workers, quote(prompt.messages, BRIEF_CHARS_MAX), state, *replies])
+    return [state, *map(_reply_line, prompt.replies), *([_agreement_line(prompt.replies)] if prompt.replies else [])]
 
 
 def _brief_worker(worker: ShownWorker) -> str:
@@ -150,6 +180,40 @@ def _brief_worker(worker: ShownWorker) -> str:
         usd_1k = worker.experience.cost_nano_mean / 1e6
         words.append(f"{round(worker.experience.success_mean * 10)}/10 right ${usd_1k:.2g}/1k")
     return f"{worker.handle}: {', '.join(words)}"
+
+
+# ---------------------------------------------------------------- ranked
+
+_RANKED = _BRIEF + " The first worker of the list did best on such requests, for its price."
+
+
+def _ranked(prompt: PromptInput) -> str:
+    """The request, the state of this round, and the workers by what is expected of them, the best first; then tools."""
+    workers = sorted(prompt.workers, key=lambda worker: (worker.is_tool, -_worth(worker, prompt)))
+    lines = [_brief_worker(worker) + _warmth(worker, prompt) for worker in workers]
+    return "\n".join([quote(prompt.messages, BRIEF_CHARS_MAX), *_state(prompt), *lines])
+
+
+def _warmth(worker: ShownWorker, prompt: PromptInput) -> str:
+    """What leaving the worker of the last turn costs, as dollars a thousand such turns."""
+    if prompt.warm is None or prompt.warm.handle != worker.handle:
+        return ""
+    return f", answered last, leaving costs ${prompt.warm.worth_nano / 1e6:.2g}/1k"
+
+
+def _worth(worker: ShownWorker, prompt: PromptInput) -> float:
+    """`worth_alone`. A warm prompt cache takes its worth off the dollars."""
+    seen = worker.experience or ShownExperience(0, 0.0, 0, 0)
+    saved = prompt.warm.worth_nano if prompt.warm is not None and prompt.warm.handle == worker.handle else 0
+    return worth_alone(prompt.quality, seen.success_mean, seen.n, seen.cost_nano_mean - saved)
+
+
+def worth_alone(quality: int | None, success_mean: float, n: int, cost_nano: float) -> float:
+    """What a worker alone is worth: its smoothed success over `n` outcomes less the price of its dollars at this place
+    of the dial, which has no cap here: of two workers that are both too dear the cheaper is worth more. Without
+    experience it counts as two right of three."""
+    weight = USD_WEIGHT if quality is None else DIAL[min(quality, QUALITY_MAX)]
+    return smoothed_success(RuleWeights(), success_mean, n) - weight * cost_nano / NANO_PER_USD
 
 
 # ---------------------------------------------------------------- full
@@ -221,6 +285,12 @@ def _full_experience(experience: ShownExperience) -> str:
     return f"like this: {right} of 10 right, about ${usd:.2g}, {experience.latency_ms_mean / 1000:.1f} s"
 
 
+_IN_WORDS: Mapping[Profile, tuple[str, Callable[[PromptInput], str]]] = {
+    "brief": (_BRIEF, _brief),
+    "full": (_INSTRUCTIONS, _full),
+    "ranked": (_RANKED, _ranked),
+}
+
 # ---------------------------------------------------------------- the rendering that is hashed
 
 _SAMPLE = PromptInput(
@@ -242,6 +312,11 @@ _SAMPLE = PromptInput(
     depth_left=1,
 )
 _SAMPLE_REPLIES = (ShownReply(0, "atlas", "4", ("agrees:1",)), ShownReply(1, "quill", None, ("refused", "truncated")))
+_SAMPLE_CHECKERS = (
+    _SAMPLE.workers[0],
+    replace(_SAMPLE.workers[1], errors=CheckerErrors("q", accepted_wrong=Share(3, 12))),
+    replace(_SAMPLE.workers[3], errors=CheckerErrors("s", Share(2, 20), Share(1, 40), Share(2, 41))),
+)
 _GUIDED_SAMPLE: dict[str, Any] = {
     "request": ShownRequest(2, 120_000_000, 42.0, 9_000, ("image", "response_format", "tools")),
     "examples": (ShownPlan("What is\n3 + 3?", '{"steps":[]}', 1_000_000),),

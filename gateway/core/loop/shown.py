@@ -10,9 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gateway.core.loop.experience import content_text
+from gateway.core.loop.replies.errors import CheckerErrors
 from gateway.core.pool.workers import Price
 
 CONVERSATION_CHARS_MAX = 12_000
+SHOWN_MIN = 2  # outcomes before a conductor is shown them: it believes what it is shown
+UNKNOWN_AGREEMENT = "agreement:unknown"  # flag of a reply of whose agreement with the others nothing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,9 @@ class ShownWorker:
     experience: ShownExperience | None = None
     output_tokens_max: int = 0  # 0: not shown
     cannot: tuple[str, ...] = ()  # as in the pool file
+    tools: tuple[str, ...] = ()  # signatures of those that may be called now, which only `checked` shows
+    errors: CheckerErrors | None = None  # of a worker that checks replies, which only `checked` shows
+    is_tool: bool = False  # and no model: `ranked` lists it behind those
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,9 @@ class ShownReply:
     index: int
     handle: str
     answer: str | None
-    flags: tuple[str, ...]  # e.g. agrees:0, refused, truncated, failed, invalid_json
+    flags: tuple[str, ...]  # e.g. agrees:0, refused, truncated, failed, prose, agreement:unknown
     text: str = ""  # the reply itself, which `guided` shows in part
+    differs: tuple[int, ...] = ()  # earlier replies from which it is known to differ, or whose answer it lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,16 @@ class ShownPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownWarm:
+    """The worker that answered this conversation's last turn. `worth_nano`: what its prompt cache saves on this
+    conversation, which leaving it costs. `why`: what made this turn be planned (core/loop/turns/replanning.py)."""
+
+    handle: str
+    worth_nano: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PromptInput:
     """Everything that a plan may depend on. `workers` stand in the order of the prompt, which is random per request."""
 
@@ -85,11 +102,29 @@ class PromptInput:
     quality: int | None = None  # the dial, 0 to QUALITY_MAX; None: not set
     request: ShownRequest | None = None
     examples: tuple[ShownPlan, ...] = ()
+    checkers: tuple[str, ...] = ()  # handles of the workers that may check replies, which only `checked` shows
+    runs_tests: bool = False
+    toolboxes: tuple[str, ...] = ()  # handles of the workers with tools for others
+    warm: ShownWarm | None = None  # of a conversation that is planned anew; only prompts without training show it
 
     def guidance(self) -> dict[str, Any]:
-        """The parts that only `guided` shows, as JSON data for the record of a round."""
+        """The parts that only `guided` and `checked` show, as JSON data for the record of a round: the prompt can be
+        rendered anew from it and the rest of the log. Replies are without their texts, which the steps have."""
         request = asdict(self.request) if self.request else None
-        return {"request": request, "examples": [asdict(one) for one in self.examples]}
+        more: dict[str, Any] = {} if self.warm is None else {"warm": asdict(self.warm)}
+        if self.replies:
+            replies = [{"handle": one.handle, "answer": one.answer, "flags": list(one.flags)} for one in self.replies]
+            more["replies"] = replies
+        if self.checkers:
+            more["errors"] = {one.handle: one.errors.counts() for one in self.workers if one.errors is not None}
+        if self.toolboxes:
+            more["tools"] = {one.handle: list(one.tools) for one in self.workers if one.tools}
+        return {"request": request, "examples": [asdict(one) for one in self.examples], **more}
+
+
+def comparable(replies: Sequence[ShownReply]) -> list[ShownReply]:
+    """The replies whose agreement is known, and the last one."""
+    return [reply for reply in replies if UNKNOWN_AGREEMENT not in reply.flags or reply is replies[-1]]
 
 
 def most_agreeing(replies: Sequence[ShownReply]) -> list[int]:

@@ -12,6 +12,7 @@ from decimal import ROUND_CEILING, Decimal, InvalidOperation, localcontext
 from typing import Any
 
 from gateway.core.money.details import split, sum_details
+from gateway.core.money.units import units_nano
 from gateway.core.pool.workers import NANO_PER_USD, Price
 
 NANO_MAX = 2**53 - 1
@@ -52,11 +53,12 @@ class Usage:
 
 def cost_nano(price: Price, usage: Usage) -> int:
     """The actual cost of one call in nano-dollars, rounded up once. Each part that was reported and has a price of its
-    own costs that; the rest costs the price of input or output."""
+    own costs that; the rest costs the price of input or output. The length of the prompt says which tier holds."""
+    price = price.at(usage.prompt_tokens)
     prompt = split(usage.prompt_tokens, usage.details, price.prompt_part_rates, price.input_nano_per_mtok)
     reply = split(usage.completion_tokens, usage.details, price.reply_part_rates, price.output_nano_per_mtok)
     per_million = sum(tokens * rate for tokens, rate in (*prompt, *reply))
-    return -(-per_million // 1_000_000) + price.call_nano
+    return -(-per_million // 1_000_000) + price.call_nano + units_nano(price, usage.details)
 
 
 def worst_case_nano(
@@ -64,7 +66,7 @@ def worst_case_nano(
 ) -> int:
     """The largest cost of `attempts` attempts of one call, in nano-dollars: each token at the dearest price that it may
     have. `media`: whether the request has sound or images."""
-    input_rate, output_rate = price.worst(media=media)
+    input_rate, output_rate = price.worst(input_tokens_bound, media=media)
     per_million = input_rate * input_tokens_bound + output_rate * output_tokens_max
     return attempts * (-(-per_million // 1_000_000) + price.call_nano)
 
@@ -73,7 +75,7 @@ def output_tokens_that_fit(
     price: Price, input_tokens_bound: int, budget_nano: int, attempts: int = 1, *, media: bool = False
 ) -> int:
     """The largest output bound whose worst case fits `budget_nano`. Negative if even the input does not fit."""
-    input_rate, output_rate = price.worst(media=media)
+    input_rate, output_rate = price.worst(input_tokens_bound, media=media)
     millionths = (budget_nano // attempts - price.call_nano) * 1_000_000 - input_rate * input_tokens_bound
     if millionths < 0:
         return -1

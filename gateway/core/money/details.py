@@ -38,6 +38,8 @@ def details_json(details: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """The inverse of `read_details`: both detail objects of OpenAI's usage, with the parts that were reported."""
     objects: dict[str, dict[str, int]] = {PROMPT_DETAILS: {}, REPLY_DETAILS: {}}
     for part, count in details.items():
+        if part not in PLACES:  # pieces that are no tokens (core/money/units.py)
+            continue
         where, name = PLACES[part]
         objects[where][name] = count
     return objects

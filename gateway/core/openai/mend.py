@@ -54,7 +54,7 @@ class Mender:
     def body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The whole reply, mended. Keeps the choices that were asked for."""
         choices = [choice for choice in body.get("choices") or () if isinstance(choice, Mapping)]
-        return {**body, "choices": [self._whole(choice) for choice in choices[: self._choices_max]]}
+        return {**body, "choices": [self._mend_choice(choice) for choice in choices[: self._choices_max]]}
 
     def chunk(self, chunk: Mapping[str, Any]) -> dict[str, Any]:
         """One chunk of a stream, mended."""
@@ -64,7 +64,7 @@ class Mender:
 
     # ------------------------------------------------------------ whole
 
-    def _whole(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def _mend_choice(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         message = _with_text(choice.get("message") or {})
         calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, Mapping)][:CALLS_MAX]
         state = _has_state(message, MESSAGE_FIELDS) or (bool(calls) and _has_state(message, REASONING))

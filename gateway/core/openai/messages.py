@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.core.openai.parts import LINKS, check_link
 from gateway.core.openai.shapes import (
+    FLAG,
     FREE_TEXT,
     OBJECT,
     WRONG_TYPE,
@@ -61,7 +62,7 @@ _ASSISTANT: Properties = {
 }
 _PROPERTIES_OF: Mapping[str, Properties] = {
     "assistant": _ASSISTANT,
-    "tool": {**_COMMON, "tool_call_id": _ID},
+    "tool": {**_COMMON, "tool_call_id": _ID, "is_error": FLAG},  # Anthropic's; no worker gets it
     "function": {**_COMMON, "name": _NAME},
 }
 _BREAKPOINT: Properties = {
@@ -175,7 +176,7 @@ def _part(raw: Any, where: str, kinds: tuple[str, ...], reader: Reader) -> dict[
 def _media_holder(raw: Any, where: str, kind: str, reader: Reader) -> dict[str, Any]:
     holder = reader.object(raw, where, _MEDIA_HOLDERS[kind], _REQUIRED_IN[kind])
     if "file_id" in holder:
-        problem = f"`{where}.file_id`: Baton keeps no files; send `file_data`"
+        problem = f"`{where}.file_id`: uploaded files are for batches; send `file_data`"
         raise BadRequest(problem, param=f"{where}.file_id", code="unsupported_parameter")
     media, _, name = LINKS[kind]
     if name not in holder:

@@ -9,7 +9,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -197,6 +197,11 @@ def _result_as_text(message: Mapping[str, Any], apart: list[Mapping[str, Any]]) 
 def media_kinds(messages: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The kinds of media (`image`, `audio`, `file`) that a conversation holds."""
     return frozenset(kind for _, _, kind, *_ in _links(messages))
+
+
+def parts_of_kinds(messages: Sequence[Mapping[str, Any]], kinds: Collection[str]) -> list[Mapping[str, Any]]:
+    """The content parts of a conversation that hold media of these kinds, in order."""
+    return [messages[at]["content"][part_at] for at, part_at, kind, *_ in _links(messages) if kind in kinds]
 
 
 def media_parts(messages: Sequence[Mapping[str, Any]]) -> tuple[MediaPart, ...]:

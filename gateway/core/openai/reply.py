@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from gateway.core.money.amounts import Usage
 from gateway.core.money.details import details_json
 
+_encode = msgspec.json.Encoder().encode  # NaN and infinities become null
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 DONE = b"data: [DONE]\n\n"  # the last event of a stream that succeeded
 
@@ -61,6 +64,8 @@ def reply_facts(worker_body: Mapping[str, Any]) -> dict[str, str]:
     """The `service_tier` and `system_fingerprint` of a completion or chunk. A tier that OpenAI does not define is left
     out, because clients cannot parse it."""
     tier, fingerprint = worker_body.get("service_tier"), worker_body.get("system_fingerprint")
+    if not (tier or fingerprint):
+        return {}
     facts = {"service_tier": tier} if tier in TIERS else {}
     return facts | ({"system_fingerprint": fingerprint} if isinstance(fingerprint, str) and fingerprint else {})
 
@@ -141,6 +146,49 @@ def chunks_of(worker_body: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
     return pieces
 
 
+class _Text(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    content: str
+
+
+class TextChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A choice of a TextChunk."""
+
+    index: int
+    delta: _Text
+    finish_reason: None = None
+    logprobs: None = None
+
+
+class TextChunk(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A stream chunk that holds a piece of one choice's text and nothing else, as most chunks do."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: Annotated[list[TextChoice], msgspec.Meta(min_length=1, max_length=1)]
+    usage: None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The chunk as any other chunk."""
+        choice = self.choices[0]
+        delta = {"content": choice.delta.content}
+        choices = [{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}]
+        head = {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
+        return {**head, "choices": choices}
+
+
+_read_text = msgspec.json.Decoder(TextChunk).decode
+
+
+def text_chunk(data: str) -> TextChunk | None:
+    """The chunk, where it holds a piece of text and nothing else; None for any other, which its JSON says."""
+    try:
+        return _read_text(data)
+    except (ValueError, RecursionError):
+        return None
+
+
 class ReplyBuilder:
     """Builds one completion body from chunks, so that the log holds a streamed reply in the same form as any other.
 
@@ -171,6 +219,14 @@ class ReplyBuilder:
             if choice.get("finish_reason"):
                 built["finish_reason"] = choice["finish_reason"]
 
+    def add_text(self, choice: TextChoice) -> None:
+        """`add`, of a choice that holds no more than text."""
+        built = self._choices.get(choice.index)
+        if built is None:
+            built = self._choices[choice.index] = {"message": {"role": "assistant", "content": None}}
+        message = built["message"]
+        message["content"] = (message["content"] or "") + choice.delta.content
+
     def about(self, chunk: Mapping[str, Any]) -> None:
         """Add a chunk's `service_tier` and `system_fingerprint`."""
         self._facts |= reply_facts(chunk)
@@ -183,13 +239,18 @@ class ReplyBuilder:
 
 
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
+_PLAIN = frozenset((*_TEXTS, "role"))  # of a delta that holds no more than text
 _CALLS_MAX = 128
 _STATE_LISTS = {"thinking_blocks": ("thinking",), "reasoning_details": ("text", "summary", "data")}
-_WHOLE_ITEMS = ("redacted_thinking", "reasoning.encrypted")
+_WHOLE_ITEMS = ("redacted_thinking", "reasoning.encrypted", "responses.item")
 
 
 def _merge_message(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    _append(message, {name: delta.get(name) for name in _TEXTS})
+    for name in _TEXTS:
+        if isinstance(piece := delta.get(name), str):
+            message[name] = (message.get(name) or "") + piece
+    if _PLAIN.issuperset(delta):
+        return
     for call in _mappings(delta.get("tool_calls")):
         _merge_call(message.setdefault("tool_calls", []), call)
     if delta.get("audio"):
@@ -280,6 +341,10 @@ def json_bytes(value: Any) -> bytes:
     NaN and ±inf, which JSON cannot represent, become null. Half a surrogate pair, which UTF-8 cannot represent, stays
     the escape it was received as: the other half may follow in the next chunk.
     """
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError):  # half a surrogate pair, or a value that only `json` encodes
+        pass
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:

@@ -9,6 +9,7 @@ spent.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,12 +30,14 @@ NODES_MAX = 4_000  # objects in one schema
 STEPS_MAX = 50_000  # keywords evaluated for one reply, about 5 µs each
 REF_STEPS = 20  # the steps that one reference counts as
 PROBLEM_CHARS_MAX = 300
+REPETITION_MAX = 1_000  # of nested counts in a pattern: such a one takes half a second for 100,000 characters
 CHECKED_FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")
 _EXTERNAL = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary")
 _UNBOUNDED = ("patternProperties", "unevaluatedProperties", "unevaluatedItems")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("enum", "const", "default", "examples", "required", "dependentRequired", "type")
 _CUT_REASONS = ("length", "content_filter")  # of a reply that was cut short: the client gets it, with that reason
+_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<least>\d{1,9})(?:,(?P<most>\d{1,9})?)?\}\??|.", re.DOTALL)
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
 
 
@@ -72,8 +75,11 @@ class ReplyShape:
 
 
 def shape_of(params: Mapping[str, Any]) -> ReplyShape | None:
-    """The structure that a chat request's `response_format` promises its client, or None."""
+    """The structure that a chat request's `response_format` promises its client, or None. In other requests it is the
+    name of a format."""
     format_ = params.get("response_format") or {}
+    if isinstance(format_, str):
+        return None
     if format_.get("type") == "json_object":
         return ReplyShape()
     schema = format_.get("json_schema") or {}
@@ -88,6 +94,42 @@ def check_schema(schema: Mapping[str, Any], where: str) -> None:
     except (ValueError, RecursionError) as error:
         problem = f"Invalid schema for response_format: {str(error)[:PROBLEM_CHARS_MAX]}"
         raise BadRequest(problem, param=where, code="invalid_json_schema") from None
+
+
+def schema_problem(text: str) -> str | None:
+    """What is wrong with a schema, given as JSON text, that a plan checks replies against; None where nothing is."""
+    try:
+        _validator(text)
+    except (ValueError, RecursionError) as error:
+        return str(error)[:PROBLEM_CHARS_MAX]
+    return None
+
+
+def json_problem(schema: str, text: str) -> str | None:
+    """What is wrong with a text that must be JSON of this schema (JSON text, too); None where nothing is."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return "it is not JSON"
+    return _mismatch(json.loads(schema), value)
+
+
+def pattern_problem(pattern: str) -> str | None:
+    """Why a pattern cannot be used; None where it can."""
+    try:
+        _regex(pattern)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def pattern_matches(pattern: str, text: str) -> bool:
+    """Whether a pattern that `pattern_problem` allows is found in a text."""
+    try:
+        _regex(pattern).validate_python(text)
+    except PatternMismatch:
+        return False
+    return True
 
 
 def _mismatch(schema: Mapping[str, Any], value: Any) -> str | None:
@@ -235,10 +277,30 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
 
 @lru_cache(maxsize=256)
 def _regex(pattern: str) -> SchemaValidator:
+    if _repetition(pattern) > REPETITION_MAX:
+        raise ValueError(f"pattern {pattern[:80]!r} repeats its repetitions over {REPETITION_MAX} times")
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, strict=True))
     except PatternError:
         raise ValueError(f"pattern {pattern[:80]!r} is not a regular expression without look-around") from None
+
+
+def _repetition(pattern: str) -> int:
+    """How often the part of a pattern that is repeated most may occur: nested counts multiply, as in `(a{9}){9}`. 0
+    where no count is nested: matching is fast then, however high a count is."""
+    groups = [[(1, 0)]]  # by open group, for each of its parts: the product of the counts in it, and their number
+    for token in _TOKENS.finditer(pattern):
+        if token[0] == "(":
+            groups.append([(1, 0)])
+        elif token[0] == ")" and len(groups) > 1:
+            inner = max(groups.pop())
+            groups[-1].append(inner)
+        elif token["least"] is not None:
+            product, counts = groups[-1][-1]
+            groups[-1][-1] = (product * int(token["most"] or token["least"]), counts + 1)
+        else:
+            groups[-1].append((1, 0))
+    return max((product for group in groups for product, counts in group if counts > 1), default=0)
 
 
 class _TooManySteps(Exception):
@@ -247,3 +309,20 @@ class _TooManySteps(Exception):
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def strict_schema(schema: Any) -> Any:
+    """Convert a schema to the subset of OpenAI's strict mode: every enum has a type, every array `items`, and there is
+    no `const`."""
+    if isinstance(schema, list):
+        return [strict_schema(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    converted = {key: value if key == "enum" else strict_schema(value) for key, value in schema.items()}
+    if "const" in converted:
+        converted["enum"] = [converted.pop("const")]
+    if "enum" in converted and "type" not in converted:
+        converted["type"] = "integer" if all(isinstance(value, int) for value in converted["enum"]) else "string"
+    if converted.get("type") == "array" and "items" not in converted:
+        converted["items"] = {"type": "integer"}
+    return converted

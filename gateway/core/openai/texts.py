@@ -16,7 +16,6 @@ from typing import Any
 from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import FIELDS as CHAT_FIELDS
 from gateway.core.openai.chat import TOKENS_MAX, ChatRequest, Endpoint, Fate
-from gateway.core.openai.reply import completion
 from gateway.core.openai.shapes import (
     Check,
     any_of,
@@ -74,7 +73,7 @@ EMBEDDING_FIELDS: Fields = {
 
 def parse_completion(body: object, *, strict: bool = False) -> ChatRequest:
     """Read a body of `/v1/completions`. Raises BadRequest, which names the field."""
-    properties, dropped = _read_properties(body, COMPLETION_FIELDS, "prompt", strict)
+    properties, dropped = read_properties(body, COMPLETION_FIELDS, ("model", "prompt"), strict)
     best_of = properties.get("best_of", properties.get("n", 1))
     if best_of < properties.get("n", 1):
         raise bad_value("best_of", "at least `n`", "invalid_value")
@@ -88,14 +87,14 @@ def parse_completion(body: object, *, strict: bool = False) -> ChatRequest:
 
 def parse_embedding(body: object, *, strict: bool = False) -> ChatRequest:
     """Read a body of `/v1/embeddings`. Raises BadRequest, which names the field."""
-    properties, dropped = _read_properties(body, EMBEDDING_FIELDS, "input", strict)
+    properties, dropped = read_properties(body, EMBEDDING_FIELDS, ("model", "input"), strict)
     if "" in (properties["input"], *(properties["input"] if isinstance(properties["input"], list) else ())):
         raise bad_value("input", "without empty strings", "invalid_value")
     return _request("embeddings", properties, EMBEDDING_FIELDS, dropped)
 
 
-def _read_properties(
-    body: object, fields: Fields, required: str, strict: bool
+def read_properties(
+    body: object, fields: Fields, required: Sequence[str], strict: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(known properties, names of the dropped ones) of a body. Raises BadRequest, which names the field."""
     if not isinstance(body, dict):
@@ -111,7 +110,7 @@ def _read_properties(
         _, check, description = fields[name]
         if code := check(value):
             raise bad_value(name, description, code)
-    for name in ("model", required):
+    for name in required:
         if name not in properties:
             raise missing_parameter(name)
     return properties, dropped
@@ -235,25 +234,6 @@ def embedding_list(body: Mapping[str, Any], chat: ChatRequest, usage: Usage) -> 
 
 def _position(index: Any) -> int:
     return index if isinstance(index, int) else 0
-
-
-# ---------------------------------------------------------------- any reply
-
-
-def reply_of(
-    chat: ChatRequest, body: Mapping[str, Any], *, completion_id: str, created_s: int, usage: Usage
-) -> dict[str, Any]:
-    """The reply to the client, in the form of the endpoint that it called."""
-    if chat.endpoint == "embeddings":
-        return embedding_list(body, chat, usage)
-    reply = completion(body, completion_id=completion_id, created_s=created_s, model=chat.model, usage=usage)
-    return text_completion(reply) if chat.endpoint == "completions" else reply
-
-
-def to_log(reply: dict[str, Any]) -> dict[str, Any]:
-    """The part of a reply that the log keeps: everything but embedding vectors."""
-    data = reply.get("data")
-    return reply if data is None else {**reply, "data": [], "embeddings": len(data)}
 
 
 def text_chunk(

@@ -119,7 +119,8 @@ def generated_texts(piece: Mapping[str, Any]) -> tuple[list[str], int]:
 
 
 def _piece_bytes(piece: Mapping[str, Any]) -> int:
-    return sum(len(text.encode("utf-8", "replace")) for text in generated_texts(piece)[0])
+    texts = generated_texts(piece)[0]
+    return sum(len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts)
 
 
 def _prompt_bound(prompt_tokens: int, request: Mapping[str, Any], request_bytes: int) -> int:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import secrets
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,9 +26,12 @@ States = Mapping[str, Mapping[str, Any]]  # id of a call -> {"message": fields, 
 MESSAGE_FIELDS = ("thinking_blocks", "reasoning_details", "provider_specific_fields", "extra_content")
 REASONING = ("reasoning_content", "reasoning")  # text; beside tool calls some vendors need it back
 CALL_FIELDS = ("provider_specific_fields", "extra_content")
+PROGRESS = "[baton] "  # begins each line of reasoning that tells what Baton does; no worker gets it back
 OURS = "baton"  # the property of `extra_content` that is Baton's own
 ID_CHARS_MAX = 40  # what OpenAI allows in the id of a call
 VENDOR_ID_CHARS_MAX = 4096
+SEAL = "btn1."  # begins a sealed state
+SEALED_BYTES_MAX = 4 * 2**20  # of a state that is read
 ITEMS_MAX = 256  # of a list of thinking blocks or reasoning details
 _PORTABLE = re.compile(rf"[A-Za-z0-9_-]{{1,{ID_CHARS_MAX}}}")
 _OURS = re.compile(r"call_btn[a-z2-7]{24}")
@@ -73,7 +78,7 @@ def without_state(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _for_worker(message: Message, origin: str, ids: dict[str, str]) -> dict[str, Any]:
     if message.get("role") == "tool":
         call_id = str(message.get("tool_call_id"))
-        return {**message, "tool_call_id": ids.get(call_id) or _portable(call_id)}
+        return _without(message, ("is_error",)) | {"tool_call_id": ids.get(call_id) or _portable(call_id)}
     if message.get("role") != "assistant":
         return dict(message)
 
@@ -84,11 +89,21 @@ def _for_worker(message: Message, origin: str, ids: dict[str, str]) -> dict[str,
         ids[call_id] = (own and marker.get("id")) or _portable(call_id)
         return _unmarked(call) | {"id": ids[call_id]} if own else _without(call, CALL_FIELDS) | {"id": ids[call_id]}
 
+    message = _without_progress(message)
     marker = _marker(message)
     if marker.get("origin") == origin:
         return _unmarked(message) | _calls(message, call_for_worker)
     reasoning = REASONING if marker else ("reasoning",)  # without a marker clients rely on `reasoning_content`
     return _without(message, (*MESSAGE_FIELDS, *reasoning)) | _calls(message, call_for_worker)
+
+
+def _without_progress(message: Message) -> Message:
+    """The message without the lines about plans and steps that a stream put into its reasoning."""
+    text = message.get("reasoning_content")
+    if not isinstance(text, str) or PROGRESS not in text:
+        return message
+    rest = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(PROGRESS))
+    return _without(message, ("reasoning_content",)) | ({"reasoning_content": rest} if rest else {})
 
 
 def _calls(message: Message, change: Any) -> dict[str, Any]:
@@ -156,6 +171,35 @@ def _restored(message: Message, states: States) -> dict[str, Any]:
 
 def _only(fields: Message, names: Sequence[str]) -> dict[str, Any]:
     return {name: fields[name] for name in names if name in fields}
+
+
+# ---------------------------------------------------------------- as one text, for the Responses API
+
+
+def sealed(message: Message) -> str | None:
+    """The state of a reply message and of its calls as one opaque text; None where no vendor needs anything back."""
+    calls = {str(call.get("id")): _only(call, CALL_FIELDS) for call in message.get("tool_calls") or () if _marker(call)}
+    fields = _only(message, (*MESSAGE_FIELDS, *REASONING)) if _marker(message) else {}
+    if not (fields or calls):
+        return None
+    text = json.dumps({"message": fields, "calls": calls}, separators=(",", ":")).encode()
+    return SEAL + base64.urlsafe_b64encode(zlib.compress(text)).decode()
+
+
+def unsealed(text: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """(the fields of a message, the fields of its calls by their ids) of a text that `sealed` made. Both empty for any
+    other text: it was not made here, so no worker can read it."""
+    nothing: tuple[dict[str, Any], dict[str, dict[str, Any]]] = ({}, {})
+    if not text.startswith(SEAL):
+        return nothing
+    try:
+        packed = zlib.decompressobj()
+        state = json.loads(packed.decompress(base64.urlsafe_b64decode(text[len(SEAL) :]), SEALED_BYTES_MAX))
+        fields, calls = dict(state["message"]), dict(state["calls"])
+    except (ValueError, KeyError, TypeError, RecursionError, zlib.error):
+        return nothing
+    fields = _only(fields, (*MESSAGE_FIELDS, *REASONING))
+    return fields, {name: _only(call, CALL_FIELDS) for name, call in calls.items() if isinstance(call, dict)}
 
 
 # ---------------------------------------------------------------- from a client

@@ -65,6 +65,15 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """A running gateway. `held`: version → empty where it can serve it, else the reason why it cannot."""
+
+    id: str
+    host: str
+    held: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Pick:
     """The version a request is planned by, and how that one is asked."""
 
@@ -203,3 +212,21 @@ def number_for(manifest: Mapping[str, Any], versions: Sequence[Version]) -> int:
 def parent_of(manifest: Mapping[str, Any]) -> str | None:
     """The version it was trained from."""
     return str(manifest.get("parent") or "") or None
+
+
+def base_under(version: Version, versions: Iterable[Version]) -> Version | None:
+    """The version with the weights that an adapter changes; None where it is no adapter, or its base no version."""
+    manifest = manifest_of(version.manifest)
+    if manifest.kind != "adapter" or not manifest.base_sha256:
+        return None
+    of_base = ((one, manifest_of(one.manifest)) for one in versions)
+    return next((o for o, m in of_base if m.kind != "adapter" and m.weights_sha256 == manifest.base_sha256), None)
+
+
+def files_needed(versions: Sequence[Version]) -> set[str]:
+    """The sha256 of every file that a gateway may still load: of versions that are not retired, of those that a
+    rollback brings back, and of the bases under them."""
+    restored = {(one.name, one.previous) for one in versions if one.state == "live"}
+    needed = [one for one in versions if one.state != "retired" or (one.name, one.number) in restored]
+    bases = [base for base in (base_under(one, versions) for one in needed) if base is not None]
+    return {digest for one in (*needed, *bases) for digest in manifest_of(one.manifest).sha256.values()}

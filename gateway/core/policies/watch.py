@@ -13,12 +13,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from gateway.core.loop.replies.errors import wilson
+
 Cause = Literal["validity", "errors", "outcome", "cost"]
+# fallbacks of requests whose conductor gave no plan: its server hung or was away, whatever the version's weights
+SERVER_FAULTS = ("conductor_down", "conductor_slow", "conductor_refused")
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one version did on its latest requests. `valid`: its own plans were used. `judged`: with an outcome."""
+    """What one version did on its latest requests, without those of SERVER_FAULTS: only what its weights did counts.
+    `valid`: its own plans were used. `judged`: with an outcome."""
 
     version: str
     requests: int = 0
@@ -75,31 +80,23 @@ def judge(version: Figures, other: Figures, margins: Margins) -> Verdict | None:
     if min(version.judged, other.judged) >= margins.outcomes_min:
         by = _outcome_drop(version, other, margins.z)
         if by > margins.outcome:
-            return _said("outcome", "outcomes average", version.outcome_mean, other.outcome_mean, by)
+            return _verdict("outcome", "outcomes average", version.outcome_mean, other.outcome_mean, by)
     return _dearer(version, other, margins) if seen else None
 
 
 def _less_valid(version: Figures, other: Figures, margins: Margins) -> Verdict | None:
     by = _share_drop(version.valid, version.requests, other.valid, other.requests, margins.z)
-    return _said("validity", "plans used", version.validity, other.validity, by) if by > margins.validity else None
+    return _verdict("validity", "plans used", version.validity, other.validity, by) if by > margins.validity else None
 
 
 def _more_failed(version: Figures, other: Figures, margins: Margins) -> Verdict | None:
     by = _share_drop(other.failed, other.requests, version.failed, version.requests, margins.z)
     shares = version.failed / version.requests, other.failed / other.requests
-    return _said("errors", "requests failed", *shares, by) if by > margins.errors else None
+    return _verdict("errors", "requests failed", *shares, by) if by > margins.errors else None
 
 
-def _said(cause: Cause, what: str, mine: float | None, theirs: float | None, by: float) -> Verdict:
+def _verdict(cause: Cause, what: str, mine: float | None, theirs: float | None, by: float) -> Verdict:
     return Verdict(cause, f"{what}: {mine or 0:.3f} against {theirs or 0:.3f}, at least {by:.3f} worse")
-
-
-def wilson(successes: int, n: int, z: float) -> tuple[float, float]:
-    """Wilson's score interval of a share (Wilson 1927). `n` > 0."""
-    share, square = successes / n, z * z
-    middle = share + square / (2 * n)
-    half = z * math.sqrt(share * (1 - share) / n + square / (4 * n * n))
-    return (middle - half) / (1 + square / n), (middle + half) / (1 + square / n)
 
 
 def _share_drop(mine: int, n: int, theirs: int, m: int, z: float) -> float:

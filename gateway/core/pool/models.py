@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.pool.workers import WorkerSpec
+from gateway.core.pool.workers import JUDGE_URL, PYTHON_URL, WorkerSpec
+
+CHECK_TAG = "check"  # of workers that plans may ask about replies
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -105,7 +107,10 @@ def model_of(spec: WorkerSpec) -> Model:
 
 
 def takes_media_in_results(spec: WorkerSpec) -> bool:
-    """Whether a worker takes images and files in the result of a tool; OpenAI's chat completions do not."""
+    """Whether a worker takes images and files in the result of a tool; OpenAI's chat completions do not, and its
+    Responses API does."""
+    if spec.api == "responses":
+        return True
     return spec.kind == "litellm" and (spec.model or "").partition("/")[0] in MEDIA_IN_RESULTS
 
 
@@ -146,3 +151,9 @@ def adapt(spec: WorkerSpec, params: Mapping[str, Any]) -> tuple[dict[str, Any], 
 def _is_default(name: str, value: Any) -> bool:
     """Whether a model that refuses a sampling setting takes it all the same, because it changes nothing."""
     return (name in PENALTIES and value == 0) or (name == "temperature" and value == 1)
+
+
+def is_checker(worker: WorkerSpec) -> bool:
+    """Whether plans may have replies checked by this worker: `builtin:python`, `builtin:judge`, and what the pool file
+    tags `check`."""
+    return worker.url in (PYTHON_URL, JUDGE_URL) or CHECK_TAG in worker.tags

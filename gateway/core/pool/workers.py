@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-NANO_PER_USD = 1_000_000_000
-WorkerKind = Literal["openai", "litellm", "tool", "self"]
-Task = Literal["chat", "embeddings"]
+from gateway.core.pool.prices import NANO_PER_USD as NANO_PER_USD
+from gateway.core.pool.prices import PROMPT_PARTS, REPLY_PARTS, FrozenModel
+from gateway.core.pool.prices import Price as Price
+from gateway.core.pool.tools import TOOLS_MAX
+from gateway.core.pool.tools import ToolSpec as ToolSpec
+
+WorkerKind = Literal["openai", "litellm", "tool", "mcp", "self"]
+Task = Literal["chat", "embeddings", "moderation", "rerank", "images", "speech", "transcription"]
 MODEL_KINDS: tuple[WorkerKind, ...] = ("openai", "litellm")
-VOTE_URL = "builtin:vote"  # of the tool that runs in the gateway
+TOOL_KINDS: tuple[WorkerKind, ...] = ("tool", "mcp")
+VOTE_URL, PYTHON_URL = "builtin:vote", "builtin:python"  # of the tools that run in the gateway
+JUDGE_URL = "builtin:judge"  # of the tool that asks the model worker of its `params`
+BUILTINS = (VOTE_URL, PYTHON_URL, JUDGE_URL)
 LOCAL = "local:"  # a URL of this scheme names a model that `baton serve` starts
 LOCAL_MODELS = ("smollm2",)
 Capability = Literal[
@@ -31,92 +37,27 @@ Capability = Literal[
     "reasoning_effort", "verbosity", "prediction", "modalities", "web_search_options", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention",
 ]  # fmt: skip
+RESPONSES_LACK = (  # what chat completions have and the Responses API has not
+    *("n", "stop", "seed", "logit_bias", "frequency_penalty", "presence_penalty", "prediction", "modalities", "audio"),
+    *("functions", "function_call", "web_search_options"),
+)
 _HOST = re.compile(r"[a-z]+://([^/?#]*)", re.IGNORECASE)
 _FAMILY = re.compile(  # of a model's name: a known one anywhere in it, else the letters that it begins with
     r"(?i)claude|gemini|gemma|gpt|grok|deepseek|kimi|glm|minimax|mistral|magistral|llama|nova|qwen|^[a-z]+"
 )
+WORKERS_MAX = 2000  # of a pool file; a request is planned over a few of them (service/loop/candidates.py)
 Handle = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{1,15}$")]
 _TOKEN_PRICES = {"input_usd_per_mtok", "output_usd_per_mtok"}
-SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$")]
+_REFERENCE = r"^(env:[A-Z_][A-Z0-9_]*|file:.+)$"
+SecretRef = Annotated[str, Field(pattern=_REFERENCE)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+def is_reference(text: str) -> bool:
+    """Whether a value names a secret, as `api_key` does."""
+    return re.match(_REFERENCE, text) is not None
 
 
-PartPrice = Annotated[Decimal, Field(ge=0, le=100_000)] | None
-# Each part of a prompt or reply (core/money/details.py) that may have a price of its own, and the price's name.
-PROMPT_PARTS = {
-    "cached_tokens": "cache_read_usd_per_mtok",
-    "cache_write_tokens": "cache_write_usd_per_mtok",
-    "input_audio_tokens": "input_audio_usd_per_mtok",
-    "input_image_tokens": "input_image_usd_per_mtok",
-}
-REPLY_PARTS = {
-    "reasoning_tokens": "reasoning_usd_per_mtok",
-    "output_audio_tokens": "output_audio_usd_per_mtok",
-    "output_image_tokens": "output_image_usd_per_mtok",
-}
-MEDIA_PARTS = frozenset(part for part in (*PROMPT_PARTS, *REPLY_PARTS) if "audio" in part or "image" in part)
-
-
-class Price(_Frozen):
-    """Prices in US dollars per million tokens, as a person writes them, and as the integers that Baton computes with.
-
-    A model needs both token prices, which `WorkerSpec` checks; a tool may have only `call_usd`.
-    """
-
-    input_usd_per_mtok: Decimal = Field(default=Decimal(0), ge=0, le=100_000)
-    output_usd_per_mtok: Decimal = Field(default=Decimal(0), ge=0, le=100_000)
-    call_usd: Decimal = Field(default=Decimal(0), ge=0, le=1_000)
-    cache_read_usd_per_mtok: PartPrice = Field(default=None, description="cached prompt tokens; else as input")
-    cache_write_usd_per_mtok: PartPrice = Field(default=None, description="tokens written to a cache; else as input")
-    input_audio_usd_per_mtok: PartPrice = Field(default=None, description="sound in the prompt; else as input")
-    input_image_usd_per_mtok: PartPrice = Field(default=None, description="images in the prompt; else as input")
-    reasoning_usd_per_mtok: PartPrice = Field(default=None, description="hidden thinking; else as output")
-    output_audio_usd_per_mtok: PartPrice = Field(default=None, description="sound in the reply; else as output")
-    output_image_usd_per_mtok: PartPrice = Field(default=None, description="images in the reply; else as output")
-
-    @cached_property
-    def input_nano_per_mtok(self) -> int:
-        """Nano-dollars per million input tokens, rounded up."""
-        return math.ceil(self.input_usd_per_mtok * NANO_PER_USD)
-
-    @cached_property
-    def output_nano_per_mtok(self) -> int:
-        """Nano-dollars per million output tokens, rounded up."""
-        return math.ceil(self.output_usd_per_mtok * NANO_PER_USD)
-
-    @cached_property
-    def call_nano(self) -> int:
-        """Nano-dollars per call of any size, for tools, rounded up."""
-        return math.ceil(self.call_usd * NANO_PER_USD)
-
-    @cached_property
-    def prompt_part_rates(self) -> Mapping[str, int]:
-        """Nano-dollars per million tokens of each part of a prompt that has a price of its own, rounded up."""
-        return self._rates(PROMPT_PARTS)
-
-    @cached_property
-    def reply_part_rates(self) -> Mapping[str, int]:
-        """The same for the parts of a reply."""
-        return self._rates(REPLY_PARTS)
-
-    def worst(self, *, media: bool) -> tuple[int, int]:
-        """The most that a million tokens of prompt and of reply may cost, in nano-dollars. `media`: whether the request
-        has sound or images."""
-        prompt, reply = (
-            [rate for part, rate in rates.items() if media or part not in MEDIA_PARTS]
-            for rates in (self.prompt_part_rates, self.reply_part_rates)
-        )
-        return max(self.input_nano_per_mtok, *prompt, 0), max(self.output_nano_per_mtok, *reply, 0)
-
-    def _rates(self, parts: Mapping[str, str]) -> Mapping[str, int]:
-        amounts = {part: getattr(self, name) for part, name in parts.items()}
-        return {part: math.ceil(usd * NANO_PER_USD) for part, usd in amounts.items() if usd is not None}
-
-
-class WorkerSpec(_Frozen):
+class WorkerSpec(FrozenModel):
     """One worker of the pool file. `price` is None only until it has been looked up in LiteLLM's offline map."""
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[^\s/][^\s]*$")
@@ -124,7 +65,9 @@ class WorkerSpec(_Frozen):
     kind: WorkerKind
     model: str | None = Field(default=None, description="model id sent upstream")
     url: str | None = Field(
-        default=None, description="openai: base URL ending in /v1, or local:smollm2; tool: endpoint, or builtin:vote"
+        default=None,
+        description="openai: base URL ending in /v1, or local:smollm2; tool: endpoint, or builtin:NAME (docs/pool.md); "
+        "mcp: endpoint of a server over streamable HTTP",
     )
     api_key: SecretRef | None = None
     description: str = Field(default="", max_length=400)
@@ -137,7 +80,7 @@ class WorkerSpec(_Frozen):
     latency_hint_s: float | None = Field(default=None, ge=0, description="typical seconds, shown to the conductor")
     version: str = Field(default="1", max_length=64, description="change it when the model behind the name changes")
     params: dict[str, object] = Field(default_factory=dict, description="defaults merged into every request body")
-    task: Task = Field(default="chat", description="chat, or embeddings: requested by name only, never planned")
+    task: Task = Field(default="chat", description="only chat is planned; others are requested by name")
     cannot: tuple[Capability, ...] = Field(
         default=(), description="kinds of parts and request properties that the worker does not accept"
     )
@@ -146,8 +89,27 @@ class WorkerSpec(_Frozen):
         max_length=64,
         description="parameters of its vendor that clients may send, beside those that its kind takes anyway",
     )
+    fetches: bool = Field(
+        default=False, description="fetches images by URL itself: it is sent the URL, and Baton fetches nothing"
+    )
+    api: Literal["chat", "responses"] = Field(
+        default="chat", description="openai: how its server is asked, by chat completions or by OpenAI's Responses API"
+    )
+    hosted: tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], ...] = Field(
+        default=(), max_length=32, description="openai: types of hosted tools that its server runs, e.g. web_search"
+    )
     bills: bool = Field(
         default=False, description="charge the `usage.cost` (dollars) that it reports, up to the call's worst case"
+    )
+    command: tuple[Annotated[str, Field(max_length=4096)], ...] = Field(
+        default=(), max_length=64, description="mcp: the program of a server over stdio, and its arguments"
+    )
+    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
+        default_factory=dict,
+        description="mcp: variables of that program, beside PATH and HOME; a secret is env:NAME or file:/path",
+    )
+    tools: dict[Annotated[str, Field(min_length=1, max_length=128)], ToolSpec] = Field(
+        default_factory=dict, max_length=TOOLS_MAX, description="mcp: the tools that may be called, and no others"
     )
     tokenizer: str | None = Field(
         default=None,
@@ -158,10 +120,11 @@ class WorkerSpec(_Frozen):
 
     @cached_property
     def identity(self) -> str:
-        """The worker's identity as JSON: all fields but the reference to its secret and its tokenizer."""
-        left_out: dict[str, Any] = dict.fromkeys(("api_key", "tokenizer", *_later_defaults(self)), True)
-        part_prices = (*PROMPT_PARTS.values(), *REPLY_PARTS.values())
+        """The worker's identity as JSON: all fields but the references to its secrets and its tokenizer."""
+        left_out: dict[str, Any] = dict.fromkeys(("api_key", "env", "tokenizer", *_later_defaults(self)), True)
+        part_prices = (*PROMPT_PARTS.values(), *REPLY_PARTS.values(), "unit_usd")
         unset = {name for name in part_prices if self.price is not None and getattr(self.price, name) is None}
+        unset |= set() if self.price is not None and self.price.above else {"above"}
         return self.model_dump_json(exclude=left_out | ({"price": unset} if unset else {}))
 
     @property
@@ -189,6 +152,15 @@ class WorkerSpec(_Frozen):
         copy.__dict__.pop("identity", None)  # a copy is made in order to change it
         return copy
 
+    @model_validator(mode="before")
+    @classmethod
+    def _api_lacks(cls, data: Any) -> Any:
+        """The Responses API has no property for some that chat has; a worker behind it cannot take them."""
+        if not isinstance(data, dict) or data.get("api") != "responses":
+            return data
+        named = data.get("cannot") or ()
+        return data | {"cannot": (*named, *(name for name in RESPONSES_LACK if name not in named))}
+
     @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> WorkerSpec:
         if self.kind == "openai" and not (self.url and self.model):
@@ -197,30 +169,63 @@ class WorkerSpec(_Frozen):
             raise ValueError(f"`url` {self.url}: local models are {', '.join(LOCAL_MODELS)}, of kind openai")
         if self.kind == "litellm" and not self.model:
             raise ValueError("kind litellm needs `model`, e.g. anthropic/claude-sonnet-4-5")
-        if self.task == "embeddings" and self.kind not in ("openai", "litellm"):
-            raise ValueError(f"kind {self.kind} makes no embeddings; leave `task` out")
+        if self.task != "chat" and self.kind not in MODEL_KINDS:
+            raise ValueError(f"kind {self.kind} has no task {self.task}; leave `task` out")
+        if self.fetches and self.kind != "openai":
+            raise ValueError(f"kind {self.kind} would be fetched for in this process; leave `fetches` out")
         if self.kind == "tool" and not self.url:
-            raise ValueError("kind tool needs `url`: an http(s) endpoint or builtin:vote")
+            raise ValueError("kind tool needs `url`: an http(s) endpoint, builtin:vote or builtin:python")
         if self.tokenizer is not None and self.kind not in MODEL_KINDS:
             raise ValueError(f"kind {self.kind} has no tokens of its own; leave `tokenizer` out")
-        if self.kind != "tool" and self.price and not self.price.model_fields_set >= _TOKEN_PRICES:
+        if self.price and self.price.unit_usd is not None and self.task in ("chat", "embeddings"):
+            raise ValueError(f"task {self.task} is priced by tokens; leave `unit_usd` out")
+        if self.kind not in TOOL_KINDS and self.price and not self._is_priced(self.price):
             raise ValueError("`price` of a model needs input_usd_per_mtok and output_usd_per_mtok (0 where it is free)")
         return self
+
+    @model_validator(mode="after")
+    def _api_is_of_its_kind(self) -> WorkerSpec:
+        if (self.api != "chat" or self.hosted) and (self.kind != "openai" or self.task != "chat"):
+            raise ValueError("`api` and `hosted` are of kind openai and of task chat")
+        return self
+
+    @model_validator(mode="after")
+    def _server_is_named_once(self) -> WorkerSpec:
+        if self.kind != "mcp":
+            if self.command or self.env or self.tools:
+                raise ValueError(f"kind {self.kind} has no `command`, `env` and `tools`; they are of kind mcp")
+            return self
+        if bool(self.command) == bool(self.url):
+            raise ValueError("kind mcp needs `command` (a program over stdio) or `url` (streamable HTTP), one of them")
+        if not self.tools:
+            raise ValueError(
+                "kind mcp needs `tools`: the names of those that may be called, e.g. `tools: {search: {}}`"
+            )
+        if self.url and (self.env or not self.url.startswith("http")):
+            raise ValueError("`url` of kind mcp is http(s)://…, and `env` is of a `command`")
+        if self.command and self.api_key:
+            raise ValueError("a `command` gets its key by `env: {NAME: env:NAME}`; leave `api_key` out")
+        return self
+
+    def _is_priced(self, price: Price) -> bool:
+        """Whether a model's price says what a call costs."""
+        return price.unit_usd is not None or price.model_fields_set >= _TOKEN_PRICES
 
     @field_validator("url")
     @classmethod
     def _url_scheme(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        if url != VOTE_URL and not re.match(r"(https?://|local:).", url):
-            raise ValueError("`url` must start with http:// or https://, or be builtin:vote or local:smollm2")
+        if url not in BUILTINS and not re.match(r"(https?://|local:).", url):
+            names = ", ".join(BUILTINS)
+            raise ValueError(f"`url` must start with http:// or https://, or be {names} or local:smollm2")
         return url.rstrip("/")
 
 
-class PoolFile(_Frozen):
+class PoolFile(FrozenModel):
     """The content of `pool.yaml`. A pool is a list of worker names. `default` is the pool of a key that names none."""
 
-    workers: tuple[WorkerSpec, ...] = Field(min_length=1, max_length=256)
+    workers: tuple[WorkerSpec, ...] = Field(min_length=1, max_length=WORKERS_MAX)
     pools: dict[str, tuple[str, ...]]
     default: str = "default"
 
@@ -248,13 +253,17 @@ class PoolFile(_Frozen):
 
     def worker(self, name: str) -> WorkerSpec:
         """The worker called `name`. Raises KeyError."""
-        return self._by_name()[name]
+        return self._by_name[name]
 
     def pool(self, name: str, task: Task = "chat") -> tuple[WorkerSpec, ...]:
         """The workers of the pool `name` that do `task`, in the order of the pool. Raises KeyError."""
-        by_name = self._by_name()
-        return tuple(by_name[worker] for worker in self.pools[name] if by_name[worker].task == task)
+        return tuple(worker for worker in self._pools[name] if worker.task == task)
 
+    @cached_property
+    def _pools(self) -> dict[str, tuple[WorkerSpec, ...]]:
+        return {pool: tuple(self._by_name[name] for name in names) for pool, names in self.pools.items()}
+
+    @cached_property
     def _by_name(self) -> dict[str, WorkerSpec]:
         return {worker.name: worker for worker in self.workers}
 
@@ -273,6 +282,11 @@ def _later_defaults(worker: WorkerSpec) -> set[str]:
         ("task", worker.task != "chat"),
         ("bills", worker.bills),
         ("takes", worker.takes),
+        ("fetches", worker.fetches),
+        ("api", worker.api != "chat"),
+        ("hosted", worker.hosted),
+        ("command", worker.command),
+        ("tools", worker.tools),
     )
     return {name for name, is_set in added if not is_set}
 
@@ -295,102 +309,30 @@ def revision_of(pools: PoolFile) -> str:
     return hashlib.sha256(canonical_text(pools).encode()).hexdigest()
 
 
+def _plain_amounts(usd: dict[str, Decimal]) -> dict[str, str]:
+    return {name: f"{amount.normalize():f}" for name, amount in usd.items()}
+
+
 def _plain_worker(worker: WorkerSpec) -> dict[str, Any]:
     price = worker.price or Price()
-    amounts = {name: f"{usd.normalize():f}" for name in Price.model_fields if (usd := getattr(price, name)) is not None}
-    return worker.model_dump(mode="json", exclude={"api_key", "name", "price"}) | {"price": amounts}
+    usd = {name: value for name, value in price.model_dump(exclude={"above"}).items() if value is not None}
+    amounts: dict[str, Any] = _plain_amounts(usd)
+    if price.above:
+        tiers = [{"prompt_tokens": tier.prompt_tokens, **_plain_amounts(tier.amounts)} for tier in price.above]
+        amounts["above"] = tiers
+    later = ("fetches", "command", "env", "tools", "hosted")
+    left_out = {"api_key", "name", "price"} | {name for name in later if not getattr(worker, name)}  # older files' hash
+    left_out |= {"api"} if worker.api == "chat" else set()
+    plain = worker.model_dump(mode="json", exclude=left_out) | {"price": amounts}
+    if worker.env:
+        plain["env"] = {name: "(secret)" if is_reference(value) else value for name, value in worker.env.items()}
+    return plain | ({"tools": _plain_tools(worker.tools)} if worker.tools else {})
 
 
-class KeyNames(Protocol):
-    """The names of the pool file that a key uses. Empty `workers`: all workers of its pools."""
-
-    @property
-    def public_id(self) -> str: ...
-    @property
-    def pools(self) -> Sequence[str]: ...
-    @property
-    def workers(self) -> Sequence[str]: ...
-
-
-def changes(before: PoolFile, after: PoolFile, rekeyed: Collection[str] = ()) -> dict[str, Any]:
-    """The differences, as JSON data. Parts without a change are absent, so equal files give an empty mapping.
-
-    `workers`: {added: names, removed: names, changed: {name: {field: [old, new]}}} · `rekeyed`: names of the workers
-    with another key · `pools`: {added, removed: {name: workers}, changed: {name: [old, new]}} · `default`: [old, new].
-    """
-    old, new = plain_pools(before), plain_pools(after)
-    workers = _parts(old["workers"], new["workers"])
-    if "changed" in workers:
-        workers["changed"] = {name: _fields(*pair) for name, pair in workers["changed"].items()}
-    for kind in ("added", "removed"):
-        if kind in workers:
-            workers[kind] = list(workers[kind])
-    default = [] if old["default"] == new["default"] else [old["default"], new["default"]]
-    rekeyed = sorted(name for name in rekeyed if name in old["workers"] and name in new["workers"])
-    parts = {"workers": workers, "rekeyed": rekeyed, "pools": _parts(old["pools"], new["pools"]), "default": default}
-    return {name: part for name, part in parts.items() if part}
-
-
-def lost_names(keys: Iterable[KeyNames], before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
-    """Map key ids to the names among the key's pools and workers that exist in `before` but not in `after`."""
-    lost = {key.public_id: sorted(_valid_names(key, before) - _valid_names(key, after)) for key in keys}
-    return {public_id: names for public_id, names in lost.items() if names}
-
-
-def _valid_names(key: KeyNames, file: PoolFile) -> set[str]:
-    """The names of a key that exist in a file. A key without pools has the default pool."""
-    pools = [name for name in key.pools or (file.default,) if name in file.pools]
-    reached = {worker for name in pools for worker in file.pools[name]}
-    return set(pools if key.pools else ()) | reached.intersection(key.workers)
-
-
-def change_lines(diff: Mapping[str, Any]) -> list[str]:
-    """Describe the result of `changes`, one line for each change."""
-    return [*_worker_lines(diff), *_pool_lines(diff)]
-
-
-def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {
-        "added": {name: new[name] for name in sorted(new) if name not in old},
-        "removed": {name: old[name] for name in sorted(old) if name not in new},
-        "changed": {name: [old[name], new[name]] for name in sorted(new) if name in old and old[name] != new[name]},
-    }
-    return {kind: part for kind, part in parts.items() if part}
-
-
-def _fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The changed fields of a worker: {field: [old, new]}. A price counts as one field for each amount."""
-    old_fields, new_fields = dict(_flat(old)), dict(_flat(new))
-    names = sorted(name for name in new_fields if old_fields[name] != new_fields[name])
-    return {name: [old_fields[name], new_fields[name]] for name in names}
-
-
-def _flat(worker: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in worker.items():
-        if name == "price":
-            yield from ((f"price.{kind}", amount) for kind, amount in value.items())
-        else:
-            yield name, value
-
-
-def _worker_lines(diff: Mapping[str, Any]) -> Iterator[str]:
-    workers = diff.get("workers", {})
-    for kind in ("added", "removed"):
-        yield from (f"worker {name}: {kind}" for name in workers.get(kind, ()))
-    for name, fields in workers.get("changed", {}).items():
-        yield from (f"worker {name}: {field}: {_text(old)} -> {_text(new)}" for field, (old, new) in fields.items())
-    yield from (f"worker {name}: another api_key" for name in diff.get("rekeyed", ()))
-
-
-def _pool_lines(diff: Mapping[str, Any]) -> Iterator[str]:
-    pools = diff.get("pools", {})
-    for kind in ("added", "removed"):
-        yield from (f"pool {name}: {kind} ({', '.join(names)})" for name, names in pools.get(kind, {}).items())
-    for name, (old, new) in pools.get("changed", {}).items():
-        yield f"pool {name}: {', '.join(old)} -> {', '.join(new)}"
-    if "default" in diff:
-        yield f"default pool: {diff['default'][0]} -> {diff['default'][1]}"
-
-
-def _text(value: Any) -> str:
-    return "none" if value in (None, "", [], {}) else str(value)
+def _plain_tools(tools: dict[str, ToolSpec]) -> dict[str, Any]:
+    """Tools as JSON data, without what is left out; amounts in one notation."""
+    plain = {name: tool.model_dump(mode="json", exclude_none=True) for name, tool in tools.items()}
+    for name, tool in tools.items():
+        if tool.call_usd is not None:
+            plain[name]["call_usd"] = f"{tool.call_usd.normalize():f}"
+    return plain

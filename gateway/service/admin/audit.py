@@ -26,9 +26,11 @@ class Auditor:
         self._clock = clock
         self._anchored = Anchor(0, b"")
 
-    async def latest(self, limit: int, before: int | None, target: str | None) -> Sequence[Link]:
+    async def latest(
+        self, limit: int, before: int | None, target: str | None, actor: str | None = None, act: str | None = None
+    ) -> Sequence[Link]:
         """Entries, newest first."""
-        return await self._entries.latest(limit, before, target)
+        return await self._entries.latest(limit, before, target, actor, act)
 
     async def anchor(self) -> None:
         """Store the head, if it moved since. Raises Unavailable, OSError."""

@@ -9,10 +9,10 @@ from typing import Any, TypeVar, get_args
 
 from gateway.core.access import keys
 from gateway.core.access.audit import Act
-from gateway.core.access.keys import KeyClass
+from gateway.core.access.keys import KeyClass, Role
 from gateway.core.loop.caps import Caps
 from gateway.core.openai.shapes import check_names
-from gateway.errors import BadRequest, Conflict, NotFound
+from gateway.errors import BadRequest, Conflict, Forbidden, NotFound
 from gateway.service.admin import limits
 from gateway.service.admin.limits import bad as _bad
 from gateway.service.ports.admin import AdminStore, KeyRow
@@ -21,7 +21,7 @@ from gateway.service.ports.request import Clock
 LOG_MODES = ("full", "redacted", "metadata")
 GRACE_S_MAX = 90 * 86_400
 GRACE_S = 86_400
-CHANGEABLE = frozenset({"name", "pools", "workers", "caps", "log_mode", "train", *limits.FIELDS})
+CHANGEABLE = frozenset({"name", "role", "pools", "workers", "caps", "log_mode", "train", *limits.FIELDS})
 CREATABLE = CHANGEABLE | {"key_class", "org"}
 UNLIMITED: Mapping[str, Any] = {
     **{"pools": (), "workers": (), "caps": {}, "log_mode": "full", "train": True},
@@ -52,9 +52,10 @@ class KeyAdmin:
         self, name: str, key_class: str = "data", *, act: Act = ITSELF, **fields: Any
     ) -> tuple[KeyRow, str]:
         """A new key's row and its secret. Fields (CREATABLE) that are absent or None set no limit; no pools: the
-        default pool; no workers: all of its pools. Raises BadRequest, which names field and fix, and Unavailable when
-        the store is away."""
+        default pool; no workers: all of its pools; no role: that of an admin. Raises BadRequest, which names field and
+        fix, Forbidden for a role that may not, and Unavailable when the store is away."""
         known_class = _one_of("key_class", key_class, get_args(KeyClass))
+        _check_right(act, known_class)
         values = self._values(check_names(fields, CREATABLE), fields.get("pools"))
         secret, public_id = keys.mint(known_class)
         row = KeyRow(
@@ -63,6 +64,7 @@ class KeyAdmin:
             digest=keys.digest(secret, self._pepper),
             pepper_version=self._pepper_version,
             org=limits.label("org", fields.get("org", "default")),
+            role=_role(known_class, fields.get("role")),
             created_at=self._clock.now(),
             **{**UNLIMITED, **values, "name": limits.label("name", name)},
         )
@@ -75,21 +77,24 @@ class KeyAdmin:
 
     async def get_key(self, public_id: str) -> KeyRow:
         """The key's row. Raises NotFound."""
-        return _found(await self._store.key_find(public_id), public_id)
+        return _require(await self._store.key_find(public_id), public_id)
 
     async def update_key(self, public_id: str, fields: Mapping[str, Any], act: Act = ITSELF) -> KeyRow:
         """Change fields (CHANGEABLE) of a key; None lifts a limit. Changes take effect within a second. Raises
-        NotFound, BadRequest, Conflict for a revoked key."""
-        pools = (await self.get_key(public_id)).pools if "workers" in fields and "pools" not in fields else None
+        NotFound, BadRequest, Forbidden, Conflict for a revoked key."""
+        row = await self._managed(public_id, act)
+        pools = row.pools if "workers" in fields and "pools" not in fields else None
         values = self._values(check_names(fields, CHANGEABLE), fields.get("pools", pools))
-        return _found(await self._store.key_change(public_id, values, act, "key.changed"), public_id)
+        if "role" in fields:
+            values["role"] = _role(row.key_class, fields["role"])
+        return _require(await self._store.key_change(public_id, values, act, "key.changed"), public_id)
 
     async def rotate_key(self, public_id: str, grace_s: int = GRACE_S, act: Act = ITSELF) -> tuple[KeyRow, str]:
         """Give the key a new secret; it keeps its id, limits, balance and rollouts. The old secret works for `grace_s`
-        seconds more, the one before it ends now. Raises NotFound, Conflict for a revoked key."""
+        seconds more, the one before it ends now. Raises NotFound, Forbidden, Conflict for a revoked key."""
         if type(grace_s) is not int or not 0 <= grace_s <= GRACE_S_MAX:
             raise _bad("grace_s", f"give whole seconds from 0 to {GRACE_S_MAX:,}")
-        row = await self.get_key(public_id)
+        row = await self._managed(public_id, act)
         if row.revoked_at is not None:
             raise Conflict(f"key `{row.public_id}` was revoked; it cannot be changed", code="key_revoked")
         secret, _ = keys.mint(_one_of("key_class", row.key_class, get_args(KeyClass)), row.public_id)
@@ -100,11 +105,18 @@ class KeyAdmin:
             "previous_pepper_version": row.pepper_version,
             "previous_until": self._clock.now() + timedelta(seconds=grace_s),
         }
-        return _found(await self._store.key_change(public_id, changes, act, "key.rotated"), public_id), secret
+        return _require(await self._store.key_change(public_id, changes, act, "key.rotated"), public_id), secret
 
     async def revoke_key(self, public_id: str, act: Act = ITSELF) -> KeyRow:
-        """Revoke a key and return its row; it may be revoked already. Raises NotFound."""
-        return _found(await self._store.key_revoke(public_id, self._clock.now(), act), public_id)
+        """Revoke a key and return its row; it may be revoked already. Raises NotFound, Forbidden."""
+        await self._managed(public_id, act)
+        return _require(await self._store.key_revoke(public_id, self._clock.now(), act), public_id)
+
+    async def _managed(self, public_id: str, act: Act) -> KeyRow:
+        """The key's row, for whoever may change it. Raises NotFound, Forbidden."""
+        row = await self.get_key(public_id)
+        _check_right(act, row.key_class)
+        return row
 
     def _values(self, fields: Mapping[str, Any], pools: Any) -> dict[str, Any]:
         """Columns from fields. `pools`: the pools among which the workers must be."""
@@ -148,6 +160,7 @@ def describe(row: KeyRow) -> dict[str, Any]:
     return {
         "id": row.public_id,
         "class": row.key_class,
+        "role": (row.role or "admin") if row.key_class == "admin" else None,
         "name": row.name,
         "org": row.org,
         "pools": list(row.pools),
@@ -160,7 +173,20 @@ def describe(row: KeyRow) -> dict[str, Any]:
     }
 
 
-def _found(row: KeyRow | None, public_id: str) -> KeyRow:
+def _check_right(act: Act, key_class: str) -> None:
+    if not keys.may_manage(act.role, key_class):
+        raise Forbidden(f"keys of role `{act.role}` may not manage keys of class `{key_class}`", code="role_forbids")
+
+
+def _role(key_class: str, role: Any) -> Role | None:
+    if key_class == "data":
+        if role is not None:
+            raise _bad("role", "only keys of class `admin` have a role")
+        return None
+    return "admin" if role is None else _one_of("role", role, get_args(Role))
+
+
+def _require(row: KeyRow | None, public_id: str) -> KeyRow:
     if row is None:
         raise NotFound(f"No key `{public_id[:64]}`; `baton keys list` shows the ids.", code="key_not_found")
     return row

@@ -40,18 +40,18 @@ class OrgAdmin:
 
     async def get(self, name: str) -> OrgRow:
         """One organisation. Raises NotFound."""
-        return _found(await self._store.org_get(name), name)
+        return _require(await self._store.org_get(name), name)
 
     async def update(self, name: str, fields: Mapping[str, Any], act: Act = ITSELF) -> OrgRow:
         """Change limits; None lifts one. Changes take effect within a second. Raises NotFound, BadRequest, Conflict for
         a closed organisation."""
         values = limits.columns(check_names(fields, CHANGEABLE))
-        return _found(await self._store.org_change(name, values, act, "org.changed"), name)
+        return _require(await self._store.org_change(name, values, act, "org.changed"), name)
 
     async def close(self, name: str, act: Act = ITSELF) -> OrgRow:
         """Close an organisation: its keys stop working within a second, for good; its records stay. Raises NotFound,
         Conflict for a closed one."""
-        return _found(await self._store.org_change(name, {"closed_at": self._clock.now()}, act, "org.closed"), name)
+        return _require(await self._store.org_change(name, {"closed_at": self._clock.now()}, act, "org.closed"), name)
 
 
 def describe_org(row: OrgRow) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def describe_org(row: OrgRow) -> dict[str, Any]:
     return {"name": row.name, **limits.shown(row), **shown}
 
 
-def _found(row: OrgRow | None, name: str) -> OrgRow:
+def _require(row: OrgRow | None, name: str) -> OrgRow:
     if row is None:
         raise NotFound(f"No organisation `{name[:64]}`; `baton orgs list` names them all.", code="org_not_found")
     return row

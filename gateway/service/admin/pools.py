@@ -18,7 +18,8 @@ from typing import Any
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
 
 from gateway.core.access.audit import Act
-from gateway.core.pool.workers import PoolFile, canonical_text, change_lines, changes, lost_names, revision_of
+from gateway.core.pool.changes import change_lines, changes, lost_names
+from gateway.core.pool.workers import PoolFile, canonical_text, revision_of
 from gateway.errors import BatonError, ConfigError, NotFound
 from gateway.service.admin.keys import ITSELF
 from gateway.service.ports.pools import (
@@ -58,7 +59,8 @@ class InUse:
 
 class Pools:
     """`planner`: the worker that is this gateway's conductor, if one is. `place`: the file and the host, as the audit
-    names them."""
+    names them. `audits`: whether revisions are stored and audited here; another process of this gateway does it if
+    not."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Pools:
         *,
         planner: str | None = None,
         place: Mapping[str, str] | None = None,
+        audits: bool = True,
     ) -> None:
         self._source = source
         self._revisions = revisions
@@ -83,6 +86,7 @@ class Pools:
         self._followers: list[Follow] = []
         self._planner = planner
         self._place = dict(place or {})
+        self._audits = audits
         self._one_at_a_time = asyncio.Lock()
         self.now = InUse(first, revision_of(first.pools), clock.now())
         self._first = self.now
@@ -110,18 +114,31 @@ class Pools:
         old, loaded = self.now, await self._source.read()
         hash_, diff = revision_of(loaded.pools), self._changes(loaded)
         self._refuse_planner(loaded, diff)
-        swap = await self._workers.prepare(loaded, hash_)
-        applied = bool(diff) and not dry
-        if applied:
-            await self._write_down(loaded, hash_, diff, act)
-            self._take(InUse(loaded, hash_, self._clock.now()), swap)
-            log.info("pool %s took the place of %s: %s", hash_[:12], old.hash[:12], "; ".join(change_lines(diff)))
+        if diff:
+            await self._replace(loaded, hash_, diff, None if dry else act)
         if not dry:
             self._metrics.pool_reloaded("changed" if diff else "unchanged")
+        applied = bool(diff) and not dry
         summary = {"hash": hash_, "before": old.hash, "changed": bool(diff), "applied": applied, "changes": diff}
         keys = await self._stranded(old.loaded.pools, loaded.pools) if diff else {}
         lines = [f"key {public_id} names what is gone: {', '.join(names)}" for public_id, names in keys.items()]
         return {**summary, "keys": keys, "lines": [*change_lines(diff), *lines]}
+
+    async def _replace(self, loaded: LoadedPool, hash_: str, diff: Mapping[str, Any], act: Act | None) -> None:
+        """Put a changed pool into use; without an act, only see whether that would work. What was started for a pool
+        that is not taken ends."""
+        swap = await self._workers.prepare(loaded, hash_)
+        before = self.now
+        try:
+            if act is not None:
+                await self._write_down(loaded, hash_, diff, act)
+                self._take(InUse(loaded, hash_, self._clock.now()), swap.take)
+                log.info(
+                    "pool %s took the place of %s: %s", hash_[:12], before.hash[:12], "; ".join(change_lines(diff))
+                )
+        finally:
+            if self.now is before:
+                await swap.close()
 
     async def _stranded(self, before: PoolFile, after: PoolFile) -> dict[str, list[str]]:
         """Keys that name a missing pool or worker, newest first; none if the store is away."""
@@ -140,7 +157,7 @@ class Pools:
             worker.name
             for worker in loaded.pools.workers
             if worker.api_key != refs.get(worker.name)
-            or loaded.secrets.get(worker.name) != was.secrets.get(worker.name)
+            or _secrets_of(loaded, worker.name) != _secrets_of(was, worker.name)
         ]
         return changes(was.pools, loaded.pools, rekeyed)
 
@@ -163,6 +180,8 @@ class Pools:
             )
 
     async def _write_down(self, loaded: LoadedPool, hash_: str, diff: Mapping[str, Any], act: Act) -> None:
+        if not self._audits:
+            return
         revision = PoolRevision(hash_, canonical_text(loaded.pools), self._clock.now(), act.actor, act.why)
         after = {"hash": hash_, **self._place, "changes": diff}
         await self._revisions.change(revision, {"hash": self.now.hash}, after)
@@ -203,6 +222,11 @@ class Pools:
         """A revision as JSON for people and scripts."""
         fields = {"hash": revision.hash, "at": revision.at.isoformat(), "actor": revision.actor, "why": revision.why}
         return {**fields, "in_use": revision.hash == self.now.hash}
+
+
+def _secrets_of(loaded: LoadedPool, worker: str) -> dict[str, str]:
+    """The key of a worker, and the secrets in the environment of its program (`WORKER VARIABLE`)."""
+    return {name: secret for name, secret in loaded.secrets.items() if name.split(" ", 1)[0] == worker}
 
 
 def _log_wait(state: RetryCallState) -> None:

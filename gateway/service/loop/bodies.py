@@ -1,4 +1,9 @@
-"""What a worker is sent, how many choices a call asks for, and the worst case it may cost."""
+"""What a worker is sent, how many choices a call asks for, how large its prompt is, and the worst case it may cost.
+
+A prompt of up to UNCOUNTED_BYTES_MAX bytes counts as its bytes, because no byte-level tokenizer makes more tokens than
+that. A longer one, and one whose bytes leave too little for the reply, is counted by a tokenizer. Where the worker has
+none, bytes stay the bound.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.loop.caps import Draw
-from gateway.core.money.amounts import NANO_MAX, output_tokens_that_fit, worst_case_nano
-from gateway.core.openai.chat import FIELDS, HINTS, choices_in
+from gateway.core.money.amounts import (
+    AUDIO_BYTES_PER_TOKEN,
+    NANO_MAX,
+    TOKENS_PER_MESSAGE,
+    input_tokens_bound,
+    output_tokens_that_fit,
+    worst_case_nano,
+)
+from gateway.core.money.units import units_nano
+from gateway.core.openai.chat import FIELDS, HINTS, Endpoint, choices_in
 from gateway.core.openai.options import custom_as_functions
 from gateway.core.openai.parts import media_kinds, with_results_as_text, without_cache_control
+from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
+from gateway.core.openai.tasks.fields import Sound
+from gateway.core.openai.tasks.replies import most_units
 from gateway.core.openai.texts import TOKENS_DEFAULT
-from gateway.core.openai.usage import BYTES_PER_TOKEN
+from gateway.core.openai.usage import BYTES_PER_TOKEN, TOKENS_PER_TURN, declared_text, request_text
 from gateway.core.openai.vendor import for_worker
 from gateway.core.pool.models import adapt, model_of, takes_media_in_results, vendor_params
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.errors import CapReached, Unpriced, UpstreamRefused, context_exceeded
-from gateway.service.loop.prompts import UNCOUNTED_BYTES_MAX, PromptSize, counted_size, size_in_bytes
 from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import TokenCounter
 
+CUTS_OF_CONTEXT = 8  # prompts are cut in such parts, so that the next turns are cut at the same places
 OUTPUT_TOKENS_MIN = 16  # a call that could say less than this is not worth making
+UNCOUNTED_BYTES_MAX = 4096  # counting a longer prompt costs less than the money that its bytes would hold
+TOKENS_PER_DECLARATION = 512  # what a vendor tells its model about tools, once: more than any vendor publishes
 
 
 def price_of(spec: WorkerSpec) -> Price:
@@ -43,7 +61,7 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     """The body for a step's worker. Only the step that `answers` gets the client's own parameters, as far as the
     worker's model takes them; the record notes the others."""
     spec = run.spec
-    if loop.endpoint == "embeddings":
+    if loop.endpoint not in ("chat", "completions"):
         return dict(loop.params)
     if loop.endpoint == "completions":
         return {**loop.params, "max_tokens": min(loop.params.get("max_tokens", TOKENS_DEFAULT), spec.output_tokens_max)}
@@ -51,7 +69,8 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     params = _with_cache(spec, params) if answers else {}
     others = params.keys() - FIELDS.keys() - vendor_params(spec)
     params, changes = adapt(spec, {name: value for name, value in params.items() if name not in others})
-    run.left_out = [*changes, *sorted(others)]
+    hosted, lacking = loop.hosted.for_worker(spec.hosted) if answers else ({}, [])
+    run.left_out = [*changes, *sorted(others), *lacking]
     bounds = [params.pop(name, None) for name in ("max_completion_tokens", "max_tokens")]
     wanted = next((bound for bound in bounds if bound is not None), spec.output_tokens_max)
     wants_newer = bounds[0] or "max_completion_tokens" in spec.params or model_of(spec).completion_tokens
@@ -61,7 +80,9 @@ def step_body(loop: Loop, run: StepRun, messages: Sequence[Mapping[str, Any]], a
     messages = messages if takes_media_in_results(spec) else with_results_as_text(messages)
     sent = _with_cache(spec, {"messages": messages})
     body = {**params, **sent, name: min(wanted, spec.output_tokens_max)}
-    return body if model_of(spec).custom_tools else custom_as_functions(body)
+    body = body if model_of(spec).custom_tools else custom_as_functions(body)
+    tools = [*body.get("tools", ()), *hosted.get("tools", ())]
+    return {**body, **hosted, "tools": tools} if hosted else body
 
 
 def _with_cache(spec: WorkerSpec, body: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +125,9 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
     """The worst case of one attempt. Lowers the output that `body` asks for to one part in `share` of the money and
     tokens left, and to what the context has room for. Raises CapReached where too little is left, UpstreamRefused
     (`context_length_exceeded`) where the prompt alone fills the context."""
+    if loop.endpoint in TASK_FIELDS:
+        draw = task_worst(spec, loop.endpoint, body, size)
+        return WorstCase(draw, size.tokens_max)
     price, choices = price_of(spec), choices_in(body)
     media = carries_media(body)
     if loop.endpoint == "embeddings":  # no output
@@ -128,6 +152,15 @@ def worst_case(loop: Loop, spec: WorkerSpec, body: dict[str, Any], share: int, s
     return WorstCase(draw, size.tokens_max, by if lowered else None)
 
 
+def task_worst(spec: WorkerSpec, endpoint: Endpoint, body: Mapping[str, Any], size: PromptSize) -> Draw:
+    """The worst case of a call that is no conversation: its units, and tokens where the worker has prices for them."""
+    price, units, sound = price_of(spec), most_units(endpoint, body), body.get("file")
+    tokens = size.tokens_max + (len(sound.data) // AUDIO_BYTES_PER_TOKEN if isinstance(sound, Sound) else 0)
+    reply = spec.output_tokens_max * units.get("images", 1)
+    nano = worst_case_nano(price, tokens, reply, media=True) + units_nano(price, units)
+    return Draw(nano, size.tokens)
+
+
 def carries_media(body: Mapping[str, Any]) -> bool:
     """Whether sound or images are in a body, or wanted of it."""
     return "modalities" in body or "audio" in body or bool(media_kinds(body.get("messages") or ()))
@@ -139,6 +172,54 @@ def context_room(spec: WorkerSpec, size: PromptSize) -> int:
     if size.context_tokens is None or "context_tokens" not in spec.model_fields_set:
         return NANO_MAX
     return spec.context_tokens - size.context_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """Tokens of one prompt. `tokens_max`: an upper bound, for money. `tokens`: the count, for caps. `context_tokens`:
+    the least that it takes of a worker's context; None where nothing was counted."""
+
+    tokens_max: int
+    tokens: int
+    context_tokens: int | None = None
+
+
+def size_in_bytes(spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
+    """The size of a body's prompt where a token counts as a byte."""
+    rest = {name: value for name, value in body.items() if name != "messages"}
+    bound = input_tokens_bound(body.get("messages", ()), str(rest) + str(spec.params))
+    return PromptSize(bound, bound)
+
+
+async def counted_size(tokens: TokenCounter, spec: WorkerSpec, body: Mapping[str, Any]) -> PromptSize:
+    """The size of a body's prompt by the worker's tokenizer, never above its size in bytes."""
+    in_bytes = size_in_bytes(spec, body)
+    sent = {**spec.params, **body}
+    text, declared = request_text(sent), declared_text(sent)
+    count = await tokens.measure(spec, text.texts)
+    again = await tokens.measure(spec, declared.texts)
+    if count is None or again is None:
+        return in_bytes
+    template = len(sent.get("messages") or ()) * (TOKENS_PER_MESSAGE - TOKENS_PER_TURN)
+    template += TOKENS_PER_DECLARATION if declared.texts else 0
+    most = min(in_bytes.tokens_max, count.tokens_max + again.tokens_max + text.tokens + template)
+    return PromptSize(most, min(most, count.tokens + text.tokens), count.tokens + text.tokens - text.media_tokens)
+
+
+async def tokens_over(tokens: TokenCounter, spec: WorkerSpec, messages: Sequence[Mapping[str, Any]]) -> int:
+    """The tokens by which a prompt that leaves no reply must be shorter to leave a quarter of the context, in eighths
+    of the context; 0 where it leaves a reply, and where nobody knows."""
+    body, most = {"messages": messages}, spec.context_tokens
+    if (
+        "context_tokens" not in spec.model_fields_set
+        or size_in_bytes(spec, body).tokens_max + OUTPUT_TOKENS_MIN <= most
+    ):
+        return 0
+    size = await counted_size(tokens, spec, body)
+    if context_room(spec, size) >= OUTPUT_TOKENS_MIN:
+        return 0
+    eighth = max(1, most // CUTS_OF_CONTEXT)
+    return -((2 * eighth - context_room(spec, size)) // -eighth) * eighth
 
 
 async def prompt_size(

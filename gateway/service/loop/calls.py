@@ -12,13 +12,15 @@ fails everything sees 1.2 times its load and not 3 (Google SRE book, ch. 21, "Ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from itertools import count
 from typing import Any, TypeVar, cast
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential, wait_random
+from tenacity import AsyncRetrying, RetryCallState, wait_exponential, wait_random
 
 from gateway.core.log.rollout import AttemptRecord
+from gateway.core.log.spans import call_traceparent
 from gateway.core.money.amounts import Usage, cost_nano
 from gateway.core.money.details import sum_details
 from gateway.core.openai.chat import choices_in
@@ -26,12 +28,13 @@ from gateway.core.openai.mend import Mender
 from gateway.core.openai.options import custom_names
 from gateway.core.openai.reply import ReplyBuilder
 from gateway.core.openai.usage import billed_usage, read_usage, reply_text, request_text, text_bytes
+from gateway.core.pool.identity import identity_in
+from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import BatonError, CapReached, DeadlineExceeded, UpstreamError, UpstreamProtocol
-from gateway.service.loop.bodies import output_bound, price_of, worst_case
-from gateway.service.loop.prompts import PromptSize, size_in_bytes
+from gateway.service.loop.bodies import PromptSize, output_bound, price_of, size_in_bytes, worst_case
 from gateway.service.loop.state import Loop, StepRun
-from gateway.service.ports.request import Clock, TokenCount, TokenCounter, WorkerCall, Workers
+from gateway.service.ports.request import Clock, TokenCount, TokenCounter, Toolboxes, WorkerCall, Workers
 
 ATTEMPTS_MAX = 3
 ATTEMPT_S_MIN = 0.05
@@ -53,7 +56,15 @@ class NoTokenizer:
         return None
 
 
-NO_TOKENIZER = NoTokenizer()
+class NoToolboxes:
+    """`Toolboxes` of workers among which none is of kind mcp."""
+
+    def tools(self, worker: WorkerSpec, revision: str) -> tuple[Tool, ...]:
+        """No tools."""
+        return ()
+
+
+NO_TOKENIZER, NO_TOOLBOXES = NoTokenizer(), NoToolboxes()
 NO_CHARGE = Usage()  # of a call that cost nothing; a tool's reply without tokens still costs its price a call
 
 
@@ -89,6 +100,7 @@ class Calls:
         budget: RetryBudget,
         clock: Clock,
         tokens: TokenCounter = NO_TOKENIZER,
+        toolboxes: Toolboxes = NO_TOOLBOXES,
         *,
         attempts_max: int = ATTEMPTS_MAX,
         wait_initial_s: float = 0.1,
@@ -98,33 +110,36 @@ class Calls:
         self.workers = workers
         self.clock = clock
         self.tokens = tokens
+        self.toolboxes = toolboxes
         self._budget = budget
-        self._attempts_max = attempts_max
+        self.attempts_max = attempts_max
         self._backoff = wait_exponential(multiplier=wait_initial_s, max=wait_s_max) + wait_random(0, wait_initial_s)
         self._sleep = sleep
 
-    def attempts(self, deadline_s: float) -> AsyncRetrying:
-        """The attempts of one call. `deadline_s` is on the clock's monotonic scale."""
+    def begin(self) -> None:
+        """Count a call, which earns a share of a retry."""
         self._budget.deposit()
-        return AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, UpstreamError) and error.retryable),
-            wait=self._wait_s,
-            stop=lambda state: self._gives_up(state, deadline_s),
-            sleep=self._sleep,
-            reraise=True,
-        )
 
-    def _wait_s(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        wished_s = error.retry_after_s if isinstance(error, UpstreamError) else None
-        return max(self._backoff(state), wished_s or 0.0)
+    async def try_again(self, number: int, error: Exception, deadline_s: float) -> bool:
+        """Wait before the next attempt after the `number`th, which failed so, and pay for it; False where there is
+        none. `deadline_s` is on the clock's monotonic scale."""
+        if not (isinstance(error, UpstreamError) and error.retryable) or number >= self.attempts_max:
+            return False
+        wait_s = max(self._backoff(_after(number)), error.retry_after_s or 0.0)
+        if deadline_s - self.clock.monotonic_s() < wait_s + ATTEMPT_S_MIN or not self._budget.withdraw():
+            return False
+        await self._sleep(wait_s)
+        return True
 
-    def _gives_up(self, state: RetryCallState, deadline_s: float) -> bool:
-        """Called once after each failure that may be retried. Returning False pays for the retry."""
-        left_s = deadline_s - self.clock.monotonic_s()
-        if state.attempt_number >= self._attempts_max or left_s < state.upcoming_sleep + ATTEMPT_S_MIN:
-            return True
-        return not self._budget.withdraw()
+
+def _after(number: int) -> RetryCallState:
+    """The state that tenacity's waits read. Its loop would cost more than most calls need, which are not retried."""
+    state = RetryCallState(retry_object=_NO_RETRIES, fn=None, args=(), kwargs={})
+    state.attempt_number = number
+    return state
+
+
+_NO_RETRIES = AsyncRetrying()
 
 
 class StepCall:
@@ -149,10 +164,12 @@ class StepCall:
     ) -> None:
         self._calls, self._loop, self._run, self._body, self._saw = calls, loop, run, body, saw
         self._counted = counted
+        self._counts = False  # whether the latest attempt counts against caps.calls
         worst = worst_case(loop, run.spec, body, share, size or size_in_bytes(run.spec, body))
         self._worst, self._input_bound, self.lowered_by = worst.draw, worst.prompt_tokens_max, worst.lowered_by
         self._open = False  # whether the worst case is drawn and not settled
         self._started_us = 0
+        self._named: dict[str, str] = {}  # who the reply says that it is of
         self._latest: AttemptRecord | None = None
         self.collected = ReplyBuilder()
         customs = custom_names(loop.params) - custom_names(body)  # sent as functions
@@ -161,6 +178,7 @@ class StepCall:
     async def complete(self) -> Mapping[str, Any]:
         """The reply in one piece. Raises what the last attempt raised, CapReached, SpoolFull or DeadlineExceeded."""
         reply = await self._attempted(self._calls.workers.complete)
+        self._named = identity_in(reply.body, self._run.spec.model)
         self._record()
         await self._settle_counted(reply.usage, reply.body, reply.cost_nano)
         return reply.body if self._mender is None else self._mender.body(reply.body)
@@ -169,10 +187,11 @@ class StepCall:
         """The reply as it is produced: each chunk is passed on before the next is read, and nothing is tried again
         after the first. Raises as `complete`."""
         chunk, chunks = await self._attempted(self._first_chunk)
+        self._named = identity_in(chunk or {}, self._run.spec.model)
         usage: Usage | None = None
         try:
             async with aclosing(chunks):
-                with self._failure_recorded():
+                try:
                     while chunk is not None:
                         usage = read_usage(chunk) or usage
                         if self._mender is not None:
@@ -182,6 +201,9 @@ class StepCall:
                             self.collected.about(chunk)
                             await pass_on(chunk)
                         chunk = await anext(chunks, None)
+                except BaseException as error:  # boundary: only observed, for log and money; cancellation included
+                    self._record_failure(error)
+                    raise
             self._record()
             if not self.collected.finished:
                 raise UpstreamProtocol(f"worker {self._run.spec.name} ended its stream without a finish_reason")
@@ -197,29 +219,36 @@ class StepCall:
 
         Where too little is left for another attempt, the failure of the last one is raised: it is the worker's fault.
         """
-        failure: BaseException | None = None
+        self._calls.begin()
+        failure: Exception | None = None
+        for number in count(1):
+            try:
+                return await self._attempt(number, leave)
+            except CapReached:
+                if isinstance(failure, UpstreamError):
+                    raise failure from None
+                raise
+            except Exception as error:  # boundary: only looked at; what is not tried again goes on
+                failure = error
+                if not await self._calls.try_again(number, error, self._loop.tree.deadline_s):
+                    raise
+        raise AssertionError("the attempts end")
+
+    async def _attempt(self, number: int, leave: Callable[[WorkerCall], Awaitable[T]]) -> T:
+        call = self._worker_call()
+        self._draw(number)
+        await self._announce()
         try:
-            async for attempt in self._calls.attempts(self._loop.tree.deadline_s):
-                with attempt:
-                    call = self._worker_call()
-                    self._draw(attempt.retry_state.attempt_number)
-                    await self._announce()
-                    try:
-                        with self._failure_recorded():
-                            return await leave(call)
-                    except BaseException as error:  # boundary: a call that left is settled, whatever failed it
-                        failure = error
-                        await self._settle_begun(call.so_far)
-                        raise
-        except CapReached:
-            if isinstance(failure, UpstreamError):
-                raise failure from None
+            return await leave(call)
+        except BaseException as error:  # boundary: a call that left is logged and settled, whatever failed it
+            self._record_failure(error)
+            await self._settle_begun(call.so_far, error)
             raise
-        raise AssertionError("tenacity returns or raises")
 
     def _draw(self, number: int) -> None:
         """Take the worst case out of the request's meter. Raises CapReached."""
-        if self._counted or number > 1:
+        self._counts = self._counted or number > 1
+        if self._counts:
             self._loop.tree.meter.count_call()
         self._loop.tree.meter.draw(self._worst)
         self._open = True
@@ -229,7 +258,8 @@ class StepCall:
         """Put the dispatch on disk. Raises SpoolFull."""
         try:
             now_us, step, worker = self._calls.clock.now_us(), step_id(self._run), self._run.spec.name
-            await self._loop.announce(now_us, step, worker, self._worst.nano, self._run.dispatches)
+            nano, attempt = self._worst.nano, self._run.dispatches
+            await self._loop.announce(now_us, step, worker, nano, attempt, calls=int(self._counts))
         except BaseException:  # boundary: whatever kept the dispatch from the disk, the call has not left
             self._settle(NO_CHARGE)
             raise
@@ -240,20 +270,18 @@ class StepCall:
         chunks = cast(Chunks, self._calls.workers.stream(call))
         return await _first(chunks), chunks
 
-    @contextmanager
-    def _failure_recorded(self) -> Iterator[None]:
-        """Records the attempt that fails inside. It costs nothing if it failed with a status, or never left."""
-        try:
-            yield
-        except BaseException as error:  # boundary: only observed, for log and money; cancellation included
-            record = self._record(error)
-            if record.upstream_status is not None or not record.dispatched:
-                self._settle(NO_CHARGE)
-            raise
+    def _record_failure(self, error: BaseException) -> None:
+        """Record an attempt that failed. It costs nothing if it failed with a status, or never left."""
+        record = self._record(error)
+        if record.upstream_status is not None or not record.dispatched:
+            self._settle(NO_CHARGE)
 
     def _record(self, error: BaseException | None = None) -> AttemptRecord:
         """Log how the attempt ended."""
-        record = AttemptRecord(self._started_us, self._calls.clock.now_us(), left_out=list(self._run.left_out))
+        record = AttemptRecord(
+            self._started_us, self._calls.clock.now_us(), left_out=list(self._run.left_out), cut=self._run.cut
+        )
+        record.named = self._named or None
         if error is not None:
             record.error = error.code if isinstance(error, BatonError) else "cancelled"
         if isinstance(error, UpstreamError):
@@ -262,11 +290,16 @@ class StepCall:
         self._latest = record
         return record
 
-    async def _settle_begun(self, so_far: ReplyBuilder) -> None:
-        """Settle a whole reply that broke off: at what came of it, or in full where nothing did."""
+    async def _settle_begun(self, so_far: ReplyBuilder, error: BaseException) -> None:
+        """Settle a reply that broke off: at what came of it; at its tokens where the worker ended it, and no reply was
+        in it; in full where neither is known."""
         if self._open and so_far.started:
             self.collected = so_far
             await self._settle_counted(self._rough_usage(), so_far.body())
+        elif isinstance(error, UpstreamError) and error.tokens is not None:
+            prompt = min(error.tokens[0], self._input_bound)
+            reply = min(error.tokens[1], max(0, self._worst.tokens - prompt))
+            self._settle(Usage(prompt, reply, estimated=True), "bytes")
         else:
             self._settle(None)
 
@@ -344,6 +377,7 @@ class StepCall:
             saw=self._saw,
             endpoint=loop.endpoint,
             revision=loop.record.pool_revision or "",
+            traceparent=call_traceparent(loop.record, step_id(run), len(run.record.attempts)),
         )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass
+import math
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, replace
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Draw, Meter
 from gateway.core.loop.plan import (
     Plan,
-    PlanReader,
     decision_mask,
     plan_schema,
     read_plan,
@@ -17,8 +19,9 @@ from gateway.core.loop.plan import (
     validate,
     validate_step,
 )
-from gateway.core.loop.prompt import PROMPT_VERSION, Profile, prompt_hash, render, shows_quality
-from gateway.core.loop.shown import PromptInput
+from gateway.core.loop.prompt import PROMPT_VERSION, PROMPTED, Profile, prompt_hash, render, shows_quality
+from gateway.core.loop.reader import PlanReader
+from gateway.core.loop.shown import PromptInput, ShownWarm
 from gateway.core.money.amounts import Usage, cost_nano, input_tokens_bound, worst_case_nano
 from gateway.core.pool.workers import Price
 from gateway.errors import ConductorError
@@ -26,7 +29,30 @@ from gateway.service.loop.state import EarlyStart, Situation
 from gateway.service.ports.request import Conductor, ConductorCall, ConductorChunk, ConductorEnd, Sampling
 
 PROMPTED_TOKENS_MAX, TRAINED_TOKENS_MAX = 4096, 512  # of a plan: a model that plans by prompt may think first
-GUIDED_VERSION = f"guided-{PROMPT_VERSION}"
+TIMES_MIN, TIMES_MAX = 20, 200  # planning times that are known before the limit follows them, and that are remembered
+USUAL_SHARE, PATIENCE_FACTOR = 0.95, 4
+PROMPTED_VERSIONS = tuple(f"{profile}-{PROMPT_VERSION}" for profile in PROMPTED)
+
+
+class Patience:
+    """How long a plan is waited for before the rule plans instead: `PATIENCE_FACTOR` times the time that 19 of 20 of
+    the latest plans took, from `least_s` to `most_s`, and `most_s` until there are enough of them. A plan that took too
+    long counts with the time it was waited for, so that a server that became slower is waited for again."""
+
+    def __init__(self, most_s: float, least_s: float = 2.0) -> None:
+        self._most_s, self._least_s = most_s, least_s
+        self._times_s: deque[float] = deque(maxlen=TIMES_MAX)
+
+    def limit_s(self) -> float:
+        """The seconds that a plan is waited for now."""
+        if len(self._times_s) < TIMES_MIN:
+            return self._most_s
+        usual_s = sorted(self._times_s)[math.ceil(USUAL_SHARE * len(self._times_s)) - 1]
+        return min(self._most_s, max(self._least_s, PATIENCE_FACTOR * usual_s))
+
+    def took(self, seconds: float) -> None:
+        """Note how long a plan took."""
+        self._times_s.append(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +65,13 @@ class ConductorSettings:
     tokens_max: int = TRAINED_TOKENS_MAX
     temperature: float = 0.0
     quality: int | None = None  # the dial where a request sets none
+    patience: Patience | None = None  # None: `timeout_s` is the only limit
 
 
 def prompt_input(situation: Situation, quality: int | None = None) -> PromptInput:
     """The part of a situation that the conductor's prompt shows, the same for the server and for the trainer.
     `quality`: the dial where the request sets none."""
+    warm = situation.warm
     return PromptInput(
         situation.conversation,
         situation.shown,
@@ -54,6 +82,23 @@ def prompt_input(situation: Situation, quality: int | None = None) -> PromptInpu
         quality if situation.quality is None else situation.quality,
         situation.request,
         situation.examples,
+        situation.allowed.checkers,
+        situation.allowed.runs_tests,
+        situation.allowed.toolboxes,
+        None if warm is None else ShownWarm(warm.handle, warm.worth_nano, warm.why),
+    )
+
+
+def without_toolboxes(situation: Situation) -> Situation:
+    """The situation without workers of kind mcp: a conductor that was trained before there were any knows no steps on
+    them."""
+    away = set(situation.allowed.toolboxes)
+    handles = tuple(handle for handle in situation.allowed.handles if handle not in away)
+    return replace(
+        situation,
+        workers=tuple(spec for spec in situation.workers if spec.handle not in away),
+        shown=tuple(worker for worker in situation.shown if worker.handle not in away),
+        allowed=replace(situation.allowed, handles=handles, toolboxes=()),
     )
 
 
@@ -68,14 +113,18 @@ class ConductorPlanner:
 
     async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
         """Decode, log, validate. Raises ConductorError(down | slow | unparseable), PlanRefused, CapReached."""
-        call = self._call(situation, record)
+        profile = self._profile(situation)
+        if profile not in PROMPTED and situation.allowed.toolboxes:
+            situation = without_toolboxes(situation)
+            record.allowed = situation.allowed.as_json()
+        call = self._call(situation, record, profile)
         bound = input_tokens_bound(call.messages, str(call.schema))
         draw = Draw(worst_case_nano(self._settings.price, bound, self._settings.tokens_max), 0)
         meter.draw(draw)
         if draw.nano:
             await situation.before_spending(draw.nano)
         usage: Usage | None = None
-        reading = _Reading(situation, early)
+        reading, began_s = _Reading(situation, early), time.monotonic()
         try:
             async with asyncio.timeout(call.timeout_s):
                 async for item in self._conductor.decode(call):
@@ -83,9 +132,13 @@ class ConductorPlanner:
                         reading.take(item, record)
                     else:
                         usage = self._end(item, record)
+            self._took(time.monotonic() - began_s)
         except TimeoutError:
+            self._waited(call)
             raise ConductorError("slow", f"no plan within {call.timeout_s:.1f} s") from None
         except ConductorError as error:
+            if error.reason == "slow":
+                self._waited(call)
             usage = usage if error.billable or reading.reader.text else Usage()
             raise
         finally:
@@ -96,28 +149,45 @@ class ConductorPlanner:
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
             record.cost_nano = cost_nano(self._settings.price, usage)
             meter.settle(draw, record.cost_nano, 0)
-        if record.prompt_version != GUIDED_VERSION:
+        if record.prompt_version not in PROMPTED_VERSIONS:
             return validate(reading.reader.text, situation.allowed)
         plan, flags = read_plan(reading.reader.text, situation.allowed)
         record.flags += flags
         return plan
 
-    def _call(self, situation: Situation, record: RoundRecord) -> ConductorCall:
+    def _profile(self, situation: Situation) -> Profile:
+        """The profile of this prompt: `checked` where a prompted model has checkers or tools to plan with."""
+        profile = (situation.version or self._settings).profile
+        more = situation.allowed.checkers or situation.allowed.toolboxes
+        return "checked" if profile == "guided" and more else profile
+
+    def _call(self, situation: Situation, record: RoundRecord, profile: Profile) -> ConductorCall:
         temperature = 1.0 if situation.explore else self._settings.temperature
         sampling = Sampling(temperature=temperature, tokens_max=self._settings.tokens_max)
         version = situation.version
-        profile, quality = (version or self._settings).profile, (version or self._settings).quality
-        schema = plan_schema(situation.allowed, why=profile == "guided")
+        quality = (version or self._settings).quality
+        schema = plan_schema(situation.allowed, why=profile in PROMPTED, checks=profile == "checked")
         shown = prompt_input(situation, quality)
         messages = render(profile, shown)
-        record.shown = shown.guidance() if profile == "guided" else None
+        record.shown = shown.guidance() if profile in PROMPTED else None
         record.quality = shown.quality if shows_quality(profile) else None
         record.messages, record.sampling, record.schema_hash = messages, asdict(sampling), schema_hash(schema)
         record.prompt_version, record.prompt_hash = f"{profile}-{PROMPT_VERSION}", prompt_hash(profile)
         record.policy_version = version.version if version else None
-        timeout_s = min(self._settings.timeout_s, situation.timeout_s)
+        patience = self._settings.patience
+        limit_s = self._settings.timeout_s if patience is None else patience.limit_s()
+        timeout_s, hasty = min(limit_s, situation.timeout_s), situation.timeout_s < limit_s
         model = version.version if version and version.by_name else None
-        return ConductorCall(messages, schema, sampling, timeout_s, model)
+        return ConductorCall(messages, schema, sampling, timeout_s, model, hasty=hasty)
+
+    def _waited(self, call: ConductorCall) -> None:
+        """Note that no plan came within the call's time, unless the request left it less than a plan may take."""
+        if not call.hasty:
+            self._took(call.timeout_s)
+
+    def _took(self, seconds: float) -> None:
+        if self._settings.patience is not None:
+            self._settings.patience.took(seconds)
 
     def _end(self, end: ConductorEnd, record: RoundRecord) -> Usage:
         record.policy_version = end.model
@@ -146,6 +216,14 @@ class _Reading:
         self._raw += self.reader.feed(chunk.text)
         allowed = self._situation.allowed
         while self._handed < min(len(self._raw), self.reader.opened - 1, allowed.steps_max - 1):
+            if allowed.checkers and not self._is_plain(self._handed):
+                break
             step = validate_step(self._raw[self._handed], allowed, self._handed)
             self._handed += 1
             self._early(step)
+
+    def _is_plain(self, offset: int) -> bool:
+        """Whether neither this step nor the one after it, which must be complete, nor any before is a verify step: the
+        reply of a candidate may be the answer, and what comes after a verdict may never run."""
+        raw = self._raw[: offset + 2]
+        return len(raw) == offset + 2 and not any(isinstance(one, dict) and "kind" in one for one in raw)

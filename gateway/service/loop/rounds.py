@@ -1,67 +1,78 @@
 """The loop: plan, run the steps as a graph, show the policy what came back; then plan again, or ship.
 
 One loop serves every published scheme. A step starts as soon as the steps it sees have ended; the first steps start
-while the plan is still being decoded. A step on worker `self` is the same loop one level deeper, on the same meter and
-deadline.
+while the plan is still being decoded. A step on `self` is the same loop one level deeper, on the same meter and clock.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.log.events import uuid7
-from gateway.core.log.rollout import RolloutRecord, RoundRecord, StepRecord
-from gateway.core.loop.digest import shown_replies
+from gateway.core.log.rollout import RoundRecord, StepRecord, close_record
 from gateway.core.loop.plan import Plan, PlanLimits, Step
-from gateway.core.loop.shown import ShownReply, ShownRequest
-from gateway.core.loop.turns import asks_client
+from gateway.core.loop.replies.errors import NO_ERRORS, CheckerErrors
+from gateway.core.loop.shown import ShownRequest
+from gateway.core.loop.turns.marks import asks_client
 from gateway.core.money.amounts import input_tokens_bound
 from gateway.core.money.details import sum_details
+from gateway.core.openai.chat import NOTHING_HOSTED
+from gateway.core.openai.parts import media_kinds
 from gateway.core.openai.reply import reply_text
-from gateway.core.openai.vendor import without_state
 from gateway.core.pool.workers import MODEL_KINDS
 from gateway.errors import (
     BatonError,
     CapReached,
     ConductorError,
+    ContractMissed,
     DeadlineExceeded,
     MoneyUnavailable,
     PlanRefused,
     SpoolFull,
     UpstreamError,
 )
-from gateway.service.loop.calls import Calls
-from gateway.service.loop.shown import shown_worker
-from gateway.service.loop.state import Loop, Planner, Situation, StepRun
+from gateway.service.loop.calls import Calls, step_id
+from gateway.service.loop.checks import check_limits
+from gateway.service.loop.shown import replies_of, shown_worker
+from gateway.service.loop.state import EarlyStart, Loop, Planner, Situation, StepRun, child_record
 from gateway.service.loop.steps import StepRunner, replay
+from gateway.service.loop.summaries import NO_SUMMARIES, SummaryRules
+from gateway.service.loop.tools import boxes_of
 
 BYTES_PER_TOKEN = 4  # of a prompt, about
+RESTORE_S = 5.0
 FATAL = (MoneyUnavailable, SpoolFull)  # without money or a log nothing may run, not even the fallback
 
 
 class Rounds:
     """Runs loops. It has no state of its own; all state of a loop is in its `Loop`."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._clock = calls.clock
+    def __init__(
+        self, calls: Calls, errors: Mapping[str, CheckerErrors] = NO_ERRORS, summaries: SummaryRules = NO_SUMMARIES
+    ) -> None:
+        """`errors`: how often checkers err, by worker name, as it is known now."""
+        self._errors = errors
+        self._clock, self._boxes = calls.clock, calls.toolboxes
         self.tokens = calls.tokens  # counts the prompt of a request before it is admitted
-        self._steps = StepRunner(calls, self._child)
+        self.summaries = summaries  # who makes them for a request is chosen when it is admitted
+        self._steps = StepRunner(calls, self._child, summaries)
 
     async def run(self, loop: Loop) -> Mapping[str, Any]:
         """Run the loop and return the body of the reply. Raises the error that left the request without an answer."""
         left_s = loop.tree.deadline_s - self._clock.monotonic_s()
+        if loop.tree.checkpoints is not None:  # what was saved is restored even where no time is left for calls
+            left_s = max(left_s, RESTORE_S)
         try:
             async with asyncio.timeout(left_s):
                 return await self._rounds(loop)
         except TimeoutError:
-            return await self._best_so_far(loop, DeadlineExceeded(f"no answer within {loop.caps.wall_s:g} s"), "wall_s")
+            return await self.best_so_far(loop, DeadlineExceeded(f"no answer within {loop.caps.wall_s:g} s"), "wall_s")
         except CapReached as reached:
-            return await self._best_so_far(loop, reached, reached.cap)
+            return await self.best_so_far(loop, reached, reached.cap)
         except UpstreamError as failed:
-            return await self._best_so_far(loop, failed, "worker")
+            return await self.best_so_far(loop, failed, "worker")
 
     async def stick(self, loop: Loop, planner: Planner) -> Mapping[str, Any] | None:
         """Return the reply of the worker that `planner` goes back to; None where the worker failed before its first
@@ -86,18 +97,22 @@ class Rounds:
 
     async def _rounds(self, loop: Loop) -> Mapping[str, Any]:
         body: Mapping[str, Any] | None = None
+        missed: ContractMissed | None = None
         for number in range(1, loop.rounds + 1):
             final = number == loop.rounds
             ran = await self._round(loop, number, final)
             if ran is None:  # an empty plan: ship the previous answer
                 break
+            if isinstance(ran.error, ContractMissed) and not final:
+                missed = ran.error  # the next round learns it
+                continue
             body = await self._answer(loop, ran, number, final)
             if final:
                 return body  # a streaming client has received it already
-            if asks_client(body):  # tool calls are for the client: no further round may run over them
+            if ran.accepted or asks_client(body):  # no further round may run over tool calls: they are the client's
                 break
         if body is None:
-            raise PlanRefused("no_steps", "the plan had no steps")
+            raise missed or PlanRefused("no_steps", "the plan had no steps")
         await replay(body, loop)
         return body
 
@@ -150,26 +165,31 @@ class Rounds:
         while last.body is None or last.error is not None:
             error = last.error or ConductorError("unparseable", "the last step ended without a reply")
             fault = error if isinstance(error, UpstreamError) else fault
-            streamed = final and last.record.first_byte_us is not None
+            if isinstance(error, ContractMissed):
+                return await self.best_so_far(loop, error, "contract")
             if (
-                streamed
+                (final and last.record.first_byte_us is not None and last.streams)
                 or loop.fallback is None
                 or not isinstance(error, UpstreamError)
-                or not _has_other_workers(loop)
+                or not (_has_other_workers(loop) or _calls_up(loop))
             ):
                 if isinstance(error, CapReached):
-                    return await self._best_so_far(loop, fault or error, error.cap)
-                return await self._best_so_far(loop, error, "worker")
+                    return await self.best_so_far(loop, fault or error, error.cap)
+                return await self.best_so_far(loop, error, "worker")
             loop.record.fallback = f"worker_{error.kind}"
             last = await self._fall_back(loop, loop.fallback, number, final)
+        if final and not last.streams:
+            await replay(last.body, loop)
         return last.body
 
-    async def _best_so_far(self, loop: Loop, error: BatonError, why: str) -> Mapping[str, Any]:
+    async def best_so_far(self, loop: Loop, error: BatonError, why: str) -> Mapping[str, Any]:
         """Ship the latest answer and flag the rollout: the reply of a plan's last step, or of a step that was asked the
         whole question, never that of a sub-task. Raises `error` where a stream has begun, or there is none."""
         begun = any(run.record.first_byte_us is not None and loop.sink is not None for run in loop.runs)
-        answers = [run for run in loop.runs if run.answers or run.step.task is None]
+        answers = [run for run in loop.runs if run.answers or (run.step.task is None and run.step.verify is None)]
         done = [run.body for run in answers if run.body is not None and run.record.status == "done"]
+        if why == "contract" and not done:  # a reply that missed the planner's contract is better than none
+            done = [run.body for run in answers if run.body is not None and isinstance(run.error, ContractMissed)]
         bodies = [body for body in done if loop.shape is None or loop.shape.fits(body)]
         if isinstance(error, FATAL) or begun or not bodies or not (reply_text(bodies[-1]) or asks_client(bodies[-1])):
             raise error
@@ -182,28 +202,29 @@ class Rounds:
 
     def situation(self, loop: Loop, number: int) -> Situation:
         """The situation from which a policy plans round `number`."""
-        loops = loop.depth < loop.caps.depth
-        offered = tuple(spec for spec in loop.workers if spec.kind != "self" or loops)
-        failed = frozenset(run.step.worker for run in loop.runs if run.error is not None)
+        loops, boxes = loop.depth < loop.caps.depth, boxes_of(self._boxes, loop)
+        offered = tuple(spec for spec in loop.workers if (spec.kind != "self" or loops) and boxes.get(spec.name) != ())
+        past, errors = loop.experience, self._errors
         allowed = PlanLimits(
             handles=tuple(spec.handle for spec in offered),
             steps_max=loop.caps.steps,
             first_index=len(loop.runs),
             depth_capped=frozenset(spec.handle for spec in loop.workers if spec.kind == "self" and not loops),
+            **check_limits(offered),
         )
         return Situation(
             pool=loop.record.pool_name,
             conversation=loop.conversation,
             workers=offered,
-            shown=tuple(shown_worker(spec, loop.experience.get(spec.name)) for spec in offered),
+            shown=tuple(shown_worker(x, past.get(x.name), boxes.get(x.name, ()), errors.get(x.name)) for x in offered),
             experience=loop.experience,
-            replies=_with_texts(loop, _shown_replies(loop)),
+            replies=replies_of(loop),
             allowed=allowed,
             round=number,
             depth_left=loop.caps.depth - loop.depth,
             timeout_s=max(0.001, loop.tree.deadline_s - self._clock.monotonic_s()),
             explore=loop.explore,
-            avoid=failed,
+            avoid=frozenset(run.step.worker for run in loop.runs if run.error is not None),
             task_type=loop.record.task_type,
             before_spending=lambda nano: loop.announce(self._clock.now_us(), f"plan.{number}", "conductor", nano),
             final=number == loop.rounds,
@@ -212,6 +233,7 @@ class Rounds:
             rollout_id=loop.record.id if loop.depth == 0 else None,
             request=self._shown_request(loop),
             examples=loop.examples,
+            warm=loop.warm,
         )
 
     def _shown_request(self, loop: Loop) -> ShownRequest:
@@ -233,7 +255,7 @@ class Rounds:
         if loop.depth >= loop.caps.depth:
             raise CapReached("depth", f"no child loop below depth {loop.caps.depth}")
         child = Loop(
-            record=_child_record(loop, self._clock.now_us(), messages),
+            record=child_record(loop, self._clock.now_us(), messages),
             tree=loop.tree,
             conversation=tuple(messages),
             params=loop.params if answers else {},
@@ -248,8 +270,10 @@ class Rounds:
             version=loop.version,
             sink=loop.sink if streams else None,
             shape=loop.shape if answers else None,
-            needs=loop.needs if answers else frozenset(),
+            hosted=loop.hosted if answers else NOTHING_HOSTED,
+            needs=loop.needs if answers else media_kinds(messages),
             examples=loop.examples,
+            path=f"{loop.path}{step_id(run)}/",
         )
         run.record.child_rollout_id = child.record.id
         loop.tree.children.append(child.record)
@@ -284,104 +308,83 @@ class _Graph:
     loop: Loop
     record: RoundRecord
     final: bool
+    first: int = 0  # the index of the round's first step
 
     async def run(self, planner: Planner, situation: Situation, now_us: Any) -> StepRun | None:
         """Plan and run every step. Returns the last step when all have ended. A refused plan cancels the steps that
         have started."""
-        first = len(self.loop.runs)
+        self.first = len(self.loop.runs)
         tasks: list[asyncio.Task[None]] = []
 
         def early(step: Step) -> None:
-            tasks.append(self._start(step, answers=False))
+            tasks.append(self._start(step, answers=False, last=False))
 
         self.record.allowed = situation.allowed.as_json()
         try:
-            plan = await planner.plan(situation, self.record, self.loop.tree.meter, early)
-            self.record.plan, self.record.finished_us = plan.as_json(), now_us()
+            plan = await self._plan(planner, situation, early)
+            self.record.plan, self.record.finished_us = plan.as_json(), self.record.finished_us or now_us()
             why = {"why": plan.why} if plan.why else {}
             self.loop.tell("planned", round=self.record.round, by=self.record.planner, steps=len(plan.steps), **why)
             self._start_rest(plan, tasks)
-            await asyncio.gather(*tasks)
+            await (tasks[0] if len(tasks) == 1 else asyncio.gather(*tasks))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for run in self.loop.runs[first:]:
+            if left := [task for task in tasks if not task.done()]:
+                for task in left:
+                    task.cancel()
+                await asyncio.gather(*left, return_exceptions=True)
+        for run in self.loop.runs[self.first :]:
             if isinstance(run.error, FATAL):
                 raise run.error
-        return self.loop.runs[-1] if plan.steps else None
+        return self._last() if plan.steps else None
+
+    async def _plan(self, planner: Planner, situation: Situation, early: EarlyStart) -> Plan:
+        """The plan of the round. Where plans are saved, no step starts before its plan is."""
+        meter, points = self.loop.tree.meter, self.loop.tree.checkpoints
+        if points is None:
+            return await planner.plan(situation, self.record, meter, early)
+        return await points.planned(
+            self.loop, self.record, lambda: planner.plan(situation, self.record, meter, lambda step: None)
+        )
+
+    def _last(self) -> StepRun:
+        """The step whose reply is the plan's answer: the candidate of the verdict that ended the plan, else the last
+        step that ran."""
+        runs = self.loop.runs[self.first :]
+        end = next((run for run in runs if run.verdict is not None and run.taken is None), None)
+        if end is not None:
+            candidate = self.loop.runs[end.index - 1]
+            candidate.accepted = end.verdict is not None and end.verdict.accept is True
+            return candidate
+        ran = [run for run in runs if run.step.verify is None and run.record.status != "skipped"]
+        return ran[-1] if ran else runs[-1]
 
     def _start_rest(self, plan: Plan, tasks: list[asyncio.Task[None]]) -> None:
         started = len(tasks)
         for offset, step in enumerate(plan.steps[started:], start=started):
-            tasks.append(self._start(step, answers=offset == len(plan.steps) - 1))
+            answers = plan.may_answer(offset, self.first)
+            tasks.append(self._start(step, answers=answers, last=offset == len(plan.steps) - 1))
 
-    def _start(self, step: Step, *, answers: bool) -> asyncio.Task[None]:
+    def _start(self, step: Step, *, answers: bool, last: bool) -> asyncio.Task[None]:
         spec = next(spec for spec in self.loop.workers if spec.handle == step.worker)
         index = len(self.loop.runs)
         record = StepRecord(
             self.record.round, index, spec.name, spec.handle, spec.kind, spec.version, step.task, list(step.see)
         )
-        run = StepRun(index, step, spec, record, answers)
+        streams = answers and last and self.final and self.loop.sink is not None and step.is_plain
+        gates = tuple(run.index for run in self.loop.runs[self.first :] if run.step.verify is not None)
+        run = StepRun(index, step, spec, record, answers, streams, gates)
         self.loop.runs.append(run)
         self.loop.record.steps.append(record)
-        streams = answers and self.final and self.loop.sink is not None
         return asyncio.create_task(self.steps.run(self.loop, run, answers=answers, streams=streams))
-
-
-def close_record(record: RolloutRecord, now_us: int) -> None:
-    """Complete a loop's record from its rounds and steps."""
-    parts: list[RoundRecord | StepRecord] = [*record.rounds, *record.steps]
-    record.cost_nano = sum(part.cost_nano for part in parts)
-    record.prompt_tokens = sum(step.prompt_tokens for step in record.steps)
-    record.completion_tokens = sum(step.completion_tokens for step in record.steps)
-    record.finished_us = now_us
-    planners = [planned for planned in record.rounds if planned.refusal is None]
-    record.policy_used = planners[-1].planner if planners else record.policy_requested
-    record.policy_version = next((p.policy_version for p in reversed(planners) if p.policy_version), None)
-    record.policy_assigned = next((p.policy_version for p in record.rounds if p.policy_version), None)
-
-
-def _child_record(loop: Loop, now_us: int, messages: list[dict[str, Any]]) -> RolloutRecord:
-    parent = loop.record
-    child_id = uuid7(now_us // 1000)
-    return RolloutRecord(
-        id=child_id,
-        key_id=parent.key_id,
-        org=parent.org,
-        created_us=now_us,
-        policy_requested=parent.policy_requested,
-        pool_name=parent.pool_name,
-        pool_hash=parent.pool_hash,
-        pool_revision=parent.pool_revision,
-        pool=parent.pool,
-        caps=parent.caps,
-        request={"messages": without_state(messages)},
-        completion_id=f"chatcmpl-{child_id.replace('-', '')}",
-        parent_id=parent.id,
-        depth=parent.depth + 1,
-        end_user=parent.end_user,
-        task_type=parent.task_type,
-        log_mode=parent.log_mode,
-        train=parent.train,
-        tags=parent.tags,
-    )
-
-
-def _shown_replies(loop: Loop) -> tuple[ShownReply, ...]:
-    """The digest of every step so far."""
-    runs = loop.runs
-    texts = [reply_text(run.body) if run.body is not None else None for run in runs]
-    return shown_replies([run.step.worker for run in runs], texts, [run.record.finish_reason for run in runs])
-
-
-def _with_texts(loop: Loop, replies: tuple[ShownReply, ...]) -> tuple[ShownReply, ...]:
-    """The digests, each with the reply that it is of."""
-    texts = [reply_text(run.body) if run.body is not None else "" for run in loop.runs]
-    return tuple(replace(reply, text=text) for reply, text in zip(replies, texts, strict=True))
 
 
 def _has_other_workers(loop: Loop) -> bool:
     """Whether the pool has a model worker that has not failed in this loop."""
     failed = {run.step.worker for run in loop.runs if run.error is not None}
     return any(spec.handle not in failed and spec.kind in MODEL_KINDS for spec in loop.workers)
+
+
+def _calls_up(loop: Loop) -> bool:
+    """Add the workers in quarantine, where there are any: every other one has failed."""
+    loop.workers, loop.reserve, added = (*loop.workers, *loop.reserve), (), bool(loop.reserve)
+    return added

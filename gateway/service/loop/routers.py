@@ -1,23 +1,32 @@
-"""Routers, the policies that plan without a model: fixed worker, rule, vote and cascade."""
+"""Routers, the policies that plan without a model: fixed worker, rule, vote, checked and cascade. And `auto`, under
+which the rule plans until the conductor has earned a kind of work (core/policies/earning.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Container, Sequence
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
+from gateway.core.loop.contract import Verify
 from gateway.core.loop.experience import RuleWeights, rule_utility, smoothed_success
 from gateway.core.loop.plan import Plan, Step
+from gateway.core.loop.shown import UNKNOWN_AGREEMENT
 from gateway.core.money.amounts import Usage, cost_nano
-from gateway.core.pool.workers import MODEL_KINDS, NANO_PER_USD, VOTE_URL, WorkerSpec
-from gateway.errors import PlanRefused
+from gateway.core.policies.earning import Bar, Rewards, has_earned
+from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, NANO_PER_USD, VOTE_URL, WorkerSpec
+from gateway.errors import BatonError, PlanRefused
 from gateway.service.loop.bodies import price_of
-from gateway.service.loop.state import EarlyStart, Situation
+from gateway.service.loop.state import EarlyStart, Planner, Situation
 
 LATENCY_GUESS_S = 2.0
 USAGE_GUESS = Usage(400, 300)  # a typical call, where there is no experience
 VOTERS = 3
 SHIP = Plan(())
+LOOK_S = 60.0
+Kind = tuple[str, str | None]  # pool, task type
+log = logging.getLogger("gateway")
 
 
 def models_of(situation: Situation) -> list[WorkerSpec]:
@@ -55,19 +64,34 @@ def vote_plan(situation: Situation, voters: Sequence[WorkerSpec]) -> Plan:
 
 
 def cascade_plan(situation: Situation, first: Sequence[WorkerSpec], then: WorkerSpec | None) -> Plan:
-    """Round 1: `first` in parallel, or `then` alone where caps or pool allow no second opinion. Round 2: `then`, unless
-    another reply agrees with the last of `first`. The last reply is shipped."""
+    """Round 1: `first` in parallel, or `then` alone where caps or pool allow no second opinion. Round 2: `then`, if the
+    last of `first` is disputed. Where nothing says whether two replies agree, the pool's judge is asked first, and
+    `then` where it finds that they do not. The last reply is shipped."""
     if situation.round == 1:
         asked = first[-1:] if situation.final else first[-situation.allowed.steps_max :]
         return single(then) if then is not None and len(asked) < 2 else side_by_side(situation, asked)
-    if situation.round > 2 or then is None or len(situation.replies) < 2 or agreed(situation):
+    if situation.round > 2 or then is None or len(situation.replies) < 2:
         return SHIP
-    return single(then)
+    if disputed(situation):
+        return single(then)
+    judge = next((spec for spec in situation.workers if spec.url == JUDGE_URL), None)
+    if judge is None or len(situation.replies) > 2 or not undecided(situation) or situation.allowed.steps_max < 2:
+        return SHIP
+    verdict = Step(judge.handle, None, (0, 1), verify=Verify(accept=None, escalate=3))
+    return Plan((verdict, Step(then.handle, None)))
 
 
-def agreed(situation: Situation) -> bool:
-    """Whether the last reply, which an empty plan ships, has the same answer as an earlier reply."""
-    return any(flag.startswith("agrees:") for flag in situation.replies[-1].flags)
+def disputed(situation: Situation) -> bool:
+    """Whether the last reply, which an empty plan ships, agrees with none and is known to differ from an earlier one,
+    or lacks the short answer that an earlier one marks. Two essays that differ are not disputed: both may be good."""
+    last = situation.replies[-1]
+    return bool(last.differs) and not any(flag.startswith("agrees:") for flag in last.flags)
+
+
+def undecided(situation: Situation) -> bool:
+    """Whether nothing says whether the last reply agrees with another, and both are there."""
+    whole = not any("failed" in reply.flags for reply in situation.replies)
+    return whole and UNKNOWN_AGREEMENT in situation.replies[-1].flags
 
 
 class FixedPlanner:
@@ -122,9 +146,11 @@ class RulePlanner:
 
 
 def _expected_nano(spec: WorkerSpec, situation: Situation) -> int:
-    """The expected nano-dollars of a call of this worker. Raises Unpriced."""
-    past = situation.experience.get(spec.name)
-    return past.cost_nano_mean if past else cost_nano(price_of(spec), USAGE_GUESS)
+    """The expected nano-dollars of a call of this worker, less what its prompt cache saves where it is warm. Raises
+    Unpriced."""
+    past, warm = situation.experience.get(spec.name), situation.warm
+    nano = past.cost_nano_mean if past else cost_nano(price_of(spec), USAGE_GUESS)
+    return nano - (warm.worth_nano if warm is not None and warm.worker == spec.name else 0)
 
 
 class VoteRouter:
@@ -143,10 +169,56 @@ class VoteRouter:
         return vote_plan(situation, self._rule.ranked(situation)[: self._voters])
 
 
+class CheckedRouter:
+    """`checked:CHEAP>MIDDLE>BEST@CHECKER`: the first worker answers and the checker looks at its reply; the next one
+    answers where the checker does not accept it, and so on. The last one's reply is not checked. A cap on steps leaves
+    out workers from the middle."""
+
+    def __init__(self, workers: Sequence[str], checker: str) -> None:
+        """`workers`: names, in the order in which they are asked, two at least. `checker`: a name."""
+        self.name = f"checked:{'>'.join(workers)}@{checker}"
+        self.workers = tuple(workers)
+        self.checker = checker
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names: the workers, then the checker."""
+        return (*self.workers, self.checker)
+
+    async def plan(self, situation: Situation, record: RoundRecord, meter: Meter, early: EarlyStart) -> Plan:
+        """Raises PlanRefused where one of the names is not offered."""
+        if situation.round > 1:
+            return SHIP
+        by_name = {spec.name: spec.handle for spec in situation.workers}
+        if missing := [name for name in self.names if name not in by_name]:
+            raise PlanRefused("unknown_worker", f"worker {missing[0]} is not in this pool")
+        asked = (situation.allowed.steps_max + 1) // 2
+        chain = (*self.workers[: asked - 1], self.workers[-1]) if asked < len(self.workers) else self.workers
+        return checked_plan([by_name[name] for name in chain], by_name[self.checker], situation.allowed.first_index)
+
+    @classmethod
+    def read(cls, text: str) -> CheckedRouter | None:
+        """The router that `CHEAP>MIDDLE>BEST@CHECKER` names; None where the text has another form."""
+        chain, _, checker = text.rpartition("@")
+        workers = chain.split(">")
+        valid = checker and len(workers) > 1 and all(workers) and len(set(workers)) == len(workers)
+        return cls(workers, checker) if valid else None
+
+
+def checked_plan(chain: Sequence[str], checker: str, first: int) -> Plan:
+    """A plan over handles: each of the chain answers, and all but the last are checked; an accepted reply ships."""
+    steps: list[Step] = []
+    for handle in chain[:-1]:
+        steps.append(Step(handle, None))
+        index = first + len(steps)
+        steps.append(Step(checker, None, (index - 1,), verify=Verify(accept=None, escalate=index + 1)))
+    return Plan((*steps, Step(chain[-1], None)))
+
+
 class CascadeRouter:
-    """`cascade`: two workers that are good for their price answer in parallel. Where they agree, that is the reply;
-    else the most successful of the others answers. Without experience the dearest worker counts as the most
-    successful."""
+    """`cascade`: two workers that are good for their price answer in parallel. Where they differ, the most successful
+    of the others answers; where they agree, or nothing says whether they do, the pool's judge included, the better
+    one's is the reply. Without experience the dearest worker counts as the most successful."""
 
     name = "cascade"
 
@@ -162,3 +234,59 @@ class CascadeRouter:
 
     def _worth(self, spec: WorkerSpec, situation: Situation) -> tuple[float, int, str]:
         return self._rule.success(spec, situation), _expected_nano(spec, situation), spec.name
+
+
+# ---------------------------------------------------------------- auto
+
+
+class Earnings:
+    """The kinds of work that the conductor has earned, read from the log once a minute, beside the requests. With the
+    store away the last reading stands; before the first there is none."""
+
+    def __init__(self, rewards: Callable[[], Awaitable[Sequence[Rewards]]], bar: Bar) -> None:
+        self._rewards = rewards
+        self._bar = bar
+        self._earned: frozenset[Kind] = frozenset()
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._earned
+
+    async def look(self) -> None:
+        """Compare both planners again. A kind without recent outcomes is the rule's. Raises Unavailable."""
+        arms: dict[Kind, dict[str, Rewards]] = {}
+        for one in await self._rewards():
+            arms.setdefault((one.pool, one.task_type), {})[one.planner] = one
+        both = {kind: arm for kind, arm in arms.items() if {"conductor", "rule"} <= set(arm)}
+        self._earned = frozenset(
+            kind
+            for kind, arm in both.items()
+            if has_earned(arm["conductor"], arm["rule"], self._bar, in_charge=kind in self._earned)
+        )
+
+    async def run(self) -> None:
+        """Look once a minute, for ever."""
+        while True:
+            try:
+                await self.look()
+            except BatonError as error:
+                log.warning("the outcomes of rule and conductor are not compared now: %s", error.message)
+            await asyncio.sleep(LOOK_S)
+
+
+class AutoPlanner:
+    """Chooses between rule and conductor, once for each request. `trained`: the pools that the conductor's weights were
+    trained for, where it plans from the first request on."""
+
+    name = "auto"
+
+    def __init__(self, rule: Planner, learned: Planner, earnings: Container[Kind], trained: Container[str]) -> None:
+        self._rule = rule
+        self._learned = learned
+        self._earnings = earnings
+        self._trained = trained
+
+    def choose(self, pool: str, task_type: str | None, *, trial: bool) -> Planner:
+        """The planner of a request. `trial`: the request goes to the planner that is not in charge, for comparison."""
+        if pool in self._trained:
+            return self._learned
+        return self._learned if ((pool, task_type) in self._earnings) != trial else self._rule

@@ -1,22 +1,34 @@
-"""Workers as the conductor's prompt shows them, and as a rollout's record stores them."""
+"""Workers and replies as the conductor's prompt shows them, and workers as a rollout's record stores them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from gateway.core.loop.shown import ShownExperience, ShownPlan, ShownWorker, price_tier
-from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
+from gateway.core.loop.digest import shown_replies
+from gateway.core.loop.replies.errors import CheckerErrors
+from gateway.core.loop.replies.judging import pair_verdict
+from gateway.core.loop.replies.kinds import Reply, ReplyKind, read_message, wanted_kind
+from gateway.core.loop.shown import SHOWN_MIN, ShownExperience, ShownPlan, ShownReply, ShownWorker, price_tier
+from gateway.core.openai.reply import reply_text
+from gateway.core.pool.tools import Tool
+from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, WorkerSpec
 from gateway.service.loop.bodies import price_of
+from gateway.service.loop.checks import flags_with_verdicts
+from gateway.service.loop.state import Loop, StepRun
 from gateway.service.ports.request import WonPlan, WorkerExperience
 
 EXAMPLE_CHARS_MAX = 200  # of a question or a task in an example
-SHOWN_MIN = 2  # outcomes before a conductor is shown them: it believes what it is shown
+SHOWN_TOOLS_MAX, SIGNATURE_CHARS_MAX = 12, 160  # of one worker's tools
 
 
-def shown_worker(spec: WorkerSpec, past: WorkerExperience | None) -> ShownWorker:
-    """One worker as the conductor's prompt shows it."""
+def shown_worker(
+    spec: WorkerSpec, past: WorkerExperience | None, tools: Sequence[Tool] = (), errors: CheckerErrors | None = None
+) -> ShownWorker:
+    """One worker as the conductor's prompt shows it, with the tools that it has for others, and how often it errs as a
+    checker."""
     if past is not None and past.n < SHOWN_MIN:
         past = None
     seen = ShownExperience(past.n, past.success_mean, past.cost_nano_mean, past.latency_ms_mean) if past else None
@@ -25,7 +37,34 @@ def shown_worker(spec: WorkerSpec, past: WorkerExperience | None) -> ShownWorker
         *(spec.handle, spec.description, spec.tags, price_tier(price_of(spec)), spec.context_tokens, latency_s, seen),
         output_tokens_max=spec.output_tokens_max if spec.kind in MODEL_KINDS else 0,
         cannot=spec.cannot,
+        tools=tuple(tool.signature[:SIGNATURE_CHARS_MAX] for tool in tools[:SHOWN_TOOLS_MAX]),
+        errors=errors,
+        is_tool=spec.kind not in MODEL_KINDS,
     )
+
+
+def replies_of(loop: Loop) -> tuple[ShownReply, ...]:
+    """The digest of every step so far, with its reply and the verdicts on it."""
+    runs = loop.runs
+    wanted = wanted_kind(loop.params, loop.record.tags)
+    replies = [_typed(run, wanted) for run in runs]
+    judges = [run for run in runs if run.spec.url == JUDGE_URL and run.body is not None]
+    said = [pair_verdict(reply_text(run.body or {}), run.step.see) for run in judges]
+    reasons = [run.record.finish_reason for run in runs]
+    digests = shown_replies([run.step.worker for run in runs], replies, reasons, dict(filter(None, said)))
+    texts = [reply_text(run.body) if run.body is not None else "" for run in runs]
+    return tuple(
+        replace(digest, text=text, flags=flags_with_verdicts(loop, digest))
+        for digest, text in zip(digests, texts, strict=True)
+    )
+
+
+def _typed(run: StepRun, wanted: ReplyKind | None) -> Reply | None:
+    """The reply of a step by its kind; None where it has none. `wanted`: the kind that the request asks for."""
+    if run.body is None:
+        return None
+    choice = (run.body.get("choices") or [{}])[0]
+    return read_message(choice.get("message") or {}, wanted if run.step.task is None else None)
 
 
 def shown_plans(won: Sequence[WonPlan], workers: Sequence[WorkerSpec]) -> list[ShownPlan]:
@@ -50,8 +89,19 @@ def _shown_step(step: Any, pool: Mapping[str, str], handles: Mapping[str, str]) 
     return {"worker": handle, "task": task and str(task)[:EXAMPLE_CHARS_MAX], "see": step.get("see") or []}
 
 
-def pool_entry(spec: WorkerSpec, past: WorkerExperience | None) -> dict[str, Any]:
-    """One worker as the rollout's record stores it."""
+def shown_pool(loop: Loop) -> list[dict[str, Any]]:
+    """The workers that a plan may name, as the rollout's record stores them. Of a request to one model by its name that
+    is this one alone: with the others of a large pool most of the record would be about workers that nobody asked."""
+    named = loop.planner.name.removeprefix("fixed:") if loop.fallback is None else None
+    only = [spec for spec in loop.workers if spec.name == named and spec.kind in MODEL_KINDS]
+    return [
+        pool_entry(spec, loop.experience.get(spec.name), loop.drawn.get(spec.name)) for spec in only or loop.workers
+    ]
+
+
+def pool_entry(spec: WorkerSpec, past: WorkerExperience | None, drawn: float | None = None) -> dict[str, Any]:
+    """One worker as the rollout's record stores it. `drawn`: the probability with which a candidate of a large pool was
+    drawn at random."""
     price = price_of(spec)
     seen = None
     if past is not None:
@@ -67,4 +117,4 @@ def pool_entry(spec: WorkerSpec, past: WorkerExperience | None) -> dict[str, Any
         "output_nano_per_mtok": price.output_nano_per_mtok,
         "call_nano": price.call_nano,
         "experience": seen,
-    }
+    } | ({} if drawn is None else {"drawn": drawn})

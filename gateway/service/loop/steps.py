@@ -8,14 +8,16 @@ the check: no `finish_reason` is passed on before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gateway.core.loop.compose import SeenStep, step_messages
-from gateway.core.openai.parts import without_media
+from gateway.core.loop.compose import SeenStep, Shortened, selected, shortened, step_messages, task_text
+from gateway.core.loop.summary import summary_message
+from gateway.core.openai.parts import MEDIA_TYPES, parts_of_kinds, without_media
 from gateway.core.openai.reply import chunks_of, merge, reply_text, with_one_call
+from gateway.core.openai.usage import BYTES_PER_TOKEN
 from gateway.core.openai.vendor import without_state
-from gateway.core.pool.workers import MODEL_KINDS
+from gateway.core.pool.workers import MODEL_KINDS, TOOL_KINDS
 from gateway.errors import BatonError, CapReached, UpstreamInvalid
 from gateway.service.loop.bodies import (
     fan_out,
@@ -23,29 +25,53 @@ from gateway.service.loop.bodies import (
     prompt_size,
     single_bodies,
     step_body,
+    tokens_over,
     wanted_tokens,
 )
 from gateway.service.loop.calls import Calls, PassOn, Saw, StepCall
+from gateway.service.loop.checks import Contracts, is_skipped
 from gateway.service.loop.state import Loop, StepRun
+from gateway.service.loop.summaries import NOBODY, Summaries, SummaryRules
+from gateway.service.loop.tools import ToolCalls, kit_of
 
+FITS_MAX = 4  # times that a prompt is cut and counted again
 T = TypeVar("T")
+Messages = list[dict[str, Any]]
 Child = Callable[[Loop, StepRun, list[dict[str, Any]], bool, bool], Awaitable[Mapping[str, Any]]]
 
 
 class StepRunner:
     """Runs single steps over `calls`. `child` runs a step on worker `self` as a loop one level deeper."""
 
-    def __init__(self, calls: Calls, child: Child) -> None:
+    def __init__(self, calls: Calls, child: Child, summaries: SummaryRules) -> None:
         self._shared = calls
         self._child = child
+        self._summaries = Summaries(calls, summaries)
+        self._tools = ToolCalls(calls, self._calls)
+        self._contracts = Contracts(calls.clock, self._call, self._calls)
 
     async def run(self, loop: Loop, run: StepRun, *, answers: bool, streams: bool) -> None:
         """Wait for the steps it sees, call its worker, and keep the reply or the error. `answers`: the step gets the
         client's own parameters. `streams`: its stream is the reply. Raises only CancelledError."""
+        points = loop.tree.checkpoints
+        if points is None:
+            return await self._run(loop, run, answers, streams)
+        return await points.step(loop, run, lambda: self._run(loop, run, answers, streams))
+
+    async def _run(self, loop: Loop, run: StepRun, answers: bool, streams: bool) -> None:
         try:
-            await asyncio.gather(*(loop.runs[index].ended.wait() for index in run.step.see))
+            for index in {*run.step.see, *run.gates}:
+                await loop.runs[index].ended.wait()
+            if is_skipped(loop, run):
+                run.record.status = "skipped"
+                return
             loop.tell("step_started", step=run.index, worker=run.spec.name)
-            run.body = await self._call(loop, run, answers, streams)
+            if run.step.verify is not None:
+                await self._contracts.verify(loop, run)
+            else:
+                run.body = await self._call(loop, run, answers, streams)
+            if run.step.expect is not None:
+                run.body = await self._contracts.enforce(loop, run, run.step.expect, answers)
             run.record.status = "done"
         except BatonError as error:
             run.error = error
@@ -59,16 +85,27 @@ class StepRunner:
             run.ended.set()
             loop.tell("step_ended", step=run.index, worker=run.spec.name, status=run.record.status)
 
-    async def _call(self, loop: Loop, run: StepRun, answers: bool, streams: bool) -> Mapping[str, Any]:
+    async def _call(
+        self, loop: Loop, run: StepRun, answers: bool, streams: bool, more: Sequence[dict[str, Any]] = ()
+    ) -> Mapping[str, Any]:
+        """The reply of the step's worker to its messages, and `more` of them."""
         seen = [_seen(loop.runs[index]) for index in run.step.see if loop.runs[index].body is not None]
-        messages = step_messages(loop.conversation, run.step.task, seen)
+        taken = frozenset() if run.spec.kind in TOOL_KINDS else MEDIA_TYPES.keys() - set(run.spec.cannot)
+        messages = [*await self._fitted(loop, run, seen, taken), *more]
         run.record.messages = without_state(without_media(messages))
         if run.spec.kind == "self":
             run.record.started_us = self._shared.clock.now_us()
             return await self._child(loop, run, messages, answers, streams)
+        if run.spec.kind == "mcp":
+            text = run.record.task or (seen[-1].reply if seen else task_text(messages))
+            run.record.messages = [{"role": "user", "content": text}]
+            return await self._tools.step(loop, run, text)
         saw = [(step.handle, step.task or "", step.reply) for step in seen]
         body = step_body(loop, run, messages, answers)
         run.wanted_tokens = wanted_tokens(loop, run.spec, answers)
+        if kit := kit_of(self._shared, loop, run, answers):
+            run.body = await self._tools.work(loop, run, body, saw, kit)
+            return await self._checked(loop, run, body, saw) if answers and loop.shape is not None else run.body
         if streams:
             return await self._streamed(loop, run, body, saw)
         replies = await self._calls(loop, run, fan_out(body, run.spec), saw)
@@ -76,6 +113,55 @@ class StepRunner:
             replies += await self._calls(loop, run, single_bodies(body, missing), saw)
         run.body = with_one_call(merge(replies), body)
         return await self._checked(loop, run, body, saw) if answers and loop.shape is not None else run.body
+
+    async def _fitted(
+        self, loop: Loop, run: StepRun, seen: Sequence[SeenStep], taken: Collection[str]
+    ) -> list[dict[str, Any]]:
+        """The messages of a step, the conversation cut where they fill its worker's context, with a summary of the
+        turns that go; the cut is noted."""
+        task = run.record.task
+        conversation = selected(loop.conversation, run.step.context, alone=task is not None)
+        messages = step_messages(conversation, task, seen, parts_of_kinds(conversation, taken))
+        if run.spec.kind not in MODEL_KINDS or loop.endpoint != "chat":
+            return messages
+
+        def built(conversation: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+            return step_messages(conversation, task, seen, parts_of_kinds(conversation, taken))
+
+        short, wanted = None, 0
+        for _ in range(FITS_MAX):
+            over = await tokens_over(self._shared.tokens, run.spec, messages)
+            wanted += over * BYTES_PER_TOKEN
+            shorter = shortened(conversation, wanted) if over else None
+            if shorter is None or (short is not None and shorter.cut == short.cut):
+                break
+            short, messages = shorter, built(shorter.messages)
+        if short is not None:
+            run.cut = dict(short.cut)
+            messages = await self._with_summary(loop, run, short, built) or messages
+            loop.tell("context_cut", step=run.index, worker=run.spec.name, **run.cut)
+        return messages
+
+    async def _with_summary(
+        self, loop: Loop, run: StepRun, short: Shortened, built: Callable[[Sequence[Mapping[str, Any]]], Messages]
+    ) -> Messages | None:
+        """The messages with a summary where turns were dropped; None where there is none, and where it has no room
+        either. The cut says which."""
+        if not short.dropped or run.cut is None or self._summaries.rules.worker == NOBODY:
+            return None
+        run.cut["summary"] = "no_room"
+        if await tokens_over(self._shared.tokens, run.spec, built(short.messages)):
+            return None
+        summary = await self._summaries.of(loop, run, short.dropped)
+        run.cut["summary"] = summary.how
+        if summary.text is None:
+            return None
+        messages = built(short.with_summary(summary_message(summary.text, len(short.dropped))))
+        if await tokens_over(self._shared.tokens, run.spec, messages):
+            run.cut["summary"] = "no_room"
+            return None
+        run.cut["summary_chars"] = len(summary.text)
+        return messages
 
     async def _prepared(self, loop: Loop, run: StepRun, bodies: Sequence[dict[str, Any]], saw: Saw) -> list[StepCall]:
         """The calls of several bodies, each with an equal share of what is left. Lowers the output that they ask for
@@ -200,9 +286,10 @@ async def all_or_first_error(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if left := [task for task in tasks if not task.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
 
 def _seen(run: StepRun) -> SeenStep:

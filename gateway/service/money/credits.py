@@ -16,10 +16,10 @@ from gateway.core.log.events import uuid7
 from gateway.core.money.amounts import nano_to_usd
 from gateway.core.money.ledger import WINDOWS, key_scope, org_scope, windows
 from gateway.core.openai.shapes import check_names
-from gateway.errors import BadRequest, MoneyUnavailable
+from gateway.errors import BadRequest, MoneyUnavailable, NotFound
 from gateway.service.admin import limits
 from gateway.service.admin.keys import ITSELF
-from gateway.service.ports.admin import AdminStore, Credit, CreditRequest
+from gateway.service.ports.admin import AdminStore, Credit, CreditRequest, UncertainCharge
 from gateway.service.ports.money import Budgets
 from gateway.service.ports.request import Clock
 
@@ -58,6 +58,17 @@ class Credits:
         """The latest credits, newest first, at most LIST_MAX."""
         return await self._store.credits(LIST_MAX)
 
+    async def uncertain(self, limit: int) -> Sequence[UncertainCharge]:
+        """Charges that no reply confirmed, newest first, credited ones too."""
+        return await self._store.uncertain(limit)
+
+    async def give_back(self, hold_id: str, act: Act = ITSELF) -> dict[str, Any]:
+        """Give all of an uncertain charge back, once: a repeated call returns the first credit. Raises NotFound for a
+        hold without an uncertain charge, Conflict where other credits have given it back."""
+        if not await self._store.uncertain(1, hold_id):
+            raise NotFound(f"no uncertain charge `{hold_id[:64]}`", code="charge_not_found")
+        return await self.give({"charge": hold_id}, f"uncertain\0{hold_id}", act)
+
     async def _request(self, fields: Mapping[str, Any], name: str | None) -> CreditRequest:
         """Check the fields of a credit. Raises BadRequest."""
         kinds = [field for field in ("charge", "key", "org") if fields.get(field) is not None]
@@ -91,6 +102,19 @@ class Credits:
         if not 0 < len(name) <= NAME_CHARS_MAX:
             raise BadRequest(f"`Idempotency-Key` must have 1 to {NAME_CHARS_MAX} characters", param="Idempotency-Key")
         return str(UUID(bytes=hashlib.sha256(f"credit\0{name}".encode("utf-8", "surrogatepass")).digest()[:16]))
+
+
+def describe_uncertain(charge: UncertainCharge) -> dict[str, Any]:
+    """An uncertain charge as JSON data."""
+    return {
+        "charge": charge.hold_id,
+        "rollout_id": charge.rollout_id,
+        "usd": nano_to_usd(charge.amount_nano),
+        "credited_usd": nano_to_usd(charge.credited_nano),
+        "left_usd": nano_to_usd(charge.amount_nano - charge.credited_nano),
+        "scopes": list(charge.scopes),
+        "at": charge.at.isoformat(),
+    }
 
 
 def describe_credit(credit: Credit) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Recovery, at boot and all the time: rebuilds balances from the ledger, renews leases, and settles abandoned holds.
 
-An abandoned hold that was never dispatched is voided. One that was dispatched is charged in full and marked uncertain,
-because the worker may have billed it (DESIGN §5). So no spending is under-counted, and no hold leaks.
+An abandoned hold that was never dispatched is voided. Of any other the calls that were dispatched are charged at their
+worst case and marked uncertain, because the workers may have billed them. So no spending is under-counted, and no hold
+leaks.
 
 Heartbeats show which gateways are alive: every gateway renews the leases of its own holds. An expired lease only makes
 a hold doubtful, because somebody may have set the budget store's clock. If the lease has not been renewed after another
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,10 @@ BEATS = 10  # heartbeats per lease
 Sleep = Callable[[float], Awaitable[None]]
 
 
+async def _none_kept() -> Collection[str]:
+    return ()
+
+
 class Recovery:
     """Runs recovery. `lease_s` is the lease of the budget store, in seconds; `sweep_s` the time between two sweeps for
     abandoned holds."""
@@ -46,13 +51,16 @@ class Recovery:
         *,
         sweep_s: float,
         lease_s: float = LEASE_S,
+        kept: Callable[[], Awaitable[Collection[str]]] = _none_kept,
     ) -> None:
+        """`kept`: the ids of holds that are never abandoned, because some gateway will go on with their requests."""
         self._budgets = budgets
         self._store = store
         self._journal = journal
         self._clock = clock
         self._lease_s = lease_s
         self._sweep_s = sweep_s
+        self._kept = kept
         self._beat_at_s = 0.0
         self._rebuilding: asyncio.Task[bool] | None = None
         self._decided: dict[str, int] = {}  # abandoned hold → its charge, until the ledger has it
@@ -126,7 +134,9 @@ class Recovery:
         # The budget store has settled these, or does not know them, but the ledger has them open.
         lost = [hold_id for hold_id in unsettled if charges.get(hold_id, 0) is not None]
         now_s = self._clock.monotonic_s()
-        self._doubted = {hold_id: self._doubted.get(hold_id, now_s) for hold_id in (*expired, *lost)}
+        kept = await self._kept() if expired or lost else ()
+        doubtful = [hold_id for hold_id in (*expired, *lost) if hold_id.partition(":")[0] not in kept]
+        self._doubted = {hold_id: self._doubted.get(hold_id, now_s) for hold_id in doubtful}
         abandoned = [hold_id for hold_id, since_s in self._doubted.items() if now_s - since_s >= self._lease_s / 2]
         if any(hold_id not in unsettled for hold_id in abandoned):
             await self._wait_until_shipped()
@@ -181,12 +191,13 @@ class Recovery:
             charged = await self._store.settled_nano(hold_id)
             await (self._budgets.post(hold_id, charged) if charged else self._budgets.void(hold_id))
             return
-        uncertain = charged is None and hold["dispatched"]
-        charged = int(hold["amount_nano"]) if uncertain else charged or 0
+        sent_nano = hold["dispatched_nano"]
+        uncertain = charged is None and sent_nano is not None
+        charged = min(int(hold["amount_nano"]), sent_nano) if uncertain else charged or 0
         state = "uncertain" if uncertain else "posted" if charged else "voided"
         payload = {
             "hold_id": hold_id,
-            "rollout_id": str(hold["rollout_id"]),
+            "rollout_id": hold["rollout_id"] and str(hold["rollout_id"]),
             "state": state,
             "charged_nano": charged,
             "scopes": hold["scopes"],

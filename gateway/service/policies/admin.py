@@ -11,6 +11,7 @@ from gateway.core.policies.manifest import manifest_of
 from gateway.core.policies.versions import Version
 from gateway.core.policies.watch import Figures
 from gateway.errors import BadRequest
+from gateway.service.policies.attendance import Attendance
 from gateway.service.policies.versions import PolicyVersions
 from gateway.service.policies.watcher import Watcher
 from gateway.service.ports.policies import PolicyRegistry
@@ -22,10 +23,13 @@ class PolicyAdmin:
     """The use case behind `baton policy` and the admin API. `by` is the actor and `why` the reason that the audit
     records."""
 
-    def __init__(self, registry: PolicyRegistry, versions: PolicyVersions, watcher: Watcher) -> None:
+    def __init__(
+        self, registry: PolicyRegistry, versions: PolicyVersions, watcher: Watcher, attendance: Attendance
+    ) -> None:
         self._registry = registry
         self._versions = versions
         self._watcher = watcher
+        self._attendance = attendance
 
     async def overview(self) -> dict[str, Any]:
         """All versions, the figures of the two that the watcher compares, and the latest events."""
@@ -38,6 +42,7 @@ class PolicyAdmin:
             "data": [self._line(version) for version in versions],
             "compared": [figures_json(figures) for figures in compared],
             "events": list(await self._registry.events(self._versions.name, EVENTS_SHOWN)),
+            "gateways": [asdict(gateway) for gateway in await self._attendance.running()],
         }
 
     async def show(self, version: str) -> dict[str, Any]:
@@ -67,14 +72,16 @@ class PolicyAdmin:
         return await self._done(await self._registry.move(version, "shadow", by=by, why=why))
 
     async def canary(self, version: str, percent: int, by: str, why: str) -> dict[str, Any]:
-        """Give a version `percent` of the requests. Every engine loads it first."""
+        """Give a version `percent` of the requests. Every engine of every gateway loads it first."""
         self._versions.check_share(percent)
         await self._admit(version)
+        await self._attendance.everywhere(version)
         return await self._done(await self._registry.canary(version, percent, by=by, why=why))
 
     async def promote(self, version: str, by: str, why: str) -> dict[str, Any]:
-        """Make the canary live. The previous live version stays loaded for a rollback."""
+        """Make the canary live once every gateway holds it. The previous live version stays loaded for a rollback."""
         await self._admit(version)
+        await self._attendance.everywhere(version)
         return await self._done(await self._registry.move(version, "live", by=by, why=why))
 
     async def retire(self, version: str, by: str, why: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,8 @@ log = logging.getLogger("baton.versions")
 WHO = "gateway"
 # faults of this host or of its engine, not of the version, so the registry does not change
 LOCAL_REASONS = ("missing", "propensity", "tokenizer")
+MISSING_S = 10.0  # after which weights that were on no shelf are looked for again
+LOADING = "is loading it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class PolicyVersions:
         self._now = Standing()
         self._usable: Mapping[str, Pick] = {}
         self._refused: dict[str, str] = {}
+        self._again_s: dict[str, float] = {}  # of a refusal for missing weights: when to look again
+        self._placed: set[str] = set()  # of an exclusive engine: versions whose directories are here
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._unwanted_s: dict[str, float] = {}
         self._read = False
@@ -95,6 +99,12 @@ class PolicyVersions:
     def holds(self, version: str) -> bool:
         """Whether every engine holds the version and has proven it."""
         return version in self._usable
+
+    def report(self) -> dict[str, str]:
+        """Each serving version, with an empty text where this gateway can serve it, else the reason why it cannot."""
+        able = {*self._usable, *(self._placed if self._limits.exclusive else ())}
+        held = (version.id for version in self._now.held)
+        return {name: "" if name in able else self._refused.get(name, LOADING) for name in held}
 
     async def ready(self) -> bool:
         """Whether every serving version is either held or refused. True also if no engine answers: then a router
@@ -198,10 +208,32 @@ class PolicyVersions:
         self._refused = {name: reason for name, reason in self._refused.items() if name in wanted}
         self._usable = {name: choice for name, choice in self._usable.items() if name in wanted and name in loaded}
         for name, version in wanted.items():
-            if name not in self._usable and name not in self._refused and name not in self._loading:
+            if name not in self._usable and self._may_load(name) and name not in self._loading:
                 self._loading[name] = asyncio.create_task(self._load(version), name=f"load {name}")
-        if not self._limits.exclusive:
+        if self._limits.exclusive:
+            self._fetch(wanted)
+        else:
             await self._unload(loaded, wanted)
+
+    def _may_load(self, name: str) -> bool:
+        again_s = self._again_s.get(name, float("inf"))
+        return name not in self._refused or self._clock.monotonic_s() >= again_s
+
+    def _fetch(self, loading: Container[str]) -> None:
+        """Bring the directories of versions here that the engine may be asked to load next."""
+        self._placed &= {version.id for version in self._now.held}
+        for version in self._now.held:
+            if version.id not in loading and version.id not in self._placed and version.id not in self._loading:
+                self._loading[version.id] = asyncio.create_task(self._place(version), name=f"fetch {version.id}")
+
+    async def _place(self, version: Version) -> None:
+        try:
+            await self._registry.place(version)
+            self._placed.add(version.id)
+        except BatonError as error:  # the next check tries again
+            log.warning("%s is not here yet: %s", version.id, error.message)
+        finally:
+            self._loading.pop(version.id, None)
 
     async def _load(self, version: Version) -> None:
         """Load a version and make it usable, or refuse it. Until then the previous version stays in use."""
@@ -211,6 +243,8 @@ class PolicyVersions:
                 problem = f"{version.id} was trained on a prompt that this gateway does not render"
                 raise VersionRefused("prompt", problem)
             await self._engine.load(version.id, await self._registry.place(version))
+            self._refused.pop(version.id, None)
+            self._placed.add(version.id)
             if version.id in {wanted.id for wanted in self._wanted()}:
                 self._usable = {**self._usable, version.id: replace(choice, by_name=not self._limits.exclusive)}
         except VersionRefused as refusal:
@@ -221,7 +255,11 @@ class PolicyVersions:
             self._loading.pop(version.id, None)
 
     async def _refuse(self, version: Version, refusal: VersionRefused) -> None:
-        """Record a refusal, and take the version out of service."""
+        """Record a refusal, and take the version out of service. Weights that are missing here are looked for again."""
+        if refusal.reason == "missing":
+            self._again_s[version.id] = self._clock.monotonic_s() + MISSING_S
+        if self._refused.get(version.id) == refusal.message:
+            return
         self._refused[version.id] = refusal.message
         self._metrics.policy_refused(version.id)
         log.error("%s is refused: %s", version.id, refusal.message)

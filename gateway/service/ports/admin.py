@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from gateway.core.access.audit import Act, Anchor, Link
+from gateway.core.log.counterfactual import JudgedPlan
 
 # ---------------------------------------------------------------- keys, organisations, credits
 
@@ -65,6 +66,7 @@ class KeyRow:
     previous_digest: bytes | None = None  # the digest before a rotation, valid until `previous_until`
     previous_pepper_version: int | None = None
     previous_until: datetime | None = None
+    role: str | None = None  # of an admin key: "admin" | "operator" | "auditor"; None: "admin"
     organisation: OrgRow | None = None  # None: it was never created, and has no limits
 
 
@@ -79,6 +81,19 @@ class Credit:
     at: datetime
     by: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class UncertainCharge:
+    """A charge that no reply confirmed: what was dispatched before a crash, at its worst case. `credited_nano`: what an
+    operator has given back of it."""
+
+    hold_id: str
+    rollout_id: str | None
+    amount_nano: int
+    credited_nano: int
+    scopes: tuple[str, ...]
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +153,10 @@ class AdminStore(Protocol):
         """Credits, newest first."""
         ...
 
+    async def uncertain(self, limit: int, hold_id: str | None = None) -> Sequence[UncertainCharge]:
+        """Uncertain charges, newest first, credited ones too; of one hold, where it is named."""
+        ...
+
 
 # ---------------------------------------------------------------- the audit
 
@@ -153,8 +172,15 @@ class AuditLog(Protocol):
         """Return entries after number `after`, oldest first."""
         ...
 
-    async def latest(self, limit: int, before: int | None = None, target: str | None = None) -> Sequence[Link]:
-        """Return entries, newest first: before number `before`, of one target, or all."""
+    async def latest(
+        self,
+        limit: int,
+        before: int | None = None,
+        target: str | None = None,
+        actor: str | None = None,
+        act: str | None = None,
+    ) -> Sequence[Link]:
+        """Return entries, newest first: before number `before`, and of one target, actor and act, or all."""
         ...
 
 
@@ -222,13 +248,30 @@ STATUSES = ("done", "failed", "aborted", "fallback", "capped")  # the last two: 
 
 @dataclass(frozen=True, slots=True)
 class RolloutsQuery:
-    """A page of rollouts. `before`: the `next` of the page before it. `status`: one of STATUSES. None: any."""
+    """A page of rollouts. None: any.
+
+    `before`: the `next` of the page before it. `policy`: asked for, in use, or the version. `status`: one of STATUSES.
+    `fault`: the cause of a fallback, a cap, or the code of an error. `judged`: whether it has an outcome as a whole.
+    `tag`: a name of the request's `metadata`, and its value or None for any. `text`: in its messages or its reply.
+    """
 
     limit: int
     before: str | None = None
     key: str | None = None
     policy: str | None = None
     status: str | None = None
+    worker: str | None = None
+    fault: str | None = None
+    user: str | None = None
+    text: str | None = None
+    tag: tuple[str, str | None] | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    judged: bool | None = None
+    outcome_min: float | None = None
+    outcome_max: float | None = None
+    cost_min_nano: int | None = None
+    cost_max_nano: int | None = None
 
 
 class Reports(Protocol):
@@ -240,10 +283,28 @@ class Reports(Protocol):
         requests, errors, fallbacks, nano-dollars, quantiles of latency and overhead in milliseconds."""
         ...
 
+    async def spend(self, until: datetime, days: int) -> Mapping[str, Any]:
+        """{since, until, truncated, by_key, by_worker} of the `days` that end with today: nano-dollars by UTC day."""
+        ...
+
+    async def open_holds(self, now: datetime) -> Sequence[Mapping[str, Any]]:
+        """Return holds that nothing settled, newest first."""
+        ...
+
+    async def workers(self, until: datetime, window_s: int, names: Sequence[str]) -> Mapping[str, Any]:
+        """{calls, errors, success}: by worker, of the `window_s` seconds to `until`; success by kind of task, from 0 to
+        1, of the named workers' latest judged steps."""
+        ...
+
     async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
-        """{data, next}: lines of top-level rollouts, newest first, without any text. Raises BadRequest(before)."""
+        """{data, next, scanned_to}: lines of top-level rollouts, newest first, without any text. Where the search of
+        one page ended early, `scanned_to` is the time back to which it looked. Raises BadRequest(before)."""
         ...
 
     async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
         """`Store.rollout_get` for the operator: any key's rollout, by rollout or completion id."""
+        ...
+
+    async def judged_plans(self, rollout_id: str, key: str | None) -> tuple[str, Sequence[JudgedPlan]]:
+        """(what they have in common, the first plans) of judged requests like a rollout. `key`: of this key alone."""
         ...

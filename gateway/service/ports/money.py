@@ -95,6 +95,10 @@ class Budgets(Protocol):
 
     async def balance(self, scope: str) -> Balance: ...
 
+    async def balances(self, scopes: Sequence[str]) -> Mapping[str, Balance]:
+        """The balance of each scope; all of up to 500 as of one moment."""
+        ...
+
     def fence(self) -> str:
         """The argument of `credit`. Take it before the ledger is written, so that balances rebuilt from a ledger with
         the credit are not credited again."""
@@ -142,3 +146,24 @@ class Budgets(Protocol):
         ...
 
     async def ready(self) -> bool: ...
+
+    async def server(self) -> str:
+        """The id of the server behind the store: the same for every gateway on it, another one after its restart."""
+        ...
+
+    async def doubt(self) -> None:
+        """Give the balances up, because they differ from the ledger: every gateway waits for `load`."""
+        ...
+
+    def refuse(self, why: str | None) -> None:
+        """Let `hold` raise MoneyUnavailable with that message; None: no longer."""
+        ...
+
+
+class StoreClaims(Protocol):
+    """Says in the ledger which budget store this gateway counts in, for as long as the gateway lives and no longer."""
+
+    async def claim(self, server: str) -> bool:
+        """Claim a store. Return False, and claim none, while another living gateway claims another store. Raises
+        Unavailable when the ledger is away; then the last claim may be lost."""
+        ...

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.core.policies.jobs import Job, JobSpec
-from gateway.core.policies.versions import Standing, State, Version
+from gateway.core.policies.versions import Holder, Standing, State, Version
 from gateway.core.policies.watch import Figures
 
 
@@ -20,6 +20,11 @@ class PolicyRegistry(Protocol):
     async def place(self, version: Version) -> Path:
         """Return the version's directory on this host, fetched where another host published it. Raises NotFound,
         Unavailable, VersionRefused."""
+        ...
+
+    async def share(self, version: Version) -> bool:
+        """Make this host's copy of the version available to other hosts, if it is not yet. Return False where the copy
+        is too large, or not here."""
         ...
 
     async def standing(self, name: str) -> Standing:
@@ -50,6 +55,22 @@ class PolicyRegistry(Protocol):
         ...
 
     async def note(self, version: Version, what: str, *, by: str, why: str) -> None: ...
+
+
+class PolicyGateways(Protocol):
+    """Which running gateway can serve which version. Every call raises Unavailable when the database is away."""
+
+    async def attend(self, gateway: Holder) -> None:
+        """The heartbeat of this gateway: record that it runs, and what it holds."""
+        ...
+
+    async def attending(self, within_s: float) -> Sequence[Holder]:
+        """Return the gateways whose last heartbeat is at most `within_s` old."""
+        ...
+
+    async def leave(self, gateway: str) -> None:
+        """Forget this gateway, which stops."""
+        ...
 
 
 class PolicyEngine(Protocol):

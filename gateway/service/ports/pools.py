@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
 from gateway.core.access.audit import Act
+from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import PoolFile
+from gateway.errors import UpstreamRefused
 from gateway.service.ports.admin import KeyRow
 
 
@@ -44,13 +46,72 @@ class PoolSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """A pool that is ready to replace another. `take` puts it into use and cannot fail; `close` ends what was started
+    for a pool that is not taken."""
+
+    take: Callable[[], None]
+    close: Callable[[], Awaitable[None]]
+
+
 class PoolWorkers(Protocol):
     """The adapters of a pool's workers."""
 
-    async def prepare(self, loaded: LoadedPool, revision: str) -> Callable[[], None]:
-        """Do everything that can fail; return a function that puts the pool into use and cannot fail. Calls of the old
-        revision end as they began. Raises ConfigError."""
+    async def prepare(self, loaded: LoadedPool, revision: str) -> Swap:
+        """Do everything that can fail; return what puts the pool into use. Calls of the old revision end as they began.
+        Raises ConfigError; then nothing of it is left."""
         ...
+
+
+class ToolServers(Protocol):
+    """The MCP servers of one pool file, which serve its workers of kind mcp."""
+
+    async def start(self) -> None:
+        """Connect to all of them and read their tools, in bounded time. One that is not there is tried again."""
+        ...
+
+    async def close(self) -> None:
+        """End all connections and programs."""
+        ...
+
+    def tools(self, worker: str) -> tuple[Tool, ...]:
+        """The tools of a worker that may be called now."""
+        ...
+
+    def problems(self, worker: str) -> tuple[str, ...]:
+        """Why a worker offers nothing, or less than the pool file lists; a line each."""
+        ...
+
+    async def call(self, worker: str, name: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
+        """What a tool answers, as text. Raises UpstreamError and its children; it allows another try only where the
+        call has not left, or may be repeated."""
+        ...
+
+
+class NoServers:
+    """`ToolServers` of a pool without workers of kind mcp."""
+
+    async def start(self) -> None:
+        """Connect to nothing."""
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+    def tools(self, worker: str) -> tuple[Tool, ...]:
+        """No tools."""
+        return ()
+
+    def problems(self, worker: str) -> tuple[str, ...]:
+        """No problems."""
+        return ()
+
+    async def call(self, worker: str, name: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
+        """Raises UpstreamRefused."""
+        raise UpstreamRefused(f"worker {worker} has no tools", dispatched=False, code="tool_unknown")
+
+
+NO_SERVERS = NoServers()
 
 
 class PoolRevisions(Protocol):

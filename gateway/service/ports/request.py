@@ -17,6 +17,7 @@ from gateway.core.money.amounts import Usage
 from gateway.core.openai.chat import Endpoint
 from gateway.core.openai.parts import Media, MediaPart
 from gateway.core.openai.reply import ReplyBuilder
+from gateway.core.pool.tools import Tool
 from gateway.core.pool.workers import WorkerSpec
 from gateway.service.ports.admin import KeyRow
 from gateway.service.ports.money import Books, Settlement
@@ -49,6 +50,7 @@ class ConductorCall:
     sampling: Sampling
     timeout_s: float
     model: str | None = None  # a policy version by name; None: the live one
+    hasty: bool = False  # the request's own time ends before the conductor's: a time-out says nothing about the server
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -103,6 +105,7 @@ class WorkerCall:
     endpoint: Endpoint = (
         "chat"  # completions come back in the shape of chat (core/openai/texts.py), embeddings as they are
     )
+    traceparent: str = ""  # of the call's span; empty: the request is not traced
     revision: str = ""  # of the pool that the request began with; empty: the one in use now
     so_far: ReplyBuilder = field(default_factory=ReplyBuilder, compare=False)  # of a whole reply that comes in pieces
 
@@ -133,6 +136,15 @@ class Workers(Protocol):
         ...
 
 
+class Toolboxes(Protocol):
+    """The tools of workers of kind mcp."""
+
+    def tools(self, worker: WorkerSpec, revision: str) -> tuple[Tool, ...]:
+        """Those that may be called now; none of a worker whose server is away. `revision`: of the pool that the request
+        began with."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TokenCount:
     """The tokens of texts. `tokens_max`: an upper bound where the count is by a tokenizer that may not be the
@@ -153,6 +165,23 @@ class TokenCounter(Protocol):
         """The tokens of all texts by the worker's tokenizer, at most `at_most`. None if the worker has no tokenizer, or
         if counting takes too long. Bounded in time, in a thread; raises nothing."""
         ...
+
+
+# ---------------------------------------------------------------- code
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLimits:
+    """Bounds of one run in the sandbox."""
+
+    wall_s: float = 10.0
+    cpu_s: int = 5
+    memory_bytes: int = 512 * 2**20  # address space
+    file_bytes: int = 2**20  # of one file
+    disk_bytes: int = 8 * 2**20  # of all files together, where a tmpfs can be had
+    files_max: int = 32  # open at once
+    processes_max: int = 64  # threads included, where the kernel counts them apart; new processes never start
+    result_bytes: int = 65_536
 
 
 # ---------------------------------------------------------------- media
@@ -313,7 +342,8 @@ class Store(Protocol):
         ...
 
     async def open_holds(self) -> Sequence[Mapping[str, Any]]:
-        """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched}."""
+        """Holds without a settlement, oldest first: {hold_id, rollout_id, amount_nano, scopes, at, dispatched_nano}:
+        what the calls could cost that left under it, None where none did."""
         ...
 
     async def settled_nano(self, hold_id: str) -> int | None:
@@ -345,8 +375,12 @@ class Clock(Protocol):
 class RequestMetrics(Protocol):
     """Counts of the request path."""
 
-    def finished(self, record: RolloutRecord, overhead_ms: float) -> None:
-        """Count a rollout that was settled and logged."""
+    def finished(self, record: RolloutRecord, overhead_ms: float, children: Sequence[RolloutRecord] = ()) -> None:
+        """Count a rollout that was settled and logged. `children`: the loops inside it."""
+        ...
+
+    def admitted(self, waited_s: float) -> None:
+        """Observe how long a request waited from its arrival to its admission."""
         ...
 
     def dropped(self, fields: int) -> None:

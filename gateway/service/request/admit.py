@@ -1,4 +1,4 @@
-"""Admission: rate limits, the record of a request, the money held for it, and the loop that will serve it.
+"""Admission: the record of a request, the money held for it, and the loop that will serve it.
 
 Everything here happens before the first worker call leaves. `complete.py` has the way of the request as a whole.
 """
@@ -8,38 +8,61 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.core.access.keys import Principal
-from gateway.core.log.events import Event, random_hex, uuid7
+from gateway.core.log.events import Event, uuid7
 from gateway.core.log.rollout import RolloutRecord
+from gateway.core.log.spans import HEADER, traceparent_of
 from gateway.core.loop.caps import Caps, Meter
 from gateway.core.loop.shown import CONVERSATION_CHARS_MAX
 from gateway.core.money.amounts import Usage, cost_nano, nano_to_usd, worst_case_nano
-from gateway.core.money.ledger import Hold, org_scope, scopes_of
+from gateway.core.money.ledger import Hold, Scope, budget_spent, scopes_of
+from gateway.core.money.sessions import Session, SessionRequest, session_spent
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.structured import shape_of
+from gateway.core.openai.tasks.fields import FIELDS as TASK_FIELDS
+from gateway.core.openai.tasks.replies import logged_params
 from gateway.core.policies.versions import Pick
+from gateway.core.pool.models import is_checker
 from gateway.core.pool.workers import MODEL_KINDS, Price, WorkerSpec, pool_hash
-from gateway.errors import BadRequest, CapReached
-from gateway.service.loop.auto import AutoPlanner
-from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of
-from gateway.service.loop.routers import USAGE_GUESS, CascadeRouter, FixedPlanner, RulePlanner, VoteRouter
+from gateway.errors import BadRequest, BatonError, BudgetExceeded, CapReached, DeadlineExceeded, MoneyUnavailable
+from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, price_of, task_worst
+from gateway.service.loop.routers import (
+    USAGE_GUESS,
+    AutoPlanner,
+    CascadeRouter,
+    CheckedRouter,
+    FixedPlanner,
+    RulePlanner,
+    VoteRouter,
+)
 from gateway.service.loop.state import HoldRecord, Loop, Tree, no_listener
+from gateway.service.loop.summaries import summary_bound_nano
 from gateway.service.ports.money import LEASE_SLACK_S, Budgets
-from gateway.service.ports.request import Clock, Embedder, Journal, RateLimits, RateState
+from gateway.service.ports.request import Clock, Embedder, Journal
 from gateway.service.request.catalog import Choice
 from gateway.service.request.fitting import Sizes, asked_workers
-from gateway.service.request.running import RateEntry, Running
+from gateway.service.request.running import Kept, Progress, RateEntry, Reservation, Running
 
-PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids
+PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}  # of ids; others begin with their name
 PROMPT_TOKENS_BOUND = 8_000  # instructions, examples and schema of the longest planning prompt
 QUOTED_TOKENS_BOUND = 4 * CONVERSATION_CHARS_MAX  # of the conversation in it
 PLAN_GUESS = Usage(2_000, 150)  # a typical planning call
 CHEAP_SHARE = 0.25
+CHECK_TOKENS_BOUND = 2_000  # of a checker's task and the tags around a reply, in bytes
+REPLY_BYTES_PER_TOKEN = 16  # of a reply that a checker reads: no common token is longer
 WORKER_LINE_TOKENS_BOUND = 800  # one worker in it
-ROUNDS_OF = {FixedPlanner: 1, RulePlanner: 1, VoteRouter: 1, CascadeRouter: 2}  # of routers: no more, and no fewer
+CALLS = ":calls"  # ends the id of a hold on a session's calls
+CALLS_PER_ATTEMPT = 2  # of a named worker: a reply without all its choices is asked for the rest
+ROUNDS_OF = {
+    FixedPlanner: 1,
+    RulePlanner: 1,
+    VoteRouter: 1,
+    CascadeRouter: 2,
+    CheckedRouter: 1,
+}  # of routers: no more, and no fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +79,7 @@ class Policies:
     experience_timeout_s: float
     rounds_if_cheap: int = 1  # plans of a request that does not stream, where a plan costs little beside the workers
     examples_max: int = 0  # plans of the same key that the prompt shows
+    traced: bool = False  # whether requests have a `traceparent`
     trial_share: float = 0.0  # of requests under `auto`, for the planner that is not in charge
 
 
@@ -71,62 +95,21 @@ class RequestContext:
     quality: int | None = None  # the dial, see core/loop/prompt.py
     depth: int = 0
     sticky: bool = True  # whether the turn may go back to the worker that asked (service/request/sticky.py)
-    progress: bool = False  # whether the stream carries a comment for each plan and step
+    progress: Progress = "off"
     response: Mapping[str, Any] | None = None  # what the Responses API logs beside the messages
     prefix: str | None = None  # of the reply's id; None: the prefix of its endpoint
+    request_id: str | None = None  # of the reply's `x-request-id`
+    traceparent: str | None = None  # as the client sent it
+    arrived_s: float | None = None  # when its head was read, on the monotonic clock
+    session: SessionRequest | None = None  # the session that it runs in
     entry: RateEntry | None = None  # how its key's limits counted it before its body was read; None: they have not yet
+    scopes: tuple[Scope, ...] = ()  # budgets beside those of key, organisation and end user
+    kept: Kept | None = None  # of a request that another gateway may go on with
 
 
 def no_version(request_id: str) -> Pick | None:
     """Pick no version: the conductor has only one."""
     return None
-
-
-class Rates:
-    """The rate limits of a request: its key's, and its organisation's where that has any."""
-
-    def __init__(self, limits: RateLimits) -> None:
-        self._limits = limits
-
-    async def enter(self, who: Principal) -> RateEntry:
-        """Count a request of which nothing but its key is known. Raises RateLimited."""
-        request_id = random_hex()
-        return RateEntry(who, request_id, await self.admit(who, request_id, 0))
-
-    async def weigh(self, entry: RateEntry, tokens: int) -> None:
-        """Count the tokens that the request may use. Raises RateLimited, and TooLarge for more than fit in a minute."""
-        if entry.who.tpm is not None or entry.who.organisation.tpm is not None:
-            entry.state = await self.admit(entry.who, entry.id, tokens)
-
-    async def leave(self, entry: RateEntry) -> None:
-        """Count out a request that was not started."""
-        if entry.counts:
-            await self.release(entry.who, entry.id, 0)
-            return
-        if entry.who.has_rate_limits:
-            await self._limits.withdraw(entry.who.public_id, entry.id)
-        if entry.who.organisation.has_rate_limits:
-            await self._limits.withdraw(org_scope(entry.who.org), entry.id)
-
-    async def admit(self, who: Principal, request_id: str, tokens: int) -> RateState:
-        """Count the request in and return what is left to the key. A request that was counted before is counted once,
-        with these tokens. Raises RateLimited; then neither counts it."""
-        state = await self._limits.admit(who.public_id, request_id, tokens, who.rpm, who.tpm, who.concurrency)
-        org = who.organisation
-        if org.has_rate_limits:
-            try:
-                await self._limits.admit(org_scope(who.org), request_id, tokens, org.rpm, org.tpm, org.concurrency)
-            except BaseException:  # boundary: whatever stopped it, the key's place in flight is given back
-                await self._limits.release(who.public_id, request_id, 0)
-                raise
-        return state
-
-    async def release(self, who: Principal, request_id: str, tokens_used: int | None) -> None:
-        """Count the request out. A key without limits was never counted in."""
-        if who.has_rate_limits:
-            await self._limits.release(who.public_id, request_id, tokens_used)
-        if who.organisation.has_rate_limits:
-            await self._limits.release(org_scope(who.org), request_id, tokens_used)
 
 
 class Admission:
@@ -148,23 +131,30 @@ class Admission:
         self._policies = policies
         self._pick = pick  # the policy version that plans a request, by its id
 
-    def record(self, context: RequestContext, choice: Choice, caps: Caps) -> RolloutRecord:
-        now_us = self._clock.now_us()
-        rollout_id = uuid7(now_us // 1000)
+    def record(
+        self, context: RequestContext, choice: Choice, caps: Caps, session: Session | None = None
+    ) -> RolloutRecord:
+        kept, now_us = context.kept, self._clock.now_us()
+        rollout_id = uuid7(now_us // 1000) if kept is None else kept.rollout_id
         principal, chat = context.principal, context.chat
         return RolloutRecord(
             id=rollout_id,
             key_id=principal.public_id,
             org=principal.org,
-            created_us=now_us,
+            created_us=now_us if kept is None else kept.created_us,
             policy_requested=choice.name,
             pool_name=choice.pool,
             pool_hash=pool_hash(choice.workers),
             pool_revision=choice.revision or None,
+            request_id=context.request_id,
             pool=[],
-            caps=caps.as_json() | ({} if context.quality is None else {"quality": context.quality}),
-            request={"model": chat.model, **_messages(chat), **chat.params}
-            | ({"response": dict(context.response)} if context.response else {}),
+            caps=caps.as_json()
+            | ({} if context.quality is None else {"quality": context.quality})
+            | ({} if session is None else {"session": session.id})
+            | ({"quarantined": [spec.name for spec in choice.reserve]} if choice.reserve else {})
+            | ({HEADER: traceparent_of(rollout_id, context.traceparent)} if self._policies.traced else {}),
+            request={"model": chat.model, **_messages(chat), **logged_params(chat.params)}
+            | dict(context.response or {}),
             completion_id=_prefix(context) + rollout_id.replace("-", ""),
             depth=context.depth,
             end_user=chat.end_user,
@@ -177,28 +167,106 @@ class Admission:
         )
 
     async def hold(
-        self, record: RolloutRecord, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest, who: Principal
-    ) -> tuple[Hold, HoldRecord]:
-        """Reserve the worst case of the whole tree in every scope, or in none. Returns the hold and its record. Raises
+        self,
+        record: RolloutRecord,
+        choice: Choice,
+        caps: Caps,
+        sizes: Sizes,
+        context: RequestContext,
+        session: Session | None = None,
+    ) -> Reservation:
+        """Reserve the worst case of the whole tree in every scope, or in none; in a session its calls too. Raises
         CapReached, BudgetExceeded or MoneyUnavailable."""
-        most, least = self._bounds(choice, caps, sizes, chat)
-        if least > caps.cost_nano:
-            raise CapReached(
-                "cost",
-                f"any answer could cost ${nano_to_usd(least)}; the cap is ${nano_to_usd(caps.cost_nano)}",
-            )
-        scopes = scopes_of(who, record.end_user, self._clock.now())
-        hold = await self._budgets.hold(record.id, most, least, scopes, caps.wall_s + LEASE_SLACK_S)
+        most, least = self.bounds(choice, caps, sizes, context.chat)
+        scopes: Sequence[Scope] = (
+            *scopes_of(context.principal, record.end_user, self._clock.now()),
+            *context.scopes,
+        )
+        if context.kept is not None:
+            most, least, scopes = context.kept.terms(most, least, scopes)
+        lease_s = caps.wall_s + LEASE_SLACK_S
+        if session is None:
+            money = await self._budgets.hold(record.id, most, least, scopes, lease_s)
+            return Reservation(money, most, HoldRecord(self._journal, self._held(money, record.id)), caps)
+        return await self._hold_in(session, record, caps, self._calls(choice, caps), (most, least), scopes, lease_s)
+
+    async def _hold_in(
+        self,
+        session: Session,
+        record: RolloutRecord,
+        caps: Caps,
+        calls_wanted: int,
+        bounds: tuple[int, int],
+        scopes: Sequence[Scope],
+        lease_s: float,
+    ) -> Reservation:
+        """`hold` for a request of a session: its calls first, then its money."""
+        most, least = bounds
+        own, counted = Scope(session.money_scope, session.limits.nano), Scope(session.calls_scope, session.limits.calls)
+        try:
+            calls = await self._budgets.hold(record.id + CALLS, calls_wanted, 1, [counted], lease_s)
+            try:
+                money = await self._budgets.hold(record.id, most, least, [own, *scopes], lease_s)
+            except BaseException:  # boundary: whatever refused the money, the calls are given back
+                await self._budgets.void(calls.id)
+                raise
+        except BudgetExceeded as refused:
+            if refused.scope not in (own.name, counted.name):
+                raise
+            raise session_spent(session, refused.scope, refused.left_nano, refused.needed_nano) from None
+        caps = replace(caps, calls=min(caps.calls, calls.granted_nano))
+        written = HoldRecord(self._journal, self._held(money, record.id), self._held(calls, None))
+        return Reservation(money, most, written, caps, calls, calls_wanted, session)
+
+    def _held(self, hold: Hold, rollout_id: str | None) -> Event:
+        """The journal's event of a hold. `rollout_id` None: it is of no rollout's money."""
         payload = {
             "hold_id": hold.id,
-            "rollout_id": record.id,
+            "rollout_id": rollout_id,
             "amount_nano": hold.granted_nano,
             "scopes": [[scope.name, scope.limit_nano] for scope in hold.scopes],
         }
-        return hold, HoldRecord(self._journal, Event.new("hold", self._clock.now_us(), payload))
+        now_us = self._clock.now_us()
+        # of money under the id of its hold: written by two gateways, one after the other, it is stored once
+        return Event.new("hold", now_us, payload) if rollout_id is None else Event(hold.id, "hold", now_us, payload)
 
-    def _bounds(self, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest) -> tuple[int, int]:
-        """Nano-dollars: (worst case of the tree under the cap on cost, the least that buys one answer)."""
+    def _calls(self, choice: Choice, caps: Caps) -> int:
+        """The worker calls that a request may make."""
+        if choice.fallback is not None:
+            return caps.calls
+        return min(caps.calls, CALLS_PER_ATTEMPT * (self._policies.attempts_max + 1))
+
+    async def at_the_end(self, error: BatonError, reserved: Reservation, spent_nano: int) -> BatonError:
+        """The error of a request that ended at a cap which a budget had lowered: it names that budget, what was left of
+        it, and the fix. Any other error as it is."""
+        session, now = reserved.session, self._clock.now()
+        if isinstance(error, DeadlineExceeded) and session is not None and session.left_s(now) <= 0:
+            return session.ended()
+        if not isinstance(error, CapReached):
+            return error
+        if error.cap == "calls" and reserved.calls is not None and reserved.calls.granted_nano < reserved.wanted_calls:
+            hold, spent = reserved.calls, reserved.calls.granted_nano
+        elif error.cap == "cost" and reserved.money.granted_nano < reserved.wanted_nano:
+            hold, spent = reserved.money, spent_nano
+        else:
+            return error
+        limits = {scope.name: scope for scope in hold.scopes if scope.limit_nano is not None}
+        try:
+            balances = await self._budgets.balances(list(limits))
+        except MoneyUnavailable:
+            return error
+        own = hold.granted_nano - spent  # held, and not spent
+        left = {
+            name: (limits[name].limit_nano or 0) - b.posted_nano - b.held_nano + own for name, b in balances.items()
+        }
+        tightest = min(left, key=lambda name: left[name])
+        if session is not None and tightest in (session.money_scope, session.calls_scope):
+            return session_spent(session, tightest, left[tightest])
+        return budget_spent(limits[tightest], left[tightest])
+
+    def bounds(self, choice: Choice, caps: Caps, sizes: Sizes, chat: ChatRequest) -> tuple[int, int]:
+        """Nano-dollars: (worst case of the tree under the cap on cost, the least that buys one answer). Raises
+        CapReached where the cap does not buy one."""
         policies = self._policies
         planned = choice.fallback is not None
         workers = asked_workers(choice)
@@ -213,10 +281,32 @@ class Admission:
         calls = caps.calls if planned else policies.attempts_max + (shape_of(chat.params) is not None)
         says = chat.endpoint != "embeddings"  # which have no output
         dearest = max(_call_nano(spec, sizes, says * spec.output_tokens_max, chat) for spec in workers)
+        checkers = [spec for spec in choice.workers if planned and is_checker(spec)]
+        checks = [_check_nano(spec, workers, sizes, chat) for spec in checkers]
+        dearest = max([dearest, *checks, planned * summary_bound_nano(choice.summarizers, sizes.values())])
         cheapest = min(_call_nano(spec, sizes, says * OUTPUT_TOKENS_MIN, chat) for spec in workers)
         # A version or a request may ask for more rounds than the setting; only the cap bounds them all.
         most = planning * loops * caps.rounds + calls * dearest
-        return max(1, min(caps.cost_nano, most)), max(1, planning + cheapest)
+        names = {spec.name for spec in choice.workers}
+        if isinstance(choice.planner, CheckedRouter) and names.issuperset(choice.planner.names):
+            most = self._worst_path(choice.planner, choice, sizes, chat)
+        least = max(1, planning + cheapest)
+        if least > caps.cost_nano:
+            left, needed = nano_to_usd(caps.cost_nano), nano_to_usd(least)
+            raise CapReached("cost", f"any answer could cost ${needed}; the cap is ${left}")
+        return max(1, min(caps.cost_nano, most)), least
+
+    def _worst_path(self, router: CheckedRouter, choice: Choice, sizes: Sizes, chat: ChatRequest) -> int:
+        """Nano-dollars of a chain of which every reply is rejected, with all attempts."""
+        by_name = {spec.name: spec for spec in choice.workers}
+        chain, checker = [by_name[name] for name in router.workers], by_name[router.checker]
+        checks = (len(chain) - 1) * _check_nano(checker, chain, sizes, chat)
+        calls = sum(_call_nano(spec, sizes, spec.output_tokens_max, chat) for spec in chain)
+        again = calls if shape_of(chat.params) is not None else 0  # a reply of another shape is asked for once more
+        again += (2 * len(chain) - 1) * summary_bound_nano(
+            choice.summarizers, sizes.values()
+        )  # for each call and each check
+        return self._policies.attempts_max * (calls + checks) + again
 
     def _rounds(self, choice: Choice, chat: ChatRequest) -> int:
         """The plans of a request that asks for no number. A stream has the first reply as it is written."""
@@ -225,14 +315,18 @@ class Admission:
             return policies.rounds
         return max(policies.rounds, policies.rounds_if_cheap)
 
-    def loop(self, context: RequestContext, choice: Choice, caps: Caps, running: Running, held: HoldRecord) -> Loop:
-        record, chat = running.record, context.chat
+    def loop(self, context: RequestContext, choice: Choice, running: Running) -> Loop:
+        record, chat, reserved = running.record, context.chat, running.reserved
+        caps = reserved.caps
         draw = random.Random(record.id)  # noqa: S311 - a shuffle that can be repeated from the log, no secret
         workers = list(choice.workers)
         draw.shuffle(workers)
         meter = Meter(record.hold_nano, caps)
         deadline_s, slots = self._clock.monotonic_s() + caps.wall_s, asyncio.Semaphore(caps.parallel)
-        tree = Tree(meter, record.id, deadline_s, slots, held, running.tell if context.progress else no_listener)
+        listener = running.tell if context.progress != "off" else no_listener
+        calls_id = None if reserved.calls is None else reserved.calls.id
+        tree = Tree(meter, record.id, deadline_s, slots, reserved.record, calls_id, listener)
+        tree.summaries.workers = choice.summarizers
         version = choice.version or self._pick(record.id)
         trained = version.rounds if version is not None else 1
         explore = record.train and draw.random() < self._policies.explore_share
@@ -260,6 +354,10 @@ class Admission:
             endpoint=chat.endpoint,
             sink=running if chat.stream else None,
             shape=shape_of(chat.params),
+            hosted=chat.hosted,
+            pool_workers=choice.pool_workers,
+            drawn=choice.drawn,
+            reserve=choice.reserve,
         )
 
 
@@ -272,16 +370,26 @@ def plans_cheaply(price: Price, workers: Sequence[WorkerSpec]) -> bool:
 def _call_nano(spec: WorkerSpec, sizes: Sizes, output_bound: int, chat: ChatRequest) -> int:
     """The worst case of one call for the request's choices of `output_bound` tokens each. A worker that takes no `n` is
     called once for each choice."""
+    if chat.endpoint in TASK_FIELDS:
+        return task_worst(spec, chat.endpoint, chat.params, sizes[spec.name]).nano
     price, input_bound, choices = price_of(spec), sizes[spec.name].tokens_max, chat.choices
     if "n" in spec.cannot:
         return choices * worst_case_nano(price, input_bound, output_bound, media=chat.has_media)
     return worst_case_nano(price, input_bound, output_bound * choices, media=chat.has_media)
 
 
+def _check_nano(checker: WorkerSpec, asked: Sequence[WorkerSpec], sizes: Sizes, chat: ChatRequest) -> int:
+    """The worst case of one check. Its prompt holds the longest reply besides the request, and the checker's task."""
+    size = max(size.tokens_max for size in sizes.values())
+    read = size + CHECK_TOKENS_BOUND + REPLY_BYTES_PER_TOKEN * max(spec.output_tokens_max for spec in asked)
+    return worst_case_nano(price_of(checker), read, checker.output_tokens_max, media=chat.has_media)
+
+
 def _prefix(context: RequestContext) -> str:
     if context.prefix is not None:
         return context.prefix
-    return PREFIXES[context.chat.endpoint] if context.response is None else "resp_"
+    endpoint = context.chat.endpoint
+    return PREFIXES.get(endpoint, f"{endpoint}-") if context.response is None else "resp_"
 
 
 def _messages(chat: ChatRequest) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from gateway.core.access import keys
-from gateway.core.access.keys import Allowance, KeyClass, Organisation, ParsedKey, Principal
+from gateway.core.access.keys import Allowance, KeyClass, Organisation, ParsedKey, Principal, Role
 from gateway.errors import Unauthorized, Unavailable
 from gateway.service.ports.admin import KeyRow, OrgRow
 from gateway.service.ports.request import Clock, Store
@@ -60,11 +60,15 @@ class Authenticator:
         row = await self._row(parsed.public_id)
         if row is None or not self._is_secret_of(parsed, row):
             raise _unauthorized("This gateway does not know this API key. Check that this gateway issued it.")
-        if row.revoked_at is not None:
-            raise _unauthorized(f"This API key (`{row.public_id}`) was revoked. Ask your operator for a new one.")
-        if row.organisation is not None and row.organisation.closed_at is not None:
-            raise _unauthorized("The organisation of this API key was closed. Ask your operator.")
-        return principal(row)
+        return _usable(row)
+
+    async def owner(self, public_id: str) -> Principal:
+        """The Principal of a key whose request was accepted before. Raises Unauthorized for a key that may no longer
+        be used, and Unavailable."""
+        row = await self._row(public_id)
+        if row is None:
+            raise _unauthorized(f"This gateway does not know the API key `{public_id}`.")
+        return _usable(row)
 
     def _is_secret_of(self, parsed: ParsedKey, row: KeyRow) -> bool:
         """Whether the text is the key's secret, or its previous one during the grace time of a rotation."""
@@ -126,6 +130,15 @@ class Authenticator:
             task.exception()  # retrieves it, or asyncio warns if every caller has left
 
 
+def _usable(row: KeyRow) -> Principal:
+    """The Principal of a key's row. Raises Unauthorized for a key that was revoked or whose organisation was closed."""
+    if row.revoked_at is not None:
+        raise _unauthorized(f"This API key (`{row.public_id}`) was revoked. Ask your operator for a new one.")
+    if row.organisation is not None and row.organisation.closed_at is not None:
+        raise _unauthorized("The organisation of this API key was closed. Ask your operator.")
+    return principal(row)
+
+
 def principal(row: KeyRow) -> Principal:
     """The Principal of a key's row: everything but digests and dates."""
     return Principal(
@@ -146,6 +159,7 @@ def principal(row: KeyRow) -> Principal:
         budget_day_nano=row.budget_day_nano,
         per_user=_per_user(row),
         organisation=Organisation() if row.organisation is None else organisation(row.organisation),
+        role=cast(Role, row.role or "admin"),
     )
 
 

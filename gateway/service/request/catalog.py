@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, get_args
 
 from gateway.core.access.keys import Principal
 from gateway.core.openai.chat import Endpoint
 from gateway.core.policies.versions import Pick
-from gateway.core.pool.models import vendor_params
-from gateway.core.pool.workers import MODEL_KINDS, Capability, PoolFile, Task, WorkerSpec, revision_of
+from gateway.core.pool.models import is_checker, vendor_params
+from gateway.core.pool.workers import MODEL_KINDS, TOOL_KINDS, Capability, PoolFile, Task, WorkerSpec, revision_of
 from gateway.errors import BadRequest, Forbidden, NotFound
-from gateway.service.loop.auto import AutoPlanner
-from gateway.service.loop.routers import FixedPlanner
+from gateway.service.loop.routers import AutoPlanner, CheckedRouter, FixedPlanner
 from gateway.service.loop.state import Planner
 
 OURS = "baton/"
 CONDUCTOR = "baton/conductor"
 FIXED_PREFIX = "baton/fixed:"
+CHECKED_PREFIX = "baton/checked:"
+RULE = "baton/rule"
+TASKS: Mapping[Endpoint, Task] = {  # of the worker that serves it
+    "chat": "chat",
+    "completions": "chat",
+    "embeddings": "embeddings",
+    "moderations": "moderation",
+    "rerank": "rerank",
+    "images": "images",
+    "speech": "speech",
+    "transcriptions": "transcription",
+    "translations": "transcription",
+}
+OTHER_TASKS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task != "chat")
 
 
 class NamedVersions(Protocol):
@@ -44,6 +57,10 @@ class Choice:
     workers: tuple[WorkerSpec, ...]
     version: Pick | None = None  # the policy version that the request names
     revision: str = ""  # hash of the pool file
+    pool_workers: tuple[WorkerSpec, ...] = ()  # all that may serve it, where `workers` are candidates of a large pool
+    drawn: Mapping[str, float] = field(default_factory=dict)  # of the candidates, those at random: the probability
+    reserve: tuple[WorkerSpec, ...] = ()  # in quarantine: asked only where every other worker failed
+    summarizers: tuple[WorkerSpec, ...] = ()  # who may sum up what a prompt has no room for, the cheapest first
 
 
 class Catalog:
@@ -66,6 +83,18 @@ class Catalog:
         self._pools, self._revision = pools, revision_of(pools)
         self.vendor_params = frozenset[str]().union(*map(vendor_params, pools.workers))
 
+    def workers(self) -> Sequence[WorkerSpec]:
+        """All workers of the pool file in use."""
+        return self._pools.workers
+
+    def worker_names(self) -> Sequence[str]:
+        """The names of all workers of the pool file in use."""
+        return [worker.name for worker in self._pools.workers]
+
+    def has_checkers(self) -> bool:
+        """Whether any worker of the pool file in use may check replies."""
+        return any(map(is_checker, self._pools.workers))
+
     def resolve(self, principal: Principal, model: str, pool: str | None, endpoint: Endpoint = "chat") -> Choice:
         """Resolve a model name for a key. Only chat is planned; the other endpoints take a worker by its name.
 
@@ -73,12 +102,14 @@ class Catalog:
         and BadRequest for the pool.
         """
         pool_name = self._pool_name(principal, pool)
-        workers = self._workers(principal, pool_name, "embeddings" if endpoint == "embeddings" else "chat")
+        workers = self._workers(principal, pool_name, TASKS[endpoint])
         if endpoint != "chat":
             return self._single_worker(model, pool_name, workers, endpoint)
         if model in self._planners:
             planner, fallback = self._planners[model]
             return Choice(model, planner, fallback, pool_name, workers, revision=self._revision)
+        if model.startswith(CHECKED_PREFIX):
+            return self._checked(model, pool_name, workers)
         version = (
             self._versions.by_name(model.removeprefix(OURS)) if self._versions and model.startswith(OURS) else None
         )
@@ -86,11 +117,29 @@ class Catalog:
             return Choice(model, *self._planners[CONDUCTOR], pool_name, workers, version, self._revision)
         return self._single_worker(model, pool_name, workers, endpoint)
 
+    def _checked(self, model: str, pool_name: str, workers: tuple[WorkerSpec, ...]) -> Choice:
+        """The choice of a chain of workers and its checker; the rule answers where all of them fail. Raises NotFound
+        where one of them is not there, or the last is no model."""
+        router = CheckedRouter.read(model.removeprefix(CHECKED_PREFIX))
+        by_name = {spec.name: spec for spec in workers}
+        chain = [by_name.get(name) for name in router.workers] if router is not None else []
+        checked = all(spec is not None and spec.kind in MODEL_KINDS for spec in chain)
+        if router is None or not checked or router.checker not in by_name or by_name[router.checker].kind == "self":
+            raise NotFound(
+                f"The model `{model[:128]}` does not exist or you do not have access to it: write "
+                f"{CHECKED_PREFIX}CHEAP>…>BEST@CHECKER with names of workers.",
+                param="model",
+                code="model_not_found",
+            )
+        fallback = self._planners.get(RULE, (None, None))[0]
+        rule = None if isinstance(fallback, AutoPlanner) else fallback
+        return Choice(model, router, rule, pool_name, workers, revision=self._revision)
+
     def _single_worker(self, model: str, pool_name: str, workers: tuple[WorkerSpec, ...], endpoint: Endpoint) -> Choice:
         """The choice of a single worker, without a fallback."""
         name = model.removeprefix(FIXED_PREFIX)
         spec = next((spec for spec in workers if spec.name == name), None)
-        if spec is None or (spec.kind in ("self", "tool") and (model == name or endpoint != "chat")):
+        if spec is None or (spec.kind in ("self", *TOOL_KINDS) and (model == name or endpoint != "chat")):
             addition = "" if endpoint == "chat" else f", or it does no {endpoint}"
             raise NotFound(
                 f"The model `{model[:128]}` does not exist or you do not have access to it{addition}.",
@@ -103,17 +152,17 @@ class Catalog:
         """Every name that this key may send as `model`."""
         pool_name = self._pool_name(principal, pool)
         workers = self._workers(principal, pool_name)
-        embeddings = [spec.name for spec in self._workers(principal, pool_name, "embeddings")]
+        others = [spec.name for task in OTHER_TASKS for spec in self._workers(principal, pool_name, task)]
         chat = [spec.name for spec in workers if spec.kind in ("openai", "litellm")]
         versions = [OURS + name for name in self._versions.names()] if self._versions else []
-        return [*self._planners, *versions, *(FIXED_PREFIX + name for name in chat), *chat, *embeddings]
+        return [*self._planners, *versions, *(FIXED_PREFIX + name for name in chat), *chat, *others]
 
     def describe(self, principal: Principal, model: str, pool: str | None = None) -> dict[str, Any]:
         """What the workers behind a model name take and cost: the most of any of them, and each by its name. Raises as
         `resolve`."""
         pool_name = self._pool_name(principal, pool)
         name = model.removeprefix(FIXED_PREFIX)
-        every = [*self._workers(principal, pool_name), *self._workers(principal, pool_name, "embeddings")]
+        every = [spec for task in get_args(Task) for spec in self._workers(principal, pool_name, task)]
         named = [spec for spec in every if spec.name == name]
         planned = [spec for spec in every if spec.kind in MODEL_KINDS and spec.task == "chat"]
         workers = [_described(spec) for spec in named or planned]
@@ -153,6 +202,7 @@ def _described(spec: WorkerSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "task": spec.task,
+        **({"hosted_tools": list(spec.hosted)} if spec.hosted else {}),
         "context_tokens": spec.context_tokens,
         "output_tokens_max": spec.output_tokens_max,
         "abilities": sorted(set(get_args(Capability)) - set(spec.cannot)) if spec.task == "chat" else [],

@@ -7,27 +7,33 @@ that was spent is still settled, and the rollout is still logged.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gateway.core.access.keys import Principal
 from gateway.core.log.events import Event
 from gateway.core.log.redact import Redactor, apply_mode
-from gateway.core.log.rollout import as_payload
+from gateway.core.log.rollout import as_payload, close_record
 from gateway.core.loop.experience import question_text
-from gateway.core.loop.shown import ShownPlan
 from gateway.core.money.amounts import Usage, input_tokens_bound
 from gateway.core.money.details import sum_details
-from gateway.core.money.ledger import Scope
-from gateway.core.openai.parts import remote_parts, with_media
-from gateway.core.openai.texts import reply_of, to_log
+from gateway.core.money.ledger import Hold
+from gateway.core.openai.chat import ChatRequest
+from gateway.core.openai.parts import with_media
+from gateway.core.openai.tasks.replies import reply_of, to_log
 from gateway.core.policies import grading
 from gateway.core.policies.versions import Pick
-from gateway.core.pool.workers import MODEL_KINDS
+from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
 from gateway.errors import BatonError, CapReached, MoneyUnavailable, NotFound, Unavailable
-from gateway.service.loop.rounds import Rounds, close_record
-from gateway.service.loop.shown import pool_entry, shown_plans
+from gateway.service.admin.sessions import Sessions
+from gateway.service.loop.candidates import Shortlist
+from gateway.service.loop.rounds import Rounds
+from gateway.service.loop.routers import CheckedRouter
+from gateway.service.loop.shown import pool_entry, shown_plans, shown_pool
 from gateway.service.loop.state import Loop
 from gateway.service.loop.steps import all_or_first_error
 from gateway.service.ports.money import Budgets
@@ -42,14 +48,19 @@ from gateway.service.ports.request import (
     WonPlan,
     WorkerExperience,
 )
-from gateway.service.request.admit import Admission, Policies, Rates, RequestContext, no_version
-from gateway.service.request.catalog import Catalog
-from gateway.service.request.fitting import prompt_sizes, with_able_workers, with_roomy_workers
-from gateway.service.request.running import RateEntry, Running, overhead_ms
+from gateway.service.request.admit import Admission, Policies, RequestContext, no_version
+from gateway.service.request.catalog import Catalog, Choice
+from gateway.service.request.fitting import Fitter, parts_to_fetch, with_able_workers
+from gateway.service.request.running import RateEntry, Rates, Reservation, Running, overhead_ms
 from gateway.service.request.states import VendorStates
 from gateway.service.request.sticky import Sticky
 
 EXAMPLES_SPARE = 3  # plans that are read for each one that is shown: some are equal, some name workers that are gone
+
+
+def none_held(spec: WorkerSpec) -> bool:
+    """Hold no worker in quarantine."""
+    return False
 
 
 class Completer:
@@ -72,8 +83,12 @@ class Completer:
         media: MediaSource,
         sticky: Sticky,
         states: VendorStates,
+        sessions: Sessions,
+        shortlist: Shortlist,
         pick: Callable[[str], Pick | None] = no_version,
+        held: Callable[[WorkerSpec], bool] = none_held,
     ) -> None:
+        """`pick`: the policy version of a request. `held`: whether a worker is in quarantine."""
         self._catalog = catalog
         self._rounds = rounds
         self._budgets = budgets
@@ -86,8 +101,11 @@ class Completer:
         self._redactor = redactor
         self._sticky = sticky
         self._states = states
+        self._sessions = sessions
         self._media = media
+        self._shortlist = shortlist
         self._admission = Admission(budgets, journal, embedder, clock, policies, pick)
+        self._fitter = Fitter(self._shortlisted, rounds.tokens, self._admission.bounds, held)
         self._owned: set[asyncio.Task[None]] = set()
 
     @property
@@ -111,30 +129,54 @@ class Completer:
         """Admit a request and start its work. Raises BadRequest, NotFound, RateLimited, BudgetExceeded, CapReached or
         Unavailable."""
         policies, principal, chat = self._policies, context.principal, context.chat
-        choice = with_able_workers(self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint), chat)
-        caps = policies.caps.narrow(principal.caps).narrow(context.caps)
+        asked = self._catalog.resolve(principal, chat.model, context.pool, chat.endpoint)
+        choice = with_able_workers(asked, chat)
+        hosted = {kind for spec in choice.workers for kind in spec.hosted}
+        chat = replace(chat, left_out=tuple(kind for kind in chat.left_out if kind not in hosted))
+        session = None if context.session is None else await self._sessions.enter(principal.public_id, context.session)
+        caps = self._sessions.narrow(policies.caps.narrow(principal.caps).narrow(context.caps), session)
         if context.depth > caps.depth:
             raise CapReached("depth", f"this request comes from {context.depth} gateways deep; the cap is {caps.depth}")
         grading.check(chat.metadata, principal.log_mode)
-        self._media.check(remote_parts(chat.messages))
+        self._media.check(parts_to_fetch(chat.messages, choice))
         if chat.dropped:
             self._metrics.dropped(len(chat.dropped))
         input_bound = input_tokens_bound(chat.messages, str(chat.params))
-        sizes = await prompt_sizes(self._rounds.tokens, choice, chat, input_bound, caps)
-        choice = with_roomy_workers(choice, chat, sizes, caps)
-        record = self._admission.record(context, choice, caps)
+        choice, sizes = await self._fitter.fit(choice, chat, input_bound, caps, principal.log_mode)
+        choice = replace(choice, summarizers=self._rounds.summaries.workers(asked.workers, choice.workers))
+        record = self._admission.record(context, choice, caps, session)
         async with self._counted(context) as entry:
             await self._rates.weigh(entry, input_bound // 4)
             entry.counts = True
-            hold, held = await self._admission.hold(record, choice, caps, sizes, chat, principal)
+            reserved = await self._admission.hold(record, choice, caps, sizes, context, session)
             entry.started = True
-        record.hold_nano = hold.granted_nano
-        running = Running(record, chat, entry, hold.scopes)
-        loop = self._admission.loop(context, choice, caps, running, held)
+        record.hold_nano = reserved.money.granted_nano
+        if context.arrived_s is not None:
+            self._metrics.admitted(self._clock.monotonic_s() - context.arrived_s)
+        running = Running(record, chat, entry, reserved)
+        running.progress = context.progress
+        loop = self._admission.loop(context, choice, running)
+        if context.kept is not None:
+            running.kept = context.kept
+            await context.kept.begin(loop, reserved.money, reserved.calls)
+        if session is not None:
+            self._sessions.add(session, running.stop)
         owner = asyncio.create_task(self._own(running, loop))
         self._owned.add(owner)
         owner.add_done_callback(self._owned.discard)
         return running
+
+    async def _shortlisted(self, choice: Choice, chat: ChatRequest, tokens: int, log_mode: str) -> Choice:
+        """The choice with the candidates of a large pool, where the request is planned and names no workers."""
+        if choice.fallback is None or isinstance(choice.planner, CheckedRouter):
+            return choice
+        kind, draw = chat.metadata.get("task_type"), random.Random()  # noqa: S311 - the log has the probability
+        chosen = await self._shortlist.of(
+            choice.workers, lambda: self._sendable(question_text(chat.messages), log_mode), kind, tokens, draw
+        )
+        if len(chosen.workers) == len(choice.workers):
+            return choice
+        return replace(choice, workers=chosen.workers, pool_workers=choice.workers, drawn=chosen.drawn)
 
     @asynccontextmanager
     async def _counted(self, context: RequestContext) -> AsyncIterator[RateEntry]:
@@ -160,7 +202,7 @@ class Completer:
 
     async def _own(self, running: Running, loop: Loop) -> None:
         """Own one request to its end: run, log, settle, release. Runs in its own task."""
-        running.work = asyncio.create_task(self._work(loop))
+        running.work = asyncio.create_task(self._begin(running, loop))
         body: Mapping[str, Any] | None = None
         try:
             body = await running.work
@@ -169,31 +211,74 @@ class Completer:
         except asyncio.CancelledError:
             running.work.cancel()
             await asyncio.wait({running.work})  # until the tree has unwound and every upstream connection is closed
-            running.error = Unavailable("the request was cancelled", code="cancelled")
-            loop.record.status = "aborted"
+            if running.kept is not None and running.kept.suspending:
+                running.kept.abandon()
+            body = await self._best_of_stopped(running, loop)
+            if body is None:
+                running.error = running.stopped or Unavailable("the request was cancelled", code="cancelled")
+                loop.record.status = "aborted"
         except Exception as bug:  # boundary: a bug must still settle its money and leave its log
             self._metrics.bug(bug)
             running.error = BatonError("internal error; the request id finds it in the log")
-        await self._finish(running, loop, body)
+        if running.kept is not None and running.kept.abandoned:
+            return await self._leave(running)
+        try:
+            await self._finish(running, loop, body)
+        except BaseException as bug:  # boundary: recovery settles what is left, but nobody may wait for ever
+            running.error, running.body = BatonError("internal error; its money is settled by recovery"), None
+            if not isinstance(bug, Exception):
+                raise
+            self._metrics.bug(bug)
+        finally:
+            running.finish()
+
+    async def _leave(self, running: Running) -> None:
+        """Leave a request to another gateway, with its hold: it is neither settled nor logged here."""
+        if running.reserved.session is not None:
+            self._sessions.remove(running.reserved.session, running.stop)
+        await self._rates.release(running.principal, running.entry.id, 0)
+        running.error = running.error or Unavailable("another gateway goes on with the request", code="taken_over")
+        running.finish()
+
+    async def _best_of_stopped(self, running: Running, loop: Loop) -> Mapping[str, Any] | None:
+        """The best answer so far of a request that its session has ended; None where there is none."""
+        if running.stopped is None:
+            return None
+        running.work = asyncio.create_task(self._rounds.best_so_far(loop, running.stopped, "session"))
+        try:
+            return await running.work
+        except (BatonError, asyncio.CancelledError):
+            return None
+
+    async def _begin(self, running: Running, loop: Loop) -> Mapping[str, Any]:
+        session = running.reserved.session
+        if session is not None and loop.sink is not None:  # the headers of a stream go first
+            running.left = await self._sessions.left(session)
+        return await self._work(loop)
 
     async def _work(self, loop: Loop) -> Mapping[str, Any]:
-        if parts := remote_parts(loop.conversation):
+        if parts := parts_to_fetch(loop.conversation, loop):
             media = await all_or_first_error([self._media.fetch(part) for part in parts])
             by_url = {(part.kind, part.url): one for part, one in zip(parts, media, strict=True)}
             loop.conversation = with_media(loop.conversation, by_url)
         await self._states.restore(loop)
-        if (back := await self._sticky.planner(loop)) is not None:
+        back = await self._sticky.planner(loop, partial(self._vector, loop), partial(self._look_up, loop))
+        if back is not None:
             loop.record.pool = [pool_entry(spec, None) for spec in loop.workers]
             if (body := await self._rounds.stick(loop, back)) is not None:
                 return body
+            loop.record.turn = {**(loop.record.turn or {}), "kept": False, "why": "worker_failed"}
         if loop.fallback is not None:
-            loop.experience, loop.examples = await self._look_up(loop)
-        loop.record.pool = [pool_entry(spec, loop.experience.get(spec.name)) for spec in loop.workers]
+            await self._look_up(loop)
+        loop.record.pool = shown_pool(loop)
         return await self._rounds.run(loop)
 
-    async def _look_up(self, loop: Loop) -> tuple[Mapping[str, WorkerExperience], tuple[ShownPlan, ...]]:
-        """What the workers did on tasks like this one, and for a prompt that shows them the key's plans that did well.
-        Empty when the embedder or the store is slow or away."""
+    async def _look_up(self, loop: Loop) -> None:
+        """Read, once, what the workers did on tasks like this one, and for a prompt that shows them the key's plans
+        that did well. Neither when the embedder or the store is slow or away."""
+        if loop.looked_up:
+            return
+        loop.looked_up = True
         versions = {spec.name: spec.version for spec in loop.workers if spec.kind in MODEL_KINDS}
         record, policies = loop.record, self._policies
         near: Sequence[WorkerExperience] = ()
@@ -207,34 +292,43 @@ class Completer:
                     won = await self._store.plans_near(record.key_id, *like, k)
         except (TimeoutError, BatonError):
             self._metrics.degraded("experience")
-        examples = shown_plans(won, loop.workers)[: policies.examples_max]
-        return {past.worker: past for past in near if past.n}, tuple(examples)
+        loop.examples = tuple(shown_plans(won, loop.workers)[: policies.examples_max])
+        loop.experience = {past.worker: past for past in near if past.n}
 
     async def _embedding(self, loop: Loop) -> list[float]:
-        """The vector of the question. Text that goes to an embedder outside the process is scrubbed first; its vector
-        is logged where the key logs text."""
+        """The vector of the question. One that comes from outside the process is logged where the key logs text."""
         question, record = question_text(loop.conversation), loop.record
+        vector = await self._vector(loop, question)
         if not self._embedder.logged:
-            return await self._embedder.embed(question)
-        personal = record.log_mode == "redacted"
-        vector = await self._embedder.embed(self._redactor.scrub_text(question, personal=personal))
+            return vector
         if record.log_mode in ("full", "redacted") and any(vector):
             record.task_embedding, record.task_embedder = vector, self._embedder.name
         return vector
+
+    async def _vector(self, loop: Loop, text: str) -> list[float]:
+        """The vector of a text of this request."""
+        return await self._embedder.embed(self._sendable(text, loop.record.log_mode))
+
+    def _sendable(self, text: str, log_mode: str) -> str:
+        """A text of a request as the embedder may see it: scrubbed, where that is outside the process."""
+        return self._redactor.scrub_text(text, personal=log_mode == "redacted") if self._embedder.logged else text
 
     async def _finish(self, running: Running, loop: Loop, body: Mapping[str, Any] | None) -> None:
         record = running.record
         close_record(record, self._clock.now_us())
         record.cost_nano = loop.tree.meter.spent_nano
         if running.error is not None:
+            running.error = await self._admission.at_the_end(running.error, running.reserved, record.cost_nano)
             record.error = running.error.body()["error"]
             record.status = record.status if record.status == "aborted" else "failed"
         else:
             record.status = "done"
-        record.overhead_ms = overhead_ms(record, self._clock.now_us())
+        if running.kept is None:  # one in the background waits, and survives gateways
+            record.overhead_ms = overhead_ms(record, self._clock.now_us())
         details = sum_details(step.usage_details for step in record.steps)
         running.usage = Usage(record.prompt_tokens, record.completion_tokens, details=details)
-        answered = self._sticky.mark(loop, body) if body is not None else None
+        sticky = self._sticky
+        answered = sticky.mark_failure(loop, running.error) if body is None else sticky.mark(loop, body)
         if body is not None:
             running.body = reply_of(
                 running.chat,
@@ -243,44 +337,58 @@ class Completer:
                 created_s=record.created_us // 1_000_000,
                 usage=running.usage,
             )
-            record.reply = to_log(running.body)
+            record.reply = to_log(running.chat.endpoint, running.body)
         try:
-            kept = self._sticky.remember(answered), self._states.keep(loop, body)
-            await asyncio.gather(self._log(loop, running.scopes), *kept)
+            kept = [] if answered is None else [self._sticky.remember(answered)]
+            if states := self._states.of(body):
+                kept.append(self._states.keep(loop, states))
+            logged = self._log(loop, running.reserved)
+            await (asyncio.gather(logged, *kept) if kept else logged)
         except BatonError as error:  # a reply whose rollout is not on disk is not sent
             running.error, running.body = error, None
-        await self._settle(running)
-        self._metrics.finished(record, overhead_ms(record, self._clock.now_us()))
-        running.finished.set()
+        await self._settle(running, loop.tree.meter.calls)
+        took_ms = overhead_ms(record, self._clock.now_us()) if running.kept is None else 0.0
+        self._metrics.finished(record, took_ms, loop.tree.children)
 
-    async def _log(self, loop: Loop, scopes: Sequence[Scope]) -> None:
-        """Put the rollout and the settlement on disk. The last byte of the reply waits for it."""
+    async def _log(self, loop: Loop, reserved: Reservation) -> None:
+        """Put the rollout and its settlements on disk. The last byte of the reply waits for it."""
         record = loop.record
-        settle = {
-            "hold_id": record.id,
-            "rollout_id": record.id,
-            "state": "posted" if record.cost_nano else "voided",
-            "charged_nano": record.cost_nano,
-            "scopes": [[scope.name, None] for scope in scopes],
-        }
+        settles = [self._settlement(reserved.money, record.id, record.cost_nano)]
+        if reserved.calls is not None:
+            settles.append(self._settlement(reserved.calls, None, loop.tree.meter.calls))
         records = [record, *loop.tree.children]
         events = [
             self._event("rollout", apply_mode(as_payload(each), each.log_mode, self._redactor)) for each in records
         ]
-        await loop.tree.held.close(self._event("settle", settle), *events)
+        await loop.tree.held.close(settles, *events)
 
-    async def _settle(self, running: Running) -> None:
-        """Close the hold and release the rate limits. With Redis away the journal still says what was spent."""
-        record = running.record
-        try:
-            if record.cost_nano:
-                await self._budgets.post(record.id, record.cost_nano)
-            else:
-                await self._budgets.void(record.id)
-        except (MoneyUnavailable, NotFound):  # Redis is away or was rebuilt; the ledger has the settlement
-            self._metrics.degraded("settle")
+    def _settlement(self, hold: Hold, rollout_id: str | None, charged: int) -> Event:
+        payload = {
+            "hold_id": hold.id,
+            "rollout_id": rollout_id,
+            "state": "posted" if charged else "voided",
+            "charged_nano": charged,
+            "scopes": [[scope.name, None] for scope in hold.scopes],
+        }
+        return self._event("settle", payload)
+
+    async def _settle(self, running: Running, calls: int) -> None:
+        """Close the holds and release the rate limits. With Redis away the journal still says what was spent."""
+        record, reserved = running.record, running.reserved
+        await self._close(reserved.money, record.cost_nano)
+        if reserved.calls is not None:
+            await self._close(reserved.calls, calls)
+        if reserved.session is not None:
+            self._sessions.remove(reserved.session, running.stop)
+            running.left = await self._sessions.left(reserved.session)
         used = record.prompt_tokens + record.completion_tokens
         await self._rates.release(running.principal, running.entry.id, used)
+
+    async def _close(self, hold: Hold, charged: int) -> None:
+        try:
+            await (self._budgets.post(hold.id, charged) if charged else self._budgets.void(hold.id))
+        except (MoneyUnavailable, NotFound):  # Redis is away or was rebuilt; the ledger has the settlement
+            self._metrics.degraded("settle")
 
     def _event(self, kind: Any, payload: Mapping[str, Any]) -> Event:
         return Event.new(kind, self._clock.now_us(), payload)

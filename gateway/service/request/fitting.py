@@ -5,31 +5,50 @@ Before anything is held. A worker that cannot is left out; where no model is lef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import worst_case_nano
 from gateway.core.openai.chat import ChatRequest
-from gateway.core.openai.parts import media_parts
+from gateway.core.openai.parts import MediaPart, media_parts, remote_parts
 from gateway.core.pool.models import PREFERENCES
 from gateway.core.pool.workers import MODEL_KINDS, WorkerSpec
-from gateway.errors import BadRequest, context_exceeded
-from gateway.service.loop.bodies import OUTPUT_TOKENS_MIN, context_room, price_of
-from gateway.service.loop.prompts import UNCOUNTED_BYTES_MAX, PromptSize, counted_size
+from gateway.errors import BadRequest, CapReached, context_exceeded
+from gateway.service.loop.bodies import (
+    OUTPUT_TOKENS_MIN,
+    UNCOUNTED_BYTES_MAX,
+    PromptSize,
+    context_room,
+    counted_size,
+    price_of,
+)
+from gateway.service.loop.routers import CheckedRouter
+from gateway.service.loop.state import Loop
 from gateway.service.ports.request import TokenCounter
 from gateway.service.request.catalog import Choice
 
+BYTES_PER_TOKEN = 4  # of a prompt, about
 BYTES_PER_TOKEN_MOST = 8  # of any text that people write: English has between four and five
 Sizes = Mapping[str, PromptSize]  # of the request's prompt, by worker name
+Bounds = Callable[[Choice, Caps, Sizes, ChatRequest], object]
+Shortlisting = Callable[[Choice, ChatRequest, int, str], Awaitable[Choice]]
 
 
-def asked_workers(choice: Choice) -> list[WorkerSpec]:
+def asked_workers(asked: Choice | Loop) -> list[WorkerSpec]:
     """The workers that may answer: the models of a planned request, else the one that it names."""
-    if choice.fallback is not None:
-        return [spec for spec in choice.workers if spec.kind in MODEL_KINDS]
-    named = choice.planner.name.removeprefix("fixed:")
-    return [spec for spec in choice.workers if spec.name == named]
+    if asked.fallback is not None:
+        return [spec for spec in asked.workers if spec.kind in MODEL_KINDS]
+    return [spec for spec in asked.workers if spec.name == asked.planner.name.removeprefix("fixed:")]
+
+
+def parts_to_fetch(messages: Sequence[Mapping[str, Any]], asked: Choice | Loop) -> tuple[MediaPart, ...]:
+    """The parts by URL that Baton fetches: all of them, but for images where every worker that may answer fetches them
+    itself."""
+    workers = asked_workers(asked)
+    theirs = bool(workers) and all(spec.fetches for spec in workers)
+    return tuple(part for part in remote_parts(messages) if part.kind != "image" or not theirs)
 
 
 async def prompt_sizes(tokens: TokenCounter, choice: Choice, chat: ChatRequest, bytes_bound: int, caps: Caps) -> Sizes:
@@ -68,13 +87,33 @@ def with_roomy_workers(choice: Choice, chat: ChatRequest, sizes: Sizes, caps: Ca
     return replace(choice, workers=tuple(spec for spec in choice.workers if spec.name not in narrow))
 
 
+def without(choice: Choice, held: Callable[[WorkerSpec], bool]) -> Choice:
+    """The choice without the workers that are `held` in quarantine; they are its reserve. Unchanged where the request
+    names its workers, and where no other model is left."""
+    named = choice.planner.names if isinstance(choice.planner, CheckedRouter) else ()
+    out = [spec for spec in choice.workers if spec.kind in MODEL_KINDS and spec.name not in named and held(spec)]
+    left = tuple(spec for spec in choice.workers if spec not in out)
+    if not out or choice.fallback is None or not any(spec.kind in MODEL_KINDS for spec in left):
+        return choice
+    return replace(choice, workers=left, reserve=tuple(out))
+
+
 def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     """The choice without the workers that cannot take what the request holds (images, tools, …), and without tool
     workers where only a model's reply can have what it asks for. Raises BadRequest where no model is left."""
-    lacks = {spec.name: _lacks(spec, chat) for spec in choice.workers}
+    needs, needs_model = chat.needs.difference(PREFERENCES), chat.needs_model
+    if not needs and not needs_model:
+        return choice
+    checker = choice.planner.checker if isinstance(choice.planner, CheckedRouter) else None  # its reply is no answer
+    # What the request holds and a worker cannot take, by the worker's name.
+    lacks = {
+        spec.name: needs_model if spec.kind == "tool" else needs & frozenset(spec.cannot)
+        for spec in choice.workers
+        if spec.name != checker
+    }
     if not any(lacks.values()):
         return choice
-    left = tuple(spec for spec in choice.workers if not lacks[spec.name])
+    left = tuple(spec for spec in choice.workers if not lacks.get(spec.name))
     named = choice.planner.name.removeprefix("fixed:") if choice.fallback is None else None
     if any((spec.kind in MODEL_KINDS or named) and named in (None, spec.name) for spec in left):
         return replace(choice, workers=left)
@@ -84,6 +123,37 @@ def with_able_workers(choice: Choice, chat: ChatRequest) -> Choice:
     raise BadRequest(f"{whom} `{what}`", param=where, code="unsupported_parameter")
 
 
-def _lacks(spec: WorkerSpec, chat: ChatRequest) -> frozenset[str]:
-    """What the request holds and the worker cannot take."""
-    return chat.needs_model if spec.kind == "tool" else chat.needs.difference(PREFERENCES) & frozenset(spec.cannot)
+class Fitter:
+    """Chooses the workers that a request may be planned with."""
+
+    def __init__(
+        self, shortlist: Shortlisting, tokens: TokenCounter, bounds: Bounds, held: Callable[[WorkerSpec], bool]
+    ) -> None:
+        """`shortlist` chooses the candidates of a large pool. `bounds` raises CapReached where the cap on cost buys no
+        answer. `held`: whether a worker is in quarantine."""
+        self._shortlist = shortlist
+        self._tokens = tokens
+        self._bounds = bounds
+        self._held = held
+
+    async def fit(
+        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, log_mode: str
+    ) -> tuple[Choice, Sizes]:
+        """The choice with those workers, and the size of its prompt for each. Workers in quarantine are among them
+        where no other could take the request. Raises BadRequest."""
+        sound = without(choice, self._held)
+        if sound is not choice:
+            try:
+                fitted, sizes = await self._fit(sound, chat, input_bound, caps, log_mode)
+                self._bounds(fitted, caps, sizes, chat)
+                return fitted, sizes
+            except (BadRequest, CapReached):
+                pass  # of the sound workers, none has room for it, or is cheap enough
+        return await self._fit(choice, chat, input_bound, caps, log_mode)
+
+    async def _fit(
+        self, choice: Choice, chat: ChatRequest, input_bound: int, caps: Caps, log_mode: str
+    ) -> tuple[Choice, Sizes]:
+        choice = await self._shortlist(choice, chat, input_bound // BYTES_PER_TOKEN, log_mode)
+        sizes = await prompt_sizes(self._tokens, choice, chat, input_bound, caps)
+        return with_roomy_workers(choice, chat, sizes, caps), sizes

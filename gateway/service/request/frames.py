@@ -7,7 +7,6 @@ error after the first byte is one `error` event. A comment keeps an idle connect
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,12 +15,14 @@ from typing import Any, Protocol
 from gateway.core.anthropic.events import MessageEvents
 from gateway.core.anthropic.reply import MessageHead, error_body
 from gateway.core.anthropic.request import MessageNames
+from gateway.core.money.amounts import nano_to_usd
 from gateway.core.openai.reply import DONE, chunk, sse, usage_json
 from gateway.core.openai.responses.events import Events
 from gateway.core.openai.responses.reply import Head
 from gateway.core.openai.responses.request import ParamNames
 from gateway.core.openai.texts import text_chunk
-from gateway.service.request.running import ProgressNote, Running, StreamItem, reply_headers
+from gateway.core.openai.vendor import PROGRESS
+from gateway.service.request.running import ProgressNote, Running
 
 KEEP_ALIVE = b": baton is working\n\n"
 OBFUSCATION_BYTES = 16
@@ -36,6 +37,10 @@ class Frames(Protocol):
         """The frames of a worker's chunk."""
         ...
 
+    def note(self, event: Mapping[str, Any]) -> list[bytes]:
+        """The frames of a note about plans and steps."""
+        ...
+
     def idle(self) -> list[bytes]:
         """The frames that keep an idle stream alive."""
         ...
@@ -46,45 +51,64 @@ class Frames(Protocol):
 
 
 async def events(running: Running, keepalive_s: float, frames: Frames) -> AsyncIterator[bytes]:
-    """Yield the body of the stream. `keepalive_s` 0: no keep-alive comments."""
-    source = running.chunks()
-    pending: asyncio.Task[StreamItem | None] | None = None
-    try:
-        while True:
-            pending = pending or asyncio.create_task(_next(source))
-            done, _ = await asyncio.wait({pending}, timeout=keepalive_s or None)
-            if not done:
-                for frame in frames.idle():
-                    yield frame
-                continue
-            item, pending = pending.result(), None
-            if item is None:
-                break
-            for frame in [_news(item)] if isinstance(item, ProgressNote) else frames.chunk(item):
+    """Yield the body of the stream: the frames of all items that are there, in one piece. `keepalive_s` 0: no
+    keep-alive comments."""
+    while True:
+        if not await running.ready(keepalive_s or None):
+            for frame in frames.idle():
                 yield frame
-    finally:
-        if pending is not None:
-            pending.cancel()
+            continue
+        made: list[bytes] = []
+        while (item := running.take()) is not None:
+            made += frames.note(item.event) if isinstance(item, ProgressNote) else frames.chunk(item)
+        if made:
+            yield b"".join(made)
+        elif running.finished.is_set():
+            break
     for frame in frames.end():
         yield frame
 
 
-async def _next(source: AsyncIterator[StreamItem]) -> StreamItem | None:
-    return await anext(source, None)
+class Comments:
+    """Notes as SSE comments: event parsers skip them, and a client that asked for notes reads them."""
+
+    def note(self, event: Mapping[str, Any]) -> list[bytes]:
+        """One comment."""
+        return [f": baton {json.dumps(event)}\n\n".encode()]
 
 
-def _news(note: ProgressNote) -> bytes:
-    """A note as an SSE comment: event parsers skip it, and a client that asked for notes reads it."""
-    return f": baton {json.dumps(note.event)}\n\n".encode()
+def note_text(event: Mapping[str, Any]) -> str:
+    """A note as a line for people; empty where it says nothing new to them."""
+    step = f"step {event.get('step', 0) + 1} ({event.get('worker')})"
+    match event["event"]:
+        case "planned":
+            why = f": {event['why']}" if event.get("why") else ""
+            return f"plan {event['round']} by {event['by']}, {event['steps']} steps{why}"
+        case "step_started":
+            return f"{step} runs"
+        case "step_ended" if event["status"] != "done":
+            return f"{step} {event['status']}"
+    return ""
 
 
-class ChatFrames:
+class ChatFrames(Comments):
     """`Frames` of a chat completion: a worker's chunks in our shape, one choice index at a time."""
 
     def __init__(self, running: Running) -> None:
         self.begun = False
         self._running = running
         self._begun: set[int] = set()
+        self._answers = False  # whether a piece of a worker's reply was sent
+
+    def note(self, event: Mapping[str, Any]) -> list[bytes]:
+        """A comment, or a delta of reasoning before the reply where the client wants that."""
+        if self._running.progress != "reasoning":
+            return super().note(event)
+        text = note_text(event)
+        if not text or self._answers:
+            return []
+        delta = {"reasoning_content": f"{PROGRESS}{text}\n"}
+        return [*self._opening(0), self._frame([{"index": 0, "delta": delta, "logprobs": None}])]
 
     def idle(self) -> list[bytes]:
         """A comment."""
@@ -97,10 +121,8 @@ class ChatFrames:
             index = choice.get("index", 0)
             delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
             delta.pop("role", None)
-            if index not in self._begun:
-                self._begun.add(index)
-                opening = {"role": "assistant", "content": "", "refusal": None}
-                frames.append(self._frame([{"index": index, "delta": opening}]))
+            self._answers = True
+            frames += self._opening(index)
             if any(value not in ("", []) for value in delta.values()) or choice.get("logprobs"):
                 frames.append(self._frame([{"index": index, "delta": delta, "logprobs": choice.get("logprobs")}]))
             if choice.get("finish_reason"):
@@ -117,7 +139,14 @@ class ChatFrames:
             return [story, DONE]
         last = self._chunk([])
         last["usage"] = usage_json(running.usage)
-        return [sse(last), story, DONE]
+        return [sse(last | _cost(running)), story, DONE]
+
+    def _opening(self, index: int) -> list[bytes]:
+        """The first frame of a choice, which has its role."""
+        if index in self._begun:
+            return []
+        self._begun.add(index)
+        return [self._frame([{"index": index, "delta": {"role": "assistant", "content": "", "refusal": None}}])]
 
     def _frame(self, choices: Sequence[Mapping[str, Any]]) -> bytes:
         self.begun = True
@@ -139,7 +168,7 @@ class ChatFrames:
         return body
 
 
-class TextFrames:
+class TextFrames(Comments):
     """`Frames` of a text completion: the worker's chunks in the older shape, each as it comes."""
 
     def __init__(self, running: Running) -> None:
@@ -163,7 +192,7 @@ class TextFrames:
         story = _story(running)
         if not running.chat.include_usage:
             return [story, DONE]
-        return [sse(self._chunk([]) | {"usage": usage_json(running.usage)}), story, DONE]
+        return [sse(self._chunk([]) | {"usage": usage_json(running.usage)} | _cost(running)), story, DONE]
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         record = self._running.record
@@ -176,7 +205,7 @@ class TextFrames:
         return body | ({"usage": None} if self._running.chat.include_usage else {})
 
 
-class ResponseFrames:
+class ResponseFrames(Comments):
     """`Frames` of a response: the typed events of the Responses API.
 
     `response.created` waits for the first piece of the reply, or for the first idle moment: until then an error still
@@ -193,6 +222,13 @@ class ResponseFrames:
         """The events of a worker's chunk."""
         return [*self._open(), *map(self._padded, self._events.chunk(choices))]
 
+    def note(self, event: Mapping[str, Any]) -> list[bytes]:
+        """A comment, or events of a reasoning summary before the reply where the client wants that."""
+        if self._running.progress != "reasoning":
+            return super().note(event)
+        text = note_text(event)
+        return [*self._open(), *map(event_frame, self._events.note(text))] if text else []
+
     def idle(self) -> list[bytes]:
         """The first events, then comments."""
         return self._open() or [KEEP_ALIVE]
@@ -202,25 +238,26 @@ class ResponseFrames:
         running = self._running
         if running.error is not None:
             error = self._names.reword(running.error).body()["error"]
-            return [_story(running), *map(_typed, self._events.failed(error))]
+            return [_story(running), *map(event_frame, self._events.failed(error))]
         opening = self._open()
         last = self._events.completed(running.body or {}, running.record.finished_us // 1_000_000)
-        return [*opening, *map(_typed, last[:-1]), _story(running), _typed(last[-1])]
+        last[-1]["response"] |= _cost(running)
+        return [*opening, *map(event_frame, last[:-1]), _story(running), event_frame(last[-1])]
 
     def _open(self) -> list[bytes]:
         if self.begun:
             return []
         self.begun = True
-        return list(map(_typed, self._events.open()))
+        return list(map(event_frame, self._events.open()))
 
     def _padded(self, event: Mapping[str, Any]) -> bytes:
         """Deltas get random padding where that was asked for, so that their sizes tell nothing."""
         if not (self._running.chat.obfuscate and event["type"].endswith(".delta")):
-            return _typed(event)
-        return _typed({**event, "obfuscation": _padding()})
+            return event_frame(event)
+        return event_frame({**event, "obfuscation": _padding()})
 
 
-class MessageFrames:
+class MessageFrames(Comments):
     """`Frames` of a Message: the events of Anthropic's Messages API, with its own `ping` for an idle stream."""
 
     def __init__(self, running: Running, head: MessageHead, names: MessageNames) -> None:
@@ -231,31 +268,39 @@ class MessageFrames:
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """The events of a worker's chunk."""
-        return [*self._open(), *map(_typed, self._events.chunk(choices))]
+        return [*self._open(), *map(event_frame, self._events.chunk(choices))]
 
     def idle(self) -> list[bytes]:
         """The first event, then pings."""
-        return self._open() or [_typed(self._events.ping())]
+        return self._open() or [event_frame(self._events.ping())]
 
     def end(self) -> list[bytes]:
         """The last events, once the request is logged and settled."""
         running = self._running
         if running.error is not None:
-            return [_story(running), _typed(error_body(self._names.reword(running.error)))]
+            return [_story(running), event_frame(error_body(self._names.reword(running.error)))]
         opening = self._open()
         last = self._events.completed(running.body or {})
-        return [*opening, *map(_typed, last[:-1]), _story(running), _typed(last[-1])]
+        return [*opening, *map(event_frame, last[:-1]), _story(running), event_frame(last[-1])]
 
     def _open(self) -> list[bytes]:
         if self.begun:
             return []
         self.begun = True
-        return list(map(_typed, self._events.open()))
+        return list(map(event_frame, self._events.open()))
+
+
+def _cost(running: Running) -> dict[str, Any]:
+    """What the request cost, as a property of the last chunk beside `usage`: dollars as exact text. OpenAI's schema has
+    no such property, so it is there where the client wants to be told of progress."""
+    if running.progress == "off":
+        return {}
+    return {"baton": {"rollout_id": running.record.id, "cost_usd": nano_to_usd(running.record.cost_nano)}}
 
 
 def _story(running: Running) -> bytes:
     """What became of the request, as a comment: the headers of a reply that does not stream."""
-    return f": baton {json.dumps(reply_headers(running.record))}\n\n".encode()
+    return f": baton {json.dumps(running.headers())}\n\n".encode()
 
 
 def _padding() -> str:
@@ -263,5 +308,5 @@ def _padding() -> str:
     return secrets.token_urlsafe(OBFUSCATION_BYTES)[: 1 + secrets.randbelow(OBFUSCATION_BYTES)]
 
 
-def _typed(event: Mapping[str, Any]) -> bytes:
+def event_frame(event: Mapping[str, Any]) -> bytes:
     return sse(event, event["type"])

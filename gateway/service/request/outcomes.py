@@ -10,7 +10,7 @@ from gateway.core.access.keys import Principal
 from gateway.core.log.events import uuid7
 from gateway.core.log.outcome import TEXT_CHARS_MAX, Judgement, Outcome, check_idempotency_key, requested
 from gateway.core.log.redact import Redactor
-from gateway.errors import NotFound
+from gateway.errors import BadRequest, NotFound
 from gateway.service.ports.request import Clock, Journal, Store
 
 NOT_KEPT = "[not kept]"
@@ -27,10 +27,11 @@ class Outcomes:
 
     async def add(self, principal: Principal, body: object, idempotency_key: str | None) -> dict[str, Any]:
         """Attach one outcome to a rollout. Raises BadRequest, which names the field, and NotFound for a rollout that
-        this key does not own."""
+        this key does not own. A judgement of a step names a step that ended."""
         target, judgement = requested(body)
         key = check_idempotency_key(idempotency_key)
         rollout = await self._rollout(target, principal)
+        _check_step(rollout, judgement.step)
         now = self._clock.now()
         outcome = Outcome(
             id=uuid7(int(now.timestamp() * 1000)),
@@ -78,3 +79,11 @@ class Outcomes:
             headers = {"retry-after": "2"}
             problem = "the log has not reached the database yet; try again"
             raise NotFound(problem, code="rollout_not_found", headers=headers) from None
+
+
+def _check_step(rollout: Mapping[str, Any], step: int | None) -> None:
+    """Raises BadRequest where the rollout has no such step that ended well."""
+    if step is None or any(one["step"] == step and one["status"] == "done" for one in rollout["steps"]):
+        return
+    problem = f"this rollout has no finished step {step}; a step of a child loop is judged by the child's `rollout_id`"
+    raise BadRequest(problem, param="step", code="step_not_found")

@@ -1,21 +1,27 @@
-"""A request that is being served, as its reader sees it: chunks, result, and the x-baton headers."""
+"""A request that is being served, as its reader sees it: chunks, result, the x-baton headers, and the rates that count
+it."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from gateway.core.access.keys import Principal
+from gateway.core.log.events import random_hex
 from gateway.core.log.rollout import RolloutRecord
+from gateway.core.loop.caps import Caps
 from gateway.core.money.amounts import Usage, nano_to_usd
-from gateway.core.money.ledger import Scope
+from gateway.core.money.ledger import Hold, Scope, org_scope
+from gateway.core.money.sessions import Session
 from gateway.core.openai.chat import ChatRequest
 from gateway.core.openai.reply import reply_facts
-from gateway.errors import BatonError
-from gateway.service.ports.request import RateState
+from gateway.errors import BatonError, Unavailable
+from gateway.service.loop.state import Checkpoints, HoldRecord, Loop
+from gateway.service.ports.request import RateLimits, RateState
 
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
 QUEUE_CHUNKS_MAX = 32  # a slower reader than this holds the worker's stream back
@@ -28,6 +34,7 @@ class ProgressNote:
     event: Mapping[str, Any]
 
 
+Progress = Literal["off", "on", "reasoning"]  # what a stream says of plans and steps: nothing, comments, reasoning
 StreamItem = Sequence[Mapping[str, Any]] | ProgressNote  # the choices of a chunk, or a note
 
 
@@ -43,34 +50,140 @@ class RateEntry:
     left: bool = False  # whether it was counted out
 
 
+class Rates:
+    """The rate limits of a request: its key's, and its organisation's where that has any."""
+
+    def __init__(self, limits: RateLimits) -> None:
+        self._limits = limits
+
+    async def enter(self, who: Principal) -> RateEntry:
+        """Count a request of which nothing but its key is known. Raises RateLimited."""
+        request_id = random_hex()
+        return RateEntry(who, request_id, await self.admit(who, request_id, 0))
+
+    async def weigh(self, entry: RateEntry, tokens: int) -> None:
+        """Count the tokens that the request may use. Raises RateLimited, and TooLarge for more than fit in a minute."""
+        if entry.who.tpm is not None or entry.who.organisation.tpm is not None:
+            entry.state = await self.admit(entry.who, entry.id, tokens)
+
+    async def leave(self, entry: RateEntry) -> None:
+        """Count out a request that was not started; see `release`."""
+        if entry.counts:
+            await self.release(entry.who, entry.id, 0)
+            return
+        for name in _counted(entry.who):
+            with suppress(Unavailable):
+                await self._limits.withdraw(name, entry.id)
+
+    async def admit(self, who: Principal, request_id: str, tokens: int) -> RateState:
+        """Count the request in and return what is left to the key. A request that was counted before is counted once,
+        with these tokens. Raises RateLimited; then neither counts it."""
+        state = await self._limits.admit(who.public_id, request_id, tokens, who.rpm, who.tpm, who.concurrency)
+        org = who.organisation
+        if org.has_rate_limits:
+            try:
+                await self._limits.admit(org_scope(who.org), request_id, tokens, org.rpm, org.tpm, org.concurrency)
+            except BaseException:  # boundary: whatever stopped it, the key's place in flight is given back
+                with suppress(Unavailable):
+                    await self._limits.release(who.public_id, request_id, 0)
+                raise
+        return state
+
+    async def release(self, who: Principal, request_id: str, tokens_used: int | None) -> None:
+        """Count the request out. A key without limits was never counted in. Where the counts are away its place comes
+        free by itself, with its lease: no request that was served may fail or wait for that."""
+        for name in _counted(who):
+            with suppress(Unavailable):
+                await self._limits.release(name, request_id, tokens_used)
+
+
+def _counted(who: Principal) -> Iterator[str]:
+    """Under which names the limits count a request of a key."""
+    if who.has_rate_limits:
+        yield who.public_id
+    if who.organisation.has_rate_limits:
+        yield org_scope(who.org)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What was reserved for a request: its money and, in a session, its worker calls; and the caps that follow from
+    it. `wanted_nano`, `wanted_calls`: the worst case, of which a budget may have granted less."""
+
+    money: Hold
+    wanted_nano: int
+    record: HoldRecord
+    caps: Caps
+    calls: Hold | None = None
+    wanted_calls: int = 0
+    session: Session | None = None
+
+
+class Kept(Checkpoints, Protocol):
+    """What was saved of a request before this gateway serves it, and what will be."""
+
+    @property
+    def rollout_id(self) -> str:
+        """The id of its rollout, and of the hold of its money."""
+        ...
+
+    @property
+    def created_us(self) -> int:
+        """When the client asked, in microseconds since the epoch."""
+        ...
+
+    @property
+    def suspending(self) -> bool:
+        """Whether a cancellation means that another gateway goes on."""
+        ...
+
+    def abandon(self) -> None:
+        """Leave the request to another gateway from now on."""
+        ...
+
+    def terms(self, most: int, least: int, scopes: Sequence[Scope]) -> tuple[int, int, Sequence[Scope]]:
+        """The hold that was granted before, else these bounds and scopes."""
+        ...
+
+    async def begin(self, loop: Loop, money: Hold, calls: Hold | None) -> None:
+        """Let `loop` go on from what was saved. Raises Conflict, Unavailable."""
+        ...
+
+
 class Running:
-    """A request that is being served. Read `chunks` if it streams, then `result`; `cancel` it when the client
-    leaves."""
+    """A request that is being served. If it streams, `take` items whenever it is `ready`; then read `result`. `cancel`
+    it when the client leaves."""
 
     def __init__(
         self,
         record: RolloutRecord,
         chat: ChatRequest,
         entry: RateEntry,
-        scopes: Sequence[Scope] = (),
+        reserved: Reservation,
     ) -> None:
         self.record = record
         self.chat = chat
         self.entry = entry
         self.rate = entry.state
         self.principal = entry.who
-        self.scopes = scopes  # of its hold
+        self.reserved = reserved
+        self.progress: Progress = "off"
+        self.left: dict[str, str] = {}  # headers: what is left of its session
+        self.stopped: BatonError | None = None  # why its session ended it
+        self.kept: Kept | None = None  # of a request in the background: what is saved of it
         self.body: dict[str, Any] | None = None
         self.error: BatonError | None = None
         self.usage = Usage()
         self.reply_facts: dict[str, str] = {}  # `service_tier`, `system_fingerprint` of the reply
         self.finished = asyncio.Event()
         self.work: asyncio.Task[Mapping[str, Any]] | None = None
-        self._queue: asyncio.Queue[StreamItem | None] = asyncio.Queue(QUEUE_CHUNKS_MAX)
+        self._queue: asyncio.Queue[StreamItem] = asyncio.Queue(QUEUE_CHUNKS_MAX)
+        self._reader: asyncio.Future[bool] | None = None  # waits for an item, or for the end
 
     async def chunk(self, choices: Sequence[Mapping[str, Any]]) -> None:
         """Sink: pass choices on. Waits while the reader is QUEUE_CHUNKS_MAX chunks behind."""
         await self._queue.put(choices)
+        self._wake()
 
     def about(self, reply: Mapping[str, Any]) -> None:
         """Sink: note what the reply says about itself."""
@@ -80,11 +193,32 @@ class Running:
         """Pass an event on. Drops it where the reader is behind: a late note is worth nothing."""
         if not self._queue.full():
             self._queue.put_nowait(ProgressNote(event))
+            self._wake()
 
-    async def chunks(self) -> AsyncIterator[StreamItem]:
-        """Yield the reply's chunks. Ends when `finished` is set; then `body` or `error` is there."""
-        while (choices := await self._next()) is not None:
-            yield choices
+    def finish(self) -> None:
+        """Set `finished`: `body` or `error` is there, and no further chunk comes."""
+        self.finished.set()
+        self._wake()
+
+    async def ready(self, limit_s: float | None) -> bool:
+        """Wait for an item or for the end; False where neither came within `limit_s`. One reader at a time: it costs
+        no task, and a timer only where there is a limit."""
+        if self.finished.is_set() or not self._queue.empty():
+            return True
+        loop = asyncio.get_running_loop()
+        self._reader = reader = loop.create_future()
+        timer = loop.call_later(limit_s, self._wake, False) if limit_s else None
+        try:
+            came: bool = await reader
+            return came
+        finally:
+            self._reader = None
+            if timer is not None:
+                timer.cancel()
+
+    def take(self) -> StreamItem | None:
+        """The next item, None where there is none now."""
+        return None if self._queue.empty() else self._queue.get_nowait()
 
     async def result(self) -> dict[str, Any]:
         """Wait for the whole reply. Raises the error that ended the request."""
@@ -98,20 +232,20 @@ class Running:
         if self.work is not None:
             self.work.cancel()
 
-    async def _next(self) -> StreamItem | None:
-        """The next chunk, or None once the request has finished and the queue is empty."""
-        if self.finished.is_set() and self._queue.empty():
-            return None
-        getting = asyncio.ensure_future(self._queue.get())
-        ending = asyncio.ensure_future(self.finished.wait())
-        try:
-            await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if getting.done():
-                return getting.result()
-            return None if self._queue.empty() else self._queue.get_nowait()
-        finally:
-            getting.cancel()
-            ending.cancel()
+    def stop(self, error: BatonError) -> None:
+        """Stop every upstream call, because the session has ended. The reply is the best answer so far, else this
+        error."""
+        if self.stopped is None and self.work is not None:
+            self.stopped = error
+            self.cancel()
+
+    def headers(self) -> dict[str, str]:
+        """The x-baton headers, as far as they are known."""
+        return reply_headers(self.record) | self.left
+
+    def _wake(self, came: bool = True) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(came)
 
 
 def overhead_ms(record: RolloutRecord, now_us: int) -> float:
@@ -147,6 +281,11 @@ def reply_headers(record: RolloutRecord) -> dict[str, str]:
         headers["x-baton-capped"] = record.capped
     if record.steps and (lowered := record.steps[-1].lowered):
         headers["x-baton-lowered"] = f"max_tokens={lowered['max_tokens']}, asked={lowered['asked']}, by={lowered['by']}"
+    if cut := [(step.step, attempt.cut) for step in record.steps for attempt in step.attempts if attempt.cut]:
+        index, parts = cut[-1]
+        headers["x-baton-cut"] = ", ".join(
+            [f"step={index}", *(f"{name}={part}" for name, part in parts.items() if part)]
+        )
     return {name: header_text(value) for name, value in headers.items()}
 
 

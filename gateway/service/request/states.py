@@ -47,16 +47,17 @@ class VendorStates:
             return
         loop.conversation = restore(loop.conversation, {name: json.loads(state) for name, state in kept.items()})
 
-    async def keep(self, loop: Loop, body: Mapping[str, Any] | None) -> None:
-        """Keep the state that leaves with a reply, in bounded time."""
+    def of(self, body: Mapping[str, Any] | None) -> dict[str, bytes]:
+        """The state that leaves with a reply, as JSON by its name."""
         choices = (body or {}).get("choices") or ()
         states = states_of([choice.get("message") or {} for choice in choices]) if self.keep_s else {}
         texts = {name: json_bytes(state) for name, state in list(states.items())[:STATES_PER_REPLY_MAX]}
-        small = {name: text for name, text in texts.items() if len(text) <= STATE_BYTES_MAX}
-        if not small:
-            return
+        return {name: text for name, text in texts.items() if len(text) <= STATE_BYTES_MAX}
+
+    async def keep(self, loop: Loop, states: Mapping[str, bytes]) -> None:
+        """Keep the state that leaves with a reply, in bounded time."""
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self.store.keep(loop.record.key_id, small, self.keep_s)
+                await self.store.keep(loop.record.key_id, states, self.keep_s)
         except (TimeoutError, BatonError):
             self.metrics.degraded(NAME)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from gateway.core.loop.digest import majority
+from gateway.core.loop.replies.agreement import majority
 from gateway.errors import ConfigError
 from policy.environments.base import Episode, Prompt, fraction
 from policy.environments.sampling import CONCURRENCY, SamplingProgress, sample

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -27,6 +26,9 @@ from policy.environments.cached import (
     CallsEnded,
     PaidCalls,
     StoredReplies,
+    StoreFull,
+    append_line,
+    read_lines,
 )
 from policy.environments.executor import CAPS, UNHURRIED_S, ExecutedEnvironment, Executor
 from policy.environments.live import most_nano, sender
@@ -115,16 +117,14 @@ class OpenTraffic:
     def counts(self) -> CallCounts:
         """Return the counts of this run and of those that it goes on from."""
         found = Counter(made=self.calls.counts.made, stored=self.calls.counts.stored, nano=self.calls.counts.saved_nano)
-        if self._ledger.exists():
-            for line in self._ledger.read_text().splitlines():
-                found.update(json.loads(line))
+        for line in read_lines(self._ledger):
+            found.update(line)
         return CallCounts(found["made"], found["stored"], found["nano"])
 
     def close(self) -> None:
-        """Write this run's counts down, for a run that goes on from here."""
+        """Write this run's counts down, for a run that goes on from here. Raises StoreFull."""
         counts = self.calls.counts
-        with self._ledger.open("a") as file:
-            file.write(json.dumps({"made": counts.made, "stored": counts.stored, "nano": counts.saved_nano}) + "\n")
+        append_line(self._ledger, {"made": counts.made, "stored": counts.stored, "nano": counts.saved_nano})
 
     def stopped(self, reason: Exception) -> Unavailable:
         """The end of a gate that cannot go on now, in one line."""
@@ -161,7 +161,10 @@ async def opened(
             stop = first_of(group)
         finally:
             await calls.drain()
-            traffic.close()
+            try:
+                traffic.close()
+            except StoreFull as full:
+                stop = stop or full
         if stop is not None:
             raise traffic.stopped(stop) if isinstance(stop, CallsEnded) else stop
 

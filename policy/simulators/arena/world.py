@@ -21,7 +21,8 @@ from random import Random
 from typing import Any
 
 from gateway.core.loop.compose import SeenStep, step_messages
-from gateway.core.loop.digest import extract_answer, majority, normalise
+from gateway.core.loop.replies.agreement import majority
+from gateway.core.loop.replies.answers import extract_answer, normalise
 from gateway.core.money.amounts import Usage
 from policy.simulators.arena.families.family import GOODS, Kind, split_words
 from policy.simulators.arena.families.tasks import JOIN_SKILL, Problem, Task, focus, grade, ordinal

@@ -29,6 +29,7 @@ from gateway.errors import BadRequest, ConfigError, VersionRefused
 from policy.serve.manifest import read_complete
 from policy.serve.shape import Array, Shape
 from policy.start.pretrained.seal import seal
+from policy.tensors import file_errors
 
 CONTROL_TOKEN, USER_TOKEN = 3, 4  # kinds of tokens in a GGUF file
 LAYER_NAMES = {
@@ -130,7 +131,8 @@ def write_checkpoint(gguf_file: Path, directory: Path) -> None:
     shape = Shape.from_config(config, gguf_file)
     weights = dict(_weights(((one.name, dequantize(one.data, one.tensor_type)) for one in reader.tensors), shape))
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    save_file(weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    with file_errors():
+        save_file(weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     (directory / WEIGHTS_FILE).chmod(0o644)  # safetensors makes it private; the engine may be another user
     _write_tokenizer(facts, directory)
 

@@ -8,9 +8,10 @@ stays undecided enough for reinforcement learning to find out what search could 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Protocol
 
 from gateway.core.log.rollout import RoundRecord
 from gateway.core.loop.caps import Meter
@@ -25,7 +26,8 @@ from gateway.service.loop.state import EarlyStart, Situation
 from policy.environments.base import Environment, Prompt, draw_pool
 from policy.environments.sampling import SamplingProgress, sample
 from policy.simulators import HANDLES
-from policy.start.recorded.programs import Choices, Program
+from policy.start.recorded.programs import Program
+from policy.start.recorded.ranks import in_order
 from policy.statistics.tuning import Nearest
 
 PROFILE: Profile = "dial"
@@ -55,23 +57,41 @@ class PlanLesson:
         return json.dumps(self.plan.as_json(), separators=(",", ":"), ensure_ascii=False)
 
 
+class Teacher(Protocol):
+    """Which program is right at each of the `places` of the dial, by the names of the workers that are offered, the
+    likeliest first."""
+
+    places: int
+
+    def best(self, place: int, category: str, names: Collection[str]) -> Program:
+        """Raises KeyError where no program needs these workers alone."""
+        ...
+
+    def other(self, place: int, category: str, names: Collection[str], n: int, rng: Random) -> Program:
+        """One of the `n` next best."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Posing:
     """How a question is posed to the teacher. `near`: where the shown experience comes from; a question never counts
     for itself. `k_of_n`, `redraw_handles`: as in training (`draw_pool`). `places`: of the dial, at which one posed
-    question is taught."""
+    question is taught. `bare_share` of the questions are shown no experience; `stray_share` of the episodes begin
+    otherwise than the best program does."""
 
     profile: Profile = PROFILE
     near: Nearest | None = None
     k_of_n: tuple[int, int] | None = None
     redraw_handles: bool = False
     places: int = 1
+    bare_share: float = BARE_SHARE
+    stray_share: float = STRAY_SHARE
 
 
 async def lessons(
     environment: Environment,
     prompts: Sequence[Prompt],
-    choices: Choices,
+    choices: Teacher,
     posing: Posing,
     episodes: int,
     seed: int,
@@ -85,7 +105,7 @@ async def lessons(
         rng = Random(f"lesson {seed} {number}")
         prompt = _posed(rng, prompts[number % len(prompts)], posing)
         for place in rng.sample(range(choices.places), posing.places):
-            planner = ProgramPlanner(_program(rng, choices, place, prompt))
+            planner = ProgramPlanner(_program(rng, choices, place, prompt, posing.stray_share))
             work.append((replace(prompt, quality=place), [planner]))
     await sample(environment, work, on_progress=on_progress)
     rng = Random(f"lessons {seed}")
@@ -97,9 +117,9 @@ async def lessons(
     ]
 
 
-def _program(rng: Random, choices: Choices, place: int, prompt: Prompt) -> Program:
-    names = [spec.name for spec in prompt.pool if spec.kind in MODEL_KINDS]
-    if rng.random() >= STRAY_SHARE:
+def _program(rng: Random, choices: Teacher, place: int, prompt: Prompt, stray_share: float) -> Program:
+    names = in_order([spec.name for spec in prompt.pool if spec.kind in MODEL_KINDS], prompt.experience, place)
+    if rng.random() >= stray_share:
         return choices.best(place, prompt.category or "", names)
     return choices.other(place, prompt.category or "", names, BEGINNINGS, rng)
 
@@ -108,7 +128,7 @@ def _posed(rng: Random, prompt: Prompt, posing: Posing) -> Prompt:
     k = rng.randint(*posing.k_of_n) if posing.k_of_n else None
     drawn = draw_pool(prompt, rng, k, HANDLES if posing.redraw_handles else None)
     near = posing.near
-    if near is None or rng.random() < BARE_SHARE:
+    if near is None or rng.random() < posing.bare_share:
         return drawn
     text = question_text(prompt.messages)
     return replace(drawn, experience=near.of(text, without=text))

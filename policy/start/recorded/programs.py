@@ -17,9 +17,8 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from gateway.core.loop.prompt import QUALITY_MAX
+from gateway.core.loop.prompt import DIAL, QUALITY_MAX
 from gateway.core.pool.workers import NANO_PER_USD
-from policy.reward import DIAL
 from policy.statistics.tuning import Observation, WorkerResult, vote_result, workers_in
 
 Floats = npt.NDArray[np.float64]
@@ -147,6 +146,10 @@ class Choices:
             name: 1 << at for at, name in enumerate(dict.fromkeys(n for p in worth.programs for n in p.first))
         }
         self._needs = np.array([self._mask((*each.first, *each.then)) for each in worth.programs], dtype=np.int64)
+
+    def affordable(self, usd_max: float) -> int:
+        """The highest place at which a question costs no more than that; 0 where none does."""
+        return self._worth.affordable(self._tables, usd_max)
 
     def best(self, place: int, category: str, names: Collection[str]) -> Program:
         """The program for a question of the category, over no worker but `names`. Raises KeyError where none of them

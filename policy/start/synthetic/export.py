@@ -20,6 +20,7 @@ from policy.serve.shape import Array
 from policy.start.synthetic.config import ModelConfig
 from policy.start.synthetic.samples import PROFILE
 from policy.start.synthetic.tokenizer import END_ID, PAD_ID, write_tokenizer
+from policy.tensors import file_errors
 
 GENERATION = {"do_sample": False, "eos_token_id": END_ID, "pad_token_id": PAD_ID}
 
@@ -79,7 +80,8 @@ def export(
     (directory / "generation_config.json").write_text(json.dumps(GENERATION, sort_keys=True) + "\n")
     write_tokenizer(tokenizer, directory, model)
     tensors = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in weights.items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    with file_errors():
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     write_graph(directory)
     write_manifest(
         directory,

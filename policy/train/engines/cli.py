@@ -18,10 +18,11 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.adapters.engines.sealed import read_object
+from gateway.core.loop.prompt import DIAL
 from gateway.core.policies.manifest import CONFIG_FILE, MANIFEST_FILE, check_prompt
 from gateway.errors import BadRequest
 from policy.dataset.refusals import listed
-from policy.reward import DIAL, RewardSettings, taught_dial
+from policy.reward import RewardSettings, taught_dial
 from policy.serve.shape import tokens_shape
 from policy.serve.tokens import Tokens
 from policy.train.engines.memory import GIB, check, memory

@@ -13,7 +13,7 @@ from gateway.errors import ConfigError, Unavailable
 from gateway.files import replacing, write_atomic
 
 CHECKPOINT = "checkpoint"
-SPENT = "spent_nano"  # real money: on disk after each episode, whatever becomes of the step
+SPENT = "spent_nano"  # real money: on disk before and after each episode, whatever becomes of the step
 
 
 @dataclass(slots=True)
@@ -41,11 +41,18 @@ def save(work: Path, digest: str, progress: Progress, weights: dict[str, Tensor]
         with replacing(work / CHECKPOINT) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError for a disk that is full
-        why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise Unavailable(
-            f"{work / CHECKPOINT}: cannot be written ({why}); free some space and run again with --resume: the "
-            "checkpoint before it is complete"
+            f"{work / CHECKPOINT}: cannot be written ({_reason(error)}); free some space and run again with "
+            "--resume: the checkpoint before it is complete"
         ) from None
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said; torch's writer reports that it cannot end its file, on top of why."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__context__
+    return str(error).splitlines()[0] if found is None else found.strerror or str(found)
 
 
 def load(work: Path, digest: str) -> tuple[Progress, dict[str, Tensor], dict[str, Any]] | None:
@@ -65,7 +72,7 @@ def load(work: Path, digest: str) -> tuple[Progress, dict[str, Tensor], dict[str
 
 
 def note_spent(work: Path, nano: int) -> None:
-    """Store the nano-dollars spent so far. Raises Unavailable if it cannot: then nothing more may be spent."""
+    """Store the nano-dollars spent and reserved. Raises Unavailable if it cannot: then nothing more may be spent."""
     try:
         write_atomic(work / SPENT, str(nano), durable=False)
     except OSError as error:

@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         return _on_trl(options)
     spec = spec_of(options)
     if find_spec("torch") is None:
-        raise ConfigError("training needs torch: run `make train-env`, or `pip install 'baton[train,embedded]'`")
+        raise ConfigError("training needs torch: run `make train-env`, or `pip install '.[train,embedded]'`")
     from policy.train.run.loop import Stopped
     from policy.train.run.session import train
 
@@ -130,7 +130,7 @@ def _on_trl(options: argparse.Namespace) -> int:
         if getattr(options, name):
             raise ConfigError(f"--engine trl takes no --{name.replace('_', '-')}: docs/engines.md says what it takes")
     if find_spec("trl") is None:
-        raise ConfigError("--engine trl needs TRL: run `scripts/install trl`, or `pip install 'baton[trl,embedded]'`")
+        raise ConfigError("--engine trl needs TRL: run `scripts/install trl`, or `pip install '.[trl,embedded]'`")
     from policy.train.engines.cli import TrlRun, run_on_trl
 
     version = version_of(options.init, options.name, options.version)

@@ -25,6 +25,7 @@ from gateway.errors import VersionRefused
 from policy.environments.base import rng_for
 from policy.serve.manifest import GRAPH_FILE, REQUIRED_FILES, write_manifest
 from policy.serve.tokens import Tokens
+from policy.tensors import file_errors
 from policy.train.run.initial import Initial
 from policy.train.settings import Settings
 from policy.train.sources.conductor import Decoded, Sampler
@@ -69,7 +70,8 @@ def _write_full(directory: Path, initial: Initial, manifest: Manifest) -> Manife
     tied = json.loads((directory / "config.json").read_text()).get("tie_word_embeddings", False)
     if tied:
         state.pop("lm_head.weight", None)
-    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
+    with file_errors():
+        save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
     written = replace(manifest, params=sum(value.numel() for value in state.values()))
     files = [name for name in REQUIRED_FILES if (directory / name).is_file()]
     return write_manifest(directory, written, files)

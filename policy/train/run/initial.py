@@ -52,9 +52,10 @@ def initial_weights(spec: TrainSpec) -> Initial:
     config = read_object(home / CONFIG_FILE)
     small = _small(spec, home, config)
     shape = load_shape(home) if small else tokens_shape(config)
+    tokens = Tokens(home, shape)  # refused before the weights are read, which takes long
     weights = _loaded(spec, home, shape, small=small)
     lora = _adapted(spec, weights, start)
-    parts = (profile, weights, Tokens(home, shape), lora)
+    parts = (profile, weights, tokens, lora)
     return Initial(start.directory, start.manifest, home, start.sealed, start.base, *parts)
 
 

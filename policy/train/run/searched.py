@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gateway.core.loop.prompt import DIAL
 from gateway.errors import ConfigError
 from policy.dataset.refusals import RowRefused
 from policy.environments.base import Prompt
 from policy.evaluate.options import NEIGHBOURS
-from policy.start.recorded.lessons import PlanLesson, Posing, lessons
+from policy.start.recorded.lessons import STRAY_SHARE, PlanLesson, Posing, lessons
 from policy.start.recorded.observed import observed_of, progress_of
 from policy.start.recorded.programs import Choices, Worth, search
+from policy.start.recorded.ranks import ranks
 from policy.statistics.tuning import Nearest, Observation
 from policy.train.sources.scene import executor_of, open_replay
 from policy.train.sources.taught import DEMONSTRATED, Tutor
@@ -60,17 +62,25 @@ def searched(spec: TrainSpec, tutor: Tutor, say: Callable[[str], None]) -> Searc
     observed = observed_of(environment, prompts, say)
     staffs = _staffs(prompts, observed, say)
     usd_max, total = settings.usd_per_1k_max / 1000, sum(len(staff.prompts) for staff in staffs)
-    prices = _prices(staffs, usd_max)
-    near = Nearest(observed, NEIGHBOURS) if settings.experience_share else None
-    posing = Posing(tutor.profile, near, settings.k_of_n, settings.redraw_handles, PLACES)
+    by_rank = tutor.profile == "ranked"
+    prices = DIAL if by_rank else _prices(staffs, usd_max)
+    near = Nearest(observed, NEIGHBOURS)
+    posing = Posing(
+        tutor.profile,
+        near,
+        settings.k_of_n,
+        settings.redraw_handles,
+        PLACES,
+        bare_share=1 - settings.experience_share,
+        stray_share=0.0 if by_rank else STRAY_SHARE,
+    )
     progress = progress_of(say, "writing lessons")
     rows: list[TrainingRow] = []
     refused: Counter[str] = Counter()
     qualities: list[int] = []
     for number, staff in enumerate(staffs):
-        tables = staff.worth.dial(prices, usd_max)
-        qualities.append(staff.worth.affordable(tables, usd_max))
-        choices = Choices(staff.worth, tables, prices)
+        choices = ranks(staff.observed, near, settings.k_of_n, say) if by_rank else _by_name(staff, prices, usd_max)
+        qualities.append(choices.affordable(usd_max))
         count = max(1, round(settings.lessons * len(staff.prompts) / total))
         episodes = asyncio.run(lessons(environment, staff.prompts, choices, posing, count, settings.seed, progress))
         rows += _rows(tutor, episodes, f"staff {number}", refused)
@@ -95,6 +105,10 @@ def _staffs(prompts: Sequence[Prompt], observed: Sequence[Observation], say: Cal
             f"no {STAFF_MIN} training questions were answered by the same two workers or more; give more, or --workers"
         )
     return staffs
+
+
+def _by_name(staff: _Staff, prices: Sequence[float], usd_max: float) -> Choices:
+    return Choices(staff.worth, staff.worth.dial(prices, usd_max), prices)
 
 
 def _prices(staffs: Sequence[_Staff], usd_max: float) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +47,7 @@ from policy.train.sources.taught import TaughtLessons, TaughtSource, Tutor, demo
 from policy.train.spec import TrainSpec, chosen
 from policy.train.step.grpo import learn
 from policy.train.step.masks import Masks
+from policy.train.step.region import learn_near
 from policy.train.step.supervised import SupervisedStep
 from policy.train.weights.large import LargeWeights
 
@@ -154,7 +156,8 @@ async def _trained(
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     source, spend, close, dial = await _source(spec, initial, masks, lessons, work, say)
-    method = SupervisedStep(lessons.held_out).learn if lessons else learn
+    near = learn_near if spec.env == "logged" else learn
+    method = SupervisedStep(lessons.held_out).learn if lessons else near
     places = (work, spec.digest(), progress_file)
     trainer = Trainer(initial.weights, masks, source, spec.settings, spend, *places, method)
     try:
@@ -178,12 +181,19 @@ async def _source(
     if lessons is not None:
         return TaughtSource(lessons, spec.settings), Spend(), _nothing, inherited
     if spec.env == "logged":
-        return LoggedSource(_found(spec, initial), initial.version), Spend(), _nothing, inherited
+        log_rows = _found(spec, initial)
+        source = LoggedSource(log_rows, initial.version, spec.settings.requests_min)
+        left_out = f"; left out: {listed(Counter(log_rows.refused))}" if log_rows.refused else ""
+        say(f"{len(log_rows.rows)} plans of {log_rows.rollouts} requests{left_out}")
+        return source, Spend(), _nothing, inherited
     scene = await scene_of(spec)
     live = isinstance(scene.environment, LiveEnvironment)
     conductor = _conductor(spec, initial, masks, work, live=live)
-    note = partial(note_spent, work) if live else None
-    source = SampledSource(scene, conductor, spec.settings, initial.profile, note)
+    if live:  # reserved on disk before an episode starts: what a kill leaves open counts in full
+        scene.environment.spend.on_change = partial(note_spent, work)
+    if scene.about:
+        say(scene.about)
+    sampled = SampledSource(scene, conductor, spec.settings, initial.profile)
 
     async def close() -> None:
         if isinstance(conductor, ServedConductor):
@@ -197,7 +207,7 @@ async def _source(
         return await affordable(scene, conductor, initial.profile, settings, settings.usd_per_1k_max, say)
 
     dialled = spec.env == "replay" and spec.settings.quality is not None
-    return source, scene.environment.spend, close, within_budget if dialled else inherited
+    return sampled, scene.environment.spend, close, within_budget if dialled else inherited
 
 
 def _conductor(

@@ -6,6 +6,7 @@ of that version, and judged by their own grader.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +16,16 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.adapters.host.poolfile import resolve_secret
-from gateway.adapters.upstream.pooled import ToolWorkers
+from gateway.adapters.upstream.tools import ToolWorkers
 from gateway.core.loop.experience import question_text
 from gateway.core.money.amounts import usd_to_nano, worst_case_nano
-from gateway.core.pool.workers import MODEL_KINDS, VOTE_URL, PoolFile, WorkerSpec
+from gateway.core.pool.workers import JUDGE_URL, MODEL_KINDS, VOTE_URL, PoolFile, WorkerSpec
 from gateway.errors import ConfigError
 from gateway.service.ports.request import WorkerExperience
 from policy import graders
 from policy.environments.base import Prompt, Spend
 from policy.environments.executor import Executor
-from policy.environments.live import JUDGE_TOKENS_MAX, LiveEnvironment
+from policy.environments.live import JUDGE_TOKENS_MAX, JUDGE_TRIES, LiveEnvironment
 from policy.graders.base import GraderError, GraderFailed, Tools
 from policy.record.questions import JUDGE, RecordQuestion, of_file, of_log
 from policy.train.spec import TrainSpec, chosen
@@ -36,10 +37,12 @@ JUDGED_TOKENS_MAX = 60_000  # of what a judge reads: question, reference and rep
 
 @dataclass(frozen=True, slots=True)
 class LiveQuestions:
-    """What is asked, and how replies are graded: prompt id → (grader, its version, reference)."""
+    """What is asked, and how replies are graded: prompt id → (grader, its version, reference). `about`: how many, and
+    what was left out."""
 
     prompts: list[Prompt]
     grading: Mapping[str, tuple[str, str, Any]]
+    about: str = ""
 
     async def grade(self, prompt: Prompt, reply: str, tools: Tools) -> float:
         """The outcome of a reply. Raises GraderFailed where no judgement could be made, ConfigError where none can."""
@@ -66,13 +69,14 @@ def open_live(spec: TrainSpec, executor: Executor) -> tuple[LiveEnvironment, Liv
     questions = _questions(spec, pool)
     judge = _judge(spec, file, questions)
     judge_nano = 0 if judge is None else worst_case_nano(_priced(judge), JUDGED_TOKENS_MAX, JUDGE_TOKENS_MAX)
+    episode_nano = executor.caps.cost_nano + JUDGE_TRIES * judge_nano
     key = _text(spec.key_file or Path(), KEY_BYTES_MAX).strip()
     environment = LiveEnvironment(
         spec.url,
         key,
         questions.prompts,
         questions.grade,
-        _spend(spec.usd_max, executor.caps.cost_nano + judge_nano),
+        _spend(spec.usd_max, episode_nano),
         validation_share=0.0,
         executor=executor,
         tools=_tools(pool),
@@ -87,20 +91,23 @@ def open_live(spec: TrainSpec, executor: Executor) -> tuple[LiveEnvironment, Liv
 
 def _questions(spec: TrainSpec, pool: tuple[WorkerSpec, ...]) -> LiveQuestions:
     """Those that can be graded, in the order of the file or of the log."""
-    rubric = spec.rubric if spec.judge else None
+    rubric, left_out = spec.rubric if spec.judge else None, Counter[str]()
     if spec.prompts_file is not None:
-        found, _ = of_file(spec.prompts_file, spec.grader, rubric)
+        found, left_out["asked in an earlier line"] = of_file(spec.prompts_file, spec.grader, rubric)
     else:
         selection, _ = chosen(spec.filters)
         settings = spec.settings
-        found, _ = of_log(spec.database, selection, 1.0, settings.seed, rubric, settings.candidates)
+        found, left_out = of_log(spec.database, selection, 1.0, settings.seed, rubric, settings.candidates, graded=True)
     graded = [one for one in found if one.grader is not None]
     if not graded:
         raise ConfigError("no question can be graded: name a grader and a reference, or a --judge")
     grading = {one.id: (*str(one.grader).split("@"), one.reference) for one in graded}
     if len(grading) < len(graded):
         raise ConfigError(f"{spec.prompts_file}: two questions have the same `id`; make it unique")
-    return LiveQuestions([_prompt(one, pool) for one in graded], grading)
+    left_out["without a grader"] = len(found) - len(graded)
+    told = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()) if count)
+    about = f"{len(graded)} questions" + (f"; left out: {told}" if told else "")
+    return LiveQuestions([_prompt(one, pool) for one in graded], grading, about)
 
 
 def _prompt(question: RecordQuestion, pool: tuple[WorkerSpec, ...]) -> Prompt:
@@ -137,9 +144,21 @@ def _pool_file(path: Path) -> PoolFile:
 
 def _pool(file: PoolFile, name: str, path: Path | None) -> tuple[WorkerSpec, ...]:
     try:
-        return file.pool(name or file.default)
+        return tuple(_as_priced(spec, file) for spec in file.pool(name or file.default))
     except KeyError:
         raise ConfigError(f"--pool {name}: not in {path}") from None
+
+
+def _as_priced(spec: WorkerSpec, file: PoolFile) -> WorkerSpec:
+    """A judge with the price and the context of its model, as the gateway has it; any other worker as it is. Raises
+    ConfigError."""
+    if spec.url != JUDGE_URL:
+        return spec
+    name = str(spec.params.get("model"))
+    model = next((one for one in file.workers if one.name == name and one.kind in MODEL_KINDS), None)
+    if model is None:
+        raise ConfigError(f"worker {spec.name} needs `params: {{model: NAME}}`, a model of the pool file")
+    return spec.model_copy(update={"price": model.price, "context_tokens": model.context_tokens})
 
 
 def _judge(spec: TrainSpec, file: PoolFile, questions: LiveQuestions) -> WorkerSpec | None:

@@ -6,6 +6,7 @@ begin.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,12 +41,14 @@ class TrainableRows:
 class LoggedSource:
     """Every batch is all rows of the log. Raises ConfigError on a log that teaches nothing."""
 
-    def __init__(self, log_rows: TrainableRows, version: str) -> None:
-        """`version`: the one that training begins with, `conductor@7`; what the log has of older ones is stale."""
+    def __init__(self, log_rows: TrainableRows, version: str, requests_min: int = 0) -> None:
+        """`version`: the one that training begins with, `conductor@7`; what the log has of older ones is stale.
+        `requests_min`: with fewer requests training does not begin."""
+        left_out = listed(Counter(log_rows.refused))
         if not log_rows.rows:
-            raise ConfigError(
-                f"no rollout can be trained on: {listed(Counter(log_rows.refused)) or 'none was selected'}"
-            )
+            raise ConfigError(f"no rollout can be trained on: {left_out or 'none was selected'}")
+        if log_rows.rollouts < requests_min:
+            raise ConfigError(_too_few(log_rows, requests_min) + (f". Left out: {left_out}" if left_out else ""))
         require_outcomes([row.reward for row in log_rows.rows])
         self._found = log_rows
         behind = [_behind(row.version, version) for row in log_rows.rows]
@@ -68,6 +71,17 @@ class LoggedSource:
 
     def restore(self, state: dict[str, Any]) -> None:
         """As the interface says."""
+
+
+def _too_few(log_rows: TrainableRows, requests_min: int) -> str:
+    """How many more judged requests are wanted, at the share of this log's that can be trained on."""
+    share = len(log_rows.rows) / (len(log_rows.rows) + len(log_rows.refused))
+    wanted = math.ceil((requests_min - log_rows.rollouts) / share)
+    return (
+        f"about {wanted:,} more judged requests are needed: {log_rows.rollouts:,} of this log can be trained on, "
+        f"{share:.0%} of its plans, and {requests_min:,} are the least. A larger BATON_EXPLORE_SHARE needs fewer; "
+        f"--set requests_min={log_rows.rollouts} trains on what is there"
+    )
 
 
 def _behind(version: str, now: str) -> float:

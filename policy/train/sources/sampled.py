@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ from gateway.service.loop.state import Planner
 from gateway.service.ports.request import Conductor
 from policy.environments.base import Episode, Prompt, rng_for
 from policy.environments.executor import FREE
-from policy.environments.sampling import EpisodeGroups, SamplingProgress, sample
-from policy.reward import RewardSettings, at_quality, reward
+from policy.environments.sampling import EpisodeGroups, sample
+from policy.reward import RewardSettings, at_quality, faults_of, reward
 from policy.train import metrics
 from policy.train.metrics import Value
 from policy.train.settings import Settings
@@ -82,11 +82,8 @@ class SampledSource:
         conductor: Conductors,
         settings: Settings,
         profile: Profile,
-        on_spent: Callable[[int], None] | None = None,
     ) -> None:
-        """`on_spent` hears of the nano-dollars spent so far, whenever an episode ends."""
         self._scene = scene
-        self._on_spent = on_spent
         self._conductor = conductor
         self._settings = settings
         self._asking = ConductorSettings(
@@ -123,7 +120,7 @@ class SampledSource:
         where what samples is lost."""
         at_once = self._settings.prompts * self._settings.samples
         try:
-            return await sample(self._scene.environment, work, concurrency=at_once, on_progress=self._spent)
+            return await sample(self._scene.environment, work, concurrency=at_once)
         except ExceptionGroup as group:  # boundary: raised again, an error of ours as itself
             known: BaseException | None = group.subgroup((BatonError, RolloutsLost))
             while isinstance(known, ExceptionGroup):
@@ -131,10 +128,6 @@ class SampledSource:
             if isinstance(known, RolloutsLost):
                 raise EngineDown(f"{known}; {LOST}") from None
             raise known or group from None
-
-    def _spent(self, now: SamplingProgress) -> None:
-        if self._on_spent is not None:
-            self._on_spent(now.spent_nano)
 
     def _judged(self, posed: Sequence[Prompt], found: EpisodeGroups) -> tuple[list[TrainingRow], list[float]]:
         rows: list[TrainingRow] = []
@@ -166,4 +159,5 @@ class SampledSource:
 
 def reward_of(episode: Episode, weights: RewardSettings) -> float:
     """The reward of an episode."""
-    return reward(episode.parsed, episode.outcome, episode.cost_nano, episode.latency_s, weights)
+    faults = faults_of(episode.verdicts)
+    return reward(episode.parsed, episode.outcome, episode.cost_nano, episode.latency_s, weights, faults)

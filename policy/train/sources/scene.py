@@ -38,12 +38,14 @@ Experienced = Callable[[Prompt, Random], Mapping[str, WorkerExperience]]
 @dataclass(frozen=True, slots=True)
 class Scene:
     """`prompts`: the training questions that the curriculum chooses from. `agreeing`: ids of those that every worker
-    gets right, or every worker wrong. `experience`: what may be shown of the workers on a question, by name."""
+    gets right, or every worker wrong. `experience`: what may be shown of the workers on a question, by name. `about`:
+    what to tell of where they come from."""
 
     environment: Environment
     prompts: Sequence[Prompt]
     experience: Experienced
     agreeing: frozenset[str] = frozenset()
+    about: str = ""
 
     def posed(self, prompt: Prompt, settings: Settings, step: int) -> PosedPrompt:
         """The question as this step asks it: pool, handles, experience and dial drawn from (seed, step, question)."""
@@ -77,7 +79,7 @@ def _live(spec: TrainSpec, executor: Executor) -> Scene:
     prompts = environment.prompts("train", count, spec.settings.seed)
     shown = {prompt.id: prompt.experience for prompt in prompts}
     bare = [replace(prompt, experience={}) for prompt in prompts]
-    return Scene(environment, bare, lambda prompt, _: shown[prompt.id])
+    return Scene(environment, bare, lambda prompt, _: shown[prompt.id], about=questions.about)
 
 
 async def _arena(spec: TrainSpec, executor: Executor) -> Scene:

@@ -18,9 +18,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.core.loop.digest import extract_answer, normalise
 from gateway.core.loop.plan import Plan, PlanLimits, Step, plan_schema, validate
 from gateway.core.loop.prompt import QUALITY_MAX, Profile, render
+from gateway.core.loop.replies.answers import extract_answer, normalise
 from gateway.core.pool.workers import WorkerSpec
 from gateway.errors import ConfigError, PlanRefused
 from policy.dataset import row as dataset

@@ -49,7 +49,7 @@ class LargeWeights:
             from transformers import AutoModelForCausalLM
         except ModuleNotFoundError:
             raise ConfigError(
-                "this model needs transformers: install the extra with `pip install 'baton[train,embedded]'`"
+                "this model needs transformers: install the extra with `pip install '.[train,embedded]'`"
             ) from None
         try:
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[dtype], local_files_only=True)

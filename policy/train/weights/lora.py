@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gateway.errors import ConfigError
 from policy.serve.shape import Array
+from policy.tensors import file_errors
 
 PEFT_PREFIX = "base_model.model."
 
@@ -94,7 +95,8 @@ def save_adapter(directory: Path, model: nn.Module, base: str, alpha: float) -> 
             tensors[f"{PEFT_PREFIX}{name}.{part}.weight"] = getattr(layer, part).detach().float().cpu().contiguous()
     rank = next(value.shape[0] for name, value in tensors.items() if ".lora_A." in name)
     targets = sorted({name.rpartition(".")[2] for name, _ in _layers(model)})
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    with file_errors():
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config = json.dumps(_config(base, rank, alpha, targets), indent=2, sort_keys=True)
     (directory / "adapter_config.json").write_text(config + "\n")
     return sum(value.numel() for value in tensors.values())

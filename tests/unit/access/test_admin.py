@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.core.access import keys
-from gateway.errors import BadRequest, NotFound
+from gateway.core.access.audit import Act
+from gateway.errors import BadRequest, Forbidden, NotFound
 from gateway.service.admin.keys import KeyAdmin, describe
 from gateway.service.ports.request import Clock
 from tests.fakes.admin import FakeAdmin
@@ -45,6 +46,23 @@ async def test_the_secret_is_returned_and_only_its_digest_stored(admin: KeyAdmin
     assert keys.matches(secret, PEPPER, row.digest)
     assert secret not in repr(row)
     assert (row.pepper_version, row.pools, row.workers, row.created_at) == (7, ("cheap",), ("quill",), NOW)
+
+
+async def test_an_admin_key_has_a_role_that_only_admins_give(admin: KeyAdmin) -> None:
+    ops, _ = await admin.create_key("ops", "admin", role="operator")
+    root, _ = await admin.create_key("root", "admin")
+    assert [describe(row)["role"] for row in (ops, root)] == ["operator", "admin"]
+    eyes = await admin.update_key(ops.public_id, {"role": "auditor"})
+    assert describe(eyes)["role"] == "auditor"
+    for role in ("operator", "auditor"):
+        with pytest.raises(Forbidden, match=f"role `{role}` may not manage keys of class `admin`"):
+            await admin.update_key(ops.public_id, {"role": "admin"}, Act("key:x", role=role))
+    with pytest.raises(BadRequest, match="only keys of class `admin` have a role"):
+        await admin.create_key("app", role="operator")
+    app, _ = await admin.create_key("app", act=Act("key:x", role="operator"))
+    assert describe(app)["role"] is None
+    with pytest.raises(BadRequest, match="not one of admin, operator, auditor"):
+        await admin.update_key(ops.public_id, {"role": "king"})
 
 
 async def test_keys_are_listed_and_revoked_once(admin: KeyAdmin) -> None:

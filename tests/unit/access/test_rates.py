@@ -9,7 +9,7 @@ import pytest
 from gateway.core.access.keys import Organisation, Principal
 from gateway.errors import RateLimited
 from gateway.service.ports.request import RateState
-from gateway.service.request.admit import Rates
+from gateway.service.request.running import Rates
 
 WHO = Principal("k", "data", "tests", "o", ("main",))
 

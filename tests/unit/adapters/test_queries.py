@@ -15,7 +15,7 @@ NAMES = re.findall(r"^-- name: (\w+)$", (ROOM / "queries.sql").read_text(), re.M
 
 
 def test_every_statement_is_named_once_and_used() -> None:
-    code = "".join(path.read_text() for path in ROOM.glob("*.py"))
+    code = "".join(path.read_text() for path in ROOM.rglob("*.py"))
     assert sorted(set(NAMES)) == sorted(NAMES)
     assert [name for name in NAMES if not re.search(rf'(query|fragment)\(\s*"{name}"', code)] == []
 

@@ -53,3 +53,32 @@ def test_a_line_end_that_is_cut_in_two_is_one() -> None:
         parser = SseParser(100)
         events = [*parser.feed(stream[:cut]), *parser.feed(b""), *parser.feed(stream[cut:]), *parser.end()]
         assert events == [SseEvent("a\nb")], cut
+
+
+PARTS = (
+    b"data: one\n\n",
+    b"data: ",
+    b"two\n",
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b"event: error\n",
+    b"data:x\n\n",
+    b": c\n\n",
+    b"\xc3\xa9",
+)
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=12), st.data())
+def test_whole_events_are_read_as_single_bytes_are(parts: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(parts)
+    cut = data.draw(st.integers(0, len(stream)))
+    at_once, bytewise = SseParser(60), SseParser(60)
+    events = at_once.feed(stream[:cut]) + at_once.feed(stream[cut:]) + at_once.end()
+    assert events == [e for at in range(len(stream)) for e in bytewise.feed(stream[at : at + 1])] + bytewise.end()
+
+
+def test_an_event_of_one_line_has_the_same_bound() -> None:
+    assert SseParser(100).feed(b"data: " + b"x" * 94 + b"\n\n") == [SseEvent("x" * 94)]
+    with pytest.raises(SseError):
+        SseParser(99).feed(b"data: " + b"x" * 94 + b"\n\n")

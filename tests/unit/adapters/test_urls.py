@@ -202,7 +202,7 @@ def test_without_its_package_a_url_says_what_to_install(monkeypatch: pytest.Monk
         raise ModuleNotFoundError("No module named 'gcsfs'", name="gcsfs")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(Unavailable, match=r"gs://b/a: needs the Python package gcsfs; install `baton\[urls\]`"):
+    with pytest.raises(Unavailable, match=r"gs://b/a: needs the Python package gcsfs; run `pip install '.\[urls\]'`"):
         fetch("gs://b/a", tmp_path / "a")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -87,10 +88,13 @@ async def test_work_whose_client_left_counts_until_it_ends() -> None:
     assert {status for status, _ in await asyncio.gather(*held.tasks)} == {200}
 
 
-async def test_a_fifth_is_kept_for_what_spends_nothing() -> None:
+@pytest.mark.parametrize(
+    "path", ["/v1/outcomes", "/v1/sessions/s/kill", "/v1/sessions/s/freeze", "/v1/responses/r/cancel"]
+)
+async def test_a_fifth_is_kept_for_what_spends_nothing(path: str) -> None:
     held = Held()
     await held.begin(SPENDING_MAX + 3)
-    await held.begin(1, "POST", "/v1/outcomes")
+    await held.begin(1, "POST", path)
     await held.begin(1, "GET", "/v1/rollouts/r")
     assert held.served == SPENDING_MAX + 2
     assert (await held.ask("GET", "/v1/models"))[0] == 503  # 2 of 10 are kept, and taken

@@ -117,10 +117,10 @@ def test_a_revoked_key_of_the_gateway_says_what_to_do(sent: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "fix"),
     [
-        (["keys", "create", "--name", "x"], "start it (`make serve`), set DATABASE_URL, or give its admin URL"),
-        (["audit", "verify"], "start it (`make serve`), set DATABASE_URL, or give its admin URL"),
-        (["credits", "list"], "start it (`make serve`), or give its admin URL"),
-        (["retention", "run"], "start it (`make serve`), or set DATABASE_URL"),
+        (["keys", "create", "--name", "x"], "start it (`baton serve`), set DATABASE_URL, or give its admin URL"),
+        (["audit", "verify"], "start it (`baton serve`), set DATABASE_URL, or give its admin URL"),
+        (["credits", "list"], "start it (`baton serve`), or give its admin URL"),
+        (["retention", "run"], "start it (`baton serve`), or set DATABASE_URL"),
     ],
 )
 def test_without_a_gateway_one_line_says_how_to_get_one(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from gateway import cli
+from gateway import __version__, cli
 from gateway.adapters.engines.propensity import Trust
 from gateway.cli.admin import keys
-from gateway.cli.process import check
+from gateway.cli.process import arguments
 from gateway.cli.process.datadir import DataDir
 from gateway.cli.process.serve import banner, curl, python
 from gateway.errors import ConfigError, Unavailable
@@ -48,12 +49,24 @@ def test_the_commands_are_these() -> None:
     assert list(cli.COMMANDS) == [
         "serve",
         "check",
+        "doctor",
+        "status",
+        "rollouts",
+        "explain",
+        "spend",
+        "migrate",
+        "backup",
+        "restore",
         "keys",
         "orgs",
         "credits",
+        "sessions",
         "pools",
+        "workers",
+        "alerts",
         "audit",
         "retention",
+        "experience",
         "policy",
         "replay-workers",
         "traces",
@@ -73,6 +86,13 @@ def test_every_command_explains_itself(command: list[str], capsys: pytest.Captur
     assert f"usage: baton {' '.join(command)}" in capsys.readouterr().out
 
 
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"baton {__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(ConfigError("a wrong setting"), 2), (Unavailable("a dead server"), 1), (KeyboardInterrupt(), 130)],
@@ -83,7 +103,7 @@ def test_errors_are_a_line_and_a_status(
     def fail(options: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "check", cli.Command("", check.add, fail))
+    monkeypatch.setitem(cli.COMMANDS, "check", cli.Command("", arguments.check, fail))
     assert cli.main(["check"]) == status
     assert capsys.readouterr().err == (f"{error}\n" if status != 130 else "")
 
@@ -104,11 +124,12 @@ def test_check_of_a_conductor_by_url_and_of_servers(
         "BATON_CONDUCTOR_INPUT_USD_PER_MTOK": "0",
         "BATON_CONDUCTOR_OUTPUT_USD_PER_MTOK": "0",
         "BATON_CONDUCTOR_API_KEY": f"file:{tmp_path / 'key'}",
-        "DATABASE_URL": "postgresql://u:secret-value@h/d",
+        "DATABASE_URL": "postgresql://u:secret-value@127.0.0.1:1/d",
     }.items():
         monkeypatch.setenv(name, value)
-    assert cli.main(["check"]) == 0
+    assert cli.main(["check"]) == 1
     out = capsys.readouterr().out
+    assert "-- postgres   DATABASE_URL does not answer: " in out
     assert "http://127.0.0.1:1/v1#m, by prompt unless it serves a policy; it does not answer now" in out
     assert "secret-value" not in out
 
@@ -207,7 +228,7 @@ def test_a_manifest_that_is_no_object_is_refused(tmp_path: Path, capsys: pytest.
 
 def test_keys_without_a_gateway_say_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["keys", "list"]) == 2
-    assert "start it (`make serve`), set DATABASE_URL, or give its admin URL" in capsys.readouterr().err
+    assert "start it (`baton serve`), set DATABASE_URL, or give its admin URL" in capsys.readouterr().err
 
 
 def test_caps_must_be_an_object() -> None:
@@ -228,7 +249,23 @@ def test_the_admin_key_is_shown_once() -> None:
     assert "bt_admin_y   (shown once)" in first
     assert "bt_admin_y" not in again
     assert "made at the first start; see /data/serve.json" in again
-    assert all(FACTS[name] in again for name in ("base_url", "admin_url", "data_key"))
+    assert all(FACTS[name] in again for name in ("base_url", "admin_url"))
+    assert FACTS["data_key"] not in again
+
+
+def test_later_snippets_read_the_key_from_the_facts(tmp_path: Path) -> None:
+    (tmp_path / "serve.json").write_text(json.dumps(FACTS, indent=2))
+    again = banner(FACTS, tmp_path, new=False, took_s=1.25)
+    (line,) = [line for line in again.splitlines() if "export OPENAI_API_KEY=" in line]
+    shown = subprocess.run(["sh", "-c", f"{line}; echo $OPENAI_API_KEY"], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == FACTS["data_key"]
+    assert '-H "authorization: Bearer $OPENAI_API_KEY"' in again
+    compile(again[again.index("from openai") :], "snippet", "exec")
+
+
+def test_a_gateway_without_keys_of_its_own_says_so() -> None:
+    none = banner({**FACTS, "data_key": None, "admin_key": None}, Path("/data"), new=False, took_s=1.25)
+    assert "data key    none of its own: the database has keys" in none
 
 
 def test_the_banner_says_what_simulated_workers_know() -> None:

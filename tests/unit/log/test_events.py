@@ -60,7 +60,8 @@ def test_anything_else_is_refused(data: bytes) -> None:
     ],
 )
 def test_every_field_of_a_record_has_its_column(record: Any, table: Any, own: set[str]) -> None:
-    elsewhere = {"rounds", "steps", "answered_by", "marks"}  # in tables of their own; the last two in `continuations`
+    continued = {"answered_by", "marks", "facts"}  # in the table `continuations`
+    elsewhere = {"rounds", "steps", *continued}
     names = {field.name for field in fields(record)} - elsewhere
     expected = {f"{name[:-3]}_at" if name.endswith("_us") else name for name in names}
     assert {column.name for column in table.columns} == expected | own
@@ -79,7 +80,6 @@ def test_a_rollout_becomes_rows_with_exact_times() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"depth": 1},
         {"log_mode": "metadata"},
         {"request": {}},
         {"request": {"messages": [{"role": "user", "content": [3]}]}},
@@ -89,6 +89,11 @@ def test_a_rollout_becomes_rows_with_exact_times() -> None:
 def test_no_question_no_embedding(changes: dict[str, Any]) -> None:
     (rollout,) = rows.event_rows(rollout_event(a_rollout(**changes))).rollouts
     assert rollout["task_embedding"] is None
+
+
+def test_the_question_of_a_child_loop_has_an_embedding() -> None:
+    (rollout,) = rows.event_rows(rollout_event(a_rollout(depth=1))).rollouts
+    assert any(rollout["task_embedding"])
 
 
 def test_a_record_is_json() -> None:

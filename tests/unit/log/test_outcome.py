@@ -35,9 +35,18 @@ def test_source_grader_version_and_metadata_are_read() -> None:
     assert (judgement.source, judgement.grader_version, judgement.metadata) == ("person", "g2", {"page": "7"})
 
 
+def test_a_step_is_named_by_its_number() -> None:
+    assert requested({**BODY, "step": 0})[1].step == 0
+    assert requested(BODY)[1].step is None
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({**BODY, "step": -1}, "step"),
+        ({**BODY, "step": True}, "step"),
+        ({**BODY, "step": "0"}, "step"),
+        ({**BODY, "step": 40_000}, "step"),
         ([], None),
         ({**BODY, "stars": 5}, "stars"),
         ({"value": 1}, "rollout_id"),

@@ -21,7 +21,7 @@ from gateway.core.log.redact import (
     luhn,
     scrub,
 )
-from gateway.core.log.rollout import as_payload
+from gateway.core.log.rollout import AttemptRecord, as_payload
 from gateway.core.loop.experience import question_text
 from tests.records import a_rollout, a_round, a_step
 
@@ -271,3 +271,19 @@ def test_a_payload_of_usual_size_takes_milliseconds() -> None:
     started = time.process_time()
     apply_mode(payload, "redacted")
     assert time.process_time() - started < 1.0
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+def test_why_a_reply_was_rejected_is_text_of_the_reply() -> None:
+    why = "$: 'write to ann@example.org' is not of type 'integer'"
+    step = a_step(0, attempts=[AttemptRecord(1, 2)])
+    step.attempts[0].verdict = {"by": "contract", "accept": False, "why": why}
+    payload = as_payload(a_rollout(steps=[step]))
+    full, redacted, bare = (
+        apply_mode(payload, mode)["steps"][0]["attempts"][0]["verdict"] for mode in ("full", "redacted", "metadata")
+    )
+    assert full["why"] == why
+    assert redacted["why"] == why.replace("ann@example.org", "[email]")
+    assert bare == {"by": "contract", "accept": False, "why": ""}

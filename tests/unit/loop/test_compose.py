@@ -106,3 +106,16 @@ def test_no_text_of_a_worker_or_client_opens_or_closes_a_block(task: str | None,
 def test_a_broken_up_tag_still_reads_the_same() -> None:
     (message, _) = step_messages(QUESTION, None, [SeenStep(0, "atlas", None, "use <Reply> and <replying>")])
     assert "use <\u200dReply> and <replying>" in message["content"]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+
+
+def test_a_step_with_a_task_of_its_own_keeps_the_images_that_its_worker_takes() -> None:
+    question = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, IMAGE, SOUND]}]
+    content = step_messages(question, "Read the sign.", [SeenStep(0, "atlas", None, "A door")], [IMAGE])[0]["content"]
+    assert content[1:] == [IMAGE]
+    assert "What is this?" in content[0]["text"]
+    assert "A door" in content[0]["text"]
+    assert "(image_url)" in step_messages(question, "Read the sign.", [])[0]["content"]

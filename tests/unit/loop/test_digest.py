@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.loop.digest import agreement, digest, extract_answer, is_refusal, majority, normalise
+from gateway.core.loop.digest import digest
+from gateway.core.loop.replies.agreement import groups, majority
+from gateway.core.loop.replies.answers import extract_answer, is_refusal, normalise
+from gateway.core.loop.replies.kinds import read_text
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_majority_of_nothing_is_an_error() -> None:
 
 def test_agreement_groups_largest_first() -> None:
     replies = ["Answer: 1", "Answer: 2", "Answer: 2", "", "Answer: 1.0", "Answer: 2"]
-    assert agreement(replies) == [[1, 2, 5], [0, 4], [3]]
+    assert groups([read_text(reply) for reply in replies]) == [[1, 2, 5], [0, 4], [3]]
 
 
 @pytest.mark.parametrize("text", ["I'm sorry, but I can't help with that.", "I cannot assist.", "I can’t answer this"])

@@ -42,14 +42,14 @@ async def test_it_is_written_with_the_first_call_in_one_append() -> None:
     record = HoldRecord(journal, HOLD)
     await record.append(CALLS[0])
     await record.append(CALLS[1])
-    await record.close(SETTLE)
+    await record.close([SETTLE])
     assert journal.appends == [(HOLD, CALLS[0]), (CALLS[1],), (SETTLE,)]
 
 
 async def test_a_hold_under_which_nothing_left_is_written_with_its_end() -> None:
     journal = SlowJournal()
     journal.let_go.set()
-    await HoldRecord(journal, HOLD).close(SETTLE)
+    await HoldRecord(journal, HOLD).close([SETTLE])
     assert journal.appends == [(HOLD, SETTLE)]
 
 
@@ -89,7 +89,7 @@ async def test_no_call_leaves_under_a_hold_that_found_no_room_and_the_journal_ha
     for call in CALLS[:2]:
         with pytest.raises(SpoolFull):
             await record.append(call)
-    await record.close(SETTLE, *rest)
+    await record.close([SETTLE], *rest)
     assert journal.appends == [tuple(rest)][: len(rest)]
 
 
@@ -99,7 +99,7 @@ async def test_the_end_of_a_hold_that_is_being_written_waits_for_it() -> None:
     call = asyncio.create_task(record.append(CALLS[0]))
     await asyncio.sleep(0)
     call.cancel()
-    closing = asyncio.create_task(record.close(SETTLE))
+    closing = asyncio.create_task(record.close([SETTLE]))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert journal.appends == [(HOLD, CALLS[0])]

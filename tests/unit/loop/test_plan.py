@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gateway.core.loop.contract as contract_module
 import gateway.core.loop.plan as plan_module
+import gateway.core.loop.reader as reader_module
 from gateway.core.loop.plan import (
-    PLAN_BYTES_MAX,
     REASONS,
     TASK_CHARS_MAX,
     Plan,
@@ -25,8 +26,9 @@ from gateway.core.loop.plan import (
     validate,
     validate_step,
 )
+from gateway.core.loop.reader import PLAN_BYTES_MAX
 from gateway.errors import PlanRefused
-from tests.plans import FIRST, LATER, SINGLE, TASKS, adversarial, valid_plan
+from tests.plans import CHECKED, FIRST, LATER, SINGLE, TASKS, adversarial, valid_plan
 from tests.sizes import report_row, sized
 
 PLANS = sized(ci=12_000, long=100_000)
@@ -74,7 +76,7 @@ def test_thousands_of_adversarial_plans_are_run_as_allowed_or_refused_by_name() 
     seen: Counter[str] = Counter()
     for seed in range(PLANS):
         rng = Random(seed)
-        allowed = rng.choice((FIRST, SINGLE, LATER))
+        allowed = rng.choice((FIRST, SINGLE, LATER, CHECKED))
         seen[outcome(adversarial(rng, allowed), allowed)] += 1
     assert set(seen) == REASONS | {"plan"}  # none of the ways to be wrong was missed
     assert seen["plan"] > PLANS // 20
@@ -82,7 +84,7 @@ def test_thousands_of_adversarial_plans_are_run_as_allowed_or_refused_by_name() 
 
 
 @settings(max_examples=200, deadline=None)
-@given(json_values | st.binary(max_size=200) | st.text(max_size=200), st.sampled_from([FIRST, SINGLE, LATER]))
+@given(json_values | st.binary(max_size=200) | st.text(max_size=200), st.sampled_from([FIRST, SINGLE, LATER, CHECKED]))
 def test_any_value_is_a_plan_or_a_named_refusal(raw: object, allowed: PlanLimits) -> None:
     outcome(raw, allowed)
     if not isinstance(raw, str | bytes):
@@ -90,7 +92,7 @@ def test_any_value_is_a_plan_or_a_named_refusal(raw: object, allowed: PlanLimits
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([FIRST, SINGLE, LATER]))
+@given(st.integers(0, 2**32), st.sampled_from([FIRST, SINGLE, LATER, CHECKED]))
 def test_the_wire_form_of_an_accepted_plan_is_accepted_as_itself(seed: int, allowed: PlanLimits) -> None:
     plan = validate(valid_plan(Random(seed), allowed), allowed)
     assert validate(plan.as_json(), allowed) == plan
@@ -173,10 +175,11 @@ def test_each_refusal_has_its_name(reason: str, raw: object) -> None:
 
 
 def test_the_list_of_reasons_is_the_list_in_the_code() -> None:
-    tree = ast.parse(Path(str(plan_module.__file__)).read_text())
+    files = [Path(str(module.__file__)) for module in (plan_module, reader_module, contract_module)]
     raised = {
         node.args[0].value
-        for node in ast.walk(tree)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "PlanRefused"
         if isinstance(node.args[0], ast.Constant)
     }

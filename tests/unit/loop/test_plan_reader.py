@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.loop.plan import PLAN_BYTES_MAX, PlanLimits, PlanReader, Step, validate, validate_step
+from gateway.core.loop.plan import PlanLimits, Step, validate, validate_step
+from gateway.core.loop.reader import PLAN_BYTES_MAX, PlanReader
 from gateway.errors import PlanRefused
 from tests.plans import FIRST, LATER, cuts, valid_plan
 

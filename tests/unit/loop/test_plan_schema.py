@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -23,6 +24,7 @@ from gateway.errors import PlanRefused
 from tests.plans import FIRST, HANDLES, LATER, OBJECTS, SINGLE, cuts, valid_plan
 
 ALLOWED = [FIRST, SINGLE, LATER]
+MERGING = replace(FIRST, merges=frozenset(HANDLES[:2]))
 IDS = ["first", "single", "later"]
 TEXT_ONLY = {"bad_task", "task_too_long"}  # what a grammar leaves to `validate`: how long and how blank a task is
 
@@ -78,7 +80,7 @@ def test_plans_of_the_portable_schema_are_refused_only_for_looking_forward(allow
     assert (True in seen) == (allowed is not SINGLE)
 
 
-@pytest.mark.parametrize("allowed", ALLOWED, ids=IDS)
+@pytest.mark.parametrize("allowed", [*ALLOWED, MERGING], ids=[*IDS, "merging"])
 def test_schema_and_validator_agree_on_mutated_plans(allowed: PlanLimits) -> None:
     """But for what a grammar cannot count (task length), and for what `validate` forgives: a step
     that leaves out `task` or `see`."""
@@ -229,3 +231,19 @@ def test_a_plan_that_begins_with_a_rationale(allowed: PlanLimits) -> None:
 def test_a_rationale_is_no_decision() -> None:
     tokens = ['{"why":"', "it is", ' easy","', 'steps":[', "]}"]
     assert decision_mask(tokens) == [True, False, True, True, True]
+
+
+def test_a_step_that_merges_replies_sees_one_at_least() -> None:
+    """A model that is bound to the schema cannot vote over nothing."""
+
+    def workers(first_index: int, handles: tuple[str, ...] = ("ada", "tally")) -> list[str]:
+        schema = plan_schema(PlanLimits(handles, 1, first_index, merges=frozenset({"tally"})))
+        return [worker for worker in handles for see in ([], "all", [0]) if allows(schema, worker, see)]
+
+    def allows(schema: dict[str, Any], worker: str, see: object) -> bool:
+        plan = {"steps": [{"worker": worker, "task": None, "see": see}]}
+        return Draft202012Validator(schema).is_valid(plan)
+
+    assert workers(0) == ["ada", "ada"]
+    assert workers(1) == ["ada", "ada", "ada", "tally", "tally"]
+    assert workers(0, ("tally",)) == ["tally", "tally"]  # a grammar without any plan is none

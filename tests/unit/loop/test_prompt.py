@@ -23,7 +23,7 @@ from gateway.core.loop.shown import (
 from gateway.core.pool.workers import Price, WorkerSpec
 from gateway.service.loop.shown import shown_worker
 
-PROFILES: tuple[Profile, ...] = ("brief", "compact", "dial", "full", "guided")
+PROFILES: tuple[Profile, ...] = ("brief", "compact", "dial", "full", "guided", "ranked")
 # Weights are trained on exactly this rendering: a change here invalidates every trained conductor (and needs a new
 # PROMPT_VERSION, new training, and a new manifest), so it is never made in passing.
 PINNED: dict[Profile, str] = {
@@ -31,7 +31,8 @@ PINNED: dict[Profile, str] = {
     "compact": "5ae1326bbde8532915e208653e1fae16bf506435c65bc5a2a17d6cdc55270f78",
     "dial": "1236ba75fa68b206adc0c159b64cd63a0091f1a55b4d404ee73343cd5e2f8fdc",
     "full": "df244e99939d15f5edbcf83911e3f296263147cc3799dceb3116139f3953c9c4",
-    "guided": "505c8b0123889e20c6a24a428f178ac5477b1b35fe8bd2efab73835ea77f1284",
+    "guided": "71d01b6ce8c8ddaf14431cac8f80a5432a890b2ecb7aafcd5c57455e27afaac9",
+    "ranked": "99a66774c3e0262229436e56aef319d463d529cccfeef42479c688a550c6083f",
 }
 
 ATLAS = ShownWorker("atlas", "sums and dates", ("arithmetic",), 2, 8_192, 0.4, ShownExperience(8, 0.79, 400_000, 1_200))
@@ -142,7 +143,7 @@ def test_no_address_key_or_brand_of_a_worker_is_shown(profile: Profile) -> None:
         assert hidden not in prompt
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [profile for profile in PROFILES if profile != "ranked"])
 def test_workers_stand_in_the_order_given(profile: Profile) -> None:
     shown = render(profile, SHOWN)[-1]["content"]
     turned = render(profile, replace(SHOWN, workers=(QUILL, ATLAS)))[-1]["content"]
@@ -177,6 +178,28 @@ def test_the_brief_prompt_has_workers_in_words_and_the_state_of_the_round_last()
     )
     assert first == shared + "round 1 steps 5 depth 1 quality 7"
     assert second == shared + "round 2 steps 5 depth 1 quality 7\n0 atlas (agrees:1) = 4\nagree 1 of 1 last in"
+
+
+def test_the_ranked_prompt_has_the_likeliest_worker_first_for_its_price() -> None:
+    dear = replace(ATLAS, handle="dear", experience=ShownExperience(50, 0.95, 8_000_000, 1_200))
+    free = replace(ATLAS, handle="free", experience=ShownExperience(50, 0.8, 0, 1_200))
+    shown = replace(SHOWN, workers=(QUILL, free, dear), round=2, replies=(ShownReply(0, "atlas", "4", ()),))
+
+    def order(quality: int | None) -> list[str]:
+        lines = render("ranked", replace(shown, quality=quality))[1]["content"].splitlines()
+        assert lines[:2] == ["[user]", "> What is 2 + 2?"]
+        assert lines[2].startswith("round 2 steps 5 depth 1")
+        return [line.partition(":")[0] for line in lines[-3:]]
+
+    assert order(9) == ["dear", "free", "quill"]  # money does not count
+    assert order(4) == order(None) == ["free", "dear", "quill"]  # $0.008 take a fifth off a right answer
+    assert order(0) == ["free", "quill", "dear"]  # and more than it is worth
+
+
+def test_the_ranked_prompt_has_tools_last() -> None:
+    tool = replace(ATLAS, handle="vote", experience=None, is_tool=True)
+    lines = render("ranked", replace(SHOWN, workers=(tool, QUILL, ATLAS)))[1]["content"].splitlines()
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["atlas", "quill", "vote"]
 
 
 def test_the_full_prompt_says_the_same_in_words() -> None:

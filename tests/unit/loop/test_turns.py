@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.loop.turns import CALLS_MAX, CHOICES_MAX, MARK_CHARS, Marker, asks_client
+from gateway.core.loop.turns.marks import CALLS_MAX, CHOICES_MAX, MARK_CHARS, Marker, asks_client
 
 MARKER = Marker(b"secret", "key1")
 ASKED: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Weather?"}]

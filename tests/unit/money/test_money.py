@@ -22,7 +22,7 @@ from gateway.core.money.amounts import (
     usd_to_nano,
     worst_case_nano,
 )
-from gateway.core.pool.workers import MEDIA_PARTS, PROMPT_PARTS, REPLY_PARTS, Price
+from gateway.core.pool.prices import MEDIA_PARTS, PROMPT_PARTS, REPLY_PARTS, Price
 
 usd = st.decimals(min_value=0, max_value=1000, places=7)
 parts = {name: st.none() | usd for name in (*PROMPT_PARTS.values(), *REPLY_PARTS.values())}
@@ -180,3 +180,20 @@ def test_flags_of_a_usage_default_to_false_and_survive_sums() -> None:
 def test_a_part_that_is_no_text_is_held_for_as_4096_tokens() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
     assert media_tokens_bound(image) == media_tokens_bound("nonsense") == 4096
+
+
+def test_a_long_prompt_has_its_own_prices_and_is_held_by_the_dearest_that_it_may_have() -> None:
+    tier = {"prompt_tokens": 200_000, "input_usd_per_mtok": "2.5", "cache_read_usd_per_mtok": "0.25"}
+    plain = {"input_usd_per_mtok": "1.25", "output_usd_per_mtok": "10", "cache_read_usd_per_mtok": "0.125"}
+    price = Price.model_validate({**plain, "above": [tier]})
+    for tokens, rate in ((200_000, 1250), (200_001, 2500)):
+        assert cost_nano(price, Usage(tokens, 3)) == tokens * rate + 3 * 10_000
+        assert worst_case_nano(price, tokens, 3) == tokens * rate + 3 * 10_000
+        assert output_tokens_that_fit(price, tokens, tokens * rate + 3 * 10_000) == 3
+    cached = Usage(200_001, 0, details={"cached_tokens": 200_000})
+    assert cost_nano(price, cached) == 200_000 * 250 + 2500
+    cheaper = Price.model_validate({**plain, "above": [{"prompt_tokens": 9, "input_usd_per_mtok": "1"}]})
+    assert worst_case_nano(cheaper, 10, 0) == 10 * 1250  # nobody knows yet that it will be so long
+    for wrong in ([tier, tier], [{**tier, "prompt_tokens": 0}]):
+        with pytest.raises(ValueError, match="above"):
+            Price.model_validate({**plain, "above": wrong})

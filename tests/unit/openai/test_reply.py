@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from gateway.core.openai.reply import (
     completion,
     replace_nonfinite,
     reply_text,
+    text_chunk,
     usage_json,
 )
 
@@ -253,3 +255,61 @@ def test_numbers_that_json_cannot_say_become_null() -> None:
         "a": [None, 1.5, {"b": None}],
         "c": "inf",
     }
+
+
+TEXT_CHUNK: dict[str, Any] = {
+    "id": "c",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "delta": {"content": "é"}, "finish_reason": None, "logprobs": None}],
+}
+MORE_IN_CHOICE: list[dict[str, Any]] = [
+    {"finish_reason": "stop"},
+    {"logprobs": {"content": []}},
+    {"delta": {"content": "x", "role": "assistant"}},
+    {"delta": {"content": None}},
+    {"delta": {"reasoning_content": "x"}},
+    {"delta": {"tool_calls": [call(0)]}},
+    {"token_ids": [1]},
+]
+MORE_THAN_TEXT: list[dict[str, Any]] = [
+    {"system_fingerprint": "fp"},
+    {"service_tier": "flex"},
+    {"usage": {"prompt_tokens": 1, "completion_tokens": 1}},
+    {"choices": []},
+    {"choices": TEXT_CHUNK["choices"] * 2},
+    {"created": 1.5},
+    {"error": {"message": "broken"}},
+    *({"choices": [{**TEXT_CHUNK["choices"][0], **more}]} for more in MORE_IN_CHOICE),
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.text(st.characters(exclude_categories=["Cs"]), max_size=5))))
+def test_chunks_of_text_make_the_same_reply_in_the_short_way(pieces: list[tuple[int, str]]) -> None:
+    short, long = ReplyBuilder(), ReplyBuilder()
+    for index, text in pieces:
+        choice = {"index": index, "delta": {"content": text}, "finish_reason": None, "logprobs": None}
+        body = TEXT_CHUNK | {"choices": [choice]}
+        read = text_chunk(json.dumps(body))
+        assert read is not None
+        assert read.as_json() == body
+        short.add_text(read.choices[0])
+        long.add(body["choices"])
+    assert short.body() == long.body()
+
+
+def test_the_short_way_goes_on_after_other_chunks() -> None:
+    built, read = ReplyBuilder(), text_chunk(json.dumps(TEXT_CHUNK))
+    assert read is not None
+    built.add([{"index": 0, "delta": {"role": "assistant", "content": None}}])
+    built.add_text(read.choices[0])
+    built.add([{"index": 0, "delta": {"content": "!"}, "finish_reason": "stop"}])
+    (choice,) = built.body()["choices"]
+    assert choice == {"index": 0, "message": {"role": "assistant", "content": "é!"}, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize("more", MORE_THAN_TEXT)
+def test_a_chunk_of_more_than_text_takes_the_long_way(more: dict[str, Any]) -> None:
+    assert text_chunk(json.dumps(TEXT_CHUNK | more)) is None
+    assert text_chunk("[" * 5_000) is None

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.core.money.amounts import Usage
-from gateway.core.openai import texts
 from gateway.core.openai.chat import choices_in
+from gateway.core.openai.tasks.replies import reply_of, to_log
 from gateway.core.openai.texts import (
     as_chat,
     check_embeddings,
@@ -116,12 +116,12 @@ def test_a_text_completion_there_and_back() -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": None, "text_offset": [0]}
     given = {"choices": [{"index": 0, "text": "hi", "logprobs": logprobs, "finish_reason": "length"}], "model": "up"}
     chat = parse_completion(ask())
-    reply = texts.reply_of(chat, as_chat(given), completion_id="cmpl-1", created_s=7, usage=Usage(1, 2))
+    reply = reply_of(chat, as_chat(given), completion_id="cmpl-1", created_s=7, usage=Usage(1, 2))
     assert reply["object"] == "text_completion"
     assert reply["choices"] == given["choices"]
     assert (reply["id"], reply["created"], reply["model"]) == ("cmpl-1", 7, "m")
     assert reply["usage"]["total_tokens"] == 3
-    assert texts.to_log(reply) is reply
+    assert to_log("completions", reply) == reply
 
 
 @pytest.mark.parametrize("choices", [None, [], ["x"], [{"text": 5}], [{}], [{"text": None}]])
@@ -147,7 +147,7 @@ def test_chunks() -> None:
 def test_an_embedding_comes_in_the_encoding_asked_for_whichever_the_worker_knows(asked: str | None, sent: Any) -> None:
     body = {"model": "m", "input": ["a"], **({"encoding_format": asked} if asked else {})}
     data = check_embeddings({"data": [{"index": 0, "embedding": sent}]}, body)
-    reply = texts.reply_of(parse_embedding(body), data, completion_id="x", created_s=0, usage=Usage(3))
+    reply = reply_of(parse_embedding(body), data, completion_id="x", created_s=0, usage=Usage(3))
     wanted = "AAAAPwAAgL8AAIA+" if asked == "base64" else [0.5, -1.0, 0.25]
     assert reply == {
         "object": "list",
@@ -155,13 +155,13 @@ def test_an_embedding_comes_in_the_encoding_asked_for_whichever_the_worker_knows
         "model": "m",
         "usage": {"prompt_tokens": 3, "total_tokens": 3},
     }
-    assert texts.to_log(reply) == {**reply, "data": [], "embeddings": 1}
+    assert to_log("embeddings", reply) == {**reply, "data": [], "embeddings": 1}
 
 
 def test_embeddings_come_in_the_order_of_their_inputs() -> None:
     items = [{"index": 1, "embedding": [2.0]}, {"index": 0, "embedding": [1.0]}]
     chat = parse_embedding({"model": "m", "input": ["a", "b"]})
-    reply = texts.reply_of(chat, {"data": items}, completion_id="x", created_s=0, usage=Usage(3))
+    reply = reply_of(chat, {"data": items}, completion_id="x", created_s=0, usage=Usage(3))
     assert [item["embedding"] for item in reply["data"]] == [[1.0], [2.0]]
 
 

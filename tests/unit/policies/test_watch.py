@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.policies.watch import Figures, Margins, judge, wilson
+from gateway.core.loop.replies.errors import wilson
+from gateway.core.policies.watch import Figures, Margins, judge
 
 MARGINS = Margins()
 GOOD = Figures("conductor@1", 400, 396, 4, 200, 160.0, 160.0, 400 * 2_000_000, 400 * 5e12)

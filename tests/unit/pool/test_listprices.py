@@ -60,8 +60,23 @@ def test_what_differs_is_told_and_what_the_vendor_asked_before_is_old() -> None:
     }
 
 
+def test_tiers_are_compared_one_by_one_where_the_file_has_them() -> None:
+    before = datetime(2026, 3, 1, tzinfo=UTC)
+    tiers = [{"prompt_tokens": 200_000, "input_usd_per_mtok": "6", "output_usd_per_mtok": "22.5"}]
+    amounts = {"input_usd_per_mtok": "3", "output_usd_per_mtok": "14", "above": tiers}
+    worker = claude(price=Price.model_validate(amounts), context_tokens=1_000_000)
+    listed = list_price(worker, before)
+    assert listed is not None
+    assert [(start, asked["input_usd_per_mtok"]) for start, asked in listed.tiers] == [
+        (0, Decimal(3)),
+        (200_000, Decimal(6)),
+    ]
+    found = [(one.name, one.in_file, one.listed) for one in differences(worker, listed) if "cache" not in one.name]
+    assert found == [("output_usd_per_mtok", Decimal(14), Decimal(15))]
+
+
 def test_every_name_is_a_price_of_the_pool_file() -> None:
-    assert set(NAMES.values()) == set(Price.model_fields) - {"call_usd"}
+    assert set(NAMES.values()) == set(Price.model_fields) - {"call_usd", "unit_usd", "above"}
 
 
 def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

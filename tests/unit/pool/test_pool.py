@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, pool_hash
+from gateway.core.pool.workers import PoolFile, Price, WorkerSpec, plain_pools, pool_hash
+from tests.kit import model_worker
 
 PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.6"}
 
@@ -77,7 +78,7 @@ def test_names_must_agree(changes: dict[str, Any], message: str) -> None:
         ({"model": None}, "kind openai needs `url`"),
         ({"kind": "litellm", "model": None}, "kind litellm needs `model`"),
         ({"kind": "tool", "url": None}, "kind tool needs `url`"),
-        ({"kind": "magic"}, "'openai', 'litellm', 'tool' or 'self'"),
+        ({"kind": "magic"}, "'openai', 'litellm', 'tool', 'mcp' or 'self'"),
         ({"url": "ftp://x/v1"}, "must start with http"),
         ({"url": "local:"}, "must start with http"),
         ({"url": "local:gpt-9"}, "local models are smollm2, of kind openai"),
@@ -160,3 +161,14 @@ def test_a_changed_copy_of_a_worker_has_a_hash_and_a_price_of_its_own() -> None:
     assert pool_hash((one.model_copy(),)) == before == pool_hash((one,))
     assert dearer.price is not None
     assert dearer.price.input_nano_per_mtok == 1_000_000_000
+
+
+def test_tiers_of_prices_change_the_hash_of_those_that_have_them_alone() -> None:
+    plain = model_worker("alpha", "atlas")
+    assert '"above"' not in plain.identity
+    assert plain.price is not None
+    tier = {"prompt_tokens": 200_000, "input_usd_per_mtok": "2.5"}
+    tiered = model_worker("alpha", "atlas", price={**plain.price.model_dump(), "above": [tier]})
+    assert pool_hash((tiered,)) != pool_hash((plain,))
+    file = PoolFile(workers=(tiered,), pools={"default": ("alpha",)})
+    assert plain_pools(file)["workers"]["alpha"]["price"]["above"] == [tier]

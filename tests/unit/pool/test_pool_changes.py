@@ -6,7 +6,8 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from gateway.core.pool.workers import PoolFile, Price, canonical_text, change_lines, changes, revision_of
+from gateway.core.pool.changes import change_lines, changes
+from gateway.core.pool.workers import PoolFile, Price, canonical_text, revision_of
 from tests.kit import model_worker, pool_file
 
 

@@ -15,8 +15,8 @@ import pytest
 from gateway import cli
 from gateway.adapters.host import poolfile
 from gateway.adapters.host.poolfile import PoolFileSource
-from gateway.cli.admin import pools
 from gateway.cli.admin.client import AdminClient
+from gateway.cli.pool import pools
 from gateway.cli.process import runtime
 from gateway.core.access.audit import Act
 from gateway.core.log.redact import SECRET, Redactor
@@ -46,8 +46,10 @@ def path(tmp_path: Path, key: Path) -> Path:
     return path
 
 
-def source(path: Path, default: str | None = None, judge: str | None = None) -> PoolFileSource:
-    return PoolFileSource(path, dict, default, judge)
+def source(
+    path: Path, default: str | None = None, judge: str | None = None, summarizer: str | None = None
+) -> PoolFileSource:
+    return PoolFileSource(path, dict, default, {"BATON_JUDGE_MODEL": judge, "BATON_SUMMARIZER": summarizer})
 
 
 # ---------------------------------------------------------------- the file
@@ -68,6 +70,7 @@ def test_secrets_are_looked_up_anew_each_time_and_are_not_shown(path: Path, key:
     [
         ({"default": "main2"}, "BATON_DEFAULT_POOL_NAME=main2: no such pool; there are main, other"),
         ({"judge": "two"}, "BATON_JUDGE_MODEL=two: no pool has such a worker"),
+        ({"summarizer": "two"}, "BATON_SUMMARIZER=two: no pool has such a worker"),
     ],
 )
 async def test_a_file_that_does_not_fit_the_settings_is_refused_as_at_a_start(

@@ -55,6 +55,18 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
+JUDGE = GOOD.replace("builtin:vote", "builtin:judge\n    params: {model: first}")
+
+
+def test_a_judge_has_the_price_and_the_context_of_its_model(write: Write) -> None:
+    pool = load(write(JUDGE), ENV)
+    first, judge = pool.worker("first"), pool.worker("vote")
+    assert (judge.price, judge.context_tokens) == (first.price, first.context_tokens)
+    for model in ("vote", "nobody"):
+        with pytest.raises(ConfigError, match="a model under workers"):
+            load(write(JUDGE.replace("{model: first}", f"{{model: {model}}}")), ENV)
+
+
 def test_a_good_file(write: Write) -> None:
     pool = load(write(GOOD), ENV)
     first = pool.worker("first")
@@ -95,7 +107,13 @@ MISTAKES = [
     ("    handle: atlas\n", "", 2, "workers[0].handle", "is missing; add it"),
     ("handle: atlas", "handle: At Las", 3, "workers[0].handle", "must be 2 to 16 lower-case letters"),
     ("name: first", "name: fir st", 2, "workers[0].name", "must hold no spaces"),
-    ("kind: openai", "kind: openia", 4, "workers[0].kind", "input should be 'openai', 'litellm', 'tool' or 'self'"),
+    (
+        "kind: openai",
+        "kind: openia",
+        4,
+        "workers[0].kind",
+        "input should be 'openai', 'litellm', 'tool', 'mcp'",
+    ),
     ("    model: m\n", "", 2, "workers[0]", "kind openai needs `url` (…/v1) and `model`"),
     ("http://127.0.0.1:1/v1/", "ftp://x", 6, "workers[0].url", "must start with http://"),
     ("builtin:vote", "builtin:note", 14, "workers[1].url", "must start with http://"),

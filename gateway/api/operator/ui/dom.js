@@ -37,18 +37,53 @@ export function picture(height, label, draw) {
   return box;
 }
 
-/** A table in a region that can scroll sideways; `columns` are [title, class, row => cell]. */
+/** A table in a group that can scroll sideways; `columns` are [title, class, row => cell]. */
 export function table(caption, columns, rows) {
   const head = columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title));
   const body = rows.map((row) =>
     h("tr", {}, columns.map(([title, kind, cell], i) =>
       h(i ? "td" : "th", { class: kind, scope: i ? null : "row", "data-title": title }, cell(row)))));
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+  return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": caption },
     h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+}
+
+/** An option of a select; without a text it shows its value. */
+export function option(value, text, chosen) {
+  return h("option", { value, selected: value === chosen }, text ?? value);
 }
 
 export function badge(text, kind, title) {
   return h("span", { class: `badge ${kind}`, title }, text);
+}
+
+/** Content behind a line that opens it. */
+export function fold(title, ...content) {
+  return h("details", {}, h("summary", {}, title), content);
+}
+
+/** Pairs of a name and its value, without those that have no value. */
+export function facts(pairs) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return h("dl", { class: "facts" }, shown.map(([name, value, kind]) => h("div", { class: kind }, h("dt", {}, name), h("dd", {}, value))));
+}
+
+export function button(text, click, more) {
+  return h("button", { type: "button", click, ...more }, text);
+}
+
+/** An input under its label. */
+export function field(name, label, more) {
+  return h("label", {}, label, h("input", { name, autocomplete: "off", spellcheck: "false", ...more }));
+}
+
+/** A select under its label; `values` are [value, text]. */
+export function choice(name, label, values, chosen) {
+  return h("label", {}, label, h("select", { name }, values.map(([value, text]) => option(value, text, chosen))));
+}
+
+/** The values of a form that are not empty. */
+export function values(form) {
+  return Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value));
 }
 
 /** Badges of a rollout or a step: its status, its fallback, its cap. */

@@ -98,7 +98,7 @@ function readiness(health, pool) {
     h("li", { class: state === "ok" ? "good" : "bad" }, `${name}: ${state}`));
   return h("ul", { class: "ready", "aria-label": "Readiness" },
     h("li", { class: health.status === "ready" ? "good" : "bad" }, health.status), parts,
-    h("li", { title: pool.hash }, `pool ${pool.hash.slice(0, HASH_SHOWN)} since ${clock(pool.loaded_at)}`));
+    h("li", { title: pool.hash }, `pool ${pool.hash.slice(0, HASH_SHOWN)} since `, clock(pool.loaded_at)));
 }
 
 const money = ["Spent", "n", (row) => usd(row.cost_nano)];

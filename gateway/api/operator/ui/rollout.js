@@ -1,13 +1,14 @@
 // Everything that was done for one request, as far as the key's log mode keeps it.
 
-import { badge, badges, clock, count, h, micros, ms, table, usd } from "./dom.js";
+import { badge, badges, clock, count, facts, fold, h, micros, ms, table, usd } from "./dom.js";
+import { explanation } from "./explain.js";
 import { timeline } from "./timeline.js";
 import { tokens } from "./tokens.js";
 
 const NOT_LOGGED = { metadata: "not logged (the key's log mode is metadata)", redacted: "nothing" };
 
 /** A block of text; for an absent one, the reason. */
-function text(value, mode) {
+export function text(value, mode) {
   if (value === null || value === undefined || value === "") {
     return h("p", { class: "note" }, NOT_LOGGED[mode] ?? "nothing");
   }
@@ -18,13 +19,9 @@ function titled(title, ...content) {
   return h("div", { class: "part" }, h("h4", {}, title), content);
 }
 
-function fold(title, ...content) {
-  return h("details", {}, h("summary", {}, title), content);
-}
-
-function facts(pairs) {
-  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return h("dl", { class: "facts" }, shown.map(([name, value, kind]) => h("div", { class: kind }, h("dt", {}, name), h("dd", {}, value))));
+/** The same right below the title of the page, where a heading of the fourth rank would skip two. */
+function first(title, ...content) {
+  return h("div", { class: "part" }, h("h2", { class: "small" }, title), content);
 }
 
 function took(part) {
@@ -60,7 +57,7 @@ function header(tree) {
 }
 
 /** The last message of the user. */
-function question(tree) {
+export function question(tree) {
   const messages = tree.request?.messages;
   return Array.isArray(messages) ? messages.filter((message) => message.role === "user").at(-1)?.content : null;
 }
@@ -96,6 +93,11 @@ function step(tree, each) {
     ["Took", "n", (row) => ms((row.finished_us - row.started_us) / 1000)],
     ["Error", "", (row) => row.error ?? "none"],
     ["Status", "n", (row) => row.upstream_status ?? "–"],
+    ["Worker", "", (row) => row.worker ?? each.worker],
+    ["Verdict", "", (row) => verdict(row.verdict)],
+    ["Tool", "", (row) => toolCall(row.tool)],
+    ["Summary", "", (row) => summary(row.summary)],
+    ["Cut", "", (row) => cut(row.cut)],
   ];
   return h("article", {},
     h("h3", {}, `Step ${each.step}: ${name} `, badges(each)),
@@ -105,8 +107,35 @@ function step(tree, each) {
     titled("Task", text(task, tree.log_mode)),
     titled("Reply", text(each.reply ?? each.tool_calls, tree.log_mode)),
     fold("Its prompt", conversation(each.messages, tree.log_mode)),
-    each.attempts.length > 1 ? table("Attempts", attempts, each.attempts) : null,
+    each.attempts.length > 1 || each.attempts.some((row) => row.verdict || row.tool || row.cut || row.summary) ? table("Attempts", attempts, each.attempts) : null,
     child ? h("section", { class: "child" }, h("h3", {}, "Child loop ", badges(child)), loop(child)) : null);
+}
+
+/** What a check said of an attempt's reply, and why. */
+function verdict(said) {
+  if (!said) return "–";
+  const word = said.accept === null ? "unchecked" : said.accept ? "accepted" : "rejected";
+  return said.why ? `${word}: ${said.why}` : word;
+}
+
+/** A tool that was called, with its arguments and the length of its answer. */
+function toolCall(call) {
+  if (!call) return "–";
+  const answer = call.chars === null || call.chars === undefined ? "failed" : `${count(call.chars)} characters`;
+  return `${call.name}(${JSON.stringify(call.arguments ?? {})}): ${answer}`;
+}
+
+/** A call that summed up turns of the conversation, with what it cost. */
+function summary(made) {
+  return made ? `of ${count(made.messages)} messages, ${usd(made.cost_nano)}` : "–";
+}
+
+/** What was cut of the conversation so that it fits the worker's context, and what came of a summary of it. */
+function cut(parts) {
+  if (!parts) return "–";
+  const some = Object.entries(parts).filter(([, amount]) => amount).sort();
+  const shown = (amount) => (typeof amount === "number" ? count(amount) : amount.replaceAll("_", " "));
+  return some.map(([name, amount]) => `${name.replaceAll("_", " ")}: ${shown(amount)}`).join(", ");
 }
 
 /** Rounds and steps in the order of the plan, with child loops inside their steps. */
@@ -141,10 +170,11 @@ export async function rollout(api, query, id) {
     h("h1", {}, "Rollout ", h("code", {}, tree.id), " ", badges(tree)),
     header(tree),
     h("div", { class: "pair" },
-      titled("Question", text(question(tree), tree.log_mode)),
-      titled("Reply", text(reply?.content ?? reply?.tool_calls, tree.log_mode))),
+      first("Question", text(question(tree), tree.log_mode)),
+      first("Reply", text(reply?.content ?? reply?.tool_calls, tree.log_mode))),
     h("section", {}, h("h2", {}, "Timeline"), timeline(tree) ?? h("p", { class: "note" }, "It ended before anything was planned."), legend()),
     h("section", {}, h("h2", {}, "Plan and steps"), loop(tree)),
+    await explanation(api, tree.id).catch((error) => h("p", { class: "note" }, `Why it went this way is unknown: ${error.message}`)),
     h("section", {}, h("h2", {}, "Outcomes"), tree.outcomes.length
       ? table("Judgements of this rollout", OUTCOMES, tree.outcomes)
       : h("p", { class: "note" }, "It has no outcome. The application can give one, with its own key: ",

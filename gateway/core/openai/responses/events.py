@@ -18,12 +18,14 @@ from gateway.core.openai.responses.reply import (
     call_item,
     failed_response,
     finished_response,
+    hosted_items,
     message_item,
     reasoning_item,
     response_in_progress,
     token_logprobs,
 )
-from gateway.core.openai.responses.request import wants_logprobs
+from gateway.core.openai.responses.request import wants_logprobs, wants_state
+from gateway.core.openai.vendor import sealed
 
 Event = dict[str, Any]
 CALLS_MAX = 128
@@ -38,10 +40,12 @@ class Events:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._logprobs = wants_logprobs(head.echo)
+        self._sealing = wants_state(head.echo)
         self._names = head.tool_names
         self._number = 0
         self._items: list[dict[str, Any]] = []  # the items sent so far, in the order of `output_index`
         self._open: int | None = None  # index of the unfinished message or reasoning item
+        self._notes: int | None = None  # index of the reasoning item whose summary has notes
         self._calls: dict[int, int] = {}  # a call's index in the chunks → its index in `_items`
         self._finish: str | None = None
 
@@ -56,12 +60,34 @@ class Events:
         """The events of one chunk. Only the choice with index 0 counts."""
         return [event for choice in choices if choice.get("index", 0) == 0 for event in self._choice(choice)]
 
+    def note(self, text: str) -> list[Event]:
+        """The events of a line about what happens before the reply, as a part of a reasoning item's summary. Nothing
+        once the reply has begun."""
+        if any(index != self._notes for index in range(len(self._items))):
+            return []
+        events: list[Event] = []
+        if self._notes is None:
+            events += self._begin(reasoning_item(self._head, 0, "", "in_progress"))
+            self._notes = self._open
+        item = self._item()
+        item["summary"].append({"type": "summary_text", "text": text})
+        place = {"item_id": item["id"], "output_index": self._open, "summary_index": len(item["summary"]) - 1}
+        kind = "response.reasoning_summary"
+        empty, full = ({"type": "summary_text", "text": said} for said in ("", text))
+        return [
+            *events,
+            self._event(f"{kind}_part.added", **place, part=empty),
+            self._event(f"{kind}_text.delta", **place, delta=text),
+            self._event(f"{kind}_text.done", **place, text=text),
+            self._event(f"{kind}_part.done", **place, part=full),
+        ]
+
     def completed(self, completion: Mapping[str, Any], completed_s: int) -> list[Event]:
         """The last events of a successful response: the end of every item, then the complete object."""
         status = "incomplete" if self._finish in INCOMPLETE else "completed"
         last_phase = "commentary" if self._calls else "final_answer"
-        events = list(self._close_all(status, last_phase))
-        if not self._items:
+        events = [*self._close_all(status, last_phase), *self._seal(completion)]
+        if all(index == self._notes for index in range(len(self._items))):
             events += [*self._piece("content", "", []), *self._close(status, last_phase)]
         response = finished_response(self._head, completion, completed_s, self._items)
         return [*events, self._event(f"response.{response['status']}", response=response)]
@@ -74,6 +100,18 @@ class Events:
             self._event("error", **details, error=dict(error)),
         ]
 
+    def _seal(self, completion: Mapping[str, Any]) -> Iterator[Event]:
+        """The end of the first reasoning item, with what the vendor needs back; of a new one where there is none."""
+        choices = completion.get("choices") or [{}]
+        state = sealed(choices[0].get("message") or {}) if self._sealing else None
+        index = next((at for at, item in enumerate(self._items) if item["type"] == "reasoning"), None)
+        if state is not None and index is None:
+            yield from self._begin(reasoning_item(self._head, 0, "", "completed"))
+            index, self._open = self._open, None
+        if index is not None and self._sealing:
+            self._items[index] |= {} if state is None else {"encrypted_content": state}
+            yield self._event("response.output_item.done", output_index=index, item=_copy(self._items[index]))
+
     # ------------------------------------------------------------ pieces
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
@@ -82,6 +120,7 @@ class Events:
             reasoning = next((delta[name] for name in REASONING if isinstance(delta.get(name), str)), "")
             if reasoning:
                 yield from self._reasoning(reasoning)
+            yield from self._hosted(delta)
             logprobs = token_logprobs(choice.get("logprobs")) if self._logprobs else []
             for name in PARTS:
                 if isinstance(delta.get(name), str) and delta[name]:
@@ -94,9 +133,19 @@ class Events:
         finish = choice.get("finish_reason")
         self._finish = finish if isinstance(finish, str) else self._finish
 
+    def _hosted(self, delta: Mapping[str, Any]) -> Iterator[Event]:
+        """The events of the items of hosted tools, each of which is whole."""
+        count = sum(item["id"].startswith("ht_") for item in self._items)
+        for item in hosted_items(self._head, delta, count):
+            yield from self._close("completed", "commentary")
+            self._items.append(item)
+            place = len(self._items) - 1
+            yield self._event("response.output_item.added", output_index=place, item=dict(item))
+            yield self._event("response.output_item.done", output_index=place, item=dict(item))
+
     def _reasoning(self, text: str) -> Iterator[Event]:
         """The events of a piece of reasoning."""
-        if self._open_item("reasoning") is None:
+        if self._open_item("reasoning") is None or self._open == self._notes:
             yield from self._begin(reasoning_item(self._head, self._count("reasoning"), "", "in_progress"))
             yield from self._add_part({"type": "reasoning_text", "text": ""})
         self._part()["text"] += text
@@ -164,7 +213,7 @@ class Events:
         yield from self._close("completed", "commentary")
         self._open = len(self._items)
         self._items.append(item)
-        yield self._event("response.output_item.added", output_index=self._open, item={**item, "content": []})
+        yield self._event("response.output_item.added", output_index=self._open, item={**_copy(item), "content": []})
 
     def _add_part(self, part: dict[str, Any]) -> Iterator[Event]:
         self._item()["content"].append(part)
@@ -191,7 +240,9 @@ class Events:
         self._item()["status"] = status
         if self._item()["type"] == "message":
             self._item()["phase"] = phase
-        yield self._event("response.output_item.done", output_index=self._open, item=_copy(self._item()))
+        first = self._open == next(at for at, item in enumerate(self._items) if item["type"] == self._item()["type"])
+        if not (self._sealing and first and self._item()["type"] == "reasoning"):  # else it ends in `_seal`
+            yield self._event("response.output_item.done", output_index=self._open, item=_copy(self._item()))
         self._open = None
 
     def _close_all(self, status: str, phase: str) -> Iterator[Event]:
@@ -244,3 +295,27 @@ def _copy(part: Mapping[str, Any]) -> dict[str, Any]:
     lists = {name: [_copy(element) if isinstance(element, dict) else element for element in value]
              for name, value in part.items() if isinstance(value, list)}  # fmt: skip
     return {**part, **lists}
+
+
+def begun_events(response: Mapping[str, Any]) -> list[Event]:
+    """The first two events of a response, as `Events.open` makes them, from its object as it is at any later time."""
+    late: Mapping[str, Any] = {
+        "error": None,
+        "incomplete_details": None,
+        "completed_at": None,
+        "output": [],
+        "usage": None,
+    }
+    first = {**response, **late, "status": "in_progress", "service_tier": "auto"}
+    names = "response.created", "response.in_progress"
+    return [{"type": name, "sequence_number": at, "response": first} for at, name in enumerate(names)]
+
+
+def failed_events(response: Mapping[str, Any]) -> list[Event]:
+    """The last events of a response in the background that failed, or was cancelled, with nothing in between."""
+    error = response.get("error") or {"message": "the response was cancelled", "code": "cancelled"}
+    details = {name: error.get(name) for name in ("code", "message", "param")}
+    return [
+        {"type": "response.failed", "sequence_number": 2, "response": dict(response)},
+        {"type": "error", "sequence_number": 3, **details, "error": dict(error)},
+    ]

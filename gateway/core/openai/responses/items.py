@@ -25,6 +25,7 @@ from gateway.core.openai.shapes import (
 )
 from gateway.core.openai.shapes import array as list_of
 from gateway.core.openai.shapes import missing_parameter as missing_error
+from gateway.core.openai.vendor import unsealed
 from gateway.errors import BadRequest, NotFound
 
 Item = Mapping[str, Any]
@@ -187,12 +188,21 @@ def no_such_item(an_item_id: str, index: int) -> NotFound:
 def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
     """Convert items to chat messages; return them with, for each, the index of the item that began it.
 
-    Reasoning items are left out. The calls and the text of one assistant turn are separate items but one message.
+    Of reasoning items only the state of a vendor goes on, as that of its turn. The calls and the text of one assistant
+    turn are separate items but one message.
     """
     messages: list[Message] = []
     origins: list[int] = []
+    state: Message = {}  # of the turn that begins
+    call_states: dict[str, Message] = {}
     for index, item in enumerate(items):
-        if item["type"] == "message":
+        if state and messages and messages[-1]["role"] == "assistant" and "extra_content" not in messages[-1]:
+            messages[-1].update(state)
+            state = {}
+        if item["type"] == "reasoning":
+            fields, calls = unsealed(str(item.get("encrypted_content") or ""))
+            state, call_states = fields or state, call_states | calls
+        elif item["type"] == "message":
             _add_message(messages, item)
         elif item["type"] in ("function_call", "custom_tool_call"):
             _assistant(messages).setdefault("tool_calls", []).append(_call(item))
@@ -200,6 +210,11 @@ def to_messages(items: Sequence[Item]) -> tuple[list[Message], list[int]]:
             content = _input_content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         origins += [index] * (len(messages) - len(origins))
+    if state and messages and messages[-1]["role"] == "assistant":
+        messages[-1].update(state)
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            call.update(call_states.get(str(call["id"]), {}))
     return messages, origins
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.openai.responses.items import Names, call_body, call_prefix, item_id, phase, text_part
-from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs
+from gateway.core.openai.responses.outbound import hosted_item
+from gateway.core.openai.responses.request import ResponsesRequest, wants_logprobs, wants_state
 from gateway.core.openai.responses.tools import tool_names
-from gateway.core.openai.vendor import MESSAGE_FIELDS
+from gateway.core.openai.vendor import MESSAGE_FIELDS, sealed
 
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 NOT_ECHOED = ("model", "input", "instructions", "stream", "stream_options", "store")
@@ -86,7 +87,7 @@ def response_in_progress(head: Head) -> dict[str, Any]:
         "object": "response",
         "created_at": head.created_s,
         "status": "in_progress",
-        "background": False,
+        "background": bool(echo.get("background")),
         "completed_at": None,
         "error": None,
         "incomplete_details": None,
@@ -107,9 +108,16 @@ def response_in_progress(head: Head) -> dict[str, Any]:
         "truncation": "disabled",
         "usage": None,
         "metadata": dict(echo.get("metadata") or {}),
+        **_conversation(echo.get("conversation")),
         **{name: echo.get(name) for name in ECHOED_AS_GIVEN},
         **{name: float(echo.get(name, default)) for name, default in _SAMPLING.items()},
     }
+
+
+def _conversation(given: Any) -> dict[str, Any]:
+    """The conversation that the response belongs to, in OpenAI's form; nothing where there is none."""
+    name = given.get("id") if isinstance(given, Mapping) else given
+    return {"conversation": {"id": name}} if name else {}
 
 
 def finished_response(
@@ -147,8 +155,10 @@ def output_items(head: Head, completion: Mapping[str, Any]) -> list[dict[str, An
     items: list[dict[str, Any]] = []
     texts = (message.get(name) for name in REASONING)
     reasoning = next((text for text in texts if isinstance(text, str) and text), "")
-    if reasoning:
-        items.append(reasoning_item(head, 0, reasoning, "completed"))
+    state = sealed(message) if wants_state(head.echo) else None
+    if reasoning or state:
+        items.append(reasoning_item(head, 0, reasoning, "completed") | ({"encrypted_content": state} if state else {}))
+    items += hosted_items(head, message)
     parts = content_parts(message, choice.get("logprobs") if wants_logprobs(head.echo) else None)
     calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     if parts or not (calls or reasoning):
@@ -156,6 +166,15 @@ def output_items(head: Head, completion: Mapping[str, Any]) -> list[dict[str, An
     names = head.tool_names
     items += [call_item(head, number, call, status, names) for number, call in enumerate(calls)]
     return items
+
+
+def hosted_items(head: Head, message: Mapping[str, Any], first: int = 0) -> list[dict[str, Any]]:
+    """The items of hosted tools that a worker's server ran, in a message or in a delta of one, with ids of this
+    response. `first`: how many came before."""
+    details = message.get("reasoning_details")
+    found = [hosted_item(one) for one in (details if isinstance(details, list) else ()) if isinstance(one, Mapping)]
+    items = [item for item in found if item is not None]
+    return [{**item, "id": item_id("ht", head.hex, first + at)} for at, item in enumerate(items)]
 
 
 def content_parts(message: Mapping[str, Any], logprobs: Any) -> list[dict[str, Any]]:

@@ -9,13 +9,27 @@ because it asks for something that Baton does not do.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gateway.core.openai.chat import MEDIA_BYTES_MAX, TOKENS_MAX, ChatRequest, parse_request
+from gateway.core.openai.chat import (
+    MEDIA_BYTES_MAX,
+    NOTHING_HOSTED,
+    TOKENS_MAX,
+    ChatRequest,
+    HostedTools,
+    parse_request,
+)
 from gateway.core.openai.responses.items import Item, check_calls, parse_items, to_messages
-from gateway.core.openai.responses.tools import chat_tool_choice, chat_tools, hosted_tools, read_tools
+from gateway.core.openai.responses.tools import (
+    NAME_CHARS_MAX,
+    chat_tool_choice,
+    chat_tools,
+    chosen_hosted,
+    hosted_tools,
+    read_tools,
+)
 from gateway.core.openai.shapes import (
     FLAG,
     OBJECT,
@@ -52,6 +66,12 @@ def _no_value(value: Any) -> str:
 
 def _only_value(harmless: Any) -> Check:
     return lambda value: None if value == harmless and type(value) is type(harmless) else "unsupported_parameter"
+
+
+def _conversation(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return "invalid_value" if value.keys() != {"id"} else text(64)(value["id"])
+    return text(64)(value)
 
 
 def _includes(value: Any) -> str | None:
@@ -97,8 +117,8 @@ FIELDS: dict[str, tuple[Fate, Check, str]] = {
         _only_value("disabled"),
         "disabled: Baton never cuts input; shorten it before you send it",
     ),
-    "background": ("refused", _only_value(False), "false: Baton runs nothing in the background"),
-    "conversation": ("refused", _no_value, "left out; continue with `previous_response_id`"),
+    "background": ("read", *FLAG),
+    "conversation": ("read", _conversation, "the id of a conversation, or an object with its `id`"),
     "prompt": ("refused", _no_value, "left out; Baton keeps no prompt templates, send `instructions` and `input`"),
     "context_management": ("refused", _only_value([]), "left out; Baton never compacts the conversation"),
     "moderation": ("refused", _no_value, "left out; Baton moderates nothing"),
@@ -150,7 +170,8 @@ class ResponsesRequest:
     items: Sequence[Item]
     body: Mapping[str, Any]  # the known properties as the client sent them
     dropped: tuple[str, ...] = ()  # paths of the unknown properties that were removed
-    left_out: tuple[str, ...] = ()  # types of the hosted tools that were removed
+    hosted: HostedTools = NOTHING_HOSTED
+    vendor: Mapping[str, Any] = field(default_factory=dict)  # parameters that are not OpenAI's and that a worker takes
 
     @property
     def instructions(self) -> str | None:
@@ -165,6 +186,13 @@ class ResponsesRequest:
         return name
 
     @property
+    def conversation(self) -> str | None:
+        """The id of the conversation that this request is a turn of, or None."""
+        given = self.body.get("conversation")
+        name: str | None = given["id"] if isinstance(given, Mapping) else given
+        return name
+
+    @property
     def store(self) -> bool | None:
         """Whether the client wants the response stored; None: it did not say."""
         store: bool | None = self.body.get("store")
@@ -172,18 +200,25 @@ class ResponsesRequest:
 
 
 def parse_responses_request(
-    body: object, *, items_max: int, strict: bool = False, media_bytes_max: int = MEDIA_BYTES_MAX
+    body: object,
+    *,
+    items_max: int,
+    strict: bool = False,
+    media_bytes_max: int = MEDIA_BYTES_MAX,
+    vendor: Collection[str] = (),
 ) -> ResponsesRequest:
     """Read a decoded JSON body. Raises BadRequest, which names the field and says what a valid value is.
 
-    `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image or file.
+    `strict` refuses unknown properties instead of dropping them. `media_bytes_max` bounds one image or file. `vendor`:
+    the names of parameters that are not OpenAI's and that some worker takes.
     """
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_type")
     check_size(body, None)
     for name in body:
         _refuse(name)
-    reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS))
+    extras = {name: body[name] for name in body if name not in FIELDS and name in vendor and body[name] is not None}
+    reader = Reader(media_bytes_max, sorted(name for name in body if name not in FIELDS and name not in vendor))
     properties = {name: value for name, value in body.items() if name in FIELDS and value is not None}
     for name, value in properties.items():
         _, check, description = FIELDS[name]
@@ -192,12 +227,16 @@ def parse_responses_request(
     for name in ("model", "input"):
         if name not in properties:
             raise missing_parameter(name)
+    if "conversation" in properties and "previous_response_id" in properties:
+        problem = "Mutually exclusive parameters: `previous_response_id` and `conversation`; send one of them."
+        raise BadRequest(problem, param="conversation", code="mutually_exclusive_parameters")
     items = parse_items(properties["input"], items_max, reader)
-    hosted = hosted_tools(properties.get("tools"))
+    tools = hosted_tools(properties.get("tools"))
+    hosted = HostedTools(tools, chosen_hosted(properties.get("tool_choice"), tools))
     properties |= {name: _DEEP[name](properties[name], reader) for name in _DEEP if name in properties}
     if strict and reader.dropped:
         raise unknown_parameter(reader.dropped[0])
-    return ResponsesRequest(properties["model"], items, properties, tuple(reader.dropped), hosted)
+    return ResponsesRequest(properties["model"], items, properties, tuple(reader.dropped), hosted, extras)
 
 
 def _refuse(name: str) -> None:
@@ -284,18 +323,21 @@ def chat_request(
     text_input = "input" if isinstance(request.body["input"], str) else None
     names = ParamNames(
         ("instructions",) * len(instructions)
-        + ("previous_response_id",) * len(history)
+        + ("previous_response_id" if request.conversation is None else "conversation",) * len(history)
         + tuple(text_input or f"input[{index}]" for index in item_indices)
     )
     if not new and not history:
         raise BadRequest("`input` holds no message to answer; send one", param="input", code="empty_array")
     check_calls(messages)
-    body = {"model": request.model, "messages": messages, **_params(request.body)}
+    own = {name: value for name, value in request.body.items() if name != "tool_choice" or not request.hosted.choice}
+    body = {**request.vendor, "model": request.model, "messages": messages, **_params(own)}
+    known = tuple(request.vendor)
     try:
-        chat = parse_request(body, messages_max=messages_max, media_bytes_max=media_bytes_max)
+        chat = parse_request(body, messages_max=messages_max, media_bytes_max=media_bytes_max, vendor=known)
     except BadRequest as error:
         raise names.reword(error) from None
-    return replace(chat, dropped=(*request.dropped, *chat.dropped), left_out=request.left_out), names
+    types = tuple(dict.fromkeys(str(tool["type"])[:NAME_CHARS_MAX] for tool in request.hosted.tools))
+    return replace(chat, dropped=(*request.dropped, *chat.dropped), hosted=request.hosted, left_out=types), names
 
 
 def _params(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,6 +359,11 @@ def _params(body: Mapping[str, Any]) -> dict[str, Any]:
     if wants_logprobs(body):
         params |= {"logprobs": True, "top_logprobs": body.get("top_logprobs", 0)}
     return params | _text_params(body.get("text", {})) | _reasoning_params(body.get("reasoning", {}))
+
+
+def wants_state(body: Mapping[str, Any]) -> bool:
+    """Whether the reply is to have what its vendor needs back, as `encrypted_content` of a reasoning item."""
+    return "reasoning.encrypted_content" in body.get("include", ())
 
 
 def wants_logprobs(body: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Reads the tools of a Responses request and converts them to a chat request's. Pure.
 
 Functions and custom tools become a chat request's, those of a namespace under a name that joins both. Baton runs no
-hosted tools, and its workers speak chat completions: declarations of hosted tools are left out and named.
+hosted tools: declarations of them go to workers whose server runs them, and are left out elsewhere and named.
 """
 
 from __future__ import annotations
@@ -67,9 +67,16 @@ def read_tools(raw: Sequence[Any], reader: Reader) -> list[dict[str, Any]]:
     return [_tool(tool, f"tools[{at}]", reader) for at, tool in enumerate(raw) if not _is_hosted(tool)]
 
 
-def hosted_tools(raw: Any) -> tuple[str, ...]:
-    """The types of the hosted tools that a request declares."""
-    return tuple(str(tool["type"])[:NAME_CHARS_MAX] for tool in raw or () if _is_hosted(tool))
+def hosted_tools(raw: Any) -> tuple[Mapping[str, Any], ...]:
+    """The hosted tools that a request declares, as they came. They go to servers that run them, and nowhere else."""
+    return tuple(tool for tool in raw or () if _is_hosted(tool))
+
+
+def chosen_hosted(choice: Any, hosted: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The `tool_choice` of a request that chose one of its hosted tools; None for any other."""
+    if isinstance(choice, Mapping) and choice.get("type") in [tool["type"] for tool in hosted]:
+        return choice
+    return None
 
 
 def _is_hosted(tool: Any) -> bool:
@@ -142,8 +149,8 @@ def _chat_tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chat_tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, frozenset[str] | None]:
-    """Convert `tool_choice`; return (the chat request's `tool_choice`, names of the allowed tools or None for all).
-    Raises BadRequest."""
+    """Convert `tool_choice`, but for one of a hosted tool; return (the chat request's `tool_choice`, names of the
+    allowed tools or None for all). Raises BadRequest."""
     if choice is None or choice in ("none", "auto", "required"):
         if choice == "required" and not tools:
             raise _invalid("tool_choice", "is `required`, which needs `tools`")
@@ -155,7 +162,7 @@ def chat_tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[A
         name = _tool_name(choice, names, "tool_choice")
         return {"type": names[name], names[name]: {"name": name}}, None
     if choice.get("type") != "allowed_tools":
-        raise _invalid("tool_choice.type", "must be function, custom or allowed_tools; Baton runs no hosted tools")
+        raise _invalid("tool_choice.type", "must be function, custom, allowed_tools or the type of one of `tools`")
     allowed, mode = choice.get("tools"), choice.get("mode", "auto")
     if not isinstance(allowed, list) or not allowed or not all(isinstance(tool, Mapping) for tool in allowed):
         raise _invalid("tool_choice.tools", "must be a list of tools")

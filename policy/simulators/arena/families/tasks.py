@@ -11,7 +11,7 @@ from functools import lru_cache
 from random import Random
 from typing import Literal
 
-from gateway.core.loop.digest import extract_answer, normalise
+from gateway.core.loop.replies.answers import extract_answer, normalise
 from policy.simulators.arena.families import chains, hard, singles
 from policy.simulators.arena.families.family import Family, Shape, Values, squeeze
 

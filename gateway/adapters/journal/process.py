@@ -1,0 +1,91 @@
+"""The shipper's process, `python -m gateway.adapters.journal.process SOCKET`: it reads the journal that a gateway
+writes, and stores it. It keeps no state.
+
+It reads what is before the order's end, which the gateway has on disk, and changes nothing in the journal's directory:
+the mark, the deletion of segments and damage are the gateway's. It ends when its gateway closes the socket or dies.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.adapters.journal import segments
+from gateway.adapters.journal.carriers import LINE_BYTES_MAX, NOTHING, BatchSize, Shipment
+from gateway.adapters.journal.segments import Position
+from gateway.adapters.journal.shipper import reason
+from gateway.adapters.postgres.database import sync_engine
+from gateway.adapters.postgres.writer import LogWriter
+from gateway.core.loop.experience import HASHED, Embedding
+from gateway.core.loop.meaning import TABLE_FILE, by_meaning
+from gateway.files import shipped
+
+
+class Batches:
+    """Reads and stores batches of the journal in `directory`. Blocking."""
+
+    def __init__(self, directory: Path, writer: LogWriter, size: BatchSize) -> None:
+        self._directory = directory
+        self._writer = writer
+        self._size = size
+
+    def carry(self, start: Position, until: Position) -> Shipment:
+        """Store the next batch. Raises Unavailable, and OSError if the disk cannot be read."""
+        part = self._next(start, until)
+        if part is None:
+            return Shipment(start, 0, False, NOTHING)
+        position, end = part
+        path, size = segments.segment_path(self._directory, position.segment), self._size
+        chunk = segments.read(path, position.offset, end, records_max=size.records, bytes_max=size.bytes_)
+        delivery = self._writer.store(chunk.payloads) if chunk.payloads else NOTHING
+        return Shipment(Position(position.segment, chunk.end), len(chunk.payloads), chunk.bad, delivery)
+
+    def _next(self, start: Position, until: Position) -> tuple[Position, int] | None:
+        """The first position from `start` on with bytes before `until`, and the end of them in its segment."""
+        for number in segments.numbers(self._directory):
+            if start.segment <= number <= until.segment:
+                offset = start.offset if number == start.segment else 0
+                size = segments.segment_path(self._directory, number).stat().st_size
+                end = min(size, until.offset) if number == until.segment else size
+                if offset < end:
+                    return Position(number, offset), end
+        return None
+
+
+def serve(place: str) -> None:
+    """Connect to the gateway's socket and carry out orders until it closes."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(place)
+        with link.makefile("rwb") as lines:
+            batches = _batches(json.loads(lines.readline(LINE_BYTES_MAX)))
+            while line := lines.readline(LINE_BYTES_MAX):
+                lines.write(_reply(batches, json.loads(line)))
+                lines.flush()
+
+
+def _reply(batches: Batches, order: Mapping[str, Any]) -> bytes:
+    try:
+        return batches.carry(Position(*order["start"]), Position(*order["until"])).line()
+    except Exception as error:  # boundary: the gateway reports it and orders again
+        return json.dumps({"error": reason(error)}).encode() + b"\n"
+
+
+def _batches(settings: Mapping[str, Any]) -> Batches:
+    engine = sync_engine(settings["database_url"], connect_timeout_s=settings["connect_s"])
+    writer = LogWriter(engine, _embedding(settings["embedder"]))
+    return Batches(Path(settings["directory"]), writer, BatchSize(settings["records"]))
+
+
+def _embedding(name: str | None) -> Embedding | None:
+    """The gateway's own embedding, by its name; None where an endpoint embeds."""
+    if name is None:
+        return None
+    return HASHED if name == HASHED.name else by_meaning(shipped(TABLE_FILE))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,68 @@
+"""What the pages of money and workers show, by named queries: spending, open holds, errors, success."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import TextClause
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.adapters.postgres.database import query
+from gateway.core.log.events import lowest
+
+LIST_MAX = 100
+HOLDS_DAYS = 30  # how far back open holds are looked for
+EXPERIENCE_RECENT_MAX = 1_000  # judged steps of each worker that its success is averaged over
+RATES = ("success",)
+BY_KEY, BY_WORKER = query("spend_by_key"), query("spend_by_worker")
+HOLDS, SUCCESS, ERRORS = query("open_holds"), query("worker_success"), query("worker_errors")
+Rows = list[dict[str, Any]]
+
+
+async def spend(connection: AsyncConnection, until: datetime, days: int, rollouts_max: int) -> Mapping[str, Any]:
+    """Nano-dollars by UTC day and key, and by day and worker, of the `days` that end with today."""
+    first = (until.astimezone(UTC) - timedelta(days=days - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    values = {"since": first, "rollouts_max": rollouts_max}
+    by_key = await _rows(connection, BY_KEY, values)
+    return {
+        "since": first.isoformat(),
+        "until": until.astimezone(UTC).isoformat(),
+        "truncated": sum(row["requests"] for row in by_key) >= rollouts_max,
+        "by_key": by_key,
+        "by_worker": await _rows(connection, BY_WORKER, values),
+    }
+
+
+async def open_holds(connection: AsyncConnection, now: datetime) -> Rows:
+    """Holds that nothing settled, newest first."""
+    since = now - timedelta(days=HOLDS_DAYS)
+    return await _rows(connection, HOLDS, {"since_id": lowest(int(since.timestamp() * 1000)), "most": LIST_MAX})
+
+
+async def success(connection: AsyncConnection, workers: Sequence[str]) -> Rows:
+    """How well each of the workers did each kind of task, on a scale from 0 to 1."""
+    return await _rows(connection, SUCCESS, {"workers": list(workers), "recent": EXPERIENCE_RECENT_MAX})
+
+
+async def errors(connection: AsyncConnection, since: datetime, rollouts_max: int) -> Rows:
+    """Failed calls since a time by worker and error."""
+    return await _rows(connection, ERRORS, {"since": since, "rollouts_max": rollouts_max, "most": LIST_MAX})
+
+
+async def _rows(connection: AsyncConnection, statement: TextClause, values: Mapping[str, Any]) -> Rows:
+    records = (await connection.execute(statement, values)).mappings()
+    return [{name: _plain(name, value) for name, value in row.items()} for row in records]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, float | Decimal):
+        return float(value) if name in RATES else round(value)
+    if name == "scopes":
+        return [scope for scope, _ in value]
+    return value if value is None or isinstance(value, str | int) else str(value)

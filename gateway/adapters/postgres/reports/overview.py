@@ -1,0 +1,247 @@
+"""What an operator looks at (port `Reports`): sums over a window, pages of rollouts, and the rollout of any key.
+Read-only.
+
+Reports use the background's connections, so that no request waits for a slow one, and at most REPORTS_MAX of them, so
+that policy versions and administration do not wait either. Every statement has a time-out, every list a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import CTE, ColumnElement, Integer, Select, cast, func, select
+from sqlalchemy.dialects.postgresql import JSONPATH
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.adapters.postgres import rows
+from gateway.adapters.postgres.admin_tables import keys
+from gateway.adapters.postgres.database import query, transaction
+from gateway.adapters.postgres.reports import books, search
+from gateway.adapters.postgres.store import PostgresStore, by_name
+from gateway.adapters.postgres.tables import rollouts, steps
+from gateway.core.log.counterfactual import JudgedPlan
+from gateway.core.log.events import lowest
+from gateway.core.loop.experience import SIMILAR
+from gateway.core.policies.earning import Rewards
+from gateway.errors import Unavailable
+from gateway.service.ports.admin import RolloutsQuery
+
+REPORTS_MAX = 2
+TURN_S = 2.0  # the longest wait for a connection
+BUCKETS = 60
+JUDGED_MAX = 10_000  # latest judged requests that rule and conductor are compared on
+GROUPS_MAX = 50
+ALIKE_MAX = 2_000  # judged plans that an explanation reads
+PLANNER_REWARDS, FIGURES = query("planner_rewards"), query("figures")
+JUDGED_PLANS = query("judged_plans")
+OWN_TRIES = "$[*] ? (!exists(@.worker))"  # of the attempts of a step: not those of checkers, tools and summaries
+FIGURES_ROLLOUTS_MAX = 20_000  # the latest requests of versions that the figures cover
+Rows = list[dict[str, Any]]
+
+
+class PostgresReports:
+    """`rollouts_max`: the most recent requests of a window that its sums cover. `scanned_max`: the requests that one
+    page of a search looks at. `timeout_s`: time-out of each statement."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        rollouts_max: int = 200_000,
+        scanned_max: int = search.SCANNED_MAX,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self._engine = engine
+        self._store = PostgresStore(engine)
+        self._rollouts_max = rollouts_max
+        self._scanned_max = scanned_max
+        self._timeout_s = timeout_s
+        self._turns = asyncio.Semaphore(REPORTS_MAX)
+
+    async def overview(self, until: datetime, window_s: int) -> Mapping[str, Any]:
+        """Sums over the top-level rollouts of the `window_s` seconds that end at `until`."""
+        since = until - timedelta(seconds=window_s)
+        recent = self._recent(since, until)
+        async with self._reading() as connection:
+            totals = (await _all(connection, select(*_measures(recent)).select_from(recent)))[0]
+            return {
+                "since": since.astimezone(UTC).isoformat(),
+                "until": until.astimezone(UTC).isoformat(),
+                "truncated": totals["requests"] == self._rollouts_max,
+                "totals": totals,
+                "series": await _all(connection, _series(recent, since, window_s)),
+                "by_key": await _all(connection, _by_key(recent)),
+                "by_policy": await _all(connection, _by_policy(recent)),
+                "by_worker": await _all(connection, self._by_worker(since, until)),
+            }
+
+    async def planner_rewards(self, success: float, cost_per_usd: float) -> Sequence[Rewards]:
+        """The rewards of rule and conductor by pool and task type, over the latest judged requests to `baton` that may
+        train. The arguments are the weights of an outcome and of a dollar."""
+        values = {"success": success, "cost": cost_per_usd, "recent": JUDGED_MAX}
+        async with self._reading() as connection:
+            return [Rewards(*row) for row in await connection.execute(PLANNER_REWARDS, values)]
+
+    async def figures(self, now: datetime) -> Sequence[tuple[str, str | None, float]]:
+        """The gauges of the stores, see `service.admin.figures`: (gauge, value of its label or None, number)."""
+        hour, day = now - timedelta(hours=1), now - timedelta(days=1)
+        ids = {f"{name}_id": lowest(int(at.timestamp() * 1000)) for name, at in (("hour", hour), ("day", day))}
+        values = {**ids, "day": day, "rollouts_max": FIGURES_ROLLOUTS_MAX}
+        async with self._reading() as connection:
+            return [(str(row[0]), row[1], float(row[2])) for row in await connection.execute(FIGURES, values)]
+
+    async def spend(self, until: datetime, days: int) -> Mapping[str, Any]:
+        """Nano-dollars by UTC day and key, and by day and worker."""
+        async with self._reading() as connection:
+            return await books.spend(connection, until, days, self._rollouts_max)
+
+    async def open_holds(self, now: datetime) -> Sequence[Mapping[str, Any]]:
+        """Open holds, newest first."""
+        async with self._reading() as connection:
+            return await books.open_holds(connection, now)
+
+    async def workers(self, until: datetime, window_s: int, names: Sequence[str]) -> Mapping[str, Any]:
+        """Calls and errors of the window by worker, and the success of the named workers by kind of task."""
+        since = until - timedelta(seconds=window_s)
+        async with self._reading() as connection:
+            return {
+                "calls": await _all(connection, self._by_worker(since, until)),
+                "errors": await books.errors(connection, since, self._rollouts_max),
+                "success": await books.success(connection, names),
+            }
+
+    async def rollouts_page(self, query: RolloutsQuery) -> Mapping[str, Any]:
+        """A page of rollouts, newest first. Raises BadRequest for a `before` that did not come from a page."""
+        async with self._reading() as connection:
+            return await search.page(connection, query, self._scanned_max)
+
+    async def rollout_any(self, rollout_id: str) -> Mapping[str, Any] | None:
+        """The tree of a rollout of any key, by rollout or completion id; values that JSON cannot represent are null."""
+        async with self._reading() as connection:
+            named = select(rollouts.c.key_id).where(by_name(rollout_id)).order_by(rollouts.c.depth).limit(1)
+            owner = await connection.scalar(named)
+        tree = None if owner is None else await self._store.rollout_get(rollout_id, owner)
+        return None if tree is None else rows.clean(tree)
+
+    async def judged_plans(self, rollout_id: str, key: str | None) -> tuple[str, Sequence[JudgedPlan]]:
+        """The first plans of judged requests like a rollout, of one key or of all, and what they have in common."""
+        c = rollouts.c
+        wanted = select(c.pool_name, c.task_type, c.task_embedding, c.task_embedder).where(c.id == rollout_id)
+        async with self._reading() as connection:
+            own = (await connection.execute(wanted)).mappings().first()
+            if own is None or not (own["task_type"] or own["task_embedding"]):
+                return "none: the request has neither a task type nor a vector", ()
+            values = {"pool": own["pool_name"], "rollout": rollout_id, "key": key, "task_type": own["task_type"]}
+            values |= {"embedder": own["task_embedder"], "recent": JUDGED_MAX, "most": ALIKE_MAX}
+            judged = (await connection.execute(JUDGED_PLANS, values)).mappings().all()
+        if own["task_type"]:
+            return f"requests of task type {own['task_type']}", [rows.judged_plan_of(row) for row in judged]
+        near = [row for row in judged if rows.cosine(row["embedding"], own["task_embedding"]) >= SIMILAR]
+        return f"requests whose text is like this one's (cosine of {SIMILAR:g} or more)", [
+            *map(rows.judged_plan_of, near)
+        ]
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction, once fewer than REPORTS_MAX others read. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Unavailable(f"{REPORTS_MAX} reports are read already; retry shortly", code="reports_busy") from None
+        try:
+            async with transaction(self._engine, self._timeout_s) as connection:
+                yield connection
+        finally:
+            self._turns.release()
+
+    def _recent(self, since: datetime, until: datetime, *, children: bool = False) -> CTE:
+        """The rollouts of a window with their latency, with or without child loops."""
+        latency_ms = func.extract("epoch", rollouts.c.finished_at - rollouts.c.created_at) * 1000
+        names = ("id", "created_at", "key_id", "policy_used", "status", "fallback", "capped", "cost_nano")
+        query = select(*(rollouts.c[name] for name in names), rollouts.c.overhead_ms, latency_ms.label("latency_ms"))
+        query = query.where(rollouts.c.created_at > since, rollouts.c.created_at <= until)
+        if not children:
+            query = query.where(rollouts.c.depth == 0)
+        return query.order_by(rollouts.c.created_at.desc()).limit(self._rollouts_max).cte("recent")
+
+    def _by_worker(self, since: datetime, until: datetime) -> Select[Any]:
+        """Steps by worker, child loops included; latencies are of steps that succeeded. What a step on `self` cost
+        counts once, with the steps of its own loop."""
+        recent = self._recent(since, until, children=True)
+        took_ms = func.extract("epoch", steps.c.finished_at - steps.c.started_at) * 1000
+        well = steps.c.status == "done"
+        own_tries = func.jsonb_path_query_array(steps.c.attempts, cast(OWN_TRIES, JSONPATH))
+        tried_again = func.greatest(func.jsonb_array_length(own_tries) - 1, 0)
+        calls = func.count().label("calls")
+        own = steps.c.child_rollout_id.is_(None)
+        query = select(
+            steps.c.worker,
+            calls,
+            func.count().filter(steps.c.status == "failed").label("errors"),
+            func.coalesce(func.sum(tried_again), 0).label("retries"),
+            func.coalesce(func.sum(steps.c.cost_nano).filter(own), 0).label("cost_nano"),
+            func.coalesce(func.sum(steps.c.prompt_tokens + steps.c.completion_tokens).filter(own), 0).label("tokens"),
+            _quantile(0.5, took_ms).filter(well).label("latency_p50_ms"),
+            _quantile(0.95, took_ms).filter(well).label("latency_p95_ms"),
+        ).select_from(recent.join(steps, steps.c.rollout_id == recent.c.id))
+        return query.group_by(steps.c.worker).order_by(calls.desc(), steps.c.worker).limit(GROUPS_MAX)
+
+
+# ---------------------------------------------------------------- sums over a window
+
+
+def _quantile(share: float, value: ColumnElement[Any]) -> Any:
+    return func.percentile_cont(share).within_group(value)
+
+
+def _measures(recent: CTE) -> list[Any]:
+    """The figures of any set of requests. `errors` failed; the client left `aborted`."""
+    c = recent.c
+    return [
+        func.count().label("requests"),
+        func.count().filter(c.status == "failed").label("errors"),
+        func.count().filter(c.status == "aborted").label("aborted"),
+        func.count().filter(c.fallback.is_not(None)).label("fallbacks"),
+        func.count().filter(c.capped.is_not(None)).label("capped"),
+        func.coalesce(func.sum(c.cost_nano), 0).label("cost_nano"),
+        _quantile(0.5, c.latency_ms).label("latency_p50_ms"),
+        _quantile(0.95, c.latency_ms).label("latency_p95_ms"),
+        _quantile(0.5, c.overhead_ms).label("overhead_p50_ms"),
+        _quantile(0.95, c.overhead_ms).label("overhead_p95_ms"),
+    ]
+
+
+def _by_policy(recent: CTE) -> Select[Any]:
+    query = select(recent.c.policy_used.label("policy"), *_measures(recent)).group_by(recent.c.policy_used)
+    return query.order_by(func.count().desc(), recent.c.policy_used).limit(GROUPS_MAX)
+
+
+def _by_key(recent: CTE) -> Select[Any]:
+    named = recent.outerjoin(keys, keys.c.public_id == recent.c.key_id)
+    query = select(recent.c.key_id, keys.c.name.label("key_name"), *_measures(recent)).select_from(named)
+    query = query.group_by(recent.c.key_id, keys.c.name)
+    return query.order_by(func.count().desc(), recent.c.key_id).limit(GROUPS_MAX)
+
+
+def _series(recent: CTE, since: datetime, window_s: int) -> Select[Any]:
+    """The window in `BUCKETS` equal parts, oldest first, without the parts that have no request."""
+    age_s = func.extract("epoch", recent.c.created_at - since)
+    bucket = func.least(cast(func.floor(age_s * BUCKETS / window_s), Integer), BUCKETS - 1).label("bucket")
+    return select(bucket, *_measures(recent)).group_by(bucket).order_by(bucket)
+
+
+async def _all(connection: AsyncConnection, query: Select[Any]) -> Rows:
+    """Rows as dicts for JSON: PostgreSQL's sums are numeric, the replies' are int."""
+    records = (await connection.execute(query)).mappings()
+    return [{name: _number(name, value) for name, value in row.items()} for row in records]
+
+
+def _number(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    return round(float(value), 3) if name.endswith("_ms") else int(value)

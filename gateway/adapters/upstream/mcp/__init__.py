@@ -1,0 +1,15 @@
+"""Workers of kind mcp. The library is loaded for a pool that has one, and stands in this folder alone."""
+
+from __future__ import annotations
+
+from gateway.errors import ConfigError
+from gateway.service.ports.pools import LoadedPool, ToolServers
+
+
+def tool_servers(loaded: LoadedPool) -> ToolServers:
+    """The MCP servers of a pool, not yet connected. Raises ConfigError where the library is not installed."""
+    try:
+        from gateway.adapters.upstream.mcp.servers import Servers
+    except ImportError:
+        raise ConfigError("kind mcp needs the extra `mcp`; run scripts/install mcp") from None
+    return Servers([worker for worker in loaded.pools.workers if worker.kind == "mcp"], loaded.secrets)

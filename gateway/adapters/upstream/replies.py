@@ -1,0 +1,223 @@
+"""Replies of HTTP upstreams, read within bounds, and the errors of reading them.
+
+Sizes are counted after decoding, and this file decodes encodings itself with a bound, so that a gzip bomb stops at the
+limit. What has come already is read without a wait, and so without a deadline's timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import aiohttp
+import httpx
+
+from gateway.adapters.upstream.sse import DONE, SseError, SseEvent, SseParser
+from gateway.errors import UpstreamError, UpstreamProtocol, UpstreamTimeout
+
+DRAIN_S = 0.05
+ERROR_BODY_BYTES_MAX = 65_536
+_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 47}
+_TRANSPORT = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError, zlib.error)
+
+
+class RawReply:
+    """A response of aiohttp with the names of httpx, for the functions below; its body comes as it was sent."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status_code = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    def aiter_raw(self) -> AsyncIterator[bytes]:
+        """Yield the body in the pieces that the connection has received."""
+        return self._response.content.iter_any()
+
+    async def next_raw(self, until_s: float) -> bytes:
+        """What has come of the body, or comes next; empty at its end. Raises TimeoutError for a wait beyond `until_s`
+        of the loop's clock."""
+        content = self._response.content
+        piece = content.read_nowait()
+        if piece or content.at_eof():
+            return piece
+        async with asyncio.timeout_at(until_s):
+            return await content.readany()
+
+    async def aclose(self) -> None:
+        """Release the connection; one whose reply was not read to its end is closed."""
+        await self._response.__aexit__(None, None, None)
+
+
+class HttpxReply:
+    """A response of httpx, read in the same way."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self.status_code = response.status_code
+        self._pieces = response.aiter_raw()
+
+    def aiter_raw(self) -> AsyncIterator[bytes]:
+        """Yield the body in the pieces that httpx gives."""
+        return self._pieces
+
+    async def next_raw(self, until_s: float) -> bytes:
+        """The next piece of the body, as `RawReply.next_raw`."""
+        async with asyncio.timeout_at(until_s):
+            return await anext(self._pieces, b"")
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        await self._response.aclose()
+
+
+AnyReply = httpx.Response | RawReply
+
+
+class _Bounded:
+    """The decoding of one body, of at most `bytes_max` bytes in all. Raises UpstreamProtocol for a declared length
+    beyond that, and for an encoding that nobody asked for."""
+
+    def __init__(self, headers: Mapping[str, str], bytes_max: int) -> None:
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("identity", *_WBITS):
+            raise UpstreamProtocol(f"the worker answered in an encoding that Baton did not ask for: {encoding[:40]}")
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and len(declared) < 20 and int(declared) > bytes_max:
+            raise _too_large(bytes_max)
+        self._bytes_max, self._left = bytes_max, bytes_max
+        self._inflate = zlib.decompressobj(_WBITS[encoding]) if encoding in _WBITS else None
+
+    def decode(self, raw: bytes) -> bytes:
+        """The decoded piece. Raises UpstreamProtocol beyond the bound."""
+        piece = self._inflate.decompress(raw, self._left + 1) if self._inflate else raw
+        self._left -= len(piece)
+        if self._left < 0:
+            raise _too_large(self._bytes_max)
+        return piece
+
+    def end(self) -> None:
+        """Raises UpstreamProtocol where the body ends in the middle of its encoding."""
+        if self._inflate and not self._inflate.eof:
+            raise UpstreamProtocol("the worker's compressed reply was cut short")
+
+
+class Pieces:
+    """The decoded body of a reply, piece by piece, of at most `bytes_max` bytes in all."""
+
+    def __init__(self, reply: RawReply, bytes_max: int) -> None:
+        self._reply = reply
+        self._bounded = _Bounded(reply.headers, bytes_max)
+
+    async def next(self, until_s: float) -> bytes | None:
+        """The next piece; None at the end. A wait ends at `until_s` of the loop's clock. Raises UpstreamError."""
+        try:
+            while raw := await self._reply.next_raw(until_s):
+                if piece := self._bounded.decode(raw):
+                    return piece
+        except (TimeoutError, *_TRANSPORT) as error:
+            raise reading_error(error) from error
+        self._bounded.end()
+        return None
+
+    async def drain(self, until_s: float) -> None:
+        """Read what follows, until `until_s`: only a connection that was read to its end can be reused."""
+        with suppress(UpstreamError):
+            while await self.next(until_s) is not None:
+                pass
+
+
+class ReplyEvents:
+    """The events of a reply, those that came together in one list. Each wait ends at the call's deadline, and after the
+    longest gap."""
+
+    def __init__(
+        self, response: RawReply, pieces: Pieces, parser: SseParser, deadline: float, gap_s_max: float
+    ) -> None:
+        self._response, self._pieces, self._parser = response, pieces, parser
+        self._deadline, self._gap_s_max = deadline, gap_s_max
+        self._until = deadline
+        self._now = asyncio.get_running_loop().time
+        self._is_done = self._is_over = False
+
+    async def next(self) -> list[SseEvent] | None:
+        """The next events; None at the end. Raises UpstreamError."""
+        if self._is_done:
+            await self._pieces.drain(self._now() + DRAIN_S)
+        if self._is_done or self._is_over:
+            return None
+        piece = await self._pieces.next(self._until)
+        self._until = min(self._deadline, self._now() + self._gap_s_max)
+        self._is_over = piece is None
+        try:
+            events = self._parser.end() if piece is None else self._parser.feed(piece)
+        except SseError as error:
+            raise UpstreamProtocol(f"the worker's stream is not an event stream: {error}") from None
+        for at, event in enumerate(events, 1):
+            if event.data == DONE:
+                self._is_done = True
+                return events[:at]
+        return events
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        await self._response.aclose()
+
+
+async def bounded_bytes(response: AnyReply, bytes_max: int) -> AsyncIterator[bytes]:
+    """Yield the decoded body in pieces of at most `bytes_max` bytes in all. Raises UpstreamProtocol beyond that."""
+    bounded = _Bounded(response.headers, bytes_max)
+    async for raw in response.aiter_raw():
+        if piece := bounded.decode(raw):
+            yield piece
+    bounded.end()
+
+
+async def bounded_body(response: AnyReply, bytes_max: int) -> bytes:
+    """The complete decoded body. Raises UpstreamProtocol if it has more than `bytes_max` bytes."""
+    return b"".join([piece async for piece in bounded_bytes(response, bytes_max)])
+
+
+async def error_body(response: AnyReply) -> bytes:
+    """The body of an error reply, cut at ERROR_BODY_BYTES_MAX. Never raises for its content."""
+    pieces: list[bytes] = []
+    with suppress(UpstreamProtocol, zlib.error, httpx.HTTPError, aiohttp.ClientError):
+        async for piece in bounded_bytes(response, ERROR_BODY_BYTES_MAX):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+@contextmanager
+def transport_errors() -> Iterator[None]:
+    """Convert exceptions of the HTTP clients to UpstreamTimeout, UpstreamError or UpstreamProtocol."""
+    try:
+        yield
+    except (TimeoutError, *_TRANSPORT) as error:
+        raise reading_error(error) from error
+
+
+def reading_error(error: Exception) -> UpstreamError:
+    """`transport_error`, and UpstreamTimeout for a deadline that has passed."""
+    if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+        return UpstreamTimeout("the worker did not answer in time")
+    return transport_error(error)  # to connect timed out: nothing was sent
+
+
+def transport_error(error: Exception) -> UpstreamError:
+    """Convert an exception of an HTTP client. `dispatched` of the result says whether the request may have left."""
+    cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
+    if isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError):
+        return UpstreamError("no secure connection to the worker", retryable=True, dispatched=False)
+    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | httpx.ConnectError):
+        return UpstreamError("the worker cannot be reached", retryable=True, dispatched=False)
+    if isinstance(cause, aiohttp.InvalidURL | httpx.InvalidURL | httpx.UnsupportedProtocol):
+        return UpstreamError("the worker's URL is not usable", dispatched=False)
+    if isinstance(cause, zlib.error):
+        return UpstreamProtocol("the worker's compressed reply is broken")
+    return UpstreamProtocol("the worker hung up before its reply was complete")
+
+
+def _too_large(bytes_max: int) -> UpstreamProtocol:
+    return UpstreamProtocol(f"the worker's reply is larger than {bytes_max} bytes", retryable=False)

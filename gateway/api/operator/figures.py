@@ -1,0 +1,69 @@
+"""Admin routes of the pages of money and of workers: spending, open holds, and how each worker does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from gateway.api.edge.bodies import Operators, number
+from gateway.api.edge.stack import Router
+from gateway.api.operator.pages import WINDOW_S_DEFAULT, WINDOW_S_MAX, WINDOW_S_MIN, parameters, private
+from gateway.service.admin.checkers import CheckerWatch
+from gateway.service.admin.pools import Pools
+from gateway.service.ports.admin import Reports
+from gateway.service.ports.request import Clock
+
+DAYS_DEFAULT, DAYS_MAX = 30, 92
+NO_CALLS = {"calls": 0, "errors": 0, "retries": 0, "cost_nano": 0, "tokens": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresApi:
+    """What the routes need."""
+
+    reports: Reports
+    pools: Pools
+    operators: Operators
+    clock: Clock
+    checkers: CheckerWatch
+
+    def router(self) -> Router:
+        """The routes."""
+        router = Router(prefix="/admin")
+        router.add("GET", "/spend", self.spend)
+        router.add("GET", "/holds", self.holds)
+        router.add("GET", "/workers", self.workers)
+        return router
+
+    async def spend(self, request: Request) -> Response:
+        """Nano-dollars by day (UTC) and key, and by day and worker, of the last `days` (30), today included."""
+        await self.operators.act(request)
+        days = number(parameters(request, "days").get("days", str(DAYS_DEFAULT)), "days", 1, DAYS_MAX)
+        return private(await self.reports.spend(self.clock.now(), days))
+
+    async def holds(self, request: Request) -> Response:
+        """Open holds of the last 30 days, newest first, 100 at most."""
+        await self.operators.act(request)
+        return private({"object": "list", "data": await self.reports.open_holds(self.clock.now())})
+
+    async def workers(self, request: Request) -> Response:
+        """Every worker of the pool file with its prices, its calls of the last `window_s` seconds (3600), their errors,
+        and its success by kind of task, over its latest 1,000 judged steps. `checks`: how often each checker errs,
+        with counts and 95 % intervals, null where there are fewer than 10 cases; `checks_at`: when that was counted,
+        at most every five minutes, null where it was not yet."""
+        await self.operators.act(request)
+        window = parameters(request, "window_s").get("window_s", str(WINDOW_S_DEFAULT))
+        window_s = number(window, "window_s", WINDOW_S_MIN, WINDOW_S_MAX)
+        file = self.pools.now.loaded.pools
+        report = await self.reports.workers(self.clock.now(), window_s, [worker.name for worker in file.workers])
+        recent = {row["worker"]: row for row in report["calls"]}
+        shown = []
+        for worker in file.workers:
+            facts = worker.model_dump(mode="json", include={"name", "handle", "kind", "model", "price", "tags", "task"})
+            of = [name for name, members in file.pools.items() if worker.name in members]
+            shown.append({**facts, "pools": of, "recent": recent.get(worker.name, NO_CALLS)})
+        checks = await self.checkers.recent()
+        more = {name: report[name] for name in ("errors", "success")}
+        more |= {"checks": [one.as_json() for one in checks.errors], "checks_at": checks.at and checks.at.isoformat()}
+        return private({"object": "list", "data": shown, **more})

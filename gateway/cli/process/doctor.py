@@ -1,0 +1,219 @@
+"""`baton doctor`: look at everything that a gateway stands on, and say what is wrong and what to do.
+
+Nothing is started and nothing is changed. Servers that the settings name are asked; of a gateway on the data directory
+the embedded ones are, too. Exit status: 0 all well or only warnings, 1 something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from gateway import __version__
+from gateway.adapters.host import poolfile
+from gateway.adapters.postgres import migrate
+from gateway.adapters.redis import server as redis_server
+from gateway.cli.process import check
+from gateway.cli.process.datadir import FACTS
+from gateway.cli.process.services import starts_conductor
+from gateway.config import settings as config
+from gateway.config.settings import Settings
+from gateway.core.pool.workers import PoolFile
+from gateway.errors import BatonError
+
+State = Literal["ok", "warn", "bad"]
+MARKS: Mapping[State, str] = {"ok": "ok  ", "warn": "--  ", "bad": "BAD "}
+TIMEOUT_S = 3.0
+SKEW_S_MAX = 2.0
+REDIS_OLDEST = (6, 2)
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `fix`: what to do; empty where nothing is to be done."""
+
+    name: str
+    state: State
+    what: str
+    fix: str = ""
+
+
+Findings = Iterator[Finding]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line for each finding; 1 where one of them is bad."""
+    findings = list(examine(options.pool, options.conductor))
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        width = max(len(finding.name) for finding in findings)
+        for one in findings:
+            print(f"{MARKS[one.state]}{one.name:<{width}}  {one.what}{f'; {one.fix}' if one.fix else ''}")
+    return int(any(finding.state == "bad" for finding in findings))
+
+
+def examine(pool: Path | None, conductor: str | None) -> Findings:
+    """Look at everything. The arguments are those of `baton serve`."""
+    yield Finding("baton", "ok", f"{__version__} on Python {platform.python_version()}")
+    try:
+        settings = config.load(pool=pool, conductor=conductor)
+    except BatonError as error:
+        yield Finding("settings", "bad", error.message)
+        return
+    yield Finding("settings", "ok", f"ports {settings.port} and {settings.admin_port}")
+    facts = _facts(settings.data_dir)
+    looks: dict[str, Callable[[], Findings]] = {
+        "data": partial(_data, settings),
+        "gateway": partial(_gateway, settings, facts),
+        "postgres": partial(_postgres, settings.database_url or facts.get("database_url")),
+        "redis": partial(_redis, settings.redis_url),
+        "pool": partial(_pool, settings),
+        "conductor": partial(_conductor, settings),
+        "jobs": partial(_jobs, settings),
+    }
+    for name, look in looks.items():
+        try:
+            yield from look()
+        except BatonError as error:
+            yield Finding(name, "bad", error.message)
+
+
+def _facts(directory: Path) -> Mapping[str, Any]:
+    """The facts of the gateway that serves from there; read without making the directory."""
+    try:
+        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _data(settings: Settings) -> Findings:
+    directory = settings.data_dir.resolve()
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    if not os.access(place, os.W_OK | os.X_OK):
+        yield Finding("data", "bad", f"{place} cannot be written", "name a directory of yours (BATON_DATA_DIR)")
+        return
+    # Others may pass through: an embedded PostgreSQL that root starts runs as another user.
+    if directory.exists() and directory.stat().st_mode & 0o066:
+        yield Finding("data", "warn", f"{directory} is open to other users", f"chmod go-rw {directory}")
+    free = shutil.disk_usage(place).free
+    what = f"{directory}, {free / GIB:.1f} GiB free"
+    if free < settings.disk_free_bytes_min:
+        fix = "make room: below BATON_DISK_FREE_BYTES_MIN the gateway is not ready"
+        yield Finding("disk", "bad", what, fix)
+    elif free < settings.spool_bytes_max:
+        yield Finding("disk", "warn", what, "the journal may grow to BATON_SPOOL_BYTES_MAX; make room or lower it")
+    else:
+        yield Finding("disk", "ok", what)
+
+
+def _gateway(settings: Settings, facts: Mapping[str, Any]) -> Findings:
+    if not facts:
+        yield Finding("gateway", "ok", f"none serves from {settings.data_dir}")
+        return
+    try:
+        reply = httpx.get(f"{facts['admin_url']}/readyz", timeout=TIMEOUT_S, trust_env=False)
+        state: Mapping[str, Any] = reply.json()
+    except (httpx.HTTPError, ValueError) as error:
+        fix = f"it was killed, or hangs: look for process {facts.get('pid')}"
+        yield Finding("gateway", "bad", f"{facts['admin_url']} does not answer ({type(error).__name__})", fix)
+        return
+    away = [name for name, part in state["parts"].items() if part != "ok"]
+    what = f"{facts['base_url']} is {state['status']}" + (f", without {', '.join(away)}" if away else "")
+    yield Finding("gateway", "ok" if reply.is_success and not away else "warn" if reply.is_success else "bad", what)
+
+
+def _postgres(url: str | None) -> Findings:
+    if url is None:
+        yield Finding("postgres", "ok", "embedded; `baton serve` starts it")
+        return
+    facts = migrate.examine(url, TIMEOUT_S)
+    yield _clock("postgres", facts.skew_s)
+    what = f"PostgreSQL {facts.version} as role {facts.role}"
+    if facts.revision != facts.head and not facts.may_create:
+        yield Finding("postgres", "bad", f"{what} may not make the tables of this version", migrate.GRANTS)
+        return
+    if facts.revision is not None and facts.revision > facts.head:
+        fix = "install that version, or restore the backup from before its migration"
+        yield Finding("postgres", "bad", f"{what} has schema {facts.revision} of a newer version than this", fix)
+        return
+    behind = "" if facts.revision == facts.head else f", schema {facts.revision or 'empty'}; the next start migrates it"
+    yield Finding("postgres", "ok", f"{what}{behind or f', schema {facts.head}'}")
+    if not facts.has_vector:
+        yield Finding("postgres", "warn", "no pgvector: experience follows the task type only", "install pgvector")
+
+
+def _redis(url: str | None) -> Findings:
+    if url is None:
+        yield Finding("redis", "ok", "embedded; `baton serve` starts it")
+        return
+    facts = asyncio.run(redis_server.examine(url, TIMEOUT_S))
+    yield _clock("redis", facts.skew_s)
+    version = tuple(int(part) for part in facts.version.split(".")[:2] if part.isdigit())
+    if version < REDIS_OLDEST:
+        yield Finding("redis", "bad", f"Redis {facts.version} is too old", "6.2 or newer is needed")
+    elif facts.eviction not in (None, "noeviction"):
+        what = f"Redis {facts.version} may drop balances (maxmemory-policy {facts.eviction})"
+        yield Finding("redis", "bad", what, "CONFIG SET maxmemory-policy noeviction, and in its configuration")
+    elif facts.bytes_max and facts.used_bytes > 0.8 * facts.bytes_max:
+        what = f"Redis {facts.version} uses {facts.used_bytes} of {facts.bytes_max} bytes"
+        yield Finding("redis", "warn", what, "raise maxmemory: when it is full, no money can be held")
+    else:
+        yield Finding("redis", "ok", f"Redis {facts.version}, {facts.eviction or 'unknown eviction'}")
+
+
+def _clock(server: str, skew_s: float) -> Finding:
+    if abs(skew_s) <= SKEW_S_MAX:
+        return Finding("clock", "ok", f"as {server}'s, within {max(0.001, abs(skew_s)):.3f} s")
+    fix = "set both by NTP: windows of budgets and the ids of records follow the clock"
+    return Finding("clock", "warn", f"{server}'s is {skew_s:+.1f} s off", fix)
+
+
+def _loaded(settings: Settings) -> PoolFile | None:
+    return poolfile.load(settings.pool, config.environment()) if settings.pool else None
+
+
+def _pool(settings: Settings) -> Findings:
+    pool = _loaded(settings)
+    yield Finding("pool", "ok", check.pool_line(settings, pool))
+    unpriced = [worker.name for worker in pool.workers if worker.price is None] if pool else []
+    if unpriced:
+        fix = "`baton pools prices FILE --fill` prints those of vendors"
+        yield Finding("prices", "warn", f"no price: {', '.join(unpriced)}, so no request is planned on them", fix)
+    elif pool:
+        yield Finding("prices", "ok", "each worker has its price")
+    for offer in check.tool_offers(pool, config.environment()):
+        fix = "see docs/mcp.md; it is tried again while the gateway runs" if offer.problems else ""
+        yield Finding("mcp", "warn" if offer.problems else "ok", offer.line, fix)
+
+
+def _conductor(settings: Settings) -> Findings:
+    pool = _loaded(settings)
+    plans = starts_conductor(settings, pool)
+    if plans:
+        yield Finding("conductor", "ok", check.conductor_line(settings, pool, config.environment()))
+    yield Finding("planner", "ok", check.planner_line(settings, pool, plans))
+
+
+def _jobs(settings: Settings) -> Findings:
+    if not settings.jobs_worker:
+        yield Finding("jobs", "ok", "no worker here (BATON_JOBS_WORKER)")
+    elif find_spec("torch") is None:
+        fix = "`scripts/install train`, or `baton worker` where torch is"
+        yield Finding("jobs", "warn", "no torch: replies are graded here, and no job trains", fix)
+    else:
+        yield Finding("jobs", "ok", "torch is installed; the worker trains")

@@ -1,0 +1,29 @@
+"""Who a worker says it is: the model and the `system_fingerprint` that its replies name. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+NAMES = ("model", "system_fingerprint")
+CHARS_MAX = 200
+IDENTITIES_MAX = 50  # of one version of a worker: vendors have several fingerprints at once, and some one a call
+_NOT_PRINTABLE = re.compile(r"[^ -~]")
+
+
+class Identity(NamedTuple):
+    """What replies of one version of a worker named. Empty: the model that was asked for, or no fingerprint."""
+
+    worker: str
+    version: str
+    model: str = ""
+    fingerprint: str = ""
+
+
+def identity_in(reply: Mapping[str, Any], asked: str | None) -> dict[str, str]:
+    """What a completion or chunk names, without the model where it is the one that was asked for."""
+    named = {name: reply[name] for name in NAMES if isinstance(reply.get(name), str) and reply[name]}
+    if named.get("model") == asked:
+        named.pop("model", None)
+    return {name: _NOT_PRINTABLE.sub("?", text)[:CHARS_MAX] for name, text in named.items()}

@@ -1,0 +1,51 @@
+"""Wire what follows drift: the watch over workers, quarantine, and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gateway.adapters.journal.series import WorkerSeries
+from gateway.adapters.postgres.experience import PostgresJudgements
+from gateway.adapters.postgres.operators.drift import PostgresDrift
+from gateway.config.serving import listed
+from gateway.core.pool.drift import DriftRules, Signal
+from gateway.service.policies.drift import WorkerWatch
+from gateway.service.policies.probes import ProbeLimits, Probes
+from gateway.service.policies.quarantine import QuarantineRules, Quarantines
+from gateway.service.ports.money import Budgets
+from gateway.service.ports.request import Journal, Workers
+from gateway.service.request.catalog import Catalog
+from gateway.wiring.base import Base
+
+Watch = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class DriftParts:
+    """The watch over workers, the quarantines, their store, and the probes."""
+
+    watch: WorkerWatch
+    quarantines: Quarantines
+    store: PostgresDrift
+    probes: Probes
+
+    def watches(self, alone: bool) -> dict[str, Watch]:
+        """What runs beside the traffic, by name."""
+        own: dict[str, Watch] = {"workers": self.quarantines.run}
+        return own | ({"probes": self.probes.run} if alone else {})
+
+
+def drift_of(base: Base, catalog: Catalog, workers: Workers, budgets: Budgets, journal: Journal) -> DriftParts:
+    """Wire it."""
+    settings, engine, series = base.settings, base.connections.background, WorkerSeries(base.metrics.registry)
+    rules = DriftRules(settings.drift_reference, settings.drift_run_length)
+    watch = WorkerWatch(PostgresJudgements(engine), catalog.worker_names, base.clock, series, rules)
+    base.metrics.tell(watch.finished)
+    signals = listed(settings.drift_quarantine_signals) if settings.drift_quarantine == "flagged" else ()
+    store, acts = PostgresDrift(engine), QuarantineRules(frozenset(cast(tuple[Signal, ...], signals)))
+    quarantines = Quarantines(store, watch, catalog.workers, base.clock, series, acts)
+    limits = ProbeLimits(settings.drift_probe_nano_per_day)
+    probes = Probes(quarantines, workers, budgets, journal, base.clock, series, limits)
+    return DriftParts(watch, quarantines, store, probes)

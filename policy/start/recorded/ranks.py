@@ -1,0 +1,130 @@
+"""Programs by rank: who is asked first, not by name but by place in the order in which a prompt lists the workers.
+
+The prompt `ranked` lists them by what similar questions earned them, less what their dollars take off at this place of
+the dial (`worth_alone`). A program over places in that list holds for any pool, workers that nobody has met yet
+included, and follows from what the prompt shows. A program over names does not: its student has to guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from random import Random
+
+import numpy as np
+
+from gateway.core.loop.prompt import DIAL, worth_alone
+from gateway.core.loop.shown import SHOWN_MIN
+from gateway.service.ports.request import WorkerExperience
+from policy.start.recorded.programs import Program, Worth, search
+from policy.statistics.tuning import Nearest, Observation, workers_in
+
+SIZES_MAX = 6  # of pools, for which programs are searched: larger ones have those of the largest
+FIRST_MAX = 3  # side by side: a plan of more is seldom worth its dollars, and hard to learn
+Experience = Mapping[str, WorkerExperience]
+
+
+def in_order(names: Sequence[str], experience: Experience, place: int) -> list[str]:
+    """Names of workers as `ranked` lists them at this place of the dial; equals stay as they stand."""
+
+    def worth(name: str) -> float:
+        past = experience.get(name)
+        if past is None or past.n < SHOWN_MIN:
+            return worth_alone(place, 0.0, 0, 0)
+        return worth_alone(place, past.success_mean, past.n, past.cost_nano_mean)
+
+    return sorted(names, key=worth, reverse=True)
+
+
+class RankChoices:
+    """The best programs by size of the pool and place of the dial. `worths`: what programs over ranks gave, for each
+    size a list by place."""
+
+    places = len(DIAL)
+
+    def __init__(self, worths: Mapping[int, Sequence[Worth]]) -> None:
+        """Raises ValueError on no size."""
+        if not worths:
+            raise ValueError("programs by rank need a pool of at least one worker")
+        self._worths = worths
+        self._tables = {
+            size: [worth.best(price) for worth, price in zip(by_place, DIAL, strict=True)]
+            for size, by_place in worths.items()
+        }
+
+    def best(self, place: int, category: str, names: Collection[str]) -> Program:
+        """The program for a question of the category over `names`, the likeliest first. Raises KeyError on a pool that
+        is smaller than all that were searched, or an unknown category."""
+        return _by_name(self._tables[self._size(names)][place][category], list(names))
+
+    def other(self, place: int, category: str, names: Collection[str], n: int, rng: Random) -> Program:
+        """One of the `n` best programs. Raises KeyError as `best` does."""
+        worth = self._worths[self._size(names)][place]
+        utility = worth.utility(DIAL[place])[:, worth.categories.index(category)]
+        order = np.argsort(-utility, kind="stable")[:n].tolist()
+        return _by_name(worth.programs[rng.choice(order)], list(names))
+
+    def affordable(self, usd_max: float) -> int:
+        """The highest place at which a question to the largest pool costs no more than that; 0 where none does."""
+        size = max(self._worths)
+        spent = [worth.usd_of(table) for worth, table in zip(self._worths[size], self._tables[size], strict=True)]
+        return max((place for place, usd in enumerate(spent) if usd <= usd_max), default=0)
+
+    def _size(self, names: Collection[str]) -> int:
+        sizes = [size for size in self._worths if size <= len(names)]
+        if not sizes:
+            raise KeyError(f"no program for a pool of {len(names)}")
+        return max(sizes)
+
+
+def ranks(
+    observed: Sequence[Observation], near: Nearest, k_of_n: tuple[int, int] | None, say: Callable[[str], None]
+) -> RankChoices:
+    """Search programs over ranks for pools of every size that `k_of_n` draws of the workers (None: all of them). A
+    question's own answers never count for its order. Raises ValueError where no worker is common to all questions."""
+    names = workers_in(observed)
+    low, high = k_of_n or (len(names), len(names))
+    sizes = range(min(low, len(names)), min(high, len(names)) + 1)
+    seen = [near.of(each.question, without=each.question) for each in observed]
+    worths: dict[int, list[Worth]] = {}
+    for size in sorted(sizes)[-SIZES_MAX:]:
+        pools = [Random(f"pool {size} {each.question}").sample(names, size) for each in observed]
+        worths[size] = [
+            plain(search([_by_rank(*one, place) for one in zip(observed, pools, seen, strict=True)]))
+            for place in range(RankChoices.places)
+        ]
+        say(f"searched {len(worths[size][0].programs)} programs by rank of {size} workers")
+    return RankChoices(worths)
+
+
+def plain(worth: Worth) -> Worth:
+    """Without programs that differ in little from a simpler one. Workers side by side stand in the list's order."""
+    keep = [at for at, program in enumerate(worth.programs) if _is_plain(program)]
+    programs = tuple(worth.programs[at] for at in keep)
+    return Worth(programs, worth.categories, worth.counts, worth.outcome[keep], worth.usd[keep])
+
+
+def _is_plain(program: Program) -> bool:
+    if program.check or len(program.first) == 1:
+        return True
+    if len(program.first) > FIRST_MAX or list(program.first) != sorted(program.first, key=_rank):
+        return False
+    if not program.enough:
+        return len(program.first) > 2  # two without a majority are the first of them, at the price of both
+    return program.enough == 2 and len(program.then) == 1
+
+
+def _by_rank(observed: Observation, pool: Sequence[str], experience: Experience, place: int) -> Observation:
+    """The same with ranks in `pool` for names."""
+    order = in_order(pool, experience, place)
+    checks = {str(at): observed.checks[name] for at, name in enumerate(order) if name in observed.checks}
+    results = {str(at): observed.results[name] for at, name in enumerate(order)}
+    return Observation(observed.question, observed.category, results, checks)
+
+
+def _by_name(program: Program, names: Sequence[str]) -> Program:
+    first, then = (tuple(names[_rank(rank)] for rank in side) for side in (program.first, program.then))
+    return Program(first, program.enough, then, program.poll, program.check)
+
+
+def _rank(name: str) -> int:
+    return int(name)
