@@ -164,7 +164,7 @@ def test_check_says_which_planner_plans_and_what_it_was_trained_on(
     assert "`baton` is the conductor" in arena
     assert cli.main(["check", "--pool", str(pool)]) == 0  # the simulator's conductor does not plan here
     alone = capsys.readouterr().out
-    assert "ok conductor  none; it may be worker:NAME" in alone
+    assert "ok conductor  none; it may be smol, which plans on any pool; worker:NAME" in alone
     assert "`baton` is the rule router" in alone
     assert cli.main(["check", "--pool", str(pool), "--conductor", "worker:one"]) == 0
     assert "once both have 30 judged requests" in capsys.readouterr().out
@@ -180,7 +180,7 @@ def test_the_simulators_conductor_is_refused_on_another_pool(
     assert cli.main(["check", "--pool", str(pool), "--conductor", conductor]) == 2
     error = capsys.readouterr().err
     assert "was trained on the simulator" in error
-    assert "choose worker:NAME" in error
+    assert "choose smol, which plans on any pool; worker:NAME" in error
     pool.write_text(pool.read_text().replace("main", "arena"))
     assert cli.main(["check", "--pool", str(pool), "--conductor", conductor]) == 0
 
